@@ -1,0 +1,140 @@
+"""What a log is: the contract every backend keeps, and the frame, its unit of I/O.
+
+Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `Log` (the contract).
+Storage knows frames, never their meaning: a frame has a type, a range of item offsets and a body of bytes.
+
+Invariants of every log
+- the frames of one `append` are recovered all or none;
+- after `sync` returned, they are recovered, whatever happens to the process or the machine (as the durability mode says);
+- what is read is what was written (checksums), or it is a `Gap`: never other bytes, never silence;
+- after a failed `append` or `sync` the log refuses every write until `reset`, which goes back to the last synced frame.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Durability: TypeAlias = Literal["fsync", "interval", "os"]
+
+
+class FrameType(IntEnum):
+    """What a frame holds."""
+
+    DATA = 1
+    """Items, as columns."""
+    STATE = 2
+    """Records of what happened to items."""
+    BASE = 3
+    """The whole state of the partition but for payloads; replay may start here. First frame of every segment."""
+
+
+class Draft(NamedTuple):
+    """A frame to be appended. The log adds sequence, identity, checksums and compression."""
+
+    type: FrameType
+    base: int
+    """DATA: offset of the first item. Others: the next offset to be given."""
+    count: int  # type: ignore[assignment]  # tuple.count is not missed
+    """DATA: number of items. STATE: number of records. BASE: 1."""
+    columns: int
+    """DATA: which columns the body holds (see columns.py). Others: 0."""
+    elapsed: int
+    wall: int
+    parts: Sequence[Buffer]
+    """The body, in pieces; written one after the other."""
+
+
+class Frame(NamedTuple):
+    """A whole frame as read back: checksums verified, body decompressed."""
+
+    type: FrameType
+    sequence: int
+    base: int
+    count: int  # type: ignore[assignment]  # tuple.count is not missed
+    columns: int
+    elapsed: int
+    wall: int
+    body: memoryview
+
+
+class Gap(NamedTuple):
+    """A stretch of the log that could not be read. Ranges are half open; an empty one (start == stop) means none is missing."""
+
+    first_sequence: int
+    last_sequence: int
+    """Frames from first to last (both included) are lost; first > last when that cannot be told."""
+    start: int
+    stop: int
+    """Item offsets that may have been in it."""
+    where: str
+    """File and byte range, or the like, for a person."""
+    why: str
+
+
+class Log(Protocol):
+    """One partition's append-only sequence of frames."""
+
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def segment_bytes(self) -> int:
+        """Size of the newest segment: what the owner looks at to decide on `rotate`."""
+        ...
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether frames were appended that no `sync` covers yet."""
+        ...
+
+    @property
+    def wants_base(self) -> bool:
+        """Whether the next thing written must be a Base (`rotate`): the newest segment is not to be added to."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What opening found and did (a torn tail cut, a checkpoint ignored, …), one sentence each."""
+        ...
+
+    def recover(self) -> Iterator[Frame | Gap]:
+        """Yield everything from the latest readable Base on. Must be exhausted before the first `append`; cuts a torn tail."""
+        ...
+
+    def append(self, drafts: Sequence[Draft]) -> None:
+        """Write frames, atomically as a group. They are readable at once by this owner, durable after `sync`."""
+        ...
+
+    def sync(self) -> None:
+        """Make everything appended durable, as the durability mode promises, and publish the synced position."""
+        ...
+
+    def flush(self) -> None:
+        """Really sync, also in the modes in which `sync` does not."""
+        ...
+
+    def rotate(self, base: Draft) -> None:
+        """Sync and close the newest segment and begin another with `base`, which is synced too."""
+        ...
+
+    def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
+        """Keep a disposable copy of a Base at the synced position, so that `recover` may start there."""
+        ...
+
+    def read(self, start: int, stop: int) -> list[Frame | Gap]:
+        """The DATA frames that overlap item offsets [start, stop), in order; a Gap where they should be and are not."""
+        ...
+
+    def frames(self) -> Iterator[Frame | Gap]:
+        """Everything retained, oldest first."""
+        ...
+
+    def reset(self) -> None:
+        """After a failure: drop what is not synced. `recover` must follow."""
+        ...
+
+    def close(self) -> None:
+        """Sync unless failed, and release what is held. Closing twice is fine."""
+        ...

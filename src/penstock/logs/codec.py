@@ -1,0 +1,47 @@
+"""Records to frames and back: what the rules say, as what a log keeps.
+
+Owns: `drafts` and `records`. Order is kept exactly: produces that follow each other share a DATA frame, all other records that follow
+each other share a STATE frame, so reading the frames back gives the very records that were written.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import msgspec
+
+from penstock.logs import columns
+from penstock.logs.api import Draft, Frame, FrameType
+from penstock.rules.records import Produced, Record, StateRecord
+from penstock.words.clock import Moment
+from penstock.words.errors import CorruptLog
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[StateRecord])
+
+
+def drafts(written: Sequence[Record], now: Moment, next_offset: int) -> list[Draft]:
+    """The frames of records, in their order. `next_offset` is the partition's after them."""
+    if len(written) == 1:
+        return [_draft(written, type(written[0]) is Produced, now, next_offset)]
+    return [_draft(list(group), data, now, next_offset) for data, group in groupby(written, lambda record: type(record) is Produced)]
+
+
+def _draft(group: Sequence[Record], data: bool, now: Moment, next_offset: int) -> Draft:
+    if data:
+        return columns.encode(group, now)  # type: ignore[arg-type]
+    return Draft(FrameType.STATE, next_offset, len(group), 0, now.elapsed, now.wall, [_encoder.encode(group)])
+
+
+def base(body: bytes, now: Moment, next_offset: int) -> Draft:
+    """The frame of a Base."""
+    return Draft(FrameType.BASE, next_offset, 1, 0, now.elapsed, now.wall, [body])
+
+
+def records(frame: Frame, *, outline: bool = False) -> Sequence[Record]:
+    """The records of a DATA or STATE frame. An outline has no payloads, keys or texts, which is all that replay needs."""
+    try:
+        if frame.type is FrameType.DATA:
+            return columns.Columns(frame).records(outline=outline)
+        return _decoder.decode(frame.body)
+    except (msgspec.MsgspecError, ValueError, IndexError) as error:
+        raise CorruptLog(f"frame {frame.sequence} is whole but cannot be understood ({error}); use a newer Penstock") from error

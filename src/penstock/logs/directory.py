@@ -1,0 +1,255 @@
+"""A broker's storage: one or more root directories, locked and marked, and the partitions' logs inside them.
+
+Owns: `Directory` and `Root`. Layout: `<root>/penstock.json`, `<root>/LOCK`, `<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`.
+A partition lies wholly in one root and is found wherever it lies; a new one goes where weight says there is most room.
+Every root is looked at before anything is written to any: a refused directory is left as it was.
+A read-only directory takes no lock and writes nothing. A forked child cannot use its parent's: it lets go of it when it starts.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.logs import lock, marker
+from penstock.logs.api import Durability
+from penstock.logs.failures import storage_failed
+from penstock.logs.filelog import FileLog
+from penstock.logs.files import Files, SystemFiles
+from penstock.logs.marker import LOGS, Marker
+from penstock.logs.published import PublishedLog
+from penstock.logs.segment import Owner
+from penstock.words.clock import Clock, SystemClock
+from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+MIN_FREE_BYTES = 1024 * 1024
+"""A new root is not begun with less space than this."""
+BROKER_ID_BYTES = 8
+
+
+class Root(NamedTuple):
+    """A storage root. Weight is its share of new partitions; a read-only one takes none, so that it can be drained."""
+
+    path: str
+    weight: float = 1.0
+    read_only: bool = False
+
+
+class Directory:
+    """A broker's storage roots, open."""
+
+    def __init__(
+        self, files: Files, roots: Sequence[Root], durability: Durability, segment_bytes: int, compression: bool, read_only: bool
+    ) -> None:
+        self.files = files
+        self.roots = roots
+        self.durability: Durability = durability
+        self.segment_bytes = segment_bytes
+        """The size at which an owner rotates."""
+        self.compression = compression
+        self.read_only = read_only
+        self.broker_id = ""
+        self._locks: list[int] = []
+        self._places: dict[Owner, Root] = {}
+        self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root]",
+        *,
+        files: Files | None = None,
+        durability: Durability = "fsync",
+        segment_bytes: int = SEGMENT_BYTES,
+        compression: bool = True,
+        read_only: bool = False,
+        clock: Clock | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> "Directory":
+        """Open storage roots, the first being the primary one; make them when they are new."""
+        found = _roots(roots)
+        directory = cls(files or SystemFiles(), found, durability, segment_bytes, compression, read_only)
+        directory._open(clock or SystemClock(), entropy)
+        _opened.add(directory)
+        return directory
+
+    def log(self, incarnation: int, partition: int, create: bool = True) -> FileLog:
+        """The log of a partition, to be recovered; a new one when there is none and `create` is set."""
+        self._usable()
+        if self.read_only:
+            raise InvalidRequest(f"{self.roots[0].path} is open read-only; use reader(), or open it for writing")
+        owner = Owner(incarnation, partition)
+        if owner not in self._places:
+            if not create:
+                raise _missing(owner, self.roots)
+            self._places[owner] = self._make(owner)
+        log = FileLog(self.files, self._path(owner), *owner, durability=self.durability, compression=self.compression)
+        self._logs.add(log)
+        return log
+
+    def reader(self, incarnation: int, partition: int) -> PublishedLog:
+        """A lock-free reader of a partition."""
+        self._usable()
+        owner = Owner(incarnation, partition)
+        if owner not in self._places:
+            self._places = self._survey()  # the owner may have made it since
+        if owner not in self._places:
+            raise _missing(owner, self.roots)
+        return PublishedLog(self.files, self._path(owner), *owner)
+
+    def logs(self) -> list[Owner]:
+        """Every partition that has a log here, in order."""
+        self._usable()
+        if self.read_only:
+            self._places = self._survey()
+        return sorted(self._places)
+
+    def root_of(self, incarnation: int, partition: int) -> Root | None:
+        """Where a partition lies."""
+        return self._places.get(Owner(incarnation, partition))
+
+    def close(self) -> None:
+        """Give up the locks. Logs are closed by their owners, before."""
+        self._closed = True
+        self._unlock()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "read-only" if self.read_only else "open"
+        return f"Directory({[root.path for root in self.roots]}, {state}, {len(self._places)} logs)"
+
+    # -- opening -------------------------------------------------------------------------------------
+
+    def _open(self, clock: Clock, entropy: Callable[[int], bytes]) -> None:
+        markers = [marker.inspect(self.files, root.path) for root in self.roots]
+        broker_id = next((found.broker for found in markers if found is not None), "")
+        self._refuse_strangers(markers, broker_id)
+        self.broker_id = broker_id or ("" if self.read_only else entropy(BROKER_ID_BYTES).hex())
+        try:
+            if not self.read_only:
+                self._lock_and_mark(markers, clock)
+            self._places = self._survey()
+        except BaseException as error:
+            self._unlock()
+            if isinstance(error, OSError):
+                raise storage_failed(error, "opening", self.roots[0].path) from error
+            raise
+
+    def _refuse_strangers(self, markers: Sequence[Marker | None], broker_id: str) -> None:
+        for root, found in zip(self.roots, markers, strict=True):
+            if found is not None and found.broker != broker_id:
+                raise InvalidRequest(f"{root.path} belongs to broker {found.broker}, not to {broker_id}; give each broker its own roots")
+            if self.read_only and not self.files.exists(root.path):
+                raise InvalidRequest(f"{root.path} does not exist; give a directory that does, or open it for writing")
+
+    def _lock_and_mark(self, markers: Sequence[Marker | None], clock: Clock) -> None:
+        new = [root for root, found in zip(self.roots, markers, strict=True) if found is None]
+        for root in new:
+            self._refuse_full(root)
+            self.files.make_directory(root.path)
+        for root in self.roots:
+            self._locks.append(lock.take(self.files, root.path, clock))
+        for root in new:
+            marker.write(self.files, root.path, Marker(self.broker_id, clock.read().wall))
+
+    def _refuse_full(self, root: Root) -> None:
+        if self.files.free_bytes(marker.nearest(self.files, root.path)) < MIN_FREE_BYTES:
+            raise StorageFailed(f"the disk under {root.path} is full; free some space, then open it again")
+
+    def _survey(self) -> dict[Owner, Root]:
+        places: dict[Owner, Root] = {}
+        for root in self.roots:
+            for owner in _owners(self.files, f"{root.path}/{LOGS}"):
+                if owner in places:
+                    raise CorruptLog(f"{owner} lies in both {places[owner].path} and {root.path}; move the older copy away")
+                places[owner] = root
+        return places
+
+    # -- placing -------------------------------------------------------------------------------------
+
+    def _make(self, owner: Owner) -> Root:
+        root = self._roomiest()
+        try:
+            self.files.make_directory(_log_path(root, owner))
+            for parent in (f"{root.path}/{LOGS}/{owner.incarnation:016x}", f"{root.path}/{LOGS}", root.path):
+                self.files.sync_directory(parent)
+        except OSError as error:
+            raise storage_failed(error, "making a partition in", root.path) from error
+        return root
+
+    def _roomiest(self) -> Root:
+        held = list(self._places.values())
+        takers = [root for root in self.roots if not root.read_only]
+        if not takers:
+            raise StorageFailed("every storage root is read-only; add one that takes new partitions")
+        return min(takers, key=lambda root: (held.count(root) + 1) / root.weight)
+
+    def _path(self, owner: Owner) -> str:
+        return _log_path(self._places[owner], owner)
+
+    # -- letting go ----------------------------------------------------------------------------------
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise BrokerClosed(f"the directory {self.roots[0].path} is closed here (or was opened before a fork); open it again")
+
+    def _unlock(self) -> None:
+        while self._locks:
+            self.files.close(self._locks.pop())
+
+    def _abandon(self) -> None:
+        """In a forked child: a copy of the lock's handle would keep the directory locked after its parent's death."""
+        self.close()
+        for log in list(self._logs):
+            log.abandon()
+
+
+_opened: "weakref.WeakSet[Directory]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for directory in list(_opened):
+        directory._abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _roots(given: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root]") -> list[Root]:
+    if isinstance(given, str | os.PathLike):
+        given = [given]
+    roots = [_root(one) for one in given]
+    paths = [root.path for root in roots]
+    if not roots or len(set(paths)) != len(paths):
+        raise InvalidRequest(f"the storage roots are {paths}; give one or more different directories")
+    return roots
+
+
+def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root") -> Root:
+    if isinstance(given, Root):
+        root = given
+    elif isinstance(given, tuple):
+        root = Root(os.fspath(given[0]), given[1])
+    else:
+        root = Root(os.fspath(given))
+    if not root.weight > 0:
+        raise InvalidRequest(f"the weight of {root.path} is {root.weight}; give a number above 0, or set the root read-only")
+    return root._replace(path=root.path.rstrip("/") or "/")
+
+
+def _owners(files: Files, path: str) -> Iterable[Owner]:
+    for incarnation in files.list(path) if files.exists(path) else []:
+        for partition in files.list(f"{path}/{incarnation}"):
+            try:
+                yield Owner(int(incarnation, 16), int(partition))
+            except ValueError:
+                raise CorruptLog(f"{path}/{incarnation}/{partition} is not the directory of a log; move it away") from None
+
+
+def _log_path(root: Root, owner: Owner) -> str:
+    return f"{root.path}/{LOGS}/{owner.incarnation:016x}/{owner.partition:05d}"
+
+
+def _missing(owner: Owner, roots: Sequence[Root]) -> CorruptLog:
+    return CorruptLog(f"{owner} has no log in {', '.join(root.path for root in roots)}; add the storage root that holds it")

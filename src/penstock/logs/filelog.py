@@ -1,0 +1,236 @@
+"""A partition's log in files: segments, each beginning with a Base, and beside them an index, the synced position, a checkpoint.
+
+Owns: `FileLog`, the only writer of a partition's directory, and its states: what may be asked when, and what a failure means.
+The work is in the modules beneath: frame and compress (bytes of a frame), segment and chain (files of frames), replay and opening
+(reading back, judging damage), reader (items by offset), tail (writing).
+Limits: one thread, one process; the frames of one `append` go to one segment.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from typing import NoReturn
+
+from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap
+from penstock.logs.chain import Chain, SegmentFacts
+from penstock.logs.failures import storage_failed
+from penstock.logs.files import Files
+from penstock.logs.frame import Encoder
+from penstock.logs.opening import Opening
+from penstock.logs.reader import LogReading
+from penstock.logs.segment import Owner
+from penstock.logs.tail import Tail
+from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
+
+
+class State(Enum):
+    """What a log may be asked to do."""
+
+    UNREAD = auto()
+    """`recover` comes first."""
+    OPEN = auto()
+    WANTS_BASE = auto()
+    """`rotate` comes first: the newest segment must not be appended to."""
+    FAILED = auto()
+    """`reset` comes first."""
+    CLOSED = auto()
+
+
+_OPEN = State.OPEN  # looked up at every append
+
+
+class FileLog:
+    """One partition's frames in a directory."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        incarnation: int,
+        partition: int,
+        *,
+        durability: Durability = "fsync",
+        compression: bool = True,
+    ) -> None:
+        self.incarnation = incarnation
+        self.partition = partition
+        self.directory = directory
+        self.durability: Durability = durability
+        self.notes: list[str] = []
+        self._files = files
+        self._chain = Chain(files, directory, Owner(incarnation, partition))
+        self._tail = Tail(files, self._chain, Encoder(incarnation, partition, compression))
+        self._reading = LogReading(self._chain)
+        self._state = State.UNREAD
+
+    @property
+    def segment_bytes(self) -> int:
+        return 0 if self._state in (State.UNREAD, State.CLOSED) else self._tail.segment.size
+
+    @property
+    def unsynced(self) -> bool:
+        return self._state is _OPEN and self._tail.unsynced
+
+    @property
+    def wants_base(self) -> bool:
+        """Whether `rotate` must come before the next `append`: the newest segment is damaged at its end, or a sync of it failed."""
+        return self._state is State.WANTS_BASE
+
+    def __repr__(self) -> str:
+        return f"FileLog({self.directory!r}, {self._state.name}, sequence={self._tail.sequence}, segments={len(self._chain.names)})"
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def append(self, drafts: Sequence[Draft]) -> None:
+        if self._state is not _OPEN:
+            self._refuse()
+        if drafts:
+            try:
+                self._tail.append(drafts)
+            except OSError as error:
+                self._fail(error, "appending to")
+
+    def sync(self) -> None:
+        if self._state is not _OPEN:
+            self._refuse()
+        if self._tail.unsynced:
+            try:
+                self._tail.sync(self.durability)
+            except OSError as error:
+                self._fail(error, "syncing")
+
+    def flush(self) -> None:
+        """Really sync, whatever the durability mode: in "interval" mode a timer calls this."""
+        if self._state is not _OPEN:
+            self._refuse()
+        try:
+            self._tail.flush()
+        except OSError as error:
+            self._fail(error, "syncing")
+
+    def rotate(self, base: Draft) -> None:
+        if self._state not in (_OPEN, State.WANTS_BASE):
+            self._refuse()
+        try:
+            if self._state is _OPEN:
+                self._tail.flush()
+            self._tail.begin_segment(base)
+        except OSError as error:
+            self._fail(error, "rotating")
+        self._state = State.OPEN
+
+    def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
+        """Sync, and store a copy of the state after everything appended, so that the next opening need not replay it."""
+        self.sync()
+        if not self._tail.segment.size:
+            return
+        try:
+            self._tail.write_checkpoint(Draft(FrameType.BASE, base, 1, 0, elapsed, wall, [body]))
+        except OSError as error:
+            self._fail(error, "writing a checkpoint in")
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def read(self, start: int, stop: int) -> list[Frame | Gap]:
+        self._readable()
+        return self._reading.read(start, stop, self._tail.sequence, self._tail.offset)
+
+    def frames(self) -> Iterator[Frame | Gap]:
+        self._readable()
+        return self._reading.frames(self._tail.sequence, self._tail.offset)
+
+    def segments(self) -> list[SegmentFacts]:
+        """The segments retained, oldest first."""
+        self._readable()
+        return self._reading.segments()
+
+    # -- opening and closing -------------------------------------------------------------------------
+
+    def recover(self) -> Iterator[Frame | Gap]:
+        if self._state is State.CLOSED:
+            self._refuse()
+        self._state = State.UNREAD
+        try:
+            yield from self._open()
+        except OSError as error:
+            raise storage_failed(error, "opening", self.directory) from error
+
+    def _open(self) -> Iterator[Frame | Gap]:
+        chain, tail = self._chain, self._tail
+        self.notes.clear()
+        self._reading.forget()
+        chain.load()
+        synced = tail.published()
+        if not chain.names:
+            tail.found()
+        opening = Opening(self._files, chain, synced, self.notes)
+        while opening.torn_rotation():
+            self.notes.append(f"segment {chain.names[-1]} had no whole frame (a rotation was cut off) and was removed")
+            chain.drop_newest()
+        chain.open_newest()
+        yield from opening.frames()
+        tail.begin(opening.replay)
+        self._settle(opening)
+
+    def _settle(self, opening: Opening) -> None:
+        """Bring the files in line with what was handed out."""
+        tail, end = self._tail, opening.replay.end
+        name, size = tail.segment.name, tail.segment.size
+        if opening.damaged:
+            self.notes.append(f"segment {name} is damaged at its end and was left as it is; the log goes on in a new segment")
+            self._state = State.WANTS_BASE
+            return
+        if size > end:
+            self.notes.append(f"segment {name} ended in {size - end} bytes that are no whole group of frames; they were cut")
+            tail.cut(end)
+        tail.settle(opening.solid, self.durability)
+        self._state = State.WANTS_BASE if tail.suspect else State.OPEN
+
+    def reset(self) -> None:
+        if self._state is State.CLOSED:
+            self._refuse()
+        try:
+            self._reading.forget()
+            self._tail.go_back()
+        except OSError as error:
+            self._fail(error, "resetting")
+        self._state = State.UNREAD
+
+    def close(self) -> None:
+        state, self._state = self._state, State.CLOSED
+        try:
+            if state is _OPEN:
+                self._tail.flush()
+                self._chain.store_index(self._tail.segment)
+        except OSError as error:
+            raise storage_failed(error, "closing", self.directory) from error
+        finally:
+            self._release()
+
+    def abandon(self) -> None:
+        """Let go without writing anything: what a forked child does with its parent's log."""
+        self._state = State.CLOSED
+        self._release()
+
+    def _release(self) -> None:
+        self._chain.close()
+        self._tail.close()
+
+    # -- refusing ------------------------------------------------------------------------------------
+
+    def _fail(self, error: OSError, doing: str) -> NoReturn:
+        self._state = State.FAILED
+        raise storage_failed(error, doing, self.directory) from error
+
+    def _refuse(self) -> NoReturn:
+        """Say why this cannot be done now."""
+        if self._state is State.CLOSED:
+            raise BrokerClosed(f"the log {self.directory} is closed; open it again")
+        if self._state is State.FAILED:
+            raise StorageFailed(f"the log {self.directory} failed before; reset and recover it first")
+        if self._state is State.UNREAD:
+            raise InvalidRequest(f"the log {self.directory} is not recovered; exhaust recover() first")
+        raise InvalidRequest(f"the log {self.directory} must begin a new segment; call rotate() with a Base first")
+
+    def _readable(self) -> None:
+        if self._state in (State.CLOSED, State.UNREAD):
+            self._refuse()

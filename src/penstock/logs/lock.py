@@ -1,0 +1,51 @@
+"""The lock of a storage root: one process owns it, and says who it is.
+
+Owns: the `LOCK` file. The lock itself is the system's, so it ends with its holder; the text inside is only for the message that a
+second opener gets. Its size never changes: taking the lock of a root on a full disk needs no space.
+"""
+
+import json
+import os
+from datetime import UTC, datetime
+
+from penstock.logs.files import Files
+from penstock.logs.marker import LOCK
+from penstock.words.clock import Clock
+from penstock.words.errors import BrokerLocked
+
+TEXT_BYTES = 512
+
+
+def take(files: Files, root: str, clock: Clock) -> int:
+    """Lock a root and give the handle that holds it, or say who does. Raises OSError as the system does."""
+    path = f"{root}/{LOCK}"
+    handle = files.lock(path)
+    if handle is None:
+        raise BrokerLocked(f"{root} is in use by {_holder(files, path)}; close that one, or open the directory read-only")
+    try:
+        files.pwrite(handle, _text(clock), 0)
+    except OSError:
+        files.close(handle)
+        raise
+    return handle
+
+
+def _text(clock: Clock) -> bytes:
+    holder = {"pid": os.getpid(), "host": os.uname().nodename[:200], "since": clock.read().wall}
+    return json.dumps(holder).encode().ljust(TEXT_BYTES - 1) + b"\n"
+
+
+def _holder(files: Files, path: str) -> str:
+    try:
+        handle = files.open(path, "read")
+        try:
+            found = json.loads(files.pread(handle, TEXT_BYTES, 0))
+        finally:
+            files.close(handle)
+        return f"process {found['pid']} on {found['host']} since {_date(found['since'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _date(wall: int) -> str:
+    return datetime.fromtimestamp(wall / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

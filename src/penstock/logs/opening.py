@@ -1,0 +1,134 @@
+"""What happens to a log when it is opened: where replay begins, what is torn, what is damaged.
+
+Owns: `Opening`, one pass over what a crash may have left. It decides and reports; `FileLog` then cuts and writes.
+- Replay begins at the newest readable Base: a checkpoint's, or a segment's first frame; a damaged one falls back to the one before.
+- A newest segment without one whole frame that no sync promised is a rotation that was cut off: it is dropped.
+- What the published position promised by fsync and is not there is damage: never cut, and a Gap.
+- What lies beyond the last whole group, unpromised, is a torn tail: the caller cuts it at `end`.
+"""
+
+from collections.abc import Iterator
+
+from penstock.logs import checkpoint
+from penstock.logs.api import Frame, FrameType, Gap
+from penstock.logs.chain import Chain
+from penstock.logs.checkpoint import Checkpoint
+from penstock.logs.files import Files
+from penstock.logs.frame import frame_bytes
+from penstock.logs.index import SparseIndex
+from penstock.logs.replay import ENDLESS, Promise, Replay, Start
+from penstock.logs.segment import FIRST, Segment, header_at
+from penstock.logs.synced import Synced
+from penstock.logs.writing import read_file
+
+
+class Opening:
+    """One opening of a chain that has at least one segment. Iterate over `frames` once, then look at the rest."""
+
+    def __init__(self, files: Files, chain: Chain, synced: Synced | None, notes: list[str]) -> None:
+        self._files = files
+        self._chain = chain
+        self._synced = synced
+        self._notes = notes
+        self._checkpoint: Checkpoint | None = None
+        self.replay = Replay(chain, Start(0, 0, 0, 0), Promise())
+
+    @property
+    def solid(self) -> int:
+        """The newest segment's bytes below this were promised by an fsync."""
+        synced, newest = self._synced, self._chain.names[-1]
+        if synced is None or synced.durability != "fsync" or synced.segment < newest:
+            return 0
+        return synced.position if synced.segment == newest else ENDLESS
+
+    @property
+    def damaged(self) -> bool:
+        """Whether the end of the log is damaged rather than torn: it must be kept as it is, and the log goes on in a new segment."""
+        return self.replay.short or self.replay.end < self.solid
+
+    def torn_rotation(self) -> bool:
+        """Whether the newest segment never got its first frame."""
+        if len(self._chain.names) == 1 or self.solid:
+            return False
+        pieces = self._chain.pieces(len(self._chain.names) - 1, 0)
+        return all(piece.frame is None for piece in pieces)
+
+    def frames(self) -> Iterator[Frame | Gap]:
+        """Everything from the newest readable Base on."""
+        start = self._start()
+        self.replay = Replay(self._chain, start, self._promise())
+        newest = self._chain.segment(len(self._chain.names) - 1)
+        newest.index = None if self._begins_inside(newest) else SparseIndex()
+        if self._checkpoint is not None:
+            self.replay.last = self._checkpoint.last
+            yield self._checkpoint.frame
+        for item in self.replay:
+            if isinstance(item, Gap):
+                if not self._only_a_base(item):
+                    yield item
+            elif item.frame is not None:
+                self._cover(item.frame, item.position, item.end)
+                yield item.frame
+
+    def _promise(self) -> Promise:
+        synced = self._synced
+        if synced is None or synced.durability != "fsync":
+            return Promise(self.solid)
+        return Promise(self.solid, synced.sequence, synced.offset)
+
+    def _start(self) -> Start:
+        start = self._newest_base()
+        found = self._stored_checkpoint()
+        if found is None or found.frame.sequence <= (start.sequence or 0):
+            return start
+        self._checkpoint = found
+        return Start(self._chain.names.index(found.segment), found.end, found.frame.sequence, found.frame.base)
+
+    def _newest_base(self) -> Start:
+        for number in range(len(self._chain.names) - 1, -1, -1):
+            name = self._chain.names[number]
+            piece = self._chain.first_piece(number)
+            frame = piece.frame if piece is not None else None
+            if frame is not None and frame.type is FrameType.BASE and frame.sequence == name.first_sequence:
+                break
+            if name != FIRST:
+                self._notes.append(f"the Base of segment {name} cannot be read; replay begins at an earlier one")
+        return Start(number, 0, name.first_sequence - 1, name.base)
+
+    def _stored_checkpoint(self) -> Checkpoint | None:
+        path = f"{self._chain.directory}/{checkpoint.FILE_NAME}"
+        data = read_file(self._files, path)
+        if data is None:
+            return None
+        found = checkpoint.unpack(data, self._chain.owner)
+        if found is None:
+            self._notes.append("the checkpoint is damaged and was ignored")
+        elif not self._continues(found):
+            self._notes.append("the checkpoint does not fit the log and was ignored")
+            found = None
+        return found
+
+    def _continues(self, found: Checkpoint) -> bool:
+        """Whether the frame that a checkpoint names as its last is there."""
+        if found.segment not in self._chain.names:
+            return False
+        segment = self._chain.segment(self._chain.names.index(found.segment))
+        header = header_at(segment, found.last, self._chain.owner) if found.end <= segment.size else None
+        return header is not None and header.sequence == found.frame.sequence and found.last + frame_bytes(header.stored_bytes) == found.end
+
+    def _begins_inside(self, newest: Segment) -> bool:
+        """Whether replay passes over a part of the newest segment, which the index must then learn in another way."""
+        return self._checkpoint is not None and self._checkpoint.segment == newest.name
+
+    def _only_a_base(self, gap: Gap) -> bool:
+        """Whether nothing but a copy of the state is missing: a segment's first frame, with all before it replayed."""
+        lost = gap.first_sequence == gap.last_sequence and gap.start == gap.stop
+        first = self._chain.names[0].first_sequence
+        return lost and gap.first_sequence != first and any(name.first_sequence == gap.first_sequence for name in self._chain.names)
+
+    def _cover(self, frame: Frame, position: int, end: int) -> None:
+        if self.replay.number == len(self._chain.names) - 1:
+            newest = self._chain.segment(self.replay.number)
+            if newest.index is not None:
+                newest.index.cover(frame, position, end)
+

@@ -1,0 +1,124 @@
+"""A lock-free reader of a partition that another process may own.
+
+Owns: `PublishedLog`. It writes nothing, takes no lock and stops at the published synced position, so it never sees what may yet be
+taken back. Each `read` and `frames` looks first whether more was published.
+Without a published position (the file was deleted) it reads up to the last whole group.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from penstock.logs.api import Frame, Gap
+from penstock.logs.chain import Chain, SegmentFacts
+from penstock.logs.failures import storage_failed
+from penstock.logs.files import Files
+from penstock.logs.opening import Opening
+from penstock.logs.reader import LogReading
+from penstock.logs.segment import Owner, Segment
+from penstock.logs.synced import Synced, SyncedFile
+from penstock.words.errors import BrokerClosed
+
+ATTEMPTS = 5
+"""Readings of the synced position before it counts as damaged: the owner may be writing it."""
+
+
+class PublishedLog:
+    """One partition's published frames."""
+
+    def __init__(self, files: Files, directory: str, incarnation: int, partition: int) -> None:
+        self.incarnation = incarnation
+        self.partition = partition
+        self.directory = directory
+        self.notes: list[str] = []
+        self._files = files
+        self._chain = Chain(files, directory, Owner(incarnation, partition))
+        self._reading = LogReading(self._chain)
+        self._synced_file = SyncedFile(files, directory)
+        self._synced: Synced | None = None
+        self._looked = False
+        self._closed = False
+
+    def recover(self) -> Iterator[Frame | Gap]:
+        """Everything published from the latest readable Base on."""
+        self._refresh()
+        self.notes.clear()
+        try:
+            if self._chain.names:
+                yield from Opening(self._files, self._chain, self._synced, self.notes).frames()
+        except OSError as error:
+            raise storage_failed(error, "reading", self.directory) from error
+
+    def read(self, start: int, stop: int) -> list[Frame | Gap]:
+        """The DATA frames that overlap item offsets [start, stop), as far as published; a Gap where they should be and are not."""
+        self._refresh()
+        return self._reading.read(start, stop, *self._promised()) if self._chain.names else []
+
+    def frames(self) -> Iterator[Frame | Gap]:
+        """Everything retained and published, oldest first."""
+        self._refresh()
+        return self._reading.frames(*self._promised()) if self._chain.names else iter(())
+
+    def segments(self) -> list[SegmentFacts]:
+        self._refresh()
+        return self._reading.segments()
+
+    def close(self) -> None:
+        self._closed = True
+        self._chain.close()
+
+    def __repr__(self) -> str:
+        return f"PublishedLog({self.directory!r}, {self._synced}, segments={len(self._chain.names)})"
+
+    def _promised(self) -> tuple[int, int]:
+        """The frame and the item offset that must be reached; none where the promise does not hold through a power cut."""
+        synced = self._synced
+        return (synced.sequence, synced.offset) if synced is not None and synced.durability == "fsync" else (0, 0)
+
+    def _refresh(self) -> None:
+        """Look whether more was published, or something taken back."""
+        if self._closed:
+            raise BrokerClosed(f"the log {self.directory} is closed; open it again")
+        try:
+            synced = self._published()
+            if not self._looked or synced != self._synced:
+                self._advance(synced)
+        except OSError as error:
+            raise storage_failed(error, "reading", self.directory) from error
+
+    def _published(self) -> Synced | None:
+        return next((synced for synced in (self._synced_file.read() for _ in range(ATTEMPTS)) if synced is not None), None)
+
+    def _advance(self, synced: Synced | None) -> None:
+        before, self._synced = self._synced, synced
+        if before is not None and synced is not None and before.segment == synced.segment and before.position <= synced.position:
+            self._bound(self._chain.segment(len(self._chain.names) - 1), synced)
+        else:
+            self._look(synced)
+        self._looked = True
+
+    def _look(self, synced: Synced | None) -> None:
+        """Learn anew which segments there are and where they end."""
+        chain = self._chain
+        self._reading.forget()
+        chain.load()
+        if synced is None:
+            self._look_for_whole_groups()
+            return
+        chain.names = [name for name in chain.names if name <= synced.segment]
+        if chain.names:
+            self._bound(chain.open_newest("read"), synced)
+
+    def _look_for_whole_groups(self) -> None:
+        chain = self._chain
+        opening = Opening(self._files, chain, None, [])
+        while chain.names and opening.torn_rotation():
+            chain.names.pop()
+        if chain.names:
+            newest = chain.open_newest("read")
+            deque(opening.frames(), maxlen=0)
+            newest.size = opening.replay.end
+
+    def _bound(self, newest: Segment, synced: Synced) -> None:
+        """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""
+        size = self._chain.file_size(newest)
+        newest.size = min(size, synced.position) if newest.name == synced.segment else size

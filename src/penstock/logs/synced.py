@@ -1,0 +1,90 @@
+"""The published synced position: how far a partition's log is promised, written after every sync.
+
+Owns: `Synced`, its layout (docs/format.md) and `SyncedFile`, one small file that is rewritten in place.
+It tells a torn tail from damage and tells lock-free readers where to stop. It is not truth: missing or wrong, the log itself is asked.
+It is not synced itself, so after a power cut it may lag behind the log; it is written after the bytes it speaks of, so it never leads
+them, except where the durability mode it names promises less than that.
+"""
+
+import errno
+import struct
+from typing import NamedTuple
+
+from google_crc32c import value
+
+from penstock.logs.api import Durability
+from penstock.logs.files import Files
+from penstock.logs.segment import SegmentName
+from penstock.logs.writing import read_file
+
+FILE_NAME = "synced"
+MAGIC = b"PSYN"
+VERSION = 1
+_BODY = struct.Struct("<4sBBHQQQQQ")
+_CHECKSUM_BYTES = 8  # CRC-32C and padding
+SIZE = _BODY.size + _CHECKSUM_BYTES
+_MODES: tuple[Durability, ...] = ("fsync", "interval", "os")
+_MODE_NUMBERS = {mode: number for number, mode in enumerate(_MODES, 1)}
+
+
+class Synced(NamedTuple):
+    """A promise: everything up to here is kept."""
+
+    segment: SegmentName
+    position: int
+    """End of the last promised frame in that segment."""
+    sequence: int
+    """Of that frame."""
+    offset: int
+    """The next item offset to be given after it."""
+    durability: Durability
+    """How the promise was made: only "fsync" holds through a power cut."""
+
+    def pack(self) -> bytes:
+        segment, position, sequence, offset, durability = self
+        body: bytes = _BODY.pack(MAGIC, VERSION, _MODE_NUMBERS[durability], 0, *segment, position, sequence, offset)
+        checksum: int = value(body)
+        return body + checksum.to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def unpack(data: bytes) -> Synced | None:
+    """The promise in a file's bytes, or None when they are not a whole one of this version."""
+    body = data[: _BODY.size]
+    if len(data) != SIZE or value(body) != int.from_bytes(data[_BODY.size :], "little"):
+        return None
+    magic, version, mode, _, base, first_sequence, position, sequence, offset = _BODY.unpack(body)
+    if magic != MAGIC or version != VERSION or not 1 <= mode <= len(_MODES):
+        return None
+    return Synced(SegmentName(base, first_sequence), position, sequence, offset, _MODES[mode - 1])
+
+
+class SyncedFile:
+    """The file of that name in a partition's directory."""
+
+    __slots__ = ("_files", "_handle", "path")
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self._files = files
+        self.path = f"{directory}/{FILE_NAME}"
+        self._handle: int | None = None
+
+    def read(self) -> Synced | None:
+        """What is published, or None when there is no file or it is damaged."""
+        data = read_file(self._files, self.path)
+        return unpack(data) if data is not None else None
+
+    def publish(self, synced: Synced) -> None:
+        if self._handle is None:
+            self._handle = self._files.open(self.path, "update")
+        if self._files.pwrite(self._handle, synced.pack(), 0) != SIZE:
+            raise OSError(errno.EIO, "the synced position was written in part", self.path)
+
+    def harden(self) -> None:
+        """Make what was published last survive a power cut: needed only where it goes back."""
+        if self._handle is not None:
+            self._files.sync(self._handle)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._files.close(self._handle)
+            self._handle = None

@@ -1,0 +1,194 @@
+"""The writing end of a file log: the newest segment, what it holds, and how much of it is promised.
+
+Owns: `Tail`. It appends, syncs, publishes, begins segments, cuts; it keeps count and raises OSError as the system does.
+What a failure means, and what may be asked when, is `FileLog`'s.
+Invariants
+- counts (sequence, offset, size) move only after the bytes are written;
+- the synced position is published after the sync it speaks of, and taken back, durably, before bytes it speaks of are cut;
+- after a failed sync (`suspect`) the file's cached pages are not trusted: what is kept of them is written anew, then a new segment begun.
+"""
+
+from collections.abc import Sequence
+
+from penstock.logs import checkpoint
+from penstock.logs.api import Buffer, Draft, Durability, FrameType
+from penstock.logs.chain import Chain
+from penstock.logs.files import Files
+from penstock.logs.frame import JOINS, MORE, Encoder
+from penstock.logs.index import SparseIndex
+from penstock.logs.replay import Replay
+from penstock.logs.segment import FIRST, Segment, SegmentName
+from penstock.logs.synced import Synced, SyncedFile
+from penstock.logs.writing import replace_file, rewrite, write_all
+
+_DATA = FrameType.DATA  # looked up at every append
+
+
+class Tail:
+    """Where a log grows. Use `begin` before anything else, again after each `go_back`."""
+
+    segment: Segment
+    index: SparseIndex
+    """Of that segment."""
+
+    def __init__(self, files: Files, chain: Chain, encoder: Encoder) -> None:
+        self.sequence = 0
+        """Of the last frame."""
+        self.offset = 0
+        """The next item offset."""
+        self.synced: Synced | None = None
+        """What was published last."""
+        self.suspect = False
+        """A sync failed, and no new segment was begun since."""
+        self._files = files
+        self._chain = chain
+        self._encoder = encoder
+        self._synced_file = SyncedFile(files, chain.directory)
+        self._last = 0  # where the last frame starts
+        self._solid = 0  # bytes of the segment that a real sync covers
+
+    @property
+    def unsynced(self) -> bool:
+        return self.synced is None or self.sequence > self.synced.sequence
+
+    def append(self, drafts: Sequence[Draft]) -> None:
+        """Write frames as one group."""
+        segment, first = self.segment, self.sequence + 1
+        end, last = segment.size, len(drafts) - 1
+        vector: list[Buffer] = []
+        starts = []
+        for number, draft in enumerate(drafts):
+            starts.append(end)
+            flags = (MORE if number < last else 0) | (JOINS if number else 0)
+            end += self._encoder.encode(draft, first + number, flags, vector)
+        write_all(self._files, segment.handle, vector, end - segment.size)
+        self._count(drafts, starts, end)
+
+    def sync(self, durability: Durability) -> None:
+        """Keep and publish what was appended, as the mode promises."""
+        if durability == "fsync":
+            self._sync(self.segment)
+            self._solid = self.segment.size
+        self._publish(durability)
+
+    def flush(self) -> None:
+        """Really sync what is not."""
+        lacking = self.synced is None or self.synced.durability != "fsync"
+        if lacking or self.unsynced or self._solid < self.segment.size:
+            self.sync("fsync")
+
+    def begin_segment(self, base: Draft) -> None:
+        """The new segment is whole and synced under its final name before anything is said of it."""
+        self._chain.store_index(self.segment)
+        sequence = self.sequence + 1
+        vector: list[Buffer] = []
+        size = self._encoder.encode(base, sequence, 0, vector)
+        segment = self._chain.grow(SegmentName(base.base, sequence))
+        write_all(self._files, segment.handle, vector, size)
+        self._sync(segment)
+        self._files.sync_directory(self._chain.directory)
+        self._take(segment)
+        self._count([base], [0], size)
+        self._solid = size
+        self._publish("fsync")
+        self.suspect = False
+
+    def write_checkpoint(self, base: Draft) -> None:
+        """Store a copy of the state after everything appended, which must be synced."""
+        segment = self.segment
+        data = checkpoint.pack(segment.name, self._last, segment.size, self.sequence, base, self._chain.owner)
+        self._chain.store_index(segment)
+        replace_file(self._files, self._chain.directory, checkpoint.FILE_NAME, data)
+
+    # -- opening -------------------------------------------------------------------------------------
+
+    def published(self) -> Synced | None:
+        """What the file says, which is taken as published from now on."""
+        self.synced = self._synced_file.read()
+        return self.synced
+
+    def found(self) -> None:
+        """Make the first segment of a new log."""
+        self._files.make_directory(self._chain.directory)
+        self._chain.grow(FIRST)
+        self._files.sync_directory(self._chain.directory)
+
+    def begin(self, replay: Replay) -> None:
+        """Take up the end that a replay reached."""
+        self.sequence, self.offset, self._last = replay.sequence or 0, replay.offset, replay.last
+        self._take(self._chain.segment(len(self._chain.names) - 1))
+
+    def cut(self, end: int) -> None:
+        """Drop the segment's bytes from there on."""
+        segment = self.segment
+        self._chain.remove_index(segment.name)
+        self._files.truncate(segment.handle, end)
+        self._sync(segment)
+        segment.size = end
+
+    def settle(self, solid: int, durability: Durability) -> None:
+        """Make sure of bytes that were read back: below `solid` a sync is known to cover them. Then publish them."""
+        segment = self.segment
+        self._solid = min(self._solid if self.suspect else solid, segment.size)
+        if self._solid < segment.size and (self.suspect or durability == "fsync"):
+            rewrite(self._files, segment.path, self._solid, segment.size)
+            self._solid = segment.size
+        self.index = self._chain.index(segment)
+        true = Synced(segment.name, segment.size, self.sequence, self.offset, durability)
+        if self.synced not in (true, true._replace(durability="fsync")):
+            self._publish(durability)
+
+    def go_back(self) -> None:
+        """Drop everything after the synced position. It is published again first: no promise may outlive the bytes it speaks of."""
+        synced = self.synced
+        if synced is None:
+            return
+        if self.segment.name != synced.segment or self._solid > synced.position:
+            self._solid = synced.position
+        self.close()
+        self._chain.load()
+        self._synced_file.publish(synced)
+        self._synced_file.harden()
+        while self._chain.names and self._chain.names[-1] > synced.segment:
+            self._chain.drop_newest()
+        if self._chain.names and self._chain.names[-1] == synced.segment:
+            self.segment = self._chain.open_newest()
+            if self.segment.size > synced.position:
+                self.cut(synced.position)
+
+    def close(self) -> None:
+        self._synced_file.close()
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    def _take(self, segment: Segment) -> None:
+        self.segment = segment
+        self.index = segment.index or SparseIndex()
+
+    def _count(self, drafts: Sequence[Draft], starts: list[int], end: int) -> None:
+        """Take up frames that were written."""
+        index = self.index
+        for draft, start in zip(drafts, starts):  # noqa: B905 - of one length, and checking costs on this path
+            kind, base, count, _, _, wall, _ = draft
+            if kind is _DATA:
+                self.offset = base + count
+                if start >= index.due:
+                    index.add(base, wall, start)
+            elif base > self.offset:
+                self.offset = base
+        index.extend(end, wall)
+        self.sequence += len(drafts)
+        self._last = start
+        self.segment.size = end
+
+    def _sync(self, segment: Segment) -> None:
+        try:
+            self._files.sync(segment.handle)
+        except OSError:
+            self.suspect = True
+            raise
+
+    def _publish(self, durability: Durability) -> None:
+        synced = Synced(self.segment.name, self.segment.size, self.sequence, self.offset, durability)
+        self._synced_file.publish(synced)
+        self.synced = synced

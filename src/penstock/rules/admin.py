@@ -1,0 +1,225 @@
+"""An operator's word: configure, pause, clear, seek, redrive; and what opening and damage do to a partition.
+
+Owns: the decisions and their application.
+"""
+
+from penstock.rules.commands import Clear, Configure, Counted, Pause, Redrive, Seek
+from penstock.rules.keys import Waiting
+from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
+from penstock.rules.life import Event, after
+from penstock.rules.records import (
+    Buried,
+    Cleared,
+    Configured,
+    Lost,
+    Opened,
+    Paused,
+    Record,
+    Redriven,
+    Sought,
+    pack_keys,
+    unpack_keys,
+)
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
+from penstock.rules.settle import SPENT, leave_line
+from penstock.rules.state import Peek, State
+from penstock.words.clock import Moment
+from penstock.words.limits import DEFAULT_PRIORITY, within
+
+# -- opening -----------------------------------------------------------------------------------------
+
+
+def apply_opened(state: State, record: Opened, now: Moment) -> None:
+    state.epoch, state.boot, state.shift = record.epoch, record.boot, record.shift
+    state.leases_given = 0
+    if record.rebooted:
+        # How long the machine was away is not known by elapsed time: every holder gets its full timeout again.
+        state.leases.rearm(now.elapsed)
+
+
+# -- configure, pause --------------------------------------------------------------------------------
+
+
+def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    policy = command.policy.validate()
+    if policy == state.policy:
+        return [], Counted(0)
+    records: list[Record] = [Configured(policy)]
+    most = policy.max_attempts
+    spent = sorted(o for o, failure in state.failures.items() if most and failure.attempts >= most and _waits(state, o))
+    if spent:
+        park = policy.on_bury == "park"
+        keys = [_key_of(state, offset, peek) for offset in spent]
+        records.append(Buried(0, from_offsets(spent), SPENT, pack_keys(keys) if any(keys) else b"", park=park))
+    return records, Counted(len(spent))
+
+
+def _waits(state: State, offset: int) -> bool:
+    return offset not in state.away or offset in state.passed or offset in state.scheduled
+
+
+def _key_of(state: State, offset: int, peek: Peek) -> int:
+    block = peek.find(offset)
+    return NO_KEY if block.key_ids is None or block.lost else block.key_ids[offset - block.base]
+
+
+def apply_configured(state: State, record: Configured, now: Moment) -> None:
+    state.policy = record.policy
+
+
+def decide_pause(state: State, command: Pause, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    lease = state.paused_lease if command.lease is None else command.lease
+    produce = state.paused_produce if command.produce is None else command.produce
+    if (lease, produce) == (state.paused_lease, state.paused_produce):
+        return [], Counted(0)
+    return [Paused(lease, produce)], Counted(0)
+
+
+def apply_paused(state: State, record: Paused, now: Moment) -> None:
+    state.paused_lease, state.paused_produce = record.lease, record.produce
+
+
+# -- clear -------------------------------------------------------------------------------------------
+
+
+def decide_clear(state: State, command: Clear, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    record = Cleared(
+        state.ready_runs() if command.ready else [],
+        state.scheduled.runs if command.scheduled else [],
+        state.leased_within(0, state.next_offset).runs if command.leased else [],
+        state.buried_set.runs if command.buried else [],
+    )
+    items = sum(map(count, (record.ready, record.scheduled, record.leased, record.buried)))
+    return ([record] if items else []), Counted(items)
+
+
+def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
+    if record.ready:
+        state.lanes.clear()
+        for key, line in state.keys.lines():
+            line.waiting.clear()
+            state.keys.settle(key, line)
+        state.passed.clear()
+    if record.scheduled:
+        state.by_wall.clear()
+        state.by_elapsed.clear()
+        state.scheduled.clear()
+        for offset in list(state.backing_off):
+            leave_line(state, offset, NO_KEY)
+    if record.leased:
+        for grant in list(state.leases.live.values()):
+            state.keys.release(grant.keys(), grant.number)
+            for offset in list(grant.open):
+                grant.close(offset)
+            state.leases.end(grant, now.elapsed, state.policy.remember)
+        state.overdue.clear()
+    if record.buried:
+        state.buried.clear()
+        state.buried_set.clear()
+        for key, line in state.keys.lines():
+            if line.parked:
+                line.parked.clear()
+                state.keys.settle(key, line)
+    for runs in (record.ready, record.scheduled, record.leased, record.buried):
+        state.resolved.add_all(runs)
+        state.away.add_all(runs)
+        for offset in [offset for offset in state.failures if offset in state.resolved]:
+            del state.failures[offset]
+
+
+# -- seek --------------------------------------------------------------------------------------------
+
+
+def decide_seek(state: State, command: Seek, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    within("offset", command.offset, 0, 1 << 62)
+    found = RunSet(state.resolved.within(command.offset, state.next_offset))
+    found.remove_all(state.lost.runs)
+    return ([Sought(found.runs)] if found else []), Counted(len(found))
+
+
+def apply_sought(state: State, record: Sought, now: Moment) -> None:
+    """Items come again in log order, without a ttl. What had been passed over is put back first, so that keys are in the log's order again."""
+    returning = [
+        (DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)
+    ]
+    for key, line in state.keys.lines():
+        for run in line.waiting:
+            returning.append((run.lane, Extent(run.start, run.stop, KEYED, run.position, run.ready_at)))
+        line.waiting.clear()
+        state.keys.settle(key, line)
+    state.away.remove_all(state.passed.runs)
+    state.passed.clear()
+    state.resolved.remove_all(record.runs)
+    state.away.remove_all(record.runs)
+    state.lanes.merge(returning)
+    state.ttl.keep(lambda entry: RunSet((entry.start, entry.stop)).without(record.runs))
+
+
+# -- redrive -----------------------------------------------------------------------------------------
+
+
+def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    chosen = offsets(state.buried_set.runs) if command.offsets is None else sorted(set(command.offsets))
+    tags, keys = bytearray(), []
+    for offset in chosen:
+        after(state.state_of(offset), Event.REDRIVEN)
+        block = peek.find(offset)
+        if block.lost:
+            return [Lost([block.base, block.stop])], Counted(0)
+        key = NO_KEY if block.key_ids is None else block.key_ids[offset - block.base]
+        priority = DEFAULT_PRIORITY if block.priorities is None else block.priorities[offset - block.base]
+        tags.append(priority | (KEYED if key != NO_KEY else 0))
+        keys.append(key)
+    if not chosen:
+        return [], Counted(0)
+    return [Redriven(from_offsets(chosen), bytes(tags), pack_keys(keys) if any(keys) else b"")], Counted(len(chosen))
+
+
+def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
+    chosen = offsets(record.runs)
+    keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
+    for offset, tag, key in reversed(list(zip(chosen, record.tags, keys, strict=True))):
+        line = state.keys.line(key) if key in state.keys.map else None
+        if line is not None and offset in line.parked:
+            line.parked.remove(offset)
+            line.waiting.appendleft(Waiting(offset, offset + 1, tag & PRIORITY_MASK, offset, now.elapsed))
+            state.passed.add(offset, offset + 1)
+            state.keys.settle(key, line)
+    for offset, tag in zip(chosen, record.tags, strict=True):
+        if offset not in state.passed:
+            state.away.remove(offset, offset + 1)
+            state.lanes.add(tag & PRIORITY_MASK, offset, offset + 1, tag & KEYED, state.next_offset, now.elapsed)
+        del state.buried[offset]
+    state.buried_set.remove_all(record.runs)
+
+
+# -- damage ------------------------------------------------------------------------------------------
+
+
+def apply_lost(state: State, record: Lost, now: Moment) -> None:
+    """Items whose bytes are gone are out of the way, whatever they were doing."""
+    for start, stop in pairs(record.runs):
+        state.next_offset = max(state.next_offset, stop)
+        held = state.leased_within(start, stop)
+        for grant in list(state.leases.live.values()) if held else ():
+            for offset in [offset for offset in grant.open if offset in held]:
+                _, key = grant.close(offset)
+                if key != NO_KEY and not grant.sharing[key]:
+                    state.keys.release((key,), grant.number)
+            if not grant.count:
+                state.leases.end(grant, now.elapsed, state.policy.remember)
+        in_lines = RunSet(state.passed.within(start, stop))
+        in_lines.add_all(offset for o in state.backing_off if start <= o < stop for offset in (o, o + 1))
+        in_lines.add_all(state.buried_set.within(start, stop))
+        for offset in offsets(in_lines.runs):
+            state.keys.forget(offset)
+            state.backing_off.pop(offset, None)
+            state.buried.pop(offset, None)
+        for gone in (state.passed, state.scheduled, state.buried_set, state.overdue):
+            gone.remove(start, stop)
+        for offset in [offset for offset in state.failures if start <= offset < stop]:
+            del state.failures[offset]
+        state.lost.add(start, stop)
+        state.resolved.add(start, stop)
+        state.away.add(start, stop)

@@ -1,0 +1,213 @@
+"""Base: the whole state as bytes, and back. Replay may start from one instead of from the beginning.
+
+Owns: `dump` and `load`. The bytes are canonical: they depend on what the state means, not on how it came about. So the same records give the same
+bytes, whether they were applied live, replayed from the first, or replayed from a Base in between (tested).
+What follows from other parts is not stored but derived: `away`, `passed`, held keys, offered heads.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.rules.calendar import Calendar, Entry
+from penstock.rules.keys import Line, Waiting
+from penstock.rules.lanes import Extent
+from penstock.rules.leases import Grant, Leases
+from penstock.rules.records import Leased
+from penstock.rules.runs import RunSet, pairs
+from penstock.rules.state import Burial, Failure, Remembered, State
+from penstock.rules.window import Window
+from penstock.words.clock import Moment
+from penstock.words.errors import CorruptLog
+from penstock.words.limits import Policy
+
+VERSION = 1
+
+
+class _GrantImage(msgspec.Struct, array_like=True):
+    number: int
+    deadline: int
+    timeout: int
+    consumer: str
+    size: int
+    given: list[tuple[int, int, int, bytes]]
+    done: list[int] | None
+
+
+class _LineImage(msgspec.Struct, array_like=True):
+    key: int
+    lease: int
+    backing_off: tuple[int, int] | None
+    until: int
+    parked: list[int]
+    waiting: list[tuple[int, int, int, int, int]]
+
+
+class _Image(msgspec.Struct, array_like=True):
+    """Everything, in the order of State. New fields go to the end, with a default."""
+
+    version: int
+    policy: Policy
+    epoch: int
+    boot: str
+    shift: int
+    leases_given: int
+    moment: tuple[int, int]
+    next_offset: int
+    paused_lease: bool
+    paused_produce: bool
+    resolved: list[int]
+    scheduled: list[int]
+    overdue: list[int]
+    lost: list[int]
+    lanes: list[list[tuple[int, int, int, int, int]]]
+    lines: list[_LineImage]
+    grants: list[_GrantImage]
+    finished: list[int]
+    past: list[tuple[int, int, list[int]]]
+    marks: list[tuple[int, int]]
+    by_wall: list[int]
+    by_elapsed: list[int]
+    ttl: list[int]
+    failures: list[tuple[int, tuple[int, int, int, str]]]
+    buried: list[tuple[int, tuple[str, int, int, int, int]]]
+    requests: list[tuple[bytes, int, Remembered]]
+    dedup: list[tuple[bytes, int, int]]
+    producers: list[tuple[bytes, int]]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Image)
+
+
+def dump(state: State) -> bytes:
+    """The state as bytes."""
+    leases = state.leases
+    image = _Image(
+        VERSION,
+        state.policy,
+        state.epoch,
+        state.boot,
+        state.shift,
+        state.leases_given,
+        (state.moment.elapsed, state.moment.wall),
+        state.next_offset,
+        state.paused_lease,
+        state.paused_produce,
+        state.resolved.runs,
+        state.scheduled.runs,
+        state.overdue.runs,
+        state.lost.runs,
+        [[extent.astuple() for extent in lane] for lane in state.lanes.lanes],
+        [_line_image(key, line) for key, line in sorted(state.keys.lines(), key=lambda pair: pair[0])],
+        [_grant_image(grant) for _, grant in sorted(leases.live.items())],
+        leases.finished.runs,
+        [(lease, until, runs) for lease, (until, runs) in sorted(leases.past.items())],
+        leases.marks,
+        _calendar_image(state.by_wall, lambda entry: state.scheduled.within(entry.start, entry.stop)),
+        _calendar_image(state.by_elapsed, lambda entry: state.scheduled.within(entry.start, entry.stop)),
+        _calendar_image(state.ttl, lambda entry: state.resolved.missing(entry.start, entry.stop)),
+        sorted(state.failures.items()),
+        sorted(state.buried.items()),
+        state.requests.live(state.moment.elapsed),
+        state.dedup.live(state.moment.elapsed),
+        sorted(state.producers.items()),
+    )
+    return _encoder.encode(image)
+
+
+def _line_image(key: int, line: Line) -> _LineImage:
+    return _LineImage(key, line.lease, line.backing_off, line.until, line.parked, [run.astuple() for run in line.waiting])
+
+
+def _grant_image(grant: Grant) -> _GrantImage:
+    """Neighbouring runs of one lane are joined, however the grant came by them."""
+    given: list[tuple[int, int, int, bytes]] = []
+    for start, stop, lane, keys in grant.parts():
+        if given and given[-1][1] == start and given[-1][2] == lane and bool(given[-1][3]) == bool(keys):
+            given[-1] = (given[-1][0], stop, lane, given[-1][3] + keys)
+        else:
+            given.append((start, stop, lane, keys))
+    done = grant.done.runs if grant.done is not None else None
+    return _GrantImage(grant.number, grant.deadline, grant.timeout, grant.consumer, grant.size, given, done)
+
+
+def _calendar_image(calendar: Calendar, part: Callable[[Entry], list[int]]) -> list[int]:
+    """Entries that still mean something, flat, joined where they can be."""
+    flat: list[int] = []
+    for entry in calendar:
+        for start, stop in pairs(part(entry)):
+            if flat and flat[-4] == entry.when and flat[-2] == start and flat[-1] == entry.tag:
+                flat[-2] = stop
+            else:
+                flat += (entry.when, start, stop, entry.tag)
+    return flat
+
+
+def load(body: bytes | memoryview) -> State:
+    """The state that `dump` saw."""
+    try:
+        image = _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(f"a Base cannot be read ({error}); run verify, then repair") from error
+    if image.version > VERSION:
+        raise CorruptLog(f"a Base has version {image.version} and this Penstock knows {VERSION}; use a newer Penstock")
+    state = State(image.policy)
+    for name in ("epoch", "boot", "shift", "leases_given", "next_offset", "paused_lease", "paused_produce"):
+        setattr(state, name, getattr(image, name))
+    state.moment = Moment(*image.moment)
+    for name in ("resolved", "scheduled", "overdue", "lost"):
+        setattr(state, name, RunSet(getattr(image, name)))
+    for lane, extents in zip(state.lanes.lanes, image.lanes, strict=True):
+        lane.extend(Extent(*extent) for extent in extents)
+    _load_leases(state, image)
+    for one in image.lines:
+        _load_line(state, one)
+    for calendar, flat in ((state.by_wall, image.by_wall), (state.by_elapsed, image.by_elapsed), (state.ttl, image.ttl)):
+        each = iter(flat)
+        for entry in zip(each, each, each, each, strict=True):
+            calendar.add(*entry)
+    state.failures = {offset: Failure(*failure) for offset, failure in image.failures}
+    state.buried = {offset: Burial(*burial) for offset, burial in image.buried}
+    for offset in state.buried:
+        state.buried_set.add(offset, offset + 1)
+    _load_window(state.requests, image.requests)
+    _load_window(state.dedup, image.dedup)
+    state.producers = dict(image.producers)
+    for others in (state.resolved, state.scheduled, state.passed, state.buried_set):
+        state.away.add_all(others.runs)
+    return state
+
+
+def _load_leases(state: State, image: _Image) -> None:
+    leases: Leases = state.leases
+    for one in image.grants:
+        grant = Grant(Leased(one.number, one.deadline, one.timeout, one.consumer))
+        grant.given = one.given
+        grant.count = sum(stop - start for start, stop, _, _ in one.given)
+        grant.size = one.size
+        grant.done = RunSet(one.done) if one.done is not None else None
+        leases.add(grant)
+        state.keys.hold(grant.keys(), grant.number)
+        state.away.add_all(grant.runs())
+    leases.finished = RunSet(image.finished)
+    leases.past = {lease: (until, runs) for lease, until, runs in image.past}
+    leases.marks = image.marks
+
+
+def _load_line(state: State, image: _LineImage) -> None:
+    line = Line(image.lease)
+    line.backing_off, line.until, line.parked = image.backing_off, image.until, image.parked
+    for run in image.waiting:
+        line.waiting.append(Waiting(*run))
+        state.passed.add(run[0], run[1])
+    if line.backing_off is not None:
+        state.backing_off[line.backing_off[0]] = image.key
+    state.keys.map[image.key] = line
+    state.keys.settle(image.key, line)
+
+
+def _load_window(window: "Window[Any]", entries: list[Any]) -> None:
+    for name, deadline, value in entries:
+        window.restore(name, deadline, value)

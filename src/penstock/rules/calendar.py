@@ -1,0 +1,106 @@
+"""What comes due when: runs of offsets by instant, packed.
+
+Owns: `Calendar`. Entries lie unsorted in packed buckets of about a second; a bucket is sorted when its time comes. So an entry costs
+32 bytes wherever it lies, adding is O(1), and entries come out by (when, start).
+Entries are not taken back one by one: whoever takes them out checks that they still mean something.
+"""
+
+from array import array
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from penstock.rules.runs import pairs
+
+_BUCKET = 1 << 20  # microseconds, about a second
+
+
+class Entry(NamedTuple):
+    """Offsets [start, stop) come due at `when`; `tag` is the caller's."""
+
+    when: int
+    start: int
+    stop: int
+    tag: int
+
+
+class Calendar:
+    """Entries by instant."""
+
+    __slots__ = ("_buckets", "_head", "_head_bucket", "_order", "_taken")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, array[int]] = {}
+        self._order: list[int] = []
+        self._head: list[Entry] = []  # the earliest bucket, sorted; entries before _taken are gone
+        self._taken = 0
+        self._head_bucket = -1
+
+    def __bool__(self) -> bool:
+        return self._taken < len(self._head) or bool(self._buckets)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries in order."""
+        yield from self._head[self._taken :]
+        for bucket in sorted(self._buckets):
+            yield from _sorted(self._buckets[bucket])
+
+    def add(self, when: int, start: int, stop: int, tag: int = 0) -> None:
+        bucket = when // _BUCKET
+        if bucket <= self._head_bucket:
+            insort(self._head, Entry(when, start, stop, tag), lo=self._taken)
+            return
+        entries = self._buckets.get(bucket)
+        if entries is None:
+            entries = self._buckets[bucket] = array("q")
+            heappush(self._order, bucket)
+        elif entries[-4] == when and entries[-2] == start and entries[-1] == tag:
+            entries[-2] = stop
+            return
+        entries.extend((when, start, stop, tag))
+
+    def next(self) -> int | None:
+        """When the earliest entry comes due."""
+        self._advance()
+        return self._head[self._taken].when if self._taken < len(self._head) else None
+
+    def due(self, now: int, limit: int) -> list[Entry]:
+        """Up to `limit` entries with `when` <= now, in order. They stay until `discard`."""
+        self._advance()
+        while self._order and self._order[0] * _BUCKET <= now and len(self._head) - self._taken < limit:
+            self._head_bucket = heappop(self._order)
+            self._head += _sorted(self._buckets.pop(self._head_bucket))
+        found = self._head[self._taken : self._taken + limit]
+        return found[: bisect_right(found, now, key=lambda entry: entry.when)]
+
+    def discard(self, when: int, start: int) -> None:
+        """Drop every entry up to and including (when, start)."""
+        while True:
+            self._advance()
+            self._taken = bisect_right(self._head, (when, start), lo=self._taken, key=lambda entry: (entry.when, entry.start))
+            if self._taken < len(self._head) or not self._buckets:
+                return
+
+    def keep(self, part: Callable[[Entry], list[int]]) -> None:
+        """Keep only the runs that `part` gives for each entry; neighbours of one time and tag are joined."""
+        kept = [Entry(entry.when, start, stop, entry.tag) for entry in self for start, stop in pairs(part(entry))]
+        self.clear()
+        for entry in kept:
+            self.add(*entry)
+
+    def clear(self) -> None:
+        self._buckets, self._order, self._head, self._taken, self._head_bucket = {}, [], [], 0, -1
+
+    def _advance(self) -> None:
+        """Bring the earliest bucket to the head when the head is used up."""
+        if self._taken < len(self._head) or not self._order:
+            return
+        self._head_bucket = heappop(self._order)
+        self._head = _sorted(self._buckets.pop(self._head_bucket))
+        self._taken = 0
+
+
+def _sorted(entries: "array[int]") -> list[Entry]:
+    each = iter(entries)
+    return sorted(map(Entry, each, each, each, each))

@@ -1,0 +1,153 @@
+"""What can be asked of a partition, and what it answers.
+
+Owns: command and answer types. A command is checked when it is made (`validate` on what callers give), decided by the partition and forgotten.
+Durations and instants are microseconds; `request` is the 16-byte digest of a caller's request id.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.words.batch import Batch
+from penstock.words.limits import Policy
+
+
+class Produce(msgspec.Struct):
+    """Store items. With a `source`, only if `sequence` is above the last one from there (transfers)."""
+
+    batch: Batch
+    request: bytes | None = None
+    source: bytes | None = None
+    sequence: int = 0
+
+
+class Lease(msgspec.Struct):
+    """Give up to `want` ready items to `consumer` for `timeout` (0: the policy's)."""
+
+    want: int
+    consumer: str = ""
+    timeout: int = 0
+    per_key: int = 1
+    request: bytes | None = None
+
+
+class Complete(msgspec.Struct):
+    """These items of a lease are done; None is all that are open."""
+
+    lease: int
+    offsets: Sequence[int] | None = None
+    request: bytes | None = None
+
+
+class Retry(msgspec.Struct):
+    """These items of a lease failed and go back after `delay`. Not `counted`: the attempt is given back too."""
+
+    lease: int
+    offsets: Sequence[int] | None = None
+    delay: int = 0
+    reason: str = ""
+    counted: bool = True
+    request: bytes | None = None
+
+
+class Bury(msgspec.Struct):
+    """These items of a lease are given up."""
+
+    lease: int
+    offsets: Sequence[int] | None = None
+    reason: str = ""
+    request: bytes | None = None
+
+
+class Extend(msgspec.Struct):
+    """The lease ends `timeout` (0: as long as it was given for) from now."""
+
+    lease: int
+    timeout: int = 0
+    request: bytes | None = None
+
+
+class Configure(msgspec.Struct):
+    policy: Policy
+
+
+class Pause(msgspec.Struct):
+    """None leaves a side as it is."""
+
+    lease: bool | None = None
+    produce: bool | None = None
+
+
+class Clear(msgspec.Struct):
+    """Resolve everything in the states named."""
+
+    ready: bool = False
+    scheduled: bool = False
+    leased: bool = False
+    buried: bool = False
+
+
+class Seek(msgspec.Struct):
+    """Completed items from `offset` on become ready again."""
+
+    offset: int
+
+
+class Redrive(msgspec.Struct):
+    """Buried items become ready again; None is all of them."""
+
+    offsets: Sequence[int] | None = None
+
+
+Command: TypeAlias = Produce | Lease | Complete | Retry | Bury | Extend | Configure | Pause | Clear | Seek | Redrive
+
+
+class Stored(msgspec.Struct):
+    """Each item's offset: `count` from `base` on, or, where some were there before, `ids`."""
+
+    base: int
+    count: int
+    ids: list[int] | None = None
+    again: bool = False
+    """Nothing was added: the request or transfer was stored before."""
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        return range(self.base, self.base + self.count) if self.ids is None else self.ids
+
+
+class Granted(msgspec.Struct):
+    """A lease, or nothing (lease 0)."""
+
+    lease: int
+    deadline: int = 0
+    runs: list[int] = []
+    attempts: dict[int, int] = {}
+    """Attempt numbers above 1; every other item is at its first."""
+
+    @property
+    def count(self) -> int:
+        return sum(self.runs[1::2]) - sum(self.runs[::2])
+
+
+class Settled(msgspec.Struct):
+    """How many items the call settled, and which it refused, because the lease does not hold them (any more)."""
+
+    done: int
+    refused: list[int] = []
+    early: list[int] = []
+    """Refused because an earlier item of their key, held by the same lease, must be settled first."""
+
+
+class Counted(msgspec.Struct):
+    """How many items an operator's command moved."""
+
+    items: int
+
+
+class Again(msgspec.Struct):
+    """Progress was made but not enough to answer: apply the records and ask again."""
+
+
+Answer: TypeAlias = Stored | Granted | Settled | Counted | Again

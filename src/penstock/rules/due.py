@@ -1,0 +1,138 @@
+"""What comes due by itself: leases end, schedules arrive, ttls run out.
+
+Owns: `decide_due` and the application of its records. Bounded: about `limit` items per call; whoever calls looks at `State.next_due` and comes again.
+A lease is ended only when its deadline has really passed, whatever the item's attempts; a ttl never buries an item that is leased,
+but one that comes back overdue.
+"""
+
+from penstock.rules.calendar import Calendar
+from penstock.rules.keys import Waiting
+from penstock.rules.lanes import KEYED, PRIORITY_MASK
+from penstock.rules.leases import Grant
+from penstock.rules.records import Aged, Buried, Due, Expired, Record, pack_keys
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
+from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT, come_back
+from penstock.rules.state import Peek, State
+from penstock.words.clock import Moment
+
+
+def decide_due(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
+    """Records of what came due, or none. May raise Missing."""
+    elapsed, wall = state.next_due()
+    records: list[Record] = []
+    if wall is not None and wall <= now.wall:
+        records.append(_due(state, state.by_wall, now.wall, limit, by_wall=True))
+    if elapsed is not None and elapsed <= now.elapsed:
+        if (when := state.by_elapsed.next()) is not None and when <= now.elapsed:
+            records.append(_due(state, state.by_elapsed, now.elapsed, limit, by_wall=False))
+        for grant in state.leases.overdue(now.elapsed, limit):
+            records += _end_lease(state, grant)
+        if not records:  # judged on a state in which leases and schedules have settled
+            records += _age(state, now, limit, peek)
+    return records
+
+
+def _due(state: State, calendar: Calendar, now: int, limit: int, *, by_wall: bool) -> Due:
+    entries = calendar.due(now, limit)
+    runs: list[int] = []
+    tags: list[int] = []
+    for entry in entries:
+        for start, stop in pairs(state.scheduled.within(entry.start, entry.stop)):
+            runs += (start, stop)
+            tags.append(entry.tag)
+    return Due(by_wall, entries[-1].when, entries[-1].start, runs, tags)
+
+
+def _end_lease(state: State, grant: Grant) -> list[Record]:
+    """What is spent or overdue is buried, the rest goes back."""
+    most = state.policy.max_attempts
+    records: list[Record] = []
+    given_up: dict[str, list[int]] = {EXPIRED: [], f"{SPENT}: {LEASE_EXPIRED}": []}
+    overdue, spent = given_up.values()
+    if state.overdue or (most and (most == 1 or state.failures)):
+        for offset in grant.open:
+            if offset in state.overdue:
+                overdue.append(offset)
+            elif most and state.attempts(offset) + 1 >= most:
+                spent.append(offset)
+    park = state.policy.on_bury == "park"
+    for reason, chosen in given_up.items():
+        if chosen:
+            keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
+            records.append(Buried(grant.number, from_offsets(chosen), reason, keys, park=park))
+    if len(overdue) + len(spent) < grant.count:
+        records.append(Expired(grant.number))
+    return records
+
+
+def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
+    """Bury what waits beyond its ttl."""
+    entries = state.ttl.due(now.elapsed, limit)
+    if not entries:
+        return []
+    waiting, leased, rest = RunSet(), RunSet(), [0, 0]
+    for entry in entries:
+        stop = min(entry.stop, entry.start + limit)
+        waiting.add_all(state.waiting_within(entry.start, stop).runs)
+        leased.add_all(state.leased_within(entry.start, stop).runs)
+        rest = [stop, entry.stop]
+        if len(waiting) + len(leased) >= limit:
+            break
+    records: list[Record] = []
+    if waiting:
+        park = state.policy.on_bury == "park"
+        keys = _keys_of(state, waiting.runs, park, peek)
+        records.append(Buried(0, waiting.runs, EXPIRED, pack_keys(keys) if any(keys) else b"", park=park))
+    records.append(Aged(entry.when, entry.start, leased.runs, rest if rest[0] < rest[1] else []))
+    return records
+
+
+def _keys_of(state: State, runs: list[int], park: bool, peek: Peek) -> list[int]:
+    """The key of each item whose line is touched by burying it: those in lines, or, to park their keys, all."""
+    found = [NO_KEY] * sum(stop - start for start, stop in pairs(runs))
+    for index, offset in enumerate(offsets(runs)):
+        if offset in state.backing_off:
+            found[index] = state.backing_off[offset]
+        elif park or offset in state.passed:
+            block = peek.find(offset)
+            if block.key_ids is not None and not block.lost:
+                found[index] = block.key_ids[offset - block.base]
+    return found
+
+
+def apply_due(state: State, record: Due, now: Moment) -> None:
+    calendar = state.by_wall if record.by_wall else state.by_elapsed
+    calendar.discard(record.until, record.start)
+    for (start, stop), tag in zip(pairs(record.runs), record.tags, strict=True):
+        lane = tag & PRIORITY_MASK
+        if start in state.backing_off:
+            _back_in_line(state, start, lane, now)
+        else:
+            state.scheduled.remove(start, stop)
+            state.away.remove(start, stop)
+            state.lanes.add(lane, start, stop, tag & KEYED, state.next_offset, now.elapsed)
+
+
+def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
+    """The delay of a keyed item is over: it is first in its line."""
+    key = state.backing_off.pop(offset)
+    state.scheduled.remove(offset, offset + 1)
+    state.passed.add(offset, offset + 1)
+    line = state.keys.line(key)
+    line.backing_off = None
+    line.waiting.appendleft(Waiting(offset, offset + 1, lane, offset, now.elapsed))
+    state.keys.settle(key, line)
+
+
+def apply_expired(state: State, record: Expired, now: Moment) -> None:
+    grant = state.leases.live.get(record.lease)
+    if grant is not None:
+        come_back(state, grant, list(grant.open), now, reason=LEASE_EXPIRED)
+
+
+def apply_aged(state: State, record: Aged, now: Moment) -> None:
+    state.ttl.discard(record.until, record.start)
+    state.overdue.add_all(record.overdue)
+    for start, stop in pairs(record.rest):
+        state.ttl.add(record.until, start, stop)

@@ -1,0 +1,96 @@
+"""Why is this item not running? One sentence, and the facts behind it.
+
+Owns: `explain`. Reads the state; needs the item's block only when its key must be known.
+"""
+
+import msgspec
+
+from penstock.rules.keys import Line
+from penstock.rules.life import State as LifeState
+from penstock.rules.routing import NO_KEY
+from penstock.rules.state import Peek, State
+from penstock.words.clock import SECOND, Moment
+from penstock.words.errors import InvalidRequest
+
+
+class Explanation(msgspec.Struct):
+    """What an item is doing and why."""
+
+    state: LifeState
+    why: str
+    attempts: int = 0
+    lease: int = 0
+    consumer: str = ""
+    until: int = 0
+    """Elapsed or (scheduled by `at`) wall microseconds."""
+    held_by: int | None = None
+    """Offset of the item of the same key that is in the way."""
+    reason: str = ""
+
+
+def explain(state: State, offset: int, now: Moment, peek: Peek) -> Explanation:
+    """May raise Missing."""
+    found = state.state_of(offset)
+    if found is None:
+        raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
+    if found is LifeState.LEASED:
+        return _leased(state, offset, now)
+    if found is LifeState.SCHEDULED:
+        return _scheduled(state, offset, now)
+    if found is LifeState.READY:
+        return _ready(state, offset, peek)
+    if found is LifeState.BURIED:
+        burial = state.buried[offset]
+        return Explanation(found, f"buried because: {burial.reason}", burial.attempts, reason=burial.reason)
+    return Explanation(found, "lost: damage took its bytes" if offset in state.lost else "completed")
+
+
+def _leased(state: State, offset: int, now: Moment) -> Explanation:
+    grant = next(grant for grant in state.leases.live.values() if offset in grant.open)
+    left = max(0, grant.deadline - now.elapsed) / SECOND
+    who = grant.consumer or "an unnamed consumer"
+    why = f"leased by {who} for another {left:.1f} s"
+    return Explanation(LifeState.LEASED, why, state.attempts(offset) + 1, grant.number, grant.consumer, grant.deadline)
+
+
+def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
+    failure = state.failures.get(offset)
+    for calendar, clock in ((state.by_elapsed, now.elapsed), (state.by_wall, now.wall)):
+        for entry in calendar:
+            if entry.start <= offset < entry.stop:
+                left = max(0, entry.when - clock) / SECOND
+                what = f"backing off after attempt {failure.attempts} ({failure.reason})" if failure else "scheduled"
+                reason = failure.reason if failure else ""
+                return Explanation(LifeState.SCHEDULED, f"{what}, ready in {left:.1f} s", state.attempts(offset), until=entry.when, reason=reason)
+    raise AssertionError(f"offset {offset} is scheduled but in no calendar")
+
+
+def _ready(state: State, offset: int, peek: Peek) -> Explanation:
+    attempts = state.attempts(offset)
+    if state.paused_lease:
+        return Explanation(LifeState.READY, "ready, but leasing is paused; resume it", attempts)
+    block = peek.find(offset)
+    key = NO_KEY if block.key_ids is None or block.lost else block.key_ids[offset - block.base]
+    holder = state.keys.map.get(key) if key != NO_KEY else None
+    if holder is None:
+        return Explanation(LifeState.READY, "ready: the next lease that reaches it gets it", attempts)
+    return _behind_key(state, offset, holder, attempts)
+
+
+def _behind_key(state: State, offset: int, holder: int | Line, attempts: int) -> Explanation:
+    line = Line(holder) if isinstance(holder, int) else holder
+    if line.lease:
+        grant = state.leases.live[line.lease]
+        first = next(other for other, (_, key) in grant.open.items() if state.keys.map.get(key) is holder)
+        why = f"its key is held: item {first} is leased by {grant.consumer or 'an unnamed consumer'}"
+        return Explanation(LifeState.READY, why, attempts, held_by=first, until=grant.deadline)
+    if line.backing_off is not None:
+        why = f"its key is held: item {line.backing_off[0]} backs off"
+        return Explanation(LifeState.READY, why, attempts, held_by=line.backing_off[0], until=line.until)
+    if line.parked:
+        why = f"its key is parked: item {line.parked[0]} was buried; redrive or clear it"
+        return Explanation(LifeState.READY, why, attempts, held_by=line.parked[0])
+    first = line.waiting[0].start
+    if first == offset:
+        return Explanation(LifeState.READY, "ready: first of its key, the next lease that reaches it gets it", attempts)
+    return Explanation(LifeState.READY, f"ready, behind item {first} of the same key", attempts, held_by=first)

@@ -1,0 +1,182 @@
+"""Strict keys: which keys are busy, and who waits behind them.
+
+Owns: `Keys` and `Line`. A key is in here only while something holds it or waits behind it: a lease, a back-off, a parked burial, items passed over.
+A key that is merely leased costs one dict entry (key id → lease); one with more to say has a `Line`.
+Waiting runs are joined, so a hot key with a million items in a row stays cheap.
+A free line with waiting items stands in `ready`, a heap per lane ordered by the position of its head: a key competes with its head's priority.
+Entries of `ready` are only hints and are checked against the line when they come up.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from heapq import heappush
+
+from penstock.rules.lanes import JOIN_WITHIN
+from penstock.words.limits import LAST_PRIORITY
+
+
+class Waiting:
+    """A run of one key's passed-over items: ready, but not their turn."""
+
+    __slots__ = ("lane", "position", "ready_at", "start", "stop")
+
+    def __init__(self, start: int, stop: int, lane: int, position: int, ready_at: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.lane = lane
+        self.position = position
+        self.ready_at = ready_at
+
+    @property
+    def fresh(self) -> bool:
+        """Each item stands at its own offset."""
+        return self.position == self.start
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.position, self.start)
+
+    def joins(self, other: "Waiting") -> bool:
+        """Whether `other` carries this run on."""
+        if self.stop != other.start or self.lane != other.lane or other.ready_at - self.ready_at >= JOIN_WITHIN:
+            return False
+        return other.fresh if self.fresh else self.position == other.position
+
+    def astuple(self) -> tuple[int, int, int, int, int]:
+        return (self.start, self.stop, self.lane, self.position, self.ready_at)
+
+
+class Line:
+    """One key: what holds it and what waits behind."""
+
+    __slots__ = ("backing_off", "lease", "parked", "until", "waiting")
+
+    def __init__(self, lease: int = 0) -> None:
+        self.lease = lease
+        self.backing_off: tuple[int, int] | None = None
+        """(offset, lane) of the item whose delay holds the key."""
+        self.until = 0
+        self.parked: list[int] = []
+        self.waiting: deque[Waiting] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.lease or self.backing_off or self.parked)
+
+    def push(self, new: Waiting) -> None:
+        """Queue up by position: nearly always at the back."""
+        if self.waiting and self.waiting[-1].joins(new):
+            self.waiting[-1].stop = new.stop
+        elif not self.waiting or self.waiting[-1].order < new.order:
+            self.waiting.append(new)
+        else:
+            self.waiting = deque(sorted([*self.waiting, new], key=lambda run: run.order))
+
+    def drop(self, offset: int) -> bool:
+        """Take one item out of the line."""
+        for index, run in enumerate(self.waiting):
+            if run.start <= offset < run.stop:
+                break
+        else:
+            return False
+        parts = []
+        for start, stop in ((run.start, offset), (offset + 1, run.stop)):
+            if start < stop:
+                parts.append(Waiting(start, stop, run.lane, start if run.fresh else run.position, run.ready_at))
+        runs = list(self.waiting)
+        self.waiting = deque([*runs[:index], *parts, *runs[index + 1 :]])
+        return True
+
+
+class Keys:
+    """All keys that are not simply free."""
+
+    __slots__ = ("map", "ready")
+
+    def __init__(self) -> None:
+        self.map: dict[int, int | Line] = {}
+        self.ready: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
+        """Per lane: (position, offset, key) of heads that may be leased."""
+
+    def line(self, key: int) -> Line:
+        """The key's line, made when there is none."""
+        found = self.map.get(key)
+        if not isinstance(found, Line):
+            found = self.map[key] = Line(found or 0)
+        return found
+
+    def lines(self) -> list[tuple[int, Line]]:
+        return [(key, found) for key, found in self.map.items() if isinstance(found, Line)]
+
+    def head(self, lane: int, position: int, offset: int, key: int) -> Line | None:
+        """The line that a `ready` entry speaks of, if it still holds good."""
+        found = self.map.get(key)
+        if not isinstance(found, Line) or found.busy or not found.waiting:
+            return None
+        first = found.waiting[0]
+        return found if (first.lane, first.position, first.start) == (lane, position, offset) else None
+
+    def hold(self, keys: Iterable[int], lease: int) -> None:
+        """A lease holds these keys."""
+        for key in keys:
+            found = self.map.get(key)
+            if isinstance(found, Line):
+                found.lease = lease
+            else:
+                self.map[key] = lease
+
+    def release(self, keys: Iterable[int], lease: int) -> None:
+        """The lease holds these keys no longer."""
+        mapped = self.map
+        for key in keys:
+            found = mapped.get(key)
+            if found == lease:
+                del mapped[key]
+            elif isinstance(found, Line) and found.lease == lease:
+                found.lease = 0
+                self.settle(key, found)
+
+    def settle(self, key: int, line: Line) -> None:
+        """After a change: a free line offers its head, or goes when it has none."""
+        if line.busy:
+            return
+        if line.waiting:
+            first = line.waiting[0]
+            heappush(self.ready[first.lane], (first.position, first.start, key))
+        else:
+            del self.map[key]
+
+    def pass_over(self, key: int, run: Waiting) -> None:
+        """Items join the line of their key, and are offered at once if nothing holds it."""
+        line = self.line(key)
+        before = line.waiting[0].start if line.waiting else None
+        line.push(run)
+        if line.waiting[0].start != before:
+            self.settle(key, line)
+
+    def take(self, key: int, start: int, stop: int) -> None:
+        """Items [start, stop) leave the front of the line."""
+        found = self.map.get(key)
+        if not isinstance(found, Line):
+            return
+        for offset in range(start, stop):
+            first = found.waiting[0] if found.waiting else None
+            if first is not None and first.start == offset:
+                first.position += first.fresh
+                first.start += 1
+                if first.start == first.stop:
+                    found.waiting.popleft()
+            else:
+                found.drop(offset)
+
+    def forget(self, offset: int) -> None:
+        """Damage took an item whose key can no longer be read: look through all lines."""
+        for key, line in self.lines():
+            changed = line.drop(offset)
+            if line.backing_off and line.backing_off[0] == offset:
+                line.backing_off, changed = None, True
+            if offset in line.parked:
+                line.parked.remove(offset)
+                changed = True
+            if changed:
+                self.settle(key, line)

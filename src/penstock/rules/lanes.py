@@ -1,0 +1,111 @@
+"""The ready items nobody has touched yet: FIFO lanes by priority, kept as extents of the log.
+
+Owns: `Lanes` and `Extent`. An extent is a range of offsets that became ready together; what its items are (keys, priorities) stays on disk
+until a lease reaches them, so a backlog costs extents, not items and not frames.
+- position: where the extent stands in the order of becoming ready. An item ready at once stands at its own offset; one that came
+  later (due, retried, redriven) stands at the offset that was next when it came. Positions never fall along a lane.
+- ready_at: since when it waits, for aging; extents within a second of each other are joined and keep the first time.
+- KEYED: some item may have a key, so keys must be looked at. SPARSE: items of other lanes lie in between, so priorities must be looked at.
+An extent only says where to look: `State.away` says which of its items are ready.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from penstock.rules.runs import pairs
+from penstock.words.clock import SECOND
+from penstock.words.limits import LAST_PRIORITY
+
+KEYED = 16
+"""In tags (priority | KEYED) and in extent flags."""
+SPARSE = 32
+PRIORITY_MASK = 15
+JOIN_WITHIN = 1 * SECOND
+
+
+class Extent:
+    """Offsets [start, stop) of one lane."""
+
+    __slots__ = ("flags", "position", "ready_at", "start", "stop")
+
+    def __init__(self, start: int, stop: int, flags: int, position: int, ready_at: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.flags = flags
+        self.position = position
+        self.ready_at = ready_at
+
+    @property
+    def fresh(self) -> bool:
+        """Ready since it was produced: each item stands at its own offset."""
+        return self.position == self.start
+
+    def astuple(self) -> tuple[int, int, int, int, int]:
+        return (self.start, self.stop, self.flags, self.position, self.ready_at)
+
+    def __repr__(self) -> str:
+        return f"Extent{self.astuple()}"
+
+
+class Lanes:
+    """One FIFO of extents per priority."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self) -> None:
+        self.lanes: list[deque[Extent]] = [deque() for _ in range(LAST_PRIORITY + 1)]
+
+    def add(self, lane: int, start: int, stop: int, flags: int, position: int, ready_at: int) -> None:
+        """Put [start, stop) at the tail of a lane, joined with what is there when it carries on."""
+        extents = self.lanes[lane]
+        if extents:
+            tail = extents[-1]
+            if (
+                tail.stop == start
+                and tail.flags == flags
+                and ready_at - tail.ready_at < JOIN_WITHIN
+                and (tail.position == position or (tail.fresh and position == start))
+            ):
+                tail.stop = stop
+                return
+        extents.append(Extent(start, stop, flags, position, ready_at))
+
+    def trim(self, lane: int, start: int, stop: int, left: Iterable[int] = ()) -> Extent | None:
+        """Take [start, stop) out of the first extent that holds some of it and return what that extent was; `left` stays, known to have no keys."""
+        extents = self.lanes[lane]
+        for index, extent in enumerate(extents):
+            if extent.start < stop and start < extent.stop:
+                break
+        else:
+            return None
+        kept: list[Extent] = []
+        self._keep(kept, extent, extent.start, start, extent.flags)
+        for first, last in pairs(left):
+            self._keep(kept, extent, first, last, 0)
+        self._keep(kept, extent, stop, extent.stop, extent.flags)
+        if index == 0:
+            extents.popleft()
+            extents.extendleft(reversed(kept))
+        else:
+            self.lanes[lane] = deque([*list(extents)[:index], *kept, *list(extents)[index + 1 :]])
+        return extent
+
+    @staticmethod
+    def _keep(kept: list[Extent], old: Extent, start: int, stop: int, flags: int) -> None:
+        if start < stop:
+            kept.append(Extent(start, stop, flags, start if old.fresh else old.position, old.ready_at))
+
+    def first_keyed(self, lane: int) -> Extent | None:
+        """The first extent of a lane in which keys must be looked at."""
+        return next((extent for extent in self.lanes[lane] if extent.flags & KEYED), None)
+
+    def merge(self, returning: list[tuple[int, Extent]]) -> None:
+        """Put extents (with their lanes) back among the others, in order of position."""
+        for lane, extents in enumerate(self.lanes):
+            more = [extent for where, extent in returning if where == lane]
+            if more:
+                self.lanes[lane] = deque(sorted([*more, *extents], key=lambda extent: (extent.position, extent.start)))
+
+    def clear(self) -> None:
+        for lane in self.lanes:
+            lane.clear()

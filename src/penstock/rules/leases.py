@@ -1,0 +1,193 @@
+"""Leases: who holds which items until when, and what became of leases that ended.
+
+Owns: `Grant` (one live lease) and `Leases`. A lease number is `epoch << 40 | counter`: no two owners ever give the same one, so the number is the
+fencing token. A grant keeps its items as the runs of its record and opens them into a dict only when they are settled one by one.
+What is remembered of ended leases: those whose items were all completed under them, as runs of numbers (next to nothing), and, for a while,
+which items of the others were completed. So a repeated `complete` is told apart from a late one.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import repeat
+
+from penstock.rules.records import Leased, pack_keys, unpack_keys
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import RunSet, from_offsets, pairs
+from penstock.words.limits import MAX_LEASE_TIMEOUT
+
+EPOCH_SHIFT = 40
+
+
+class Grant:
+    """A live lease."""
+
+    __slots__ = ("_open", "_sharing", "consumer", "count", "deadline", "done", "given", "number", "size", "timeout")
+
+    def __init__(self, record: Leased) -> None:
+        self.number = record.lease
+        self.deadline = record.deadline
+        self.timeout = record.timeout
+        self.consumer = record.consumer
+        self.given = list(_given(record))
+        self.size = self.count = sum(stop - start for start, stop, _, _ in self.given)
+        self.done: RunSet | None = None
+        """What was completed, once not everything is settled in one go."""
+        self._open: dict[int, tuple[int, int]] | None = None
+        self._sharing: Counter[int] | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whatever was settled was completed."""
+        return self.size - self.count == (self.done.total if self.done else 0)
+
+    @property
+    def open(self) -> dict[int, tuple[int, int]]:
+        """(lane, key id) of each item still open, in the order given."""
+        if self._open is None:
+            self._open = {}
+            for start, stop, lane, packed in self.given:
+                keys = unpack_keys(packed) if packed else repeat(NO_KEY)
+                self._open.update(zip(range(start, stop), zip(repeat(lane), keys)))  # noqa: B905 (repeat has no end)
+        return self._open
+
+    def parts(self) -> list[tuple[int, int, int, bytes]]:
+        """(start, stop, lane, packed key ids or nothing) of what is still open, in the order given."""
+        if self._open is None:
+            return self.given
+        return [(offset, offset + 1, lane, pack_keys([key]) if key else b"") for offset, (lane, key) in self._open.items()]
+
+    def runs(self) -> list[int]:
+        """Flat runs of what is still open, in the order given."""
+        if self._open is not None:
+            return from_offsets(self._open)
+        return [edge for start, stop, _, _ in self.given for edge in (start, stop)]
+
+    def keys(self) -> list[int]:
+        """Key ids of what is still open, without NO_KEY."""
+        if self._open is not None:
+            return [key for _, key in self._open.values() if key]
+        return [key for _, _, _, packed in self.given if packed for key in unpack_keys(packed) if key]
+
+    @property
+    def sharing(self) -> "Counter[int]":
+        """How many open items each key has, if some key has several (a unit, settled in order); else empty."""
+        if self._sharing is None:
+            found = Counter(key for _, key in self.open.values() if key)
+            self._sharing = found if len(found) < found.total() else Counter()
+        return self._sharing
+
+    def behind(self, offset: int) -> list[int]:
+        """Open items of the same key that come after this one."""
+        _, key = self.open[offset]
+        if self.sharing[key] < 2:
+            return []
+        line = [other for other, (_, its) in self.open.items() if its == key]
+        return line[line.index(offset) + 1 :]
+
+    def close(self, offset: int) -> tuple[int, int]:
+        """Take one item out."""
+        lane, key = self.open.pop(offset)
+        self.count -= 1
+        if self.sharing:
+            self.sharing[key] -= 1
+        return lane, key
+
+    def note_done(self, runs: list[int]) -> None:
+        if self.done is None:
+            self.done = RunSet()
+        self.done.add_all(runs)
+
+    def __repr__(self) -> str:
+        return f"Grant({self.number:#x}, {self.count} open, until {self.deadline}, {self.consumer!r})"
+
+
+def _given(record: Leased) -> Iterator[tuple[int, int, int, bytes]]:
+    """(start, stop, lane, packed key ids or nothing) of everything a lease gave, in order."""
+    for take in record.takes:
+        if take.taken is None:
+            yield take.start, take.stop, take.lane, take.keys
+            continue
+        at = 0
+        for start, stop in pairs(take.taken):
+            size = 8 * (stop - start)
+            yield start, stop, take.lane, take.keys[at : at + size]
+            at += size
+    for head in record.heads:
+        yield head.start, head.stop, head.lane, pack_keys([head.key]) * (head.stop - head.start)
+
+
+class Leases:
+    """All live leases of a partition, by number, and what is remembered of others."""
+
+    __slots__ = ("_deadlines", "finished", "live", "marks", "past")
+
+    def __init__(self) -> None:
+        self.live: dict[int, Grant] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self.finished = RunSet()
+        """Leases all of whose items were completed under them."""
+        self.past: dict[int, tuple[int, list[int]]] = {}
+        """Other leases that ended: (until when to remember, runs completed under them)."""
+        self.marks: list[tuple[int, int]] = []
+        """(time, lease): landmarks by which `finished` is forgotten."""
+
+    def add(self, grant: Grant) -> None:
+        self.live[grant.number] = grant
+        heappush(self._deadlines, (grant.deadline, grant.number))
+
+    def extend(self, grant: Grant, deadline: int) -> None:
+        grant.deadline = deadline
+        heappush(self._deadlines, (deadline, grant.number))
+
+    def next_deadline(self) -> int | None:
+        """When the first lease ends."""
+        while self._deadlines:
+            deadline, number = self._deadlines[0]
+            grant = self.live.get(number)
+            if grant is not None and grant.deadline == deadline:
+                return deadline
+            heappop(self._deadlines)  # extended or settled since
+        return None
+
+    def overdue(self, now: int, limit: int) -> list[Grant]:
+        """Leases that have ended, up to `limit` items' worth (at least one lease)."""
+        found: list[Grant] = []
+        kept: list[tuple[int, int]] = []
+        items = 0
+        while items < limit and (deadline := self.next_deadline()) is not None and deadline <= now:
+            kept.append(heappop(self._deadlines))
+            grant = self.live[kept[-1][1]]
+            if grant not in found:
+                found.append(grant)
+                items += grant.count
+        for entry in kept:
+            heappush(self._deadlines, entry)
+        return found
+
+    def rearm(self, now: int) -> None:
+        """Every lease gets its full timeout again."""
+        for grant in self.live.values():
+            self.extend(grant, now + grant.timeout)
+
+    def end(self, grant: Grant, now: int, remember: int) -> None:
+        """The lease is over; if it was never settled in part, everything under it was completed."""
+        del self.live[grant.number]
+        if grant.clean:
+            self.finished.add(grant.number, grant.number + 1)
+        elif grant.done:
+            self.past[grant.number] = (now + remember, grant.done.runs)
+        self._forget(now, grant.number, remember)
+
+    def _forget(self, now: int, number: int, remember: int) -> None:
+        """Drop what is past remembering: about once a minute, so that it costs nothing per lease."""
+        step = remember // 16
+        if self.marks and now < self.marks[-1][0] + step:
+            return
+        self.marks.append((now, number))
+        oldest = 0
+        while self.marks and self.marks[0][0] + remember + MAX_LEASE_TIMEOUT <= now:
+            oldest = self.marks.pop(0)[1]
+        self.finished.remove(0, oldest)
+        for ended in [ended for ended, (until, _) in self.past.items() if until <= now]:
+            del self.past[ended]

@@ -1,0 +1,63 @@
+"""The partition as a machine: commands go in, records come out; records go in, the state changes.
+
+Owns: the two tables that join commands and records to their rules, and nothing else.
+    decide(state, command, now, peek) → records, answer     reads, changes nothing
+    apply(state, record, now)                               the only thing that changes state, live and in recovery
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.rules import admin, commands, due, lease, produce, records, settle
+from penstock.rules.due import decide_due
+from penstock.rules.state import Peek, State
+from penstock.words.clock import Moment
+
+_DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Record], commands.Answer]]] = {
+    commands.Produce: produce.decide_produce,
+    commands.Lease: lease.decide_lease,
+    commands.Complete: settle.decide_complete,
+    commands.Retry: settle.decide_retry,
+    commands.Bury: settle.decide_bury,
+    commands.Extend: settle.decide_extend,
+    commands.Configure: admin.decide_configure,
+    commands.Pause: admin.decide_pause,
+    commands.Clear: admin.decide_clear,
+    commands.Seek: admin.decide_seek,
+    commands.Redrive: admin.decide_redrive,
+}
+
+_APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
+    records.Produced: produce.apply_produced,
+    records.Leased: lease.apply_leased,
+    records.Passed: lease.apply_passed,
+    records.Completed: settle.apply_completed,
+    records.Retried: settle.apply_retried,
+    records.Extended: settle.apply_extended,
+    records.Buried: settle.apply_buried,
+    records.Answered: settle.apply_answered,
+    records.Expired: due.apply_expired,
+    records.Due: due.apply_due,
+    records.Aged: due.apply_aged,
+    records.Opened: admin.apply_opened,
+    records.Configured: admin.apply_configured,
+    records.Paused: admin.apply_paused,
+    records.Cleared: admin.apply_cleared,
+    records.Sought: admin.apply_sought,
+    records.Redriven: admin.apply_redriven,
+    records.Lost: admin.apply_lost,
+}
+
+
+def decide(state: State, command: commands.Command, now: Moment, peek: Peek) -> tuple[list[records.Record], commands.Answer]:
+    """What a command leads to. May raise Missing (fetch and ask again) or a PenstockError (refused)."""
+    return _DECIDE[type(command)](state, command, now, peek)
+
+
+def apply(state: State, record: records.Record, now: Moment) -> None:
+    """What a record does."""
+    _APPLY[type(record)](state, record, now)
+    state.moment = now
+
+
+__all__ = ["apply", "decide", "decide_due"]

@@ -1,0 +1,231 @@
+"""What happened: the records that a partition writes, reads back and applies. They are the whole truth.
+
+Owns: the record types. A record states facts and is complete in itself: to apply one, nothing but the state before it is needed.
+Records are MessagePack arrays headed by their tag; a field may be added at the end with a default, never moved or removed (docs/format.md).
+Runs are flat `[start, stop, …]` (rules/runs.py). Instants ending in `deadline`, `until` and `due` are elapsed microseconds, `…_at` wall microseconds.
+Key columns are packed little-endian u64, one per offset.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.words.batch import Batch
+from penstock.words.limits import Policy
+
+
+class Opened(msgspec.Struct, array_like=True, tag=1):
+    """An owner opened the partition. Written and synced before its first lease, so that no two owners share a token."""
+
+    epoch: int
+    boot: str
+    shift: int
+    """Added to the machine's elapsed time to get the partition's, which never runs backwards."""
+    rebooted: bool = False
+
+
+class Configured(msgspec.Struct, array_like=True, tag=2):
+    """The policy is now this."""
+
+    policy: Policy
+
+
+class Produced(msgspec.Struct):
+    """Items took offsets from `base` on. Lies in a DATA frame, not among the state records."""
+
+    base: int
+    batch: Batch
+    request: bytes | None = None
+    ids: list[int] | None = None
+    """The answer to the request, where some of its items were produced before (dedup)."""
+    source: bytes | None = None
+    sequence: int = 0
+
+
+class Take(msgspec.Struct, array_like=True):
+    """What a lease did with the offsets [start, stop) of a lane: it took some, passed over those of busy keys, left the rest."""
+
+    lane: int
+    start: int
+    stop: int
+    taken: list[int] | None = None
+    """Runs; None is the whole of [start, stop)."""
+    keys: bytes = b""
+    """Key ids of `taken`; empty when none has a key."""
+    passed: list[int] = []
+    passed_keys: bytes = b""
+    left: list[int] = []
+    """Items without a key that stay ready where they are."""
+
+
+class Head(msgspec.Struct, array_like=True):
+    """Items [start, stop) that had been passed over, taken from the front of their key's line."""
+
+    key: int
+    lane: int
+    start: int
+    stop: int
+
+
+class Leased(msgspec.Struct, array_like=True, tag=3):
+    """Items were given to a consumer until `deadline`."""
+
+    lease: int
+    deadline: int
+    timeout: int
+    consumer: str
+    takes: list[Take] = []
+    heads: list[Head] = []
+
+
+class Passed(msgspec.Struct, array_like=True, tag=4):
+    """Items of busy keys were passed over; nobody got anything yet."""
+
+    takes: list[Take]
+
+
+class Completed(msgspec.Struct, array_like=True, tag=5):
+    """Items of a lease are done: those of `runs`, or all that are still open."""
+
+    lease: int
+    runs: list[int] | None = None
+
+
+class Retried(msgspec.Struct, array_like=True, tag=6):
+    """Items of a lease go back: those of `runs` because they failed, those of `returned` because an earlier one of their key did."""
+
+    lease: int
+    runs: list[int]
+    due: int = 0
+    """When they become ready; 0 is at once."""
+    reason: str = ""
+    counted: bool = True
+    returned: list[int] = []
+
+
+class Expired(msgspec.Struct, array_like=True, tag=7):
+    """A lease ended by its deadline; what was still open goes back."""
+
+    lease: int
+
+
+class Extended(msgspec.Struct, array_like=True, tag=8):
+    """A lease ends later."""
+
+    lease: int
+    deadline: int
+
+
+class Buried(msgspec.Struct, array_like=True, tag=9):
+    """Items were given up, under a lease or (lease 0) while they waited."""
+
+    lease: int
+    runs: list[int]
+    reason: str
+    keys: bytes = b""
+    """Key ids of `runs` (NO_KEY where there is none), when their lines are touched: always with `park`."""
+    returned: list[int] = []
+    park: bool = False
+    """Hold the keys until the items are redriven or cleared."""
+
+
+class Answered(msgspec.Struct, array_like=True, tag=17):
+    """A request with an id was answered so; its repetition will be too. Stands behind the records of what it did."""
+
+    request: bytes
+    count: int = 0
+    lease: int = 0
+    refused: list[int] = []
+    early: list[int] = []
+
+
+class Due(msgspec.Struct, array_like=True, tag=10):
+    """Scheduled items became ready. Everything up to (until, start) is gone from the calendar named."""
+
+    by_wall: bool
+    until: int
+    start: int
+    runs: list[int]
+    tags: list[int]
+    """One per run: priority and whether it has a key, see lanes.py."""
+
+
+class Aged(msgspec.Struct, array_like=True, tag=11):
+    """The ttl calendar was worked through up to (until, start); what was found waiting is in a Buried record before this one."""
+
+    until: int
+    start: int
+    overdue: list[int] = []
+    """Leased when their ttl ended: buried if they come back."""
+    rest: list[int] = []
+    """What of the last entry is still to be looked at."""
+
+
+class Paused(msgspec.Struct, array_like=True, tag=12):
+    """Leasing and producing are held (True) or go on (False)."""
+
+    lease: bool
+    produce: bool
+
+
+class Cleared(msgspec.Struct, array_like=True, tag=13):
+    """Items were resolved by an operator: all that were in the states named."""
+
+    ready: list[int] = []
+    scheduled: list[int] = []
+    leased: list[int] = []
+    buried: list[int] = []
+
+
+class Sought(msgspec.Struct, array_like=True, tag=14):
+    """Completed items are ready again, in log order."""
+
+    runs: list[int]
+
+
+class Redriven(msgspec.Struct, array_like=True, tag=15):
+    """Buried items are ready again: at the tail of their lanes, or, where their key was parked, at the front of its line."""
+
+    runs: list[int]
+    tags: bytes
+    """One per offset: priority and KEYED."""
+    keys: bytes = b""
+    """Key ids of `runs` (NO_KEY where there is none); empty when none has a key."""
+
+
+class Lost(msgspec.Struct, array_like=True, tag=16):
+    """Damage took the bytes of items; they are out of the way."""
+
+    runs: list[int]
+
+
+StateRecord: TypeAlias = (
+    Opened
+    | Configured
+    | Leased
+    | Passed
+    | Completed
+    | Retried
+    | Expired
+    | Extended
+    | Buried
+    | Answered
+    | Due
+    | Aged
+    | Paused
+    | Cleared
+    | Sought
+    | Redriven
+    | Lost
+)
+Record: TypeAlias = Produced | StateRecord
+
+
+def pack_keys(keys: Iterable[int]) -> bytes:
+    return array("Q", keys).tobytes()
+
+
+def unpack_keys(packed: bytes) -> list[int]:
+    return array("Q", packed).tolist()

@@ -1,0 +1,43 @@
+"""From a key to its slot, the same in Python and in Spark SQL.
+
+Owns: the routing hash of DESIGN §4. `xxhash64(lit('penstock.slot'), key) & 16383` in stock Spark SQL gives the same slot.
+The whole 64-bit hash also serves as the *key id* by which a partition tells keys apart without holding their bytes: two keys that
+share an id (one pair in 2**64) are handled as one key, in order, one at a time: slower, never wrong. See docs/adr/0003.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import xxhash
+
+SLOTS = 16_384
+SLOT_MASK = SLOTS - 1
+SLOT_SEED = 0x927EEB32C6B0307C
+"""XXH64("penstock.slot", seed=42)."""
+NO_KEY = 0
+_STAND_IN_FOR_ZERO = 1 << 63  # a key that hashes to NO_KEY; it keeps slot 0
+
+
+def key_id(key: bytes) -> int:
+    """The 64-bit id of a key; never NO_KEY."""
+    return xxhash.xxh64_intdigest(key, SLOT_SEED) or _STAND_IN_FOR_ZERO
+
+
+def key_ids(keys: Sequence[bytes | None]) -> list[int]:
+    """The id of each key, NO_KEY where there is none."""
+    digest, seed = xxhash.xxh64_intdigest, SLOT_SEED
+    return [NO_KEY if key is None else digest(key, seed) or _STAND_IN_FOR_ZERO for key in keys]
+
+
+def slot(key: bytes) -> int:
+    """The slot of a key."""
+    return key_id(key) & SLOT_MASK
+
+
+def digest(*parts: bytes) -> bytes:
+    """A 16-byte name for ids given by callers (dedup ids, request ids). Cryptographic, because a collision would lose an item."""
+    whole = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        whole.update(len(part).to_bytes(4, "little"))
+        whole.update(part)
+    return whole.digest()

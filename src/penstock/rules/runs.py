@@ -1,0 +1,148 @@
+"""Sets of offsets as runs: what is contiguous costs one entry, however long it is.
+
+Owns: `RunSet`, and the flat form of runs used in records: `[start, stop, start, stop, …]`, half open, ascending unless said otherwise.
+Limits: adding at the end is O(1); elsewhere O(log n) to find plus a memory move of the runs behind.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+
+def pairs(runs: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The (start, stop) pairs of flat runs."""
+    each = iter(runs)
+    return zip(each, each, strict=True)
+
+
+def count(runs: list[int]) -> int:
+    """How many offsets flat runs cover."""
+    return sum(runs[1::2]) - sum(runs[::2])
+
+
+def offsets(runs: list[int]) -> list[int]:
+    """Every offset of flat runs, in their order."""
+    if len(runs) == 2:
+        return list(range(runs[0], runs[1]))
+    return [offset for start, stop in pairs(runs) for offset in range(start, stop)]
+
+
+def from_offsets(values: Iterable[int]) -> list[int]:
+    """Flat runs of offsets in the order given; neighbours that follow each other are joined."""
+    runs: list[int] = []
+    expected = -1
+    for value in values:
+        if value == expected:
+            runs[-1] = value + 1
+        else:
+            runs += (value, value + 1)
+        expected = value + 1
+    return runs
+
+
+class RunSet:
+    """A set of offsets kept as ascending, disjoint, non-touching runs."""
+
+    __slots__ = ("_starts", "_stops", "total")
+
+    def __init__(self, runs: Iterable[int] = ()) -> None:
+        self._starts = array("q")
+        self._stops = array("q")
+        self.total = 0
+        for start, stop in pairs(runs):
+            self.add(start, stop)
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __contains__(self, offset: int) -> bool:
+        at = bisect_right(self._starts, offset) - 1
+        return at >= 0 and offset < self._stops[at]
+
+    def __repr__(self) -> str:
+        return f"RunSet({self.total} in {len(self._starts)} runs)"
+
+    @property
+    def runs(self) -> list[int]:
+        """All runs, flat."""
+        return [edge for pair in zip(self._starts, self._stops, strict=True) for edge in pair]
+
+    def add(self, start: int, stop: int) -> None:
+        """Add [start, stop); what is in already stays."""
+        if start >= stop:
+            return
+        starts, stops = self._starts, self._stops
+        if not stops or start > stops[-1]:
+            starts.append(start)
+            stops.append(stop)
+            self.total += stop - start
+            return
+        if start == stops[-1]:
+            stops[-1] = stop
+            self.total += stop - start
+            return
+        low = bisect_left(stops, start)  # first run that ends at or after start: it touches or overlaps
+        high = bisect_right(starts, stop)  # first run that begins after stop
+        if low < high:
+            start = min(start, starts[low])
+            stop = max(stop, stops[high - 1])
+        self._replace(low, high, (start,), (stop,))
+
+    def remove(self, start: int, stop: int) -> None:
+        """Take [start, stop) out; what is not in is no matter."""
+        if start >= stop:
+            return
+        starts, stops = self._starts, self._stops
+        low = bisect_right(stops, start)  # first run that ends after start
+        high = bisect_left(starts, stop)  # first run that begins at or after stop
+        if low >= high:
+            return
+        kept = [(s, e) for s, e in ((starts[low], start), (stop, stops[high - 1])) if s < e]
+        self._replace(low, high, [s for s, _ in kept], [e for _, e in kept])
+
+    def _replace(self, low: int, high: int, starts: Iterable[int], stops: Iterable[int]) -> None:
+        new_starts, new_stops = array("q", starts), array("q", stops)
+        self.total += sum(new_stops) - sum(new_starts) - sum(self._stops[low:high]) + sum(self._starts[low:high])
+        self._starts[low:high] = new_starts
+        self._stops[low:high] = new_stops
+
+    def add_all(self, runs: Iterable[int]) -> None:
+        for start, stop in pairs(runs):
+            self.add(start, stop)
+
+    def remove_all(self, runs: Iterable[int]) -> None:
+        for start, stop in pairs(runs):
+            self.remove(start, stop)
+
+    def without(self, runs: Iterable[int]) -> list[int]:
+        """What is left when `runs` are taken out, as flat runs; the set itself then holds just that."""
+        self.remove_all(runs)
+        return self.runs
+
+    def within(self, start: int, stop: int) -> list[int]:
+        """The part of the set inside [start, stop), as flat runs."""
+        starts, stops = self._starts, self._stops
+        found: list[int] = []
+        for at in range(bisect_right(stops, start), bisect_left(starts, stop)):
+            found += (max(start, starts[at]), min(stop, stops[at]))
+        return found
+
+    def missing(self, start: int, stop: int) -> list[int]:
+        """The part of [start, stop) outside the set, as flat runs."""
+        found: list[int] = []
+        for low, high in pairs(self.within(start, stop)):
+            if start < low:
+                found += (start, low)
+            start = high
+        if start < stop:
+            found += (start, stop)
+        return found
+
+    def first_missing(self, start: int) -> int:
+        """The lowest offset at or above `start` that is not in the set."""
+        at = bisect_right(self._starts, start) - 1
+        return self._stops[at] if at >= 0 and start < self._stops[at] else start
+
+    def clear(self) -> None:
+        del self._starts[:], self._stops[:]
+        self.total = 0

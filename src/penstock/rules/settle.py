@@ -1,0 +1,349 @@
+"""Settling leases: complete, retry, bury, extend. The lease number is the fence.
+
+Owns: the decisions and their application. A lease that is not live holds nothing: what it presents is refused, except a repeated `complete` of
+what was completed under it. In a batch each item has its own result; good ones are done even when others are refused.
+Several items of one key under one lease are one unit: settled in order; when one goes back or is buried, the later ones return to their places,
+their attempt given back.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
+from penstock.rules.keys import Waiting
+from penstock.rules.lanes import KEYED
+from penstock.rules.leases import Grant
+from penstock.rules.records import Answered, Buried, Completed, Extended, Record, Retried, pack_keys, unpack_keys
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import RunSet, from_offsets, offsets
+from penstock.rules.state import Burial, Failure, Peek, Remembered, State
+from penstock.words.clock import Moment
+from penstock.words.errors import InvalidRequest, LeaseLost
+from penstock.words.limits import MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_REASON_BYTES, MIN_LEASE_TIMEOUT, within
+
+Settle: TypeAlias = Complete | Retry | Bury | Extend
+SPENT = "attempts spent"
+EXPIRED = "expired"
+LEASE_EXPIRED = "lease expired"
+
+
+def validate_retry(command: Retry) -> Retry:
+    within("delay", command.delay, 0, MAX_DELAY)
+    command.reason = cut_reason(command.reason)
+    return command
+
+
+def validate_extend(command: Extend) -> Extend:
+    if command.timeout:
+        within("lease_timeout", command.timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+    return command
+
+
+def cut_reason(reason: str) -> str:
+    """A reason within its limit; it comes from exceptions, and a long one must not fail the call."""
+    if not isinstance(reason, str):
+        raise InvalidRequest(f"the reason is {type(reason).__name__}; give a text")
+    return reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore")
+
+
+# -- decide ------------------------------------------------------------------------------------------
+
+
+def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    if (known := _answered(state, command, now)) is not None:
+        return [], known
+    grant = state.leases.live.get(command.lease)
+    if command.offsets is None:
+        if grant is None:
+            if command.lease in state.leases.finished:
+                return [], Settled(0)
+            raise _lost(command.lease)
+        return _with_answer(command, [Completed(command.lease)], Settled(grant.count))
+    if grant is None:
+        return [], _repeated(state, command.lease, command.offsets)
+    good, refused, early = _sort(grant, command.offsets)
+    again = [offset for offset in refused if grant.done is not None and offset in grant.done]
+    refused = [offset for offset in refused if offset not in again] if again else refused
+    records: list[Record] = [Completed(command.lease, from_offsets(good))] if good else []
+    return _with_answer(command, records, Settled(len(good) + len(again), refused, early))
+
+
+def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    if (known := _answered(state, command, now)) is not None:
+        return [], known
+    grant, chosen, refused = _held(state, command.lease, command.offsets)
+    first = _firsts(grant, chosen)
+    expired = [offset for offset in first if offset in state.overdue]
+    most = state.policy.max_attempts if command.counted else 0
+    spent = [offset for offset in first if most and state.attempts(offset) + 1 >= most and offset not in state.overdue]
+    back = [offset for offset in first if offset not in expired and offset not in spent] if expired or spent else first
+    records: list[Record] = []
+    for given_up, why in ((expired, EXPIRED), (spent, _because(SPENT, command.reason))):
+        if given_up:
+            records.append(_bury(state, grant, given_up, why))
+    if back:
+        due = now.elapsed + command.delay if command.delay else 0
+        records.append(Retried(command.lease, from_offsets(back), due, command.reason, command.counted, _behind(grant, back)))
+    return _with_answer(command, records, Settled(len(chosen), refused))
+
+
+def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    if (known := _answered(state, command, now)) is not None:
+        return [], known
+    grant, chosen, refused = _held(state, command.lease, command.offsets)
+    records: list[Record] = [_bury(state, grant, chosen, cut_reason(command.reason))] if chosen else []
+    return _with_answer(command, records, Settled(len(chosen), refused))
+
+
+def decide_extend(state: State, command: Extend, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    if (known := _answered(state, command, now)) is not None:
+        return [], known
+    grant = state.leases.live.get(command.lease)
+    if grant is None:
+        raise _lost(command.lease)
+    deadline = now.elapsed + (command.timeout or grant.timeout)
+    return _with_answer(command, [Extended(command.lease, deadline)], Settled(grant.count))
+
+
+def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tuple[list[Record], Settled]:
+    """Remember the answer when the caller may ask again."""
+    if command.request is not None and records:
+        records.append(Answered(command.request, answer.done, command.lease, answer.refused, answer.early))
+    return records, answer
+
+
+def _answered(state: State, command: Settle, now: Moment) -> Settled | None:
+    if command.request is None:
+        return None
+    known = state.requests.get(command.request, now.elapsed)
+    return None if known is None else Settled(known.count, known.refused, known.early)
+
+
+def _lost(lease: int) -> LeaseLost:
+    return LeaseLost(f"lease {lease:#x} has ended; drop the work, its items may be with someone else")
+
+
+def _held(state: State, lease: int, wanted: Sequence[int] | None) -> tuple[Grant, list[int], list[int]]:
+    """The live lease, which of the offsets it holds (None: all) and which not."""
+    grant = state.leases.live.get(lease)
+    if grant is None:
+        raise _lost(lease)
+    if wanted is None:
+        return grant, list(grant.open), []
+    unique = dict.fromkeys(wanted)
+    return grant, [offset for offset in unique if offset in grant.open], [offset for offset in unique if offset not in grant.open]
+
+
+def _sort(grant: Grant, wanted: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Offsets that may be completed (each once), that the lease does not hold, and that must wait for an earlier one of their key."""
+    opened = grant.open
+    unique = wanted if len(wanted) == 1 else list(dict.fromkeys(wanted))
+    good = [offset for offset in unique if offset in opened]
+    refused = [offset for offset in unique if offset not in opened] if len(good) < len(unique) else []
+    if not grant.sharing:
+        return good, refused, []
+    chosen, blocked, early = set(good), set(), set()
+    for offset, (_, key) in opened.items():
+        if key != NO_KEY:
+            if offset not in chosen:
+                blocked.add(key)
+            elif key in blocked:
+                early.add(offset)
+    return [offset for offset in good if offset not in early], refused, sorted(early)
+
+
+def _repeated(state: State, lease: int, wanted: Sequence[int]) -> Settled:
+    """Of a lease that ended: what was completed under it is done; the rest is refused."""
+    finished = lease in state.leases.finished
+    known = state.resolved if finished else RunSet(state.leases.past.get(lease, (0, []))[1])
+    refused = [offset for offset in wanted if offset not in known]
+    return Settled(len(wanted) - len(refused), refused)
+
+
+def _firsts(grant: Grant, chosen: list[int]) -> list[int]:
+    """Of each key's unit only the first chosen: the later ones return with it."""
+    if not grant.sharing:
+        return chosen
+    later = set(offsets(_behind(grant, chosen)))
+    return [offset for offset in chosen if offset not in later]
+
+
+def _behind(grant: Grant, chosen: list[int]) -> list[int]:
+    """Runs of the open items that stand behind a chosen one of the same key, and are not chosen themselves unless they do."""
+    if not grant.sharing:
+        return []
+    return from_offsets(sorted({later for offset in chosen for later in grant.behind(offset)}))
+
+
+def _bury(state: State, grant: Grant, chosen: list[int], reason: str) -> Buried:
+    park = state.policy.on_bury == "park"
+    keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
+    returned = RunSet(_behind(grant, chosen))
+    for offset in chosen:
+        returned.remove(offset, offset + 1)
+    return Buried(grant.number, from_offsets(chosen), reason, keys, returned.runs, park)
+
+
+def _because(what: str, reason: str) -> str:
+    return f"{what}: {reason}" if reason else what
+
+
+# -- apply -------------------------------------------------------------------------------------------
+
+
+def apply_completed(state: State, record: Completed, now: Moment) -> None:
+    grant = state.leases.live.get(record.lease)
+    if grant is None:  # damage took the record of the lease
+        state.resolved.add_all(record.runs or ())
+        state.away.add_all(record.runs or ())
+        return
+    if record.runs is None:
+        runs = grant.runs()
+        state.keys.release(grant.keys(), grant.number)
+        if grant.count < grant.size:
+            grant.note_done(runs)
+            grant.count = 0
+    else:
+        runs = record.runs
+        for offset in offsets(runs):
+            _, key = grant.close(offset)
+            _let_go(state, grant, key)
+        grant.note_done(runs)
+    _resolve(state, runs)
+    if record.runs is None or not grant.count:
+        state.leases.end(grant, now.elapsed, state.policy.remember)
+
+
+def _resolve(state: State, runs: list[int]) -> None:
+    state.resolved.add_all(runs)
+    if state.overdue:
+        state.overdue.remove_all(runs)
+    if state.failures:
+        for offset in offsets(runs):
+            state.failures.pop(offset, None)
+
+
+def _let_go(state: State, grant: Grant, key: int) -> None:
+    """The lease holds a key no longer, unless another of its open items has it."""
+    if key != NO_KEY and not grant.sharing[key]:
+        state.keys.release((key,), grant.number)
+
+
+def apply_retried(state: State, record: Retried, now: Moment) -> None:
+    grant = state.leases.live.get(record.lease)
+    if grant is None:
+        return
+    for offset in reversed(offsets(record.returned)):
+        lane, key = grant.close(offset)
+        _to_front(state, offset, lane, key, now)
+    come_back(state, grant, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted)
+
+
+def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True) -> None:
+    """Items of a lease return: to the tail of their lane, or, with a key, to the front of its line."""
+    for offset in reversed(failed) if grant.sharing else failed:
+        lane, key = grant.close(offset)
+        if counted:
+            note_failure(state, offset, now, reason)
+        if key != NO_KEY:
+            _to_front(state, offset, lane, key, now, due)
+        elif due:
+            state.by_elapsed.add(due, offset, offset + 1, lane)
+            state.scheduled.add(offset, offset + 1)
+        else:
+            state.away.remove(offset, offset + 1)
+            state.lanes.add(lane, offset, offset + 1, 0, state.next_offset, now.elapsed)
+    _end_if_empty(state, grant, now)
+
+
+def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: int = 0) -> None:
+    """A keyed item keeps its place: first in line, and with a delay the whole line waits."""
+    line = state.keys.line(key)
+    line.lease = 0
+    if due:
+        line.backing_off, line.until = (offset, lane), due
+        state.backing_off[offset] = key
+        state.scheduled.add(offset, offset + 1)
+        state.by_elapsed.add(due, offset, offset + 1, lane | KEYED)
+    else:
+        line.waiting.appendleft(Waiting(offset, offset + 1, lane, offset, now.elapsed))
+        state.passed.add(offset, offset + 1)
+    state.keys.settle(key, line)
+
+
+def note_failure(state: State, offset: int, now: Moment, reason: str) -> None:
+    known = state.failures.get(offset)
+    first = known.first_failed_at if known else now.wall
+    state.failures[offset] = Failure((known.attempts if known else 0) + 1, first, now.wall, reason)
+
+
+def _end_if_empty(state: State, grant: Grant, now: Moment) -> None:
+    if not grant.count:
+        state.leases.end(grant, now.elapsed, state.policy.remember)
+
+
+def apply_extended(state: State, record: Extended, now: Moment) -> None:
+    grant = state.leases.live.get(record.lease)
+    if grant is not None:
+        state.leases.extend(grant, record.deadline)
+
+
+def apply_answered(state: State, record: Answered, now: Moment) -> None:
+    answer = Remembered(count=record.count, lease=record.lease, refused=record.refused, early=record.early)
+    state.requests.put(record.request, answer, now.elapsed, state.policy.remember)
+
+
+def apply_buried(state: State, record: Buried, now: Moment) -> None:
+    if not record.lease:
+        from_waiting(state, record, now)
+        return
+    grant = state.leases.live.get(record.lease)
+    if grant is None:
+        return
+    for offset in offsets(record.runs):
+        note_failure(state, offset, now, record.reason)
+        _, key = grant.close(offset)
+        inter(state, offset, record.reason, now)
+        if record.park and key != NO_KEY:
+            state.keys.line(key).parked.append(offset)
+        _let_go(state, grant, key)
+    for offset in reversed(offsets(record.returned)):
+        lane, key = grant.close(offset)
+        _to_front(state, offset, lane, key, now)
+    _end_if_empty(state, grant, now)
+
+
+def from_waiting(state: State, record: Buried, now: Moment) -> None:
+    """Bury items that nobody holds: out of their lane, their schedule or their key's line."""
+    chosen = offsets(record.runs)
+    keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
+    for offset, key in zip(chosen, keys, strict=True):
+        leave_line(state, offset, key, park=record.park)
+        inter(state, offset, record.reason, now)
+    state.scheduled.remove_all(record.runs)
+    state.away.add_all(record.runs)
+
+
+def leave_line(state: State, offset: int, key: int, *, park: bool = False) -> None:
+    """An item that waited in (or held up) its key's line is gone from there."""
+    key = state.backing_off.pop(offset, key)
+    in_line = offset in state.passed
+    state.passed.remove(offset, offset + 1)
+    if key == NO_KEY:
+        return
+    line = state.keys.line(key)
+    if line.backing_off is not None and line.backing_off[0] == offset:
+        line.backing_off = None
+    elif in_line:
+        line.drop(offset)
+    if park:
+        line.parked.append(offset)
+    state.keys.settle(key, line)
+
+
+def inter(state: State, offset: int, reason: str, now: Moment) -> None:
+    """The item itself is put to rest."""
+    failure = state.failures.pop(offset, None) or Failure(0, 0, 0, "")
+    state.overdue.remove(offset, offset + 1)
+    state.buried[offset] = Burial(reason, now.wall, failure.attempts, failure.first_failed_at, failure.last_failed_at)
+    state.buried_set.add(offset, offset + 1)

@@ -1,0 +1,184 @@
+"""The state of one partition, and the questions that can be asked of it.
+
+Owns: `State`. Only `apply` functions (the modules beside this one) change it; anybody may read it.
+An item's state is kept in one way each, and READY is what is left:
+- resolved, buried, scheduled: by their sets; passed: ready, but in its key's line (keys.py);
+- away: everything that is not ready in a lane = resolved + buried + scheduled + passed + leased;
+- leased: away and in none of the others. Counts follow from the sizes of the sets and are kept nowhere else.
+"""
+
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from penstock.rules.calendar import Calendar
+from penstock.rules.keys import Keys
+from penstock.rules.lanes import Lanes
+from penstock.rules.leases import EPOCH_SHIFT, Leases
+from penstock.rules.life import State as LifeState
+from penstock.rules.runs import RunSet
+from penstock.rules.window import Window
+from penstock.words.clock import Moment
+from penstock.words.limits import Policy
+
+
+class Block(NamedTuple):
+    """What rules may need to see of items on disk: one frame's worth of key ids and priorities (None: no item has any)."""
+
+    base: int
+    stop: int
+    key_ids: list[int] | None = None
+    priorities: bytes | None = None
+    lost: bool = False
+    """Damage took these items."""
+
+
+class Missing(Exception):
+    """A decision needs the block that holds `offset`: fetch it and decide again."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+class Peek(Protocol):
+    """Blocks at hand."""
+
+    def find(self, offset: int) -> Block:
+        """The block that holds `offset`; raises Missing when it is not at hand."""
+        ...
+
+
+class Failure(NamedTuple):
+    """What is known of an item that came back."""
+
+    attempts: int
+    first_failed_at: int
+    last_failed_at: int
+    reason: str
+
+
+class Burial(NamedTuple):
+    """Why and when an item was given up."""
+
+    reason: str
+    buried_at: int
+    attempts: int
+    first_failed_at: int
+    last_failed_at: int
+
+
+class Remembered(msgspec.Struct, array_like=True):
+    """The answer to a request, kept for its repetition."""
+
+    base: int = 0
+    count: int = 0
+    ids: list[int] | None = None
+    lease: int = 0
+    refused: list[int] = []
+    early: list[int] = []
+
+
+class Counts(NamedTuple):
+    """How many items are in each state."""
+
+    ready: int
+    scheduled: int
+    leased: int
+    completed: int
+    buried: int
+
+
+class State:
+    """Everything a partition knows but for the bytes of its items."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self.epoch = 0
+        self.boot = ""
+        self.shift = 0
+        self.leases_given = 0
+        self.moment = Moment(0, 0)
+        """The time of the newest record."""
+        self.next_offset = 0
+        self.paused_lease = False
+        self.paused_produce = False
+        self.away = RunSet()
+        self.resolved = RunSet()
+        self.scheduled = RunSet()
+        self.passed = RunSet()
+        self.overdue = RunSet()
+        """Leased when their ttl ended."""
+        self.lost = RunSet()
+        """Resolved because damage took them."""
+        self.lanes = Lanes()
+        self.keys = Keys()
+        self.leases = Leases()
+        self.by_wall = Calendar()
+        self.by_elapsed = Calendar()
+        self.ttl = Calendar()
+        self.backing_off: dict[int, int] = {}
+        """offset → key of keyed items whose delay holds their key."""
+        self.failures: dict[int, Failure] = {}
+        self.buried: dict[int, Burial] = {}
+        self.buried_set = RunSet()
+        self.requests: Window[Remembered] = Window()
+        self.dedup: Window[int] = Window()
+        self.producers: dict[bytes, int] = {}
+        """source → the last sequence taken from it."""
+
+    @property
+    def next_lease(self) -> int:
+        return (self.epoch << EPOCH_SHIFT) + self.leases_given + 1
+
+    def attempts(self, offset: int) -> int:
+        """How often an item was leased and came back."""
+        found = self.failures.get(offset)
+        return found.attempts if found else 0
+
+    def leased_within(self, start: int, stop: int) -> RunSet:
+        """Offsets of [start, stop) that are leased."""
+        found = RunSet(self.away.within(start, stop))
+        for others in (self.resolved, self.scheduled, self.passed, self.buried_set):
+            found.remove_all(others.within(start, stop))
+        return found
+
+    def waiting_within(self, start: int, stop: int) -> RunSet:
+        """Offsets of [start, stop) that are ready or scheduled."""
+        found = RunSet(self.away.missing(start, stop))
+        found.add_all(self.scheduled.within(start, stop))
+        found.add_all(self.passed.within(start, stop))
+        return found
+
+    def ready_runs(self) -> list[int]:
+        """Everything that is ready."""
+        found = RunSet(self.away.missing(0, self.next_offset))
+        found.add_all(self.passed.runs)
+        return found.runs
+
+    def state_of(self, offset: int) -> LifeState | None:
+        """Where an item is in its life; None when it was never produced."""
+        if not 0 <= offset < self.next_offset:
+            return None
+        if offset not in self.away or offset in self.passed:
+            return LifeState.READY
+        if offset in self.resolved:
+            return LifeState.COMPLETED
+        if offset in self.buried_set:
+            return LifeState.BURIED
+        return LifeState.SCHEDULED if offset in self.scheduled else LifeState.LEASED
+
+    @property
+    def counts(self) -> Counts:
+        ready = self.next_offset - len(self.away) + len(self.passed)
+        scheduled, completed, buried = len(self.scheduled), len(self.resolved), len(self.buried_set)
+        return Counts(ready, scheduled, self.next_offset - ready - scheduled - completed - buried, completed, buried)
+
+    def next_due(self) -> tuple[int | None, int | None]:
+        """When something comes due by itself: by elapsed time, by wall time."""
+        elapsed = [when for when in (self.leases.next_deadline(), self.by_elapsed.next(), self.ttl.next()) if when is not None]
+        return (min(elapsed) if elapsed else None, self.by_wall.next())
+
+    def __repr__(self) -> str:
+        counts = " ".join(f"{name}={value}" for name, value in self.counts._asdict().items() if value)
+        return f"State(next={self.next_offset} {counts or 'empty'} epoch={self.epoch})"

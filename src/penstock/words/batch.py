@@ -1,0 +1,138 @@
+"""Items in bulk: columns, never a list of objects.
+
+Owns: `Batch`, the form in which items enter a log and come out of it. Every column but payloads is optional, and absent when no item
+has it; a present column has one entry per item. Cost is paid per batch: nothing looks at items one by one unless a rule needs it.
+`validate` is the one check of what callers give; behind it everything is trusted.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.words.errors import InvalidRequest
+from penstock.words.limits import (
+    DEFAULT_PRIORITY,
+    LAST_PRIORITY,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    MAX_DELAY,
+    MAX_HEADERS_BYTES,
+    MAX_KEY_BYTES,
+    MAX_NAME_BYTES,
+    MAX_PAYLOAD_BYTES,
+)
+
+Texts = Sequence[str | None] | None
+
+
+class Batch(msgspec.Struct, eq=True):
+    """Items as columns. Times are microseconds; 0 in a column of numbers means none."""
+
+    payloads: Sequence[bytes]
+    keys: Sequence[bytes | None] | None = None
+    key_ids: Sequence[int] | None = None
+    """routing.key_ids(keys): present exactly when keys are."""
+    headers: Sequence[bytes | None] | None = None
+    """MessagePack maps of str to str or bytes."""
+    kinds: Texts = None
+    encodings: Texts = None
+    references: Texts = None
+    priorities: bytes | None = None
+    ats: Sequence[int] | None = None
+    """Wall time before which an item is not ready."""
+    ttls: Sequence[int] | None = None
+    dedups: Sequence[bytes | None] | None = None
+    """16-byte digests of (key, dedup id)."""
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def pick(self, indexes: Sequence[int]) -> "Batch":
+        """The items at `indexes`, in that order."""
+
+        def chosen(column: Any) -> Any:
+            if column is None:
+                return None
+            if isinstance(column, bytes):
+                return bytes([column[i] for i in indexes])
+            return [column[i] for i in indexes]
+
+        return Batch(*(chosen(getattr(self, name)) for name in self.__struct_fields__))
+
+    def compact(self) -> "Batch":
+        """Self, without the columns that say nothing: so a batch has one form, before it is written and after it is read."""
+        if self.key_ids is not None and not any(self.key_ids):
+            self.keys = self.key_ids = None
+        if self.priorities is not None and self.priorities.count(DEFAULT_PRIORITY) == len(self.priorities):
+            self.priorities = None
+        for name in ("headers", "kinds", "encodings", "references", "dedups"):
+            column = getattr(self, name)
+            if column is not None and all(value is None for value in column):
+                setattr(self, name, None)
+        for name in ("ats", "ttls"):
+            column = getattr(self, name)
+            if column is not None and not any(column):
+                setattr(self, name, None)
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Payload bytes."""
+        return sum(map(len, self.payloads))
+
+
+def validate(batch: Batch) -> Batch:
+    """Return the batch, or say which item breaks which limit."""
+    if not isinstance(batch, Batch):
+        raise InvalidRequest(f"items are {type(batch).__name__}; give a Batch")
+    count = len(batch.payloads)
+    if not 1 <= count <= MAX_BATCH_ITEMS:
+        raise InvalidRequest(f"the batch has {count} items; give 1 to {MAX_BATCH_ITEMS}")
+    for name in batch.__struct_fields__:
+        column = getattr(batch, name)
+        if column is not None and len(column) != count:
+            raise InvalidRequest(f"{name} has {len(column)} entries for {count} items; give one each")
+    _check_bytes("payload", batch.payloads, MAX_PAYLOAD_BYTES, required=True)
+    _check_bytes("key", batch.keys, MAX_KEY_BYTES)
+    _check_bytes("headers", batch.headers, MAX_HEADERS_BYTES)
+    if batch.size_bytes > MAX_BATCH_BYTES:
+        raise InvalidRequest(f"the batch has {batch.size_bytes} payload bytes; give at most {MAX_BATCH_BYTES}")
+    for name in ("kinds", "encodings", "references"):
+        _check_texts(name[:-1], getattr(batch, name))
+    if batch.priorities is not None and (not isinstance(batch.priorities, bytes) or max(batch.priorities) > LAST_PRIORITY):
+        raise InvalidRequest(f"a priority is out of bounds; give 0 (first) to {LAST_PRIORITY}")
+    _check_numbers("at", batch.ats, 1 << 62)
+    _check_numbers("ttl", batch.ttls, MAX_DELAY)
+    if (batch.keys is None) != (batch.key_ids is None):
+        raise InvalidRequest("keys and key_ids must be given together; fill key_ids with routing.key_ids(keys)")
+    if batch.dedups is not None and any(digest is not None and len(digest) != 16 for digest in batch.dedups):
+        raise InvalidRequest("a dedup digest is not 16 bytes; make it with routing.digest")
+    return batch
+
+
+def _check_bytes(name: str, column: Sequence[bytes | None] | None, most: int, *, required: bool = False) -> None:
+    if column is None:
+        return
+    kinds = set(map(type, column))
+    if not required:
+        kinds.discard(type(None))
+    if kinds - {bytes}:
+        wrong = next(iter(kinds - {bytes})).__name__
+        raise InvalidRequest(f"a {name} is {wrong}; give bytes")
+    longest = max((len(value) for value in column if value is not None), default=0) if not required else max(map(len, column))  # type: ignore[arg-type]
+    if longest > most:
+        raise InvalidRequest(f"a {name} has {longest} bytes; give at most {most}")
+
+
+def _check_texts(name: str, column: Texts) -> None:
+    for value in set(column or ()) - {None}:
+        if not isinstance(value, str) or len(value.encode()) > MAX_NAME_BYTES:
+            raise InvalidRequest(f"a {name} is not a text of at most {MAX_NAME_BYTES} bytes; shorten it")
+
+
+def _check_numbers(name: str, column: Sequence[int] | None, most: int) -> None:
+    if column is None:
+        return
+    if set(map(type, column)) != {int} or min(column) < 0 or max(column) > most:
+        raise InvalidRequest(f"{name} is out of bounds; give whole microseconds from 0 (none) to {most}")

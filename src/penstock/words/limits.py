@@ -1,0 +1,73 @@
+"""The limits and defaults of DESIGN §7, and the policy of a partition.
+
+Owns: every number that bounds a request, and `Policy`, the one frozen options type, validated once.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.words.clock import HOUR, MINUTE, SECOND
+from penstock.words.errors import InvalidRequest
+
+KIB = 1024
+MIB = 1024 * KIB
+
+MAX_PAYLOAD_BYTES = 16 * MIB
+MAX_HEADERS_BYTES = 64 * KIB
+MAX_KEY_BYTES = 1 * KIB
+MAX_NAME_BYTES = 1 * KIB
+"""Longest kind, encoding, reference, consumer or dedup id."""
+MAX_REASON_BYTES = 1 * KIB
+"""Longer reasons are cut: they come from exceptions and must not fail the retry that carries them."""
+MAX_BATCH_ITEMS = 10_000
+MAX_BATCH_BYTES = 64 * MIB
+MAX_ATTEMPTS = 65_535
+MAX_PARTITIONS = 1_024
+MIN_LEASE_TIMEOUT = 1 * SECOND
+MAX_LEASE_TIMEOUT = 12 * HOUR
+MAX_DELAY = 10 * 365 * 24 * HOUR
+MAX_DEDUP_IDS = 10_000_000
+"""Dedup ids remembered by one partition; beyond it, produce with a dedup id is refused rather than forgetting."""
+IMMEDIATE = 100_000
+"""`at` no further ahead than this is now."""
+REMEMBER = 15 * MINUTE
+"""Results of requests are kept at least so long, or two lease timeouts if that is longer."""
+
+FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 0, 5, 9
+
+
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """How a partition treats its items. Durations are microseconds; 0 switches a duration or count off."""
+
+    lease_timeout: int = 60 * SECOND
+    max_attempts: int = 10
+    ttl: int = 0
+    priority_aging: int = 60 * SECOND
+    dedup_window: int = 5 * MINUTE
+    on_bury: Literal["release", "park"] = "release"
+
+    @property
+    def remember(self) -> int:
+        """How long results of requests are kept."""
+        return max(REMEMBER, 2 * self.lease_timeout)
+
+    def validate(self) -> "Policy":
+        """Return self, or say which option is out of bounds."""
+        within("lease_timeout", self.lease_timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+        within("max_attempts", self.max_attempts, 0, MAX_ATTEMPTS)
+        within("ttl", self.ttl, 0, MAX_DELAY)
+        within("priority_aging", self.priority_aging, 0, MAX_DELAY)
+        within("dedup_window", self.dedup_window, 1, MAX_DELAY)
+        if self.on_bury not in ("release", "park"):
+            raise InvalidRequest(f"on_bury is {self.on_bury!r}; use 'release' or 'park'")
+        return self
+
+
+def within(name: str, value: int, low: int, high: int) -> int:
+    """Return `value`, or say that it is out of bounds. bool is not a number here."""
+    if type(value) is not int:
+        raise InvalidRequest(f"{name} is {type(value).__name__}; give a whole number from {low} to {high}")
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; give a whole number from {low} to {high}")
+    return value

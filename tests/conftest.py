@@ -1,0 +1,54 @@
+"""What every test may use, and how the run as a whole is judged.
+
+Owns: the `--seeds` and `--seed` options, and the rule that nothing skips in CI.
+A test that takes an argument named `seeds` gets a range of simulation seeds, in portions small enough to be shared out to workers.
+"""
+
+import os
+
+import pytest
+
+PORTION = 25
+"""Seeds of one test case: enough to be worth starting, few enough that two workers end together."""
+
+_skipped: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("penstock")
+    group.addoption("--seeds", type=int, default=1_000, metavar="N", help="simulate with seeds 0 … N-1")
+    group.addoption("--seed", type=int, default=None, metavar="N", help="simulate with this seed only: the way to repeat a failure")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" in metafunc.fixturenames:
+        portions = seed_portions(metafunc.config.getoption("--seeds"), metafunc.config.getoption("--seed"))
+        metafunc.parametrize("seeds", portions, ids=[f"seeds{portion.start}-{portion.stop - 1}" for portion in portions])
+
+
+def seed_portions(total: int, only: int | None) -> list[range]:
+    if only is not None:
+        return [range(only, only + 1)]
+    return [range(start, min(start + PORTION, total)) for start in range(0, total, PORTION)]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(report.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skipped.append(report.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skipped test is a failed run: what did not run has shown nothing."""
+    if _skipped and os.environ.get("CI") == "true":
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _skipped and os.environ.get("CI") == "true":
+        terminalreporter.write_line(f"skipped in CI, which fails the run: {', '.join(_skipped)}", red=True)

@@ -1,0 +1,107 @@
+"""A real process appends to a real directory and is killed (SIGKILL) at a random moment, many times over.
+
+Every group that it said was synced is there, groups are whole, sequences and offsets go on where they stopped.
+The moment is not left to the clock: the child is killed after a random number of reports, so it is always at work when it dies.
+"""
+
+import contextlib
+import multiprocessing
+import random
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from penstock.logs.api import FrameType
+from penstock.logs.directory import Directory
+from penstock.logs.filelog import FileLog
+from tests.logs.conformance import base_draft, draft, told
+
+INCARNATION, PARTITION = 1, 0
+GROUP = 3
+"""Frames of a group; each says how manieth of its group it is."""
+SEGMENT_BYTES = 20_000
+
+
+@contextlib.contextmanager
+def recovered(root: str) -> Iterator[tuple[FileLog, int]]:
+    """The log, and the next offset, checked: frames in order, groups whole, nothing missing in the middle."""
+    directory = Directory.open([root])
+    try:
+        log = directory.log(INCARNATION, PARTITION)
+        list(log.recover())
+        yield log, check(log)
+    finally:
+        directory.close()
+
+
+def check(log: FileLog) -> int:
+    everything = told(log.frames())
+    assert [frame.sequence for frame in everything] == list(range(1, len(everything) + 1))
+    items = [frame for frame in everything if frame.type is FrameType.DATA]
+    assert [frame.base for frame in items] == list(range(len(items)))
+    assert len(items) % GROUP == 0, "a group was torn"
+    assert all(frame.body == body(frame.base) for frame in items)
+    return len(items)
+
+
+def body(offset: int) -> bytes:
+    return random.Random(offset).randbytes(offset * 37 % 600)
+
+
+def work(root: str, line: Connection) -> None:
+    """Append groups for ever, and report the next offset after each sync."""
+    with recovered(root) as (log, offset):
+        while True:
+            for _ in range(offset % 3 + 1):
+                log.append([draft(offset + number, 1, body(offset + number)) for number in range(GROUP)])
+                offset += GROUP
+            if log.segment_bytes > SEGMENT_BYTES:
+                log.rotate(base_draft(offset))
+            else:
+                log.sync()
+            if offset % 5 == 0:
+                log.write_checkpoint(b"state", 1, 2, offset)
+            line.send(offset)
+
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([__name__])
+
+
+def life(root: str, reports: int) -> int:
+    """Let a child work until it made so many reports, kill it; the last offset that it reported."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(root, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    promised = 0
+    with contextlib.suppress(EOFError):  # reports made before the kill count, to the last one
+        for number in range(1 << 30):
+            promised = ours.recv()
+            if number == reports:
+                process.kill()
+    process.join()
+    ours.close()
+    assert process.exitcode == -9
+    return promised
+
+
+def check_lives(root: str, lives: int, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(lives):
+        promised = life(root, rng.randrange(12))
+        with recovered(root) as (_, offset):
+            assert offset >= promised
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random(tmp_path: Path, seed: int) -> None:
+    check_lives(str(tmp_path / "data"), 60, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_killed_at_random_by_the_thousand(tmp_path: Path, seed: int) -> None:
+    check_lives(str(tmp_path / "data"), 200, seed)

@@ -1,0 +1,107 @@
+"""What "os" and "interval" promise: everything through a kill; through a power cut what was flushed, and the rest whole or named as missing."""
+
+import random
+from collections.abc import Sequence
+from itertools import chain
+
+import pytest
+
+from penstock.logs.api import Draft, Durability, Frame, Gap
+from penstock.logs.filelog import FileLog
+from penstock.testing import Halt, SimulatedFiles
+from tests.logs.conformance import base_draft, draft, expected, noise, state_draft, told
+from tests.logs.histories import open_log, placed
+
+CALLS = 45
+"""More file calls than the history below makes."""
+
+
+class Relaxed:
+    """An owner that syncs without fsync, flushes now and then, and may be halted at any file call."""
+
+    def __init__(self, durability: Durability, call: int, seed: int) -> None:
+        self.files = SimulatedFiles(random.Random(seed))
+        self.durability: Durability = durability
+        self.appended: list[Sequence[Draft]] = []
+        self.synced = 0
+        self.flushed = 0
+        self.files.fail(call, "halt")
+        try:
+            self._live(self.open())
+        except Halt:
+            pass
+        self.files.mend()
+
+    def open(self) -> FileLog:
+        return open_log(self.files, self.durability)
+
+    def _live(self, log: FileLog) -> None:
+        list(log.recover())
+        for turn in range(8):
+            self._append(log, turn)
+            log.sync()
+            self.synced = len(self.appended)
+            if turn % 3 == 2:
+                log.flush()
+                self.flushed = self.synced
+            if turn == 5:
+                self.appended.append(placed([base_draft(0)], 3 * turn + 3))
+                log.rotate(self.appended[-1][0])
+                self.synced = self.flushed = len(self.appended)
+
+    def _append(self, log: FileLog, turn: int) -> None:
+        group = placed([draft(0, 2, noise(300, turn)), state_draft(0), draft(0, 1, b"x")], 3 * turn)
+        self.appended.append(group)
+        log.append(group)
+
+
+@pytest.mark.parametrize("durability", ["os", "interval"])
+def test_a_kill_loses_nothing_that_was_synced(durability: Durability) -> None:
+    for call in range(1, CALLS):
+        owner = Relaxed(durability, call, seed=call)
+        log = owner.open()
+        list(log.recover())
+        stored = told(log.frames())
+        assert stored in [expected(chain(*owner.appended[:count])) for count in range(owner.synced, len(owner.appended) + 1)]
+
+
+@pytest.mark.parametrize("durability", ["os", "interval"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_power_cut_loses_nothing_that_was_flushed_and_tells_what_else_it_took(durability: Durability, seed: int) -> None:
+    for call in range(1, CALLS):
+        owner = Relaxed(durability, call, seed)
+        owner.files.crash()
+        log = owner.open()
+        list(log.recover())
+        check_what_is_left(list(log.frames()), owner.appended, owner.flushed)
+
+
+def check_what_is_left(found: list[Frame | Gap], appended: list[Sequence[Draft]], flushed: int) -> None:
+    """Whole groups, the flushed ones among them; before the last one served, what is not served is in a gap."""
+    served = told(frame for frame in found if isinstance(frame, Frame))
+    gaps = [gap for gap in found if isinstance(gap, Gap)]
+    numbers = {frame.sequence for frame in served}
+    named = {number for gap in gaps for number in range(gap.first_sequence, gap.last_sequence + 1)}
+    assert served == [frame for frame in expected(chain(*appended)) if frame.sequence in numbers]
+    assert numbers | named == set(range(1, max(numbers | named, default=0) + 1))
+    assert numbers & named == set()
+    first = 1
+    for place, group in enumerate(appended):
+        sequences = set(range(first, first + len(group)))
+        first += len(group)
+        assert sequences <= numbers if place < flushed else sequences <= numbers or not sequences & numbers
+
+
+@pytest.mark.parametrize("durability", ["os", "interval"])
+def test_syncing_does_not_reach_for_the_disk(durability: Durability) -> None:
+    files = SimulatedFiles()
+    log = open_log(files, durability)
+    list(log.recover())
+    before = files.calls
+    for number in range(5):
+        log.append([draft(number, 1, b"a")])
+        log.sync()
+    calls = [line.split()[1] for line in list(files.trace)[before - files.calls :]]
+    assert set(calls) == {"write", "pwrite"}
+    log.flush()
+    assert " sync " in " ".join(list(files.trace)[-3:])

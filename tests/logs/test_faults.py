@@ -1,0 +1,125 @@
+"""Every file call of a log's life goes wrong once: with an error, a short write, the end of the process, the end of the power.
+
+In each case: what was promised is there, what was refused is not, groups are whole, and the log goes on.
+"""
+
+import errno
+import random
+from functools import cache
+
+import pytest
+
+from penstock.testing import Fault, Halt, SimulatedFiles
+from penstock.words.errors import StorageFailed
+from tests.logs.conformance import base_draft, draft, expected, told
+from tests.logs.histories import Owner, check_survivors, open_log
+
+FAULTS: dict[str, Fault] = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "short": "short", "torn": "torn"}
+
+
+@cache
+def calls_of_a_life() -> int:
+    """How many file calls the history makes when nothing goes wrong."""
+    files = SimulatedFiles()
+    owner = Owner(files)
+    owner.run()
+    assert owner.failures == []
+    check_survivors(files.copy(), owner.promised, owner.offered)
+    return files.calls
+
+
+def lived_until(call: int, how: Fault, seed: int = 0) -> Owner:
+    """An owner whose n-th file call went wrong."""
+    files = SimulatedFiles(random.Random(seed))
+    files.fail(call, how)
+    owner = Owner(files)
+    try:
+        owner.run()
+    except Halt:
+        assert how == "halt"
+    return owner
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_any_call_may_fail(how: str) -> None:
+    seen = set()
+    for call in range(1, calls_of_a_life() + 1):
+        owner = lived_until(call, FAULTS[how])
+        seen.update(owner.failures)
+        check_survivors(owner.files.copy(), owner.promised, owner.offered)
+        owner.files.crash()
+        check_survivors(owner.files, owner.promised, owner.offered)
+    if how in ("EIO", "ENOSPC"):
+        assert len(seen) > 1
+        assert all("; " in message for message in seen), "an error says what is wrong; and what to do"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_power_may_be_cut_at_any_call(seed: int) -> None:
+    for call in range(1, calls_of_a_life() + 1):
+        owner = lived_until(call, "halt", seed)
+        owner.files.crash()
+        check_survivors(owner.files, owner.promised, owner.offered)
+
+
+def test_the_process_may_be_killed_at_any_call() -> None:
+    for call in range(1, calls_of_a_life() + 1):
+        owner = lived_until(call, "halt", seed=call)
+        check_survivors(owner.files, owner.promised, owner.offered)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_power_may_be_cut_again_during_recovery(seed: int) -> None:
+    rng = random.Random(seed)
+    for call in range(1, calls_of_a_life() + 1):
+        owner = lived_until(call, "halt", seed)
+        owner.files.crash()
+        for _ in range(2):
+            owner.files.fail(owner.files.calls + rng.randint(1, 40), "halt")
+            try:
+                take_over(owner)
+            except Halt:
+                owner.files.crash()
+        owner.files.mend()
+        check_survivors(owner.files, owner.promised, owner.offered)
+
+
+def take_over(owner: Owner) -> None:
+    """Recover as the next owner does; what it finds is promised from then on."""
+    heir = Owner(owner.files)
+    heir.promised, heir.offered = owner.promised, owner.offered
+    heir.run([])
+    owner.promised, owner.offered = heir.promised, []
+
+
+def test_a_failed_sync_is_never_taken_back() -> None:
+    """The system drops what a failed sync should have written and says yes to the next one: so the log must not ask again."""
+    files = SimulatedFiles()
+    log = open_log(files)
+    list(log.recover())
+    log.append([draft(0, 1, b"safe")])
+    log.sync()
+    log.append([draft(1, 1, b"lost")])
+    files.fail(files.calls + 1, errno.EIO)
+    with pytest.raises(StorageFailed, match="Input/output error"):
+        log.sync()
+    assert " sync " in files.trace[-1]
+    for refused in (lambda: log.append([draft(2, 1, b"no")]), log.sync, lambda: log.rotate(base_draft(1))):
+        with pytest.raises(StorageFailed, match="reset"):
+            refused()
+    log.reset()
+    assert told(log.recover()) == expected([draft(0, 1, b"safe")])
+    assert log.wants_base, "the file that failed is not written to again"
+    log.rotate(base_draft(1))
+    log.append([draft(1, 1, b"instead")])
+    log.sync()
+    files.crash()
+    log = open_log(files)
+    list(log.recover())
+    assert told(log.frames()) == expected([draft(0, 1, b"safe"), base_draft(1), draft(1, 1, b"instead")])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(300))
+def test_power_cuts_by_the_hundred(seed: int) -> None:
+    test_the_power_may_be_cut_at_any_call(seed)

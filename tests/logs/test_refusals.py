@@ -1,0 +1,193 @@
+"""A place that cannot be used is refused with a sentence that says what to do, and is left as it was, to the byte."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from penstock.logs.directory import Directory
+from penstock.logs.files import SystemFiles
+from penstock.testing import SimulatedFiles
+from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
+from tests.logs.conformance import draft
+from tests.logs.histories import ROOT, Owner, open_log
+
+MARKER = f"{ROOT}/penstock.json"
+
+
+def ours() -> SimulatedFiles:
+    """A disk with a broker's directory on it, nobody in it."""
+    owner = Owner(SimulatedFiles())
+    owner.run()
+    owner.log.close()
+    owner.files.kill()
+    return owner.files
+
+
+def check_refused(files: SimulatedFiles, error: type[PenstockError], *says: str) -> None:
+    before = files.contents()
+    with pytest.raises(error) as caught:
+        Directory.open([ROOT], files=files)
+    assert files.contents() == before
+    check_sentence(str(caught.value), *says)
+
+
+def check_sentence(message: str, *says: str) -> None:
+    assert "; " in message, "an error says what is wrong; and what to do"
+    for word in says:
+        assert word in message
+
+
+def test_a_directory_that_is_not_ours() -> None:
+    files = SimulatedFiles()
+    files.plant(f"{ROOT}/holiday.jpg", b"a beach")
+    check_refused(files, InvalidRequest, ROOT, "not")
+
+
+def test_a_file_where_the_directory_should_be() -> None:
+    files = SimulatedFiles()
+    files.plant(ROOT, b"a file")
+    check_refused(files, InvalidRequest, ROOT, "directory")
+
+
+def test_a_newer_format() -> None:
+    files = ours()
+    marker = json.loads(files.content(MARKER))
+    (field,) = [name for name, value in marker.items() if value == 1]
+    files.plant(MARKER, json.dumps({**marker, field: 2}).encode())
+    check_refused(files, CorruptLog, "newer", "upgrade")
+
+
+def test_a_root_of_another_broker() -> None:
+    files = SimulatedFiles()
+    Directory.open([ROOT], files=files).close()
+    Directory.open(["/other"], files=files).close()
+    before = files.contents()
+    with pytest.raises(InvalidRequest) as caught:
+        Directory.open([ROOT, "/other"], files=files)
+    assert files.contents() == before
+    check_sentence(str(caught.value), "/other", "another broker")
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "ceph", "glusterfs", "lustre", "afs"])
+def test_a_network_file_system(kind: str) -> None:
+    check_refused(SimulatedFiles(filesystem_type=kind), InvalidRequest, kind, "local")
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "apfs", "tmpfs", "overlay", ""])
+def test_a_local_file_system_is_fine(kind: str) -> None:
+    Directory.open([ROOT], files=SimulatedFiles(filesystem_type=kind)).close()
+
+
+@pytest.mark.parametrize("make", [SimulatedFiles, ours], ids=["empty", "ours"])
+def test_a_read_only_disk(make: Callable[[], SimulatedFiles]) -> None:
+    files = make()
+    files.readonly()
+    check_refused(files, StorageFailed, "read-only")
+
+
+@pytest.mark.parametrize("free_bytes", [0, 1, 30])
+def test_a_full_disk(free_bytes: int) -> None:
+    files = SimulatedFiles()
+    files.make_directory(ROOT)
+    files.fill(free_bytes)
+    check_refused(files, StorageFailed, "full")
+
+
+def test_a_disk_that_fills_up_while_in_use() -> None:
+    files = ours()
+    log = open_log(files)
+    list(log.recover())
+    files.fill(50)
+    with pytest.raises(StorageFailed) as caught:
+        log.append([draft(100, 1, bytes(range(256)))])
+    check_sentence(str(caught.value), "full")
+    files.fill(None)
+    log.reset()
+    list(log.recover())
+    log.append([draft(100, 1, b"there is room again")])
+    log.sync()
+
+
+def test_a_directory_in_use() -> None:
+    files = SimulatedFiles()
+    held = Directory.open([ROOT], files=files)
+    check_refused(files, BrokerLocked, ROOT, str(os.getpid()))
+    held.close()
+    Directory.open([ROOT], files=files).close()
+
+
+def hold(path: str, line: Connection) -> None:
+    """Hold a directory until told to stop."""
+    with contextlib.closing(Directory.open([path])):
+        line.send(os.getpid())
+        line.recv()
+
+
+@contextlib.contextmanager
+def holder(path: str) -> Iterator[int]:
+    """Another process that holds a directory; its process id."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=hold, args=(path, theirs))
+    process.start()
+    try:
+        yield ours.recv()
+    finally:
+        ours.send("stop")
+        process.join()
+        ours.close()
+        theirs.close()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def test_a_directory_in_use_by_another_process(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with holder(str(root)) as pid:
+        before = contents(root)
+        with pytest.raises(BrokerLocked) as caught:
+            Directory.open([str(root)], files=SystemFiles())
+        assert contents(root) == before
+        check_sentence(str(caught.value), str(root), str(pid))
+    Directory.open([str(root)]).close()
+
+
+def test_readers_are_welcome_and_write_nothing() -> None:
+    files = ours()
+    holder = Directory.open([ROOT], files=files)
+    before, calls = files.contents(), files.calls
+    reader = Directory.open([ROOT], files=files, read_only=True)
+    log = reader.log(*next(iter(reader.logs())), create=False)
+    assert list(log.recover()) != []
+    reader.close()
+    assert files.contents() == before
+    verbs = {line.split()[1] for line in list(files.trace)[calls - files.calls :]}
+    assert verbs <= {"open", "pread", "list"}
+    holder.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_cannot_use_its_parents_directory(tmp_path: Path) -> None:
+    directory = Directory.open([str(tmp_path / "data")])
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            directory.log(1, 0)
+        except BrokerClosed as refused:
+            os.write(writing, str(refused).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        check_sentence(pipe.read().decode(), "open")
+    os.waitpid(child, 0)
+    directory.close()

@@ -1,0 +1,240 @@
+"""The bytes of a file log cut and flipped: what is served is right, what is missing is said, other frames are served."""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import chain
+
+import pytest
+
+from penstock.logs.api import Frame, FrameType, Gap
+from penstock.logs.filelog import FileLog
+from penstock.logs.frame import HEADER_BYTES
+from penstock.testing import SimulatedFiles
+from tests.logs.conformance import Told, base_draft, draft, expected, noise, state_draft, told
+from tests.logs.histories import FOLDER, Owner, check_survivors, open_log, segments
+
+GROUPS = [
+    [draft(0, 3, b"first")],
+    [draft(3, 1, b"compressible" * 100)],
+    [draft(4, 2, noise(700)), state_draft(6), draft(6, 1, b"x")],
+    [state_draft(7, b"")],
+    [draft(7, 5, noise(1_000, 1))],
+    [draft(12, 1, b"last")],
+]
+
+
+class Written:
+    """A disk with `GROUPS` in one segment, and where in the file each frame and each group ends."""
+
+    def __init__(self, synced: int) -> None:
+        """The first `synced` groups are synced one by one, the others only appended."""
+        self.files = SimulatedFiles()
+        log = open_log(self.files)
+        list(log.recover())
+        self.group_ends = [log.segment_bytes]
+        for number, group in enumerate(GROUPS, 1):
+            log.append(group)
+            if number <= synced:
+                log.sync()
+            self.group_ends.append(log.segment_bytes)
+        self.path = newest_segment(self.files)
+        self.files.kill()
+
+    def cut(self, size: int) -> SimulatedFiles:
+        files = self.files.copy()
+        files.plant(self.path, files.content(self.path)[:size])
+        return files
+
+    def whole_groups(self, size: int) -> int:
+        """How many groups lie whole below a size."""
+        return sum(end <= size for end in self.group_ends) - 1
+
+
+@cache
+def written(synced: int = len(GROUPS)) -> Written:
+    return Written(synced)
+
+
+def newest_segment(files: SimulatedFiles) -> str:
+    return segments(files)[-1]
+
+
+def recovered(files: SimulatedFiles) -> tuple[FileLog, list[Frame | Gap]]:
+    log = open_log(files)
+    return log, list(log.recover())
+
+
+def frames_in(found: Sequence[Frame | Gap]) -> list[Told]:
+    return told(frame for frame in found if isinstance(frame, Frame))
+
+
+def gaps_in(found: Sequence[Frame | Gap]) -> list[Gap]:
+    return [gap for gap in found if isinstance(gap, Gap)]
+
+
+# -- cut ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("promise", ["first two groups synced", "synced position deleted"])
+def test_cut_at_every_byte_beyond_what_was_promised(promise: str) -> None:
+    """A torn tail: every whole group is kept, the rest is dropped, and the log says how much."""
+    disk = written(synced=2)
+    lowest = 0 if "deleted" in promise else disk.group_ends[2]
+    for size in range(lowest, disk.group_ends[-1] + 1):
+        files = disk.cut(size)
+        if "deleted" in promise:
+            files.remove(f"{FOLDER}/synced")
+        whole = disk.whole_groups(size)
+        log, found = recovered(files.copy())
+        assert told(found) == expected(chain(*GROUPS[:whole]))
+        torn_bytes = size - disk.group_ends[whole]
+        assert any(str(torn_bytes) in note for note in log.notes) == (torn_bytes > 0), log.notes
+        if size % 16 == 0:
+            check_survivors(files, GROUPS[:whole], [])
+
+
+def test_cut_at_every_byte_below_what_was_promised() -> None:
+    """Damage: what is left is served, the rest is a gap with its sequences and offsets, and nothing is cut away."""
+    disk, offsets = written(), [0, 3, 4, 6, 6, 7, 7, 12, 13]
+    for size in range(disk.group_ends[1], disk.group_ends[-1]):
+        files = disk.cut(size)
+        log, found = recovered(files)
+        *frames, gap = found
+        assert isinstance(gap, Gap), f"cut to {size}: silence"
+        served = told(frames)
+        assert served == expected(chain(*GROUPS))[: len(served)]
+        assert len(served) >= len(list(chain(*GROUPS[: disk.whole_groups(size)])))
+        assert (gap.first_sequence, gap.last_sequence) == (len(served) + 1, 8)
+        assert (gap.start, gap.stop) == (offsets[len(served)], 13)
+        assert log.wants_base
+        assert files.content(disk.path) == disk.files.content(disk.path)[:size]
+
+
+def test_after_promised_bytes_are_gone_the_log_goes_on_in_a_new_segment() -> None:
+    disk = written()
+    files = disk.cut(disk.group_ends[-2] + 10)
+    log, found = recovered(files)
+    log.rotate(base_draft(13))
+    log.append([draft(13, 1, b"goes on")])
+    log.sync()
+    again, found = recovered(files)
+    assert told(found) == expected([base_draft(13), draft(13, 1, b"goes on")], first_sequence=9)
+    everything = list(again.frames())
+    assert [(gap.first_sequence, gap.last_sequence, gap.start, gap.stop) for gap in gaps_in(everything)] == [(8, 8, 12, 13)]
+    assert frames_in(everything) == expected(chain(*GROUPS))[:-1] + told(found)
+
+
+def test_what_is_cut_off_stays_off() -> None:
+    """A torn tail that was cut is not met again when the log has grown past it."""
+    disk = written(synced=2)
+    files = disk.cut(disk.group_ends[-1] - 3)
+    log, _ = recovered(files)
+    log.append([draft(12, 1, b"another")])
+    log.sync()
+    files.crash()
+    again, found = recovered(files)
+    assert told(found) == expected([*chain(*GROUPS[:-1]), draft(12, 1, b"another")])
+    assert again.notes == []
+
+
+# -- flip --------------------------------------------------------------------------------------------
+
+
+def flipped(disk: Written, bits: Iterator[int]) -> Iterator[tuple[int, SimulatedFiles]]:
+    for bit in bits:
+        files = disk.files.copy()
+        files.flip(disk.path, bit)
+        yield bit, files
+
+
+def bits_of_header(frame_start: int) -> Iterator[int]:
+    return iter(range(frame_start * 8, (frame_start + HEADER_BYTES) * 8))
+
+
+def bits_of_body(frame_start: int, size: int) -> Iterator[int]:
+    """One bit of each byte of a body and its checksum."""
+    rng = random.Random(frame_start)
+    return (byte * 8 + rng.randrange(8) for byte in range(frame_start + HEADER_BYTES, frame_start + HEADER_BYTES + size + 4))
+
+
+def check_one_lost(files: SimulatedFiles, lost: int) -> None:
+    """Frame number `lost` (its group has no other) is a gap, everything else is served, by every way of reading."""
+    wanted = expected(chain(*GROUPS))
+    missing = wanted.pop(lost - 1)
+    log, found = recovered(files)
+    for frames in (found, list(log.frames())):
+        assert frames_in(frames) == wanted
+        assert [(gap.first_sequence, gap.last_sequence, gap.start, gap.stop) for gap in gaps_in(frames)] == [
+            (lost, lost, missing.base, missing.base + missing.count)
+        ]
+    around = log.read(missing.base, missing.base + missing.count)
+    assert len(gaps_in(around)) == len(around) == 1
+    data = [frame for frame in wanted if frame.columns]
+    assert frames_in(log.read(0, 13)) == data
+    assert [frames_in(log.read(frame.base, frame.base + 1)) for frame in data] == [[frame] for frame in data]
+
+
+@pytest.mark.parametrize("group", [1, 4], ids=["compressed", "noise"])
+def test_every_bit_of_a_header_flipped(group: int) -> None:
+    disk = written()
+    number = len(list(chain(*GROUPS[:group]))) + 1
+    for _, files in flipped(disk, bits_of_header(disk.group_ends[group])):
+        check_one_lost(files, number)
+
+
+@pytest.mark.parametrize("group", [1, 4], ids=["compressed", "noise"])
+def test_bits_of_a_body_flipped(group: int) -> None:
+    disk = written()
+    start, end = disk.group_ends[group : group + 2]
+    stored = end - start - HEADER_BYTES - 4 - 7  # the padding is at most so long, and not part of the body
+    number = len(list(chain(*GROUPS[:group]))) + 1
+    for _, files in flipped(disk, bits_of_body(start, stored)):
+        check_one_lost(files, number)
+
+
+def test_any_bit_of_the_whole_log_flipped() -> None:
+    """Wherever it is: nothing wrong is served, at most one group is hurt, and a missing frame is never passed in silence."""
+    disk, wanted = written(), expected(chain(*GROUPS))
+    rng = random.Random(1)
+    for _, files in flipped(disk, (byte * 8 + rng.randrange(8) for byte in range(disk.group_ends[-1]))):
+        _, found = recovered(files)
+        served = frames_in(found)
+        assert [frame for frame in wanted if frame in served] == served
+        lost = {frame.sequence for frame in wanted} - {frame.sequence for frame in served}
+        told_lost = {number for gap in gaps_in(found) for number in range(gap.first_sequence, gap.last_sequence + 1)}
+        assert lost == told_lost
+        assert lost <= {3, 4, 5} or len(lost) == 1
+
+
+def test_a_damaged_base_falls_back_to_the_one_before() -> None:
+    """Replay loses nothing by it: a Base only repeats what the frames before it say. The listing of the log does not hide it."""
+    files, history = lived()
+    files.flip(newest_segment(files), HEADER_BYTES * 8)
+    log, found = recovered(files)
+    replayed = told(found)
+    (gap,) = gaps_in(everything := list(log.frames()))
+    assert gap.first_sequence == gap.last_sequence
+    assert history[gap.first_sequence - 1].type is FrameType.BASE
+    rest = [frame for frame in history if frame.sequence != gap.first_sequence]
+    assert frames_in(everything) == rest
+    assert replayed == rest[-len(replayed) :]
+    assert replayed[0].type is FrameType.BASE
+    assert replayed[0].sequence < gap.first_sequence
+    assert any("Base" in note for note in log.notes)
+
+
+def lived() -> tuple[SimulatedFiles, list[Told]]:
+    """A disk with several segments and no checkpoint, and all the frames on it."""
+    owner = Owner(SimulatedFiles())
+    owner.run()
+    owner.files.remove(f"{FOLDER}/checkpoint")
+    return owner.files, expected(chain(*owner.promised, *owner.offered))
+
+
+def test_every_base_damaged_goes_back_to_the_start() -> None:
+    files, history = lived()
+    for path in segments(files)[1:]:
+        files.flip(path, HEADER_BYTES * 8)
+    _, found = recovered(files)
+    assert frames_in(found) == [frame for frame in history if frame.type is not FrameType.BASE]

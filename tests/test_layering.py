@@ -1,0 +1,136 @@
+"""The shape of the source, checked: who may import whom, where time and chance come from, how long a file may get.
+
+The rules are DESIGN §11 and STYLE's habits; where one of these fails, the source is wrong, not the list, unless an ADR says otherwise.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "penstock"
+LAYERS = ["words", "rules", "logs", "loop", "service", "edges"]
+FRONT = len(LAYERS)
+"""Modules that lie directly in the package: the public face, which may import every layer and is imported by none."""
+
+PURE = {
+    *("__future__", "abc", "array", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq"),
+    *("itertools", "math", "operator", "penstock", "struct", "types", "typing", "msgspec", "xxhash"),
+}
+"""What rules may import: nothing in here waits, reads a clock, rolls a die or touches a file."""
+
+CLOCK_AND_CHANCE = {"time", "random", "secrets", "uuid"}
+MAX_LINES = 400
+PACKAGE_HOSTS = re.compile(r"https?://[A-Za-z0-9.-]*(pypi|pythonhosted|npmjs|debian|crates|conda)\.")
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Every module of the package by its dotted name."""
+    return {name_of(path): ast.parse(path.read_text("utf-8"), str(path)) for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(module: str) -> Iterator[str]:
+    """What a module imports, as dotted names: for `from a.b import c` that is a.b.c when it is a module, else a.b."""
+    for node in ast.walk(sources()[module]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}, line {node.lineno}: a relative import; name the module in full"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in sources() else str(node.module)
+
+
+def own_imports(module: str) -> list[str]:
+    return [name for name in imports(module) if name.split(".")[0] == "penstock"]
+
+
+def folder(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else ""
+
+
+def height(module: str) -> int:
+    return LAYERS.index(folder(module)) if folder(module) else FRONT
+
+
+def modules_outside_testing() -> list[str]:
+    return [module for module in sources() if folder(module) != "testing"]
+
+
+def test_every_folder_is_a_layer() -> None:
+    assert {folder(module) for module in sources()} <= {"", "testing", *LAYERS}
+
+
+def test_imports_go_downward() -> None:
+    upward = [
+        f"{module} imports {name}" for module in modules_outside_testing() for name in own_imports(module)
+        if folder(name) != "testing" and height(name) > height(module)
+    ]  # fmt: skip
+    assert upward == []
+
+
+def test_nothing_imports_testing() -> None:
+    assert [module for module in modules_outside_testing() for name in own_imports(module) if folder(name) == "testing"] == []
+
+
+def test_no_import_cycle() -> None:
+    graph = {module: {name for name in own_imports(module) if name != module} for module in sources()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
+
+
+def test_rules_import_nothing_that_can_block() -> None:
+    assert [f"{m} imports {n}" for m in sources() if folder(m) == "rules" for n in imports(m) if n.split(".")[0] not in PURE] == []
+
+
+def test_time_and_chance_are_passed_in() -> None:
+    allowed = {"penstock.words.clock"}
+    taken = [
+        f"{module} imports {name}" for module in modules_outside_testing() for name in imports(module)
+        if name.split(".")[0] in CLOCK_AND_CHANCE and module not in allowed
+    ]  # fmt: skip
+    assert taken == []
+    assert [f"{module}, line {line}" for module in sources() for line in lines_asking_the_date(module)] == []
+
+
+def lines_asking_the_date(module: str) -> Iterator[int]:
+    for node in ast.walk(sources()[module]):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(("datetime.now", "datetime.utcnow", "date.today")):
+            yield node.lineno
+
+
+def test_no_file_is_too_long() -> None:
+    paths = [path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py")]
+    long = [f"{path.relative_to(ROOT)}: split it where its data splits" for path in paths if len(path.read_text().splitlines()) > MAX_LINES]
+    assert long == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [module for module, tree in sources().items() if tree.body and not ast.get_docstring(tree)]
+    assert silent == []
+
+
+def test_no_file_names_a_package_host() -> None:
+    assert [path.name for path in files_under_version_control() if PACKAGE_HOSTS.search(path.read_text("utf-8", "replace"))] == []
+
+
+def files_under_version_control() -> list[Path]:
+    """Those git knows, and those it would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).is_file()]

@@ -1,0 +1,37 @@
+"""The manual clock keeps the promises of a clock."""
+
+import pytest
+
+from penstock.testing import ManualClock
+from penstock.words.clock import DAY, MINUTE, SECOND, Clock
+
+
+def test_time_stands_until_it_is_moved() -> None:
+    clock: Clock = ManualClock()
+    assert clock.read() == clock.read() == ManualClock().read()
+
+
+def test_advance_moves_both_clocks() -> None:
+    clock = ManualClock()
+    before = clock.read()
+    clock.advance(5 * SECOND)
+    assert (clock.read().elapsed - before.elapsed, clock.read().wall - before.wall) == (5 * SECOND, 5 * SECOND)
+    with pytest.raises(ValueError, match="backwards"):
+        clock.advance(-1)
+
+
+def test_a_step_moves_the_date_only() -> None:
+    clock = ManualClock()
+    before = clock.read()
+    clock.step_wall(-DAY)
+    assert (clock.read().elapsed, clock.read().wall) == (before.elapsed, before.wall - DAY)
+
+
+def test_a_reboot_starts_elapsed_time_anew() -> None:
+    clock = ManualClock()
+    before, boot = clock.read(), clock.boot
+    clock.reboot(downtime=2 * MINUTE)
+    assert clock.boot != boot
+    assert clock.read().elapsed < before.elapsed
+    assert clock.read().wall == before.wall + 2 * MINUTE
+    assert repr(clock).startswith("ManualClock(boot-2,")
