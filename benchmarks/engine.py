@@ -37,6 +37,7 @@ from penstock.words.clock import SystemClock
 BATCH = 1_000
 PAYLOAD = 100
 KEYS = 20_000
+SINGLES = 10_000
 RESULTS = Path(__file__).parent / "results" / "engine.json"
 
 Figures = dict[str, list[float]]
@@ -208,7 +209,7 @@ def main() -> None:
         home = Path(place)
         for _ in range(options.rounds):
             batch_round(home, options.items, found)
-            single_round(home, options.items // 10, found)
+            single_round(home, SINGLES, found)
             peers.measure(home, found, per_second)
     rate = {name: statistics.median(values) for name, values in found.items()}
     compared = ratios(rate)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from penstock.logs.api import Buffer, Draft, Frame, FrameType, Gap, Log
 from penstock.logs.directory import Directory
+from penstock.logs.filelog import FileLog
 from penstock.logs.files import Files, SystemFiles
 from penstock.logs.memory import MemoryLog
 from penstock.testing import SimulatedFiles
@@ -108,15 +109,11 @@ class FileHome(Home):
         return self._directory.log(incarnation, partition)
 
     def reopen(self, log: Log) -> Log:
-        self._end()
+        if isinstance(log, FileLog):
+            log.abandon()
+        self._directory.close()
         self._directory = Directory.open([self._root], files=self.files)
         return self.open(log.incarnation, log.partition)
-
-    def _end(self) -> None:
-        if isinstance(self.files, SimulatedFiles):
-            self.files.kill()
-        else:
-            self._directory.close()
 
 
 HOMES: dict[str, Callable[[Path], Home]] = {

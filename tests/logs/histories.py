@@ -6,7 +6,7 @@ promised), `check_survivors`. An owner that meets a storage error does what a tu
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from penstock.logs.api import Draft, Durability, FrameType
 from penstock.logs.directory import Directory
@@ -19,6 +19,8 @@ from tests.logs.conformance import INCARNATION, PARTITION, Told, base_draft, dra
 ROOT = "/data"
 FOLDER = f"{ROOT}/logs/{INCARNATION:016x}/{PARTITION:05}"
 CHECKPOINT = b"a checkpoint"
+Groups: TypeAlias = Sequence[Sequence[Draft]]
+"""What was appended, append by append."""
 
 
 class Step(NamedTuple):
@@ -139,7 +141,7 @@ class Owner:
         assert told(self.log.read(0, next_offset(groups))) == wanted
 
 
-def next_offset(groups: Sequence[Sequence[Draft]]) -> int:
+def next_offset(groups: Groups) -> int:
     return sum(step.count for step in chain(*groups) if step.type is FrameType.DATA)
 
 
@@ -152,13 +154,14 @@ def placed(drafts: Sequence[Draft], offset: int) -> list[Draft]:
     return group
 
 
-def groups_stored(stored: list[Told], promised: list[Sequence[Draft]], offered: list[Sequence[Draft]]) -> list[Sequence[Draft]]:
+def groups_stored(stored: list[Told], promised: Groups, offered: Groups) -> list[Sequence[Draft]]:
     """The groups that these frames are; fails unless they are all those promised and some first ones of those offered."""
     for kept in range(len(offered) + 1):
-        groups = promised + offered[:kept]
+        groups = [*promised, *offered[:kept]]
         if stored == expected(chain(*groups)):
             return groups
-    promise, offer = expected(chain(*promised)), expected(chain(*offered), len(promised) + 1)
+    promise = expected(chain(*promised))
+    offer = expected(chain(*offered), len(promise) + 1)
     raise AssertionError(f"stored {brief(stored)}\npromised {brief(promise)}\noffered {brief(offer)}")
 
 
@@ -166,7 +169,7 @@ def brief(frames: Sequence[Told]) -> list[tuple[str, int, bytes]]:
     return [(frame.type.name, frame.sequence, frame.body[:12]) for frame in frames]
 
 
-def check_survivors(files: SimulatedFiles, promised: list[Sequence[Draft]], offered: list[Sequence[Draft]]) -> None:
+def check_survivors(files: SimulatedFiles, promised: Groups, offered: Groups) -> None:
     """Open the disk anew: everything promised is there, groups are whole, replay agrees with the log, and the log takes more."""
     log = open_log(files)
     recovered = told(log.recover())

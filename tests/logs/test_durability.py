@@ -1,5 +1,6 @@
-"""What "os" and "interval" promise: everything through a kill; through a power cut what was flushed, and the rest whole or named as missing."""
+"""What "os" and "interval" promise: all through a kill; through a power cut what was flushed, and the rest whole or named as missing."""
 
+import contextlib
 import random
 from collections.abc import Sequence
 from itertools import chain
@@ -26,10 +27,8 @@ class Relaxed:
         self.synced = 0
         self.flushed = 0
         self.files.fail(call, "halt")
-        try:
+        with contextlib.suppress(Halt):
             self._live(self.open())
-        except Halt:
-            pass
         self.files.mend()
 
     def open(self) -> FileLog:

@@ -136,13 +136,13 @@ def holder(path: str) -> Iterator[int]:
     ours, theirs = context.Pipe()
     process = context.Process(target=hold, args=(path, theirs))
     process.start()
+    theirs.close()  # so that a holder that dies ends the wait below
     try:
         yield ours.recv()
-    finally:
         ours.send("stop")
+    finally:
         process.join()
         ours.close()
-        theirs.close()
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -165,8 +165,9 @@ def test_readers_are_welcome_and_write_nothing() -> None:
     holder = Directory.open([ROOT], files=files)
     before, calls = files.contents(), files.calls
     reader = Directory.open([ROOT], files=files, read_only=True)
-    log = reader.log(*next(iter(reader.logs())), create=False)
+    log = reader.reader(*reader.logs()[0])
     assert list(log.recover()) != []
+    log.close()
     reader.close()
     assert files.contents() == before
     verbs = {line.split()[1] for line in list(files.trace)[calls - files.calls :]}

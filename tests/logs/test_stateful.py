@@ -100,4 +100,4 @@ class LogBesideAList(RuleBasedStateMachine):
 @pytest.mark.parametrize("backend", HOMES)
 def test_a_log_is_a_list_of_groups(backend: str) -> None:
     machine = type("Machine", (LogBesideAList,), {"backend": backend})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))

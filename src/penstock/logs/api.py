@@ -103,8 +103,8 @@ class Log(Protocol):
         """Yield everything from the latest readable Base on. Must be exhausted before the first `append`; cuts a torn tail."""
         ...
 
-    def append(self, drafts: Sequence[Draft]) -> None:
-        """Write frames, atomically as a group. They are readable at once by this owner, durable after `sync`."""
+    def append(self, drafts: Sequence[Draft]) -> int:
+        """Write frames, atomically as a group, and say how many bytes they took. Readable at once by this owner, durable after `sync`."""
         ...
 
     def sync(self) -> None:

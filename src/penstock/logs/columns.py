@@ -6,10 +6,12 @@ where all items have the same value it is stored once (a constant). Building cos
 The header's `columns` word says which are there: present in the low 16 bits, constant in the high 16.
 """
 
+import struct
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, repeat
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +28,7 @@ CONSTANT_SHIFT: Final = 16
 KNOWN: Final = (1 << 10) - 1
 _TEXTS: Final = {"kinds": KIND, "encodings": ENCODING, "references": REFERENCE}
 _NUMBERS: Final = {"ats": AT, "ttls": TTL}
+_TWO_OFFSETS: Final = struct.Struct("<ii")
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
@@ -53,7 +56,7 @@ def encode(records: Sequence[Produced], now: Moment) -> Draft:
     batch = first.batch if alone else _join([record.batch for record in records])
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
-    columns = _add_columns(parts, batch)
+    columns = 0 if batch.plain else _add_columns(parts, batch)
     if not alone or first.request is not None or first.source is not None:
         columns |= PARTS
         shares = [Part(len(record.batch), record.request, record.ids, record.source, record.sequence) for record in records]
@@ -131,8 +134,12 @@ def _add_blob(parts: list[Buffer], data: bytes) -> int:
 
 
 def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
+    if len(values) == 1:
+        value = values[0]
+        parts += (_TWO_OFFSETS.pack(0, len(value)), value, _PADDING[len(value) & 7])
+        return
     _add_padded(parts, array("i", accumulate(map(len, values), initial=0)).tobytes())
-    _add_padded(parts, b"".join(values) if len(values) > 1 else values[0])
+    _add_padded(parts, b"".join(values))
 
 
 def _add_nullable(parts: list[Buffer], values: Sequence[bytes | None]) -> int:
@@ -164,6 +171,8 @@ class Binary:
         self.bits = bits
 
     def values(self, start: int, stop: int) -> list[Any]:
+        if self.bits is None and stop - start == 1:
+            return [bytes(self.data[self.offsets[start] : self.offsets[stop]])]
         edges = self.offsets[start : stop + 1].tolist()
         low = edges[0]
         data = bytes(self.data[low : edges[-1]])
@@ -189,7 +198,7 @@ class Constant:
         return [self.value] * (stop - start)
 
 
-class _Numbers:
+class Numbers:
     """A column of fixed-width numbers."""
 
     __slots__ = ("numbers",)
@@ -201,7 +210,7 @@ class _Numbers:
         return self.numbers[start:stop].tolist()
 
 
-class _Digests:
+class Digests:
     """A column of 16-byte digests, some of them missing."""
 
     __slots__ = ("bits", "data")
@@ -218,36 +227,57 @@ class _Digests:
 class Columns:
     """The items of one DATA frame. Nothing is decoded before it is asked for."""
 
+    key: Binary | None = None
+    raw_key_ids: memoryview | None = None
+    headers: Binary | None = None
+    texts: Mapping[str, Binary | Constant] = MappingProxyType({})
+    priorities: bytes | None = None
+    numbers: Mapping[str, Numbers | Constant] = MappingProxyType({})
+    dedup: Digests | None = None
+
     def __init__(self, frame: Frame) -> None:
         self.base = frame.base
         self.stop = frame.base + frame.count
         self.wall = frame.wall
         self._body = frame.body
-        self._at = 0
         self._count = frame.count
-        present, constant = frame.columns & 0xFFFF, frame.columns >> CONSTANT_SHIFT
+        self._at = 0
+        self._parts: list[Part] | None = None
         self.payload = self._binary()
-        self.key = self._nullable() if present & KEY else None
-        self.raw_key_ids = self._take(8 * frame.count).cast("Q") if present & KEY else None
-        self.headers = self._nullable() if present & HEADERS else None
-        self.texts: dict[str, Binary | Constant] = {}
-        for name, bit in _TEXTS.items():
-            if present & bit:
-                self.texts[name] = Constant(bytes(self._blob())) if constant & bit else self._nullable()
-        self.priorities: bytes | None = None
+        if frame.columns:
+            self._locate(frame.columns & 0xFFFF, frame.columns >> CONSTANT_SHIFT)
+
+    def _locate(self, present: int, constant: int) -> None:
+        """Find the columns besides the payloads."""
+        count = self._count
+        if present & KEY:
+            self.key = self._nullable()
+            self.raw_key_ids = self._take(8 * count).cast("Q")
+        if present & HEADERS:
+            self.headers = self._nullable()
+        self.texts = {
+            name: Constant(bytes(self._blob())) if constant & bit else self._nullable() for name, bit in _TEXTS.items() if present & bit
+        }
         if present & PRIORITY:
-            self.priorities = bytes(self._take(1)) * frame.count if constant & PRIORITY else bytes(self._take(frame.count))
-        self.numbers: dict[str, _Numbers | Constant] = {}
-        for name, bit in _NUMBERS.items():
-            if present & bit:
-                self.numbers[name] = (
-                    Constant(self._take(8).cast("q")[0]) if constant & bit else _Numbers(self._take(8 * frame.count).cast("q"))
-                )
-        self.dedup: _Digests | None = None
+            self.priorities = bytes(self._take(1)) * count if constant & PRIORITY else bytes(self._take(count))
+        self.numbers = {
+            name: Constant(self._take(8).cast("q")[0]) if constant & bit else Numbers(self._take(8 * count).cast("q"))
+            for name, bit in _NUMBERS.items()
+            if present & bit
+        }
         if present & DEDUP:
-            bits = self._take((frame.count + 7) // 8)
-            self.dedup = _Digests(self._take(16 * frame.count), bits)
-        self.parts: list[Part] = _parts_decoder.decode(self._blob()) if present & PARTS else [Part(frame.count)]
+            bits = self._take((count + 7) // 8)
+            self.dedup = Digests(self._take(16 * count), bits)
+        if present & PARTS:
+            self._parts = _parts_decoder.decode(self._blob())
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._body)
+
+    @property
+    def parts(self) -> list[Part]:
+        return [Part(self._count)] if self._parts is None else self._parts
 
     def _take(self, size: int) -> memoryview:
         taken = self._body[self._at : self._at + size]
@@ -296,9 +326,10 @@ class Columns:
     def records(self, *, outline: bool = False) -> list[Produced]:
         """The records that were encoded; as an outline, without what `apply` does not look at."""
         found, at = [], self.base
-        for part in self.parts:
+        parts = self.parts
+        for part in parts:
             batch = self._outline(at, at + part.count) if outline else self.batch(at, at + part.count)
-            if len(self.parts) > 1:
+            if len(parts) > 1:
                 batch.compact()
             found.append(Produced(at, batch, part.request, part.ids, part.source, part.sequence))
             at += part.count

@@ -19,6 +19,7 @@ from penstock.logs.files import Files, SystemFiles
 from penstock.logs.marker import LOGS, Marker
 from penstock.logs.published import PublishedLog
 from penstock.logs.segment import Owner
+from penstock.logs.writing import keep_names
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
 
@@ -81,11 +82,13 @@ class Directory:
         if self.read_only:
             raise InvalidRequest(f"{self.roots[0].path} is open read-only; use reader(), or open it for writing")
         owner = Owner(incarnation, partition)
-        if owner not in self._places:
-            if not create:
-                raise _missing(owner, self.roots)
-            self._places[owner] = self._make(owner)
-        log = FileLog(self.files, self._path(owner), *owner, durability=self.durability, compression=self.compression)
+        if owner not in self._places and not create:
+            raise _missing(owner, self.roots)
+        root = self._places.get(owner) or self._roomiest()
+        path = _log_path(root, owner)
+        self._make(path)
+        self._places[owner] = root
+        log = FileLog(self.files, path, *owner, durability=self.durability, compression=self.compression)
         self._logs.add(log)
         return log
 
@@ -97,7 +100,7 @@ class Directory:
             self._places = self._survey()  # the owner may have made it since
         if owner not in self._places:
             raise _missing(owner, self.roots)
-        return PublishedLog(self.files, self._path(owner), *owner)
+        return PublishedLog(self.files, _log_path(self._places[owner], owner), *owner)
 
     def logs(self) -> list[Owner]:
         """Every partition that has a log here, in order."""
@@ -139,7 +142,8 @@ class Directory:
     def _refuse_strangers(self, markers: Sequence[Marker | None], broker_id: str) -> None:
         for root, found in zip(self.roots, markers, strict=True):
             if found is not None and found.broker != broker_id:
-                raise InvalidRequest(f"{root.path} belongs to broker {found.broker}, not to {broker_id}; give each broker its own roots")
+                message = f"{root.path} belongs to another broker ({found.broker}, not {broker_id})"
+                raise InvalidRequest(f"{message}; give each broker its own roots")
             if self.read_only and not self.files.exists(root.path):
                 raise InvalidRequest(f"{root.path} does not exist; give a directory that does, or open it for writing")
 
@@ -148,6 +152,7 @@ class Directory:
         for root in new:
             self._refuse_full(root)
             self.files.make_directory(root.path)
+            keep_names(self.files, root.path)
         for root in self.roots:
             self._locks.append(lock.take(self.files, root.path, clock))
         for root in new:
@@ -168,15 +173,14 @@ class Directory:
 
     # -- placing -------------------------------------------------------------------------------------
 
-    def _make(self, owner: Owner) -> Root:
-        root = self._roomiest()
+    def _make(self, path: str) -> None:
+        """Make a log's directory and see to it that its name lasts, unless there is a log in it: then that was done before."""
         try:
-            self.files.make_directory(_log_path(root, owner))
-            for parent in (f"{root.path}/{LOGS}/{owner.incarnation:016x}", f"{root.path}/{LOGS}", root.path):
-                self.files.sync_directory(parent)
+            self.files.make_directory(path)
+            if not self.files.list(path):
+                keep_names(self.files, path)
         except OSError as error:
-            raise storage_failed(error, "making a partition in", root.path) from error
-        return root
+            raise storage_failed(error, "making", path) from error
 
     def _roomiest(self) -> Root:
         held = list(self._places.values())
@@ -184,9 +188,6 @@ class Directory:
         if not takers:
             raise StorageFailed("every storage root is read-only; add one that takes new partitions")
         return min(takers, key=lambda root: (held.count(root) + 1) / root.weight)
-
-    def _path(self, owner: Owner) -> str:
-        return _log_path(self._places[owner], owner)
 
     # -- letting go ----------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
         root = Root(os.fspath(given))
     if not root.weight > 0:
         raise InvalidRequest(f"the weight of {root.path} is {root.weight}; give a number above 0, or set the root read-only")
-    return root._replace(path=root.path.rstrip("/") or "/")
+    return root._replace(path=os.path.abspath(root.path))
 
 
 def _owners(files: Files, path: str) -> Iterable[Owner]:

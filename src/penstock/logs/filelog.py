@@ -80,14 +80,15 @@ class FileLog:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def append(self, drafts: Sequence[Draft]) -> None:
+    def append(self, drafts: Sequence[Draft]) -> int:
         if self._state is not _OPEN:
             self._refuse()
-        if drafts:
-            try:
-                self._tail.append(drafts)
-            except OSError as error:
-                self._fail(error, "appending to")
+        if not drafts:
+            return 0
+        try:
+            return self._tail.append(drafts)
+        except OSError as error:
+            self._fail(error, "appending to")
 
     def sync(self) -> None:
         if self._state is not _OPEN:

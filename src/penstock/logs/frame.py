@@ -31,12 +31,15 @@ JOINS = 2
 ZSTD = 4
 """The body is compressed."""
 
+AFTER_SYNC = 8
+"""Everything before this frame had been synced when it was written: if some of that cannot be read, it is damage, not a torn tail."""
+
 HEADER = struct.Struct("<4sBBHIIIIIQQQqqI")
 HEADER_BYTES = HEADER.size
 CHECKSUM_BYTES = 4
 _COVERED = struct.Struct("<4sBBHIIIIIQQQqq")
 _TYPES = {int(kind): kind for kind in FrameType}
-_KNOWN_FLAGS = MORE | JOINS | ZSTD
+_KNOWN_FLAGS = MORE | JOINS | ZSTD | AFTER_SYNC
 _RESIDUE = 0x48674BC7
 """CRC-32C of any bytes followed by their own CRC-32C: body and checksum are verified in one pass, without cutting them apart."""
 
@@ -67,11 +70,8 @@ class Header(NamedTuple):
 
 def frame_bytes(stored_bytes: int) -> int:
     """Size of a whole frame whose stored body has that size."""
-    return HEADER_BYTES + stored_bytes + _tail_bytes(stored_bytes)
-
-
-def _tail_bytes(stored_bytes: int) -> int:
-    return CHECKSUM_BYTES + (-(stored_bytes + CHECKSUM_BYTES) % ALIGNMENT)
+    size = HEADER_BYTES + stored_bytes + CHECKSUM_BYTES
+    return size + -size % ALIGNMENT
 
 
 class Encoder:
@@ -87,10 +87,11 @@ class Encoder:
     def encode(self, draft: Draft, sequence: int, flags: int, vector: list[Buffer]) -> int:
         """Add the frame's pieces to `vector` and give their total size. Nothing is added when the draft is refused."""
         kind, base, count, columns, elapsed, wall, parts = draft
-        raw_bytes = stored_bytes = sum(map(len, parts))
+        small = sum(map(len, parts)) < JOINED_BYTES
+        body = [b"".join(parts)] if small else [part if type(part) is bytes else bytes(part) for part in parts]
+        raw_bytes = stored_bytes = len(body[0]) if small else sum(map(len, body))  # of bytes now: a view's length counts its own units
         if raw_bytes > MAX_BODY_BYTES:
             raise InvalidRequest(f"a frame body of {raw_bytes} bytes is more than {MAX_BODY_BYTES}; cut it into several frames")
-        body = [b"".join(parts)] if raw_bytes < JOINED_BYTES else [part if type(part) is bytes else bytes(part) for part in parts]
         if raw_bytes >= MIN_BODY_BYTES and self._compressor is not None:
             packed = self._compressor.shrink(body, raw_bytes)
             if packed is not None:
@@ -98,16 +99,21 @@ class Encoder:
         checksum = 0
         for part in body:
             checksum = extend(checksum, part)
-        lengths, identity = (stored_bytes, raw_bytes, count), (self._partition, columns, self._incarnation)
+        partition, incarnation = self._partition, self._incarnation
         try:
-            covered = _COVERED.pack(MAGIC, VERSION, kind, flags, *lengths, *identity, sequence, base, wall, elapsed)
+            covered = _COVERED.pack(
+                MAGIC, VERSION, kind, flags, stored_bytes, raw_bytes, count, partition, columns, incarnation, sequence, base, wall, elapsed
+            )
         except struct.error as error:
             raise InvalidRequest(f"a frame cannot hold {draft._replace(parts=())}: {error}; mend the number out of range") from error
-        vector.append(covered + value(covered).to_bytes(CHECKSUM_BYTES, "little"))
-        vector += body
-        tail_bytes = _tail_bytes(stored_bytes)
-        vector.append(checksum.to_bytes(tail_bytes, "little"))  # the high bytes, all zero, are the padding
-        return HEADER_BYTES + stored_bytes + tail_bytes
+        size = frame_bytes(stored_bytes)
+        header = covered + value(covered).to_bytes(CHECKSUM_BYTES, "little")
+        tail = checksum.to_bytes(size - HEADER_BYTES - stored_bytes, "little")  # the high bytes, all zero, are the padding
+        if stored_bytes < JOINED_BYTES:
+            vector.append(b"".join((header, *body, tail)))
+        else:
+            vector += (header, *body, tail)
+        return size
 
 
 def parse_header(raw: bytes) -> Header:

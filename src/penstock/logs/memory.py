@@ -46,12 +46,13 @@ class MemoryLog:
         yield from self.kept[self._latest_base() :]
         self._recovered = True
 
-    def append(self, drafts: Sequence[Draft]) -> None:
+    def append(self, drafts: Sequence[Draft]) -> int:
         self._ready()
         frames = [_framed(draft, len(self.kept) + number) for number, draft in enumerate(drafts, 1)]
         for frame in frames:
             self._note(frame, len(self.kept))
             self.kept.append(frame)
+        return sum(len(frame.body) for frame in frames)
 
     def sync(self) -> None:
         self._ready()

@@ -4,7 +4,8 @@ Owns: `Opening`, one pass over what a crash may have left. It decides and report
 - Replay begins at the newest readable Base: a checkpoint's, or a segment's first frame; a damaged one falls back to the one before.
 - A newest segment without one whole frame that no sync promised is a rotation that was cut off: it is dropped.
 - What the published position promised by fsync and is not there is damage: never cut, and a Gap.
-- What lies beyond the last whole group, unpromised, is a torn tail: the caller cuts it at `end`.
+- Frames say whether all before them was synced when they were written, so a position that lags behind (it is not synced itself)
+  does not turn damage into a torn tail. What lies beyond the last whole group, unpromised, is torn: the caller cuts it at `end`.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from penstock.logs.api import Frame, FrameType, Gap
 from penstock.logs.chain import Chain
 from penstock.logs.checkpoint import Checkpoint
 from penstock.logs.files import Files
-from penstock.logs.frame import frame_bytes
+from penstock.logs.frame import AFTER_SYNC, frame_bytes
 from penstock.logs.index import SparseIndex
 from penstock.logs.replay import ENDLESS, Promise, Replay, Start
 from penstock.logs.segment import FIRST, Segment, header_at
@@ -72,9 +73,20 @@ class Opening:
 
     def _promise(self) -> Promise:
         synced = self._synced
-        if synced is None or synced.durability != "fsync":
-            return Promise(self.solid)
-        return Promise(self.solid, synced.sequence, synced.offset)
+        if synced is None:
+            return Promise(0, known=False)
+        if synced.durability != "fsync":
+            return Promise(self._vouched())
+        return Promise(self._vouched(), synced.sequence, synced.offset)
+
+    def _vouched(self) -> int:
+        """Where the newest segment's promised bytes end: the published position may lag behind, but later frames vouch for earlier ones."""
+        number = len(self._chain.names) - 1
+        solid = self.solid
+        for piece in self._chain.pieces(number, min(solid, self._chain.segment(number).size)):
+            if piece.flags & AFTER_SYNC:
+                solid = max(solid, piece.position)
+        return solid
 
     def _start(self) -> Start:
         start = self._newest_base()
@@ -131,4 +143,3 @@ class Opening:
             newest = self._chain.segment(self.replay.number)
             if newest.index is not None:
                 newest.index.cover(frame, position, end)
-

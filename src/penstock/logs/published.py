@@ -16,6 +16,7 @@ from penstock.logs.opening import Opening
 from penstock.logs.reader import LogReading
 from penstock.logs.segment import Owner, Segment
 from penstock.logs.synced import Synced, SyncedFile
+from penstock.logs.window import Window
 from penstock.words.errors import BrokerClosed
 
 ATTEMPTS = 5
@@ -122,3 +123,4 @@ class PublishedLog:
         """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""
         size = self._chain.file_size(newest)
         newest.size = min(size, synced.position) if newest.name == synced.segment else size
+        newest.window = Window(self._files, newest.handle)  # it may have read ahead of what was published, and that may have changed

@@ -3,7 +3,8 @@
 Owns: `Replay`, one pass over frames from a place on; opening, reading and listing a log are all such passes.
 The sequence numbers decide: they have no holes, so wherever one is skipped a Gap stands, with the item offsets between its neighbours.
 - Bytes that are promised (`Promise`) are finished groups: each whole frame counts, damage between them is a Gap.
-- Bytes beyond it may be torn: a group counts whole or not at all, and damage is a Gap only when a whole group follows.
+- Bytes beyond it may be torn: a group counts whole or not at all, and the first thing that is wrong ends the log.
+- Where it is not known what was promised, nothing ends the log while a whole group follows: what lies between is a Gap.
 - A segment ends where the next one's name says it begins: frames from there on are left over from a failed write and are passed over.
 """
 
@@ -36,6 +37,8 @@ class Promise(NamedTuple):
     position: int = ENDLESS
     sequence: int = 0
     offset: int = 0
+    known: bool = True
+    """Whether more than `position` says could not have been promised."""
 
 
 class Replay:
@@ -75,27 +78,38 @@ class Replay:
         segment = self._chain.segment(number)
         for piece in self._chain.pieces(number, self.end):
             frame = piece.frame
-            if frame is None:
-                self._lose(segment, piece, piece.why)
-            elif frame.sequence >= sequence_stop:
+            if frame is not None and frame.sequence >= sequence_stop:
                 break
-            elif self.sequence is not None and frame.sequence <= self.sequence:
-                self._lose(segment, piece, "a frame repeats an earlier sequence")
-            elif piece.end <= safe:
+            why = self._wrong(piece, piece.end <= safe)
+            if why:
+                self._lose(segment, piece, why)
+                if self._promise.known and piece.end > safe:
+                    break
+            elif frame is not None and piece.end <= safe:
                 yield from self._count(piece, frame)
-            else:
-                yield from self._group(segment, piece, frame)
+            elif frame is not None:
+                yield from self._group(piece)
         if self._pending:
             self._lose(segment, self._pending[0], "a group of frames is not finished")
 
-    def _group(self, segment: Segment, piece: Piece, frame: Frame) -> Iterator[Piece | Gap]:
+    def _wrong(self, piece: Piece, safe: bool) -> str:
+        """Why a piece does not count, or nothing."""
+        frame, held = piece.frame, self._pending[-1].frame if self._pending else None
+        if frame is None:
+            return piece.why
+        if self.sequence is not None and frame.sequence <= self.sequence:
+            return "a frame repeats an earlier sequence"
+        if safe:
+            return ""
+        before = held.sequence if held is not None else self.sequence
+        if self._promise.known and before is not None and frame.sequence != before + 1:
+            return "frames are missing"
+        if bool(piece.flags & JOINS) != (held is not None) or (held is not None and frame.sequence != held.sequence + 1):
+            return "a group of frames is not whole"
+        return ""
+
+    def _group(self, piece: Piece) -> Iterator[Piece | Gap]:
         """Hold a frame back until its group is whole."""
-        held = self._pending[-1].frame if self._pending else None
-        if piece.flags & JOINS and (held is None or held.sequence + 1 != frame.sequence):
-            self._lose(segment, piece, "the beginning of a group of frames is missing")
-            return
-        if not piece.flags & JOINS:
-            self._pending.clear()
         self._pending.append(piece)
         if not piece.flags & MORE:
             group, self._pending = self._pending, []

@@ -14,13 +14,16 @@ from penstock.logs import checkpoint
 from penstock.logs.api import Buffer, Draft, Durability, FrameType
 from penstock.logs.chain import Chain
 from penstock.logs.files import Files
-from penstock.logs.frame import JOINS, MORE, Encoder
+from penstock.logs.frame import AFTER_SYNC, JOINS, MORE, Encoder
 from penstock.logs.index import SparseIndex
 from penstock.logs.replay import Replay
 from penstock.logs.segment import FIRST, Segment, SegmentName
 from penstock.logs.synced import Synced, SyncedFile
 from penstock.logs.writing import replace_file, rewrite, write_all
 
+MAX_LAG_BYTES = 16 * 1024
+"""How far the published position may lag behind in the modes that promise less than fsync; `flush` brings it up."""
+NOTHING_PUBLISHED = Synced(SegmentName(-1, 0), 0, 0, 0, "os")
 _DATA = FrameType.DATA  # looked up at every append
 
 
@@ -45,24 +48,30 @@ class Tail:
         self._encoder = encoder
         self._synced_file = SyncedFile(files, chain.directory)
         self._last = 0  # where the last frame starts
+        self._told = NOTHING_PUBLISHED  # what the file says
         self._solid = 0  # bytes of the segment that a real sync covers
 
     @property
     def unsynced(self) -> bool:
         return self.synced is None or self.sequence > self.synced.sequence
 
-    def append(self, drafts: Sequence[Draft]) -> None:
-        """Write frames as one group."""
-        segment, first = self.segment, self.sequence + 1
-        end, last = segment.size, len(drafts) - 1
+    def append(self, drafts: Sequence[Draft]) -> int:
+        """Write frames as one group, and say how many bytes they took."""
+        segment, sequence, encode = self.segment, self.sequence, self._encoder.encode
+        end, left = segment.size, len(drafts)
+        flags = 0 if self.unsynced else AFTER_SYNC
         vector: list[Buffer] = []
         starts = []
-        for number, draft in enumerate(drafts):
+        for draft in drafts:
+            sequence += 1
+            left -= 1
             starts.append(end)
-            flags = (MORE if number < last else 0) | (JOINS if number else 0)
-            end += self._encoder.encode(draft, first + number, flags, vector)
-        write_all(self._files, segment.handle, vector, end - segment.size)
+            end += encode(draft, sequence, flags | MORE if left else flags, vector)
+            flags = JOINS
+        size = end - segment.size
+        write_all(self._files, segment.handle, vector, size)
         self._count(drafts, starts, end)
+        return size
 
     def sync(self, durability: Durability) -> None:
         """Keep and publish what was appended, as the mode promises."""
@@ -82,7 +91,7 @@ class Tail:
         self._chain.store_index(self.segment)
         sequence = self.sequence + 1
         vector: list[Buffer] = []
-        size = self._encoder.encode(base, sequence, 0, vector)
+        size = self._encoder.encode(base, sequence, AFTER_SYNC, vector)
         segment = self._chain.grow(SegmentName(base.base, sequence))
         write_all(self._files, segment.handle, vector, size)
         self._sync(segment)
@@ -105,6 +114,7 @@ class Tail:
     def published(self) -> Synced | None:
         """What the file says, which is taken as published from now on."""
         self.synced = self._synced_file.read()
+        self._told = self.synced or NOTHING_PUBLISHED
         return self.synced
 
     def found(self) -> None:
@@ -134,8 +144,19 @@ class Tail:
             rewrite(self._files, segment.path, self._solid, segment.size)
             self._solid = segment.size
         self.index = self._chain.index(segment)
+        if self.synced is not None and self.synced.segment != segment.name:  # whoever made the file may have died before its name was kept
+            self._files.sync_directory(self._chain.directory)
+        self._republish(durability)
+
+    def _republish(self, durability: Durability) -> None:
+        """Publish unless the same, or a firmer promise of the same, is published already."""
+        segment = self.segment
         true = Synced(segment.name, segment.size, self.sequence, self.offset, durability)
-        if self.synced not in (true, true._replace(durability="fsync")):
+        if self.synced is None:
+            self._publish(durability)
+            self._synced_file.harden()  # once, so that a power cut can leave it behind the log but not empty
+            self._files.sync_directory(self._chain.directory)
+        elif self.synced not in (true, true._replace(durability="fsync")):
             self._publish(durability)
 
     def go_back(self) -> None:
@@ -148,6 +169,7 @@ class Tail:
         self.close()
         self._chain.load()
         self._synced_file.publish(synced)
+        self._told = synced
         self._synced_file.harden()
         while self._chain.names and self._chain.names[-1] > synced.segment:
             self._chain.drop_newest()
@@ -189,6 +211,9 @@ class Tail:
             raise
 
     def _publish(self, durability: Durability) -> None:
+        """Say how far the log is promised. Where that is not for good anyway, the file may lag a little: writing it costs as much as a small append."""
         synced = Synced(self.segment.name, self.segment.size, self.sequence, self.offset, durability)
-        self._synced_file.publish(synced)
+        if durability == "fsync" or synced.segment != self._told.segment or synced.position - self._told.position >= MAX_LAG_BYTES:
+            self._synced_file.publish(synced)
+            self._told = synced
         self.synced = synced

@@ -1,6 +1,7 @@
 """Reading ahead in one file, so that many small frames cost one system call and a large one costs no copy.
 
-Owns: `Window`. A file under it only grows: what was read once stays true. Whoever cuts a file opens a new window.
+Owns: `Window`. A file under it only grows: what was read once stays true. Whoever cuts a file,
+or reads one whose end may still change, opens a new window.
 """
 
 from collections.abc import Iterator

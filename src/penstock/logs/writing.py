@@ -1,9 +1,11 @@
 """Writing that is whole or fails: the few ways in which the file log puts bytes down.
 
-Owns: `write_all`, `rewrite`, `write_file`, `replace_file`, `read_file`. Each raises OSError when a byte did not get there.
+Owns: `write_all`, `rewrite`, `write_file`, `replace_file`, `keep_names`, `read_file`. Each raises OSError when a byte did not get there.
 """
 
+import contextlib
 import errno
+import os
 from collections.abc import Sequence
 
 from penstock.logs.api import Buffer
@@ -63,6 +65,15 @@ def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
     write_file(files, path + TEMPORARY, data)
     files.rename(path + TEMPORARY, path)
     files.sync_directory(directory)
+
+
+def keep_names(files: Files, path: str) -> None:
+    """Make a directory's name last, and those of its parents, as far as this user may."""
+    parent = os.path.dirname(path)
+    if parent not in ("", path):
+        with contextlib.suppress(PermissionError):  # one that may not even be read was not made by us
+            files.sync_directory(parent)
+        keep_names(files, parent)
 
 
 def read_file(files: Files, path: str) -> bytes | None:

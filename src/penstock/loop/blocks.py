@@ -1,72 +1,169 @@
-"""What rules look at of items on disk, kept at hand for a while.
+"""Items at hand: what was produced or read lately and may be wanted soon.
 
-Owns: `Blocks`. A cache, never state: anything in it can be read again. Neighbouring small frames are joined into one block,
-so a backlog that was produced item by item is looked at as cheaply as one produced in batches.
-Limits: BLOCKS blocks of about BLOCK_ITEMS items.
+Owns: `Frames` (items by offset) and `Blocks` (what rules look at of them: key ids and priorities). Caches, never state: anything in them can
+be read again from the log. What is produced is kept as it came, so that a consumer close behind needs neither disk nor decoding; neighbouring
+small frames are joined into one block, so that a backlog produced item by item is looked at as cheaply as one produced in batches.
+Limits: FRAMES_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.
 """
 
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from typing import TypeAlias
 
 from penstock.logs.api import Gap, Log
 from penstock.logs.columns import Columns
+from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
 from penstock.rules.state import Block, Missing
-from penstock.words.limits import DEFAULT_PRIORITY
+from penstock.words.batch import Batch
+from penstock.words.limits import DEFAULT_PRIORITY, MIB
 
+FRAMES_BYTES = 8 * MIB
+ENTRY_BYTES = 400
+ITEM_BYTES = 40
+READ_AHEAD_ITEMS = 64
 BLOCKS = 64
 BLOCK_ITEMS = 1_000
+AHEAD_ITEMS = 4_000
+
+
+class Fresh:
+    """Items as they were produced. Answers what `Columns` answers."""
+
+    __slots__ = ("_batch", "base", "size_bytes", "stop", "wall")
+
+    def __init__(self, record: Produced, wall: int) -> None:
+        payloads = record.batch.payloads
+        self.base = record.base
+        self.stop = record.base + len(payloads)
+        self.wall = wall
+        self.size_bytes = len(payloads[0]) if len(payloads) == 1 else record.batch.size_bytes + ITEM_BYTES * len(payloads)
+        self._batch = record.batch
+
+    @property
+    def key_ids(self) -> list[int] | None:
+        return None if self._batch.key_ids is None else list(self._batch.key_ids)
+
+    @property
+    def priorities(self) -> bytes | None:
+        return self._batch.priorities
+
+    def block(self) -> Block:
+        return Block(self.base, self.stop, self.key_ids, self.priorities)
+
+    def payloads(self, start: int, stop: int) -> list[bytes]:
+        return list(self._batch.payloads[start - self.base : stop - self.base])
+
+    def batch(self, start: int, stop: int) -> Batch:
+        return self._batch.cut(start - self.base, stop - self.base)
+
+
+Held: TypeAlias = Columns | Fresh
+
+
+class Frames:
+    """Items by offset: what was produced or read last."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._held: dict[int, Held] = {}
+        self._bases: list[int] = []
+        self._bytes = 0
+        self._read_to = 0  # where the last read ended: what lies before it is the least likely to be wanted
+
+    def put(self, record: Produced, wall: int) -> None:
+        """Keep what is being written, if there is room."""
+        if self._bytes > FRAMES_BYTES:
+            if self._bases[0] >= self._read_to:
+                return
+            self._drop_read()
+        self._add(Fresh(record, wall))
+
+    def read(self, start: int, stop: int) -> Iterator[Held]:
+        """What overlaps [start, stop), in order; where something is missing, damage took it."""
+        while start < stop:
+            found = self._find(start)
+            if found is None:
+                self._fetch(start, stop)
+                found = self._find(start)
+            if found is None:  # lost: on to the next that is there
+                start = min((base for base in self._bases if base > start), default=stop)
+            else:
+                yield found
+                start = self._read_to = found.stop
+
+    def _find(self, offset: int) -> Held | None:
+        at = bisect_right(self._bases, offset) - 1
+        if at < 0:
+            return None
+        found = self._held[self._bases[at]]
+        return found if offset < found.stop else None
+
+    def _fetch(self, start: int, stop: int) -> None:
+        if self._bytes > FRAMES_BYTES // 2:
+            self._drop_read()
+        if self._bytes > FRAMES_BYTES // 2:
+            self.clear()
+        for frame in self._log.read(start, max(stop, start + READ_AHEAD_ITEMS)):
+            if not isinstance(frame, Gap) and self._find(frame.base) is None:
+                self._add(Columns(frame))
+
+    def _add(self, held: Held) -> None:
+        self._held[held.base] = held
+        self._bytes += held.size_bytes + ENTRY_BYTES
+        if self._bases and held.base < self._bases[-1]:
+            insort(self._bases, held.base)
+        else:
+            self._bases.append(held.base)
+
+    def _drop_read(self) -> None:
+        """Let go of everything before the place that was read last."""
+        at = bisect_left(self._bases, self._read_to)
+        self._bytes -= sum(self._held.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[:at])
+        del self._bases[:at]
+
+    def clear(self) -> None:
+        self._held.clear()
+        self._bases.clear()
+        self._bytes = 0
 
 
 class Blocks:
     """The blocks used last."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._blocks: OrderedDict[int, Block] = OrderedDict()
-        self._last: Block | None = None
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._blocks: list[Block] = []
 
     def find(self, offset: int) -> Block:
-        last = self._last
-        if last is not None and last.base <= offset < last.stop:
-            return last
-        for block in self._blocks.values():
+        for block in reversed(self._blocks):
             if block.base <= offset < block.stop:
-                self._blocks.move_to_end(block.base)
-                self._last = block
                 return block
         raise Missing(offset)
 
     def fetch(self, offset: int) -> None:
-        """Read the block that holds `offset`."""
-        block = _read(self._log, offset)
-        self._blocks[block.base] = self._last = block
-        self._blocks.move_to_end(block.base)
-        if len(self._blocks) > BLOCKS:
-            self._blocks.popitem(last=False)
+        """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and each asking decides anew."""
+        if len(self._blocks) >= BLOCKS:
+            del self._blocks[: BLOCKS // 2]
+        parts: list[Held] = []
+        for columns in self._frames.read(offset, offset + AHEAD_ITEMS):
+            if parts and (columns.base != parts[-1].stop or columns.stop - parts[0].base > BLOCK_ITEMS):
+                self._add(parts)
+                parts = []
+            parts.append(columns)
+        self._add(parts)
+        if not any(block.base <= offset < block.stop for block in self._blocks):
+            self._blocks.append(Block(offset, offset + 1, lost=True))
+
+    def _add(self, parts: list[Held]) -> None:
+        if parts:
+            self._blocks.append(parts[0].block() if len(parts) == 1 else _joined(parts))
 
     def clear(self) -> None:
         self._blocks.clear()
-        self._last = None
 
 
-def _read(log: Log, offset: int) -> Block:
-    found: list[Columns] = []
-    for frame in log.read(offset, offset + BLOCK_ITEMS):
-        if isinstance(frame, Gap):
-            if found:
-                break
-            if frame.start <= offset < frame.stop:
-                return Block(offset, frame.stop, lost=True)
-        elif not found or found[-1].stop == frame.base:
-            found.append(Columns(frame))
-        else:
-            break
-    if not found or not found[0].base <= offset < found[-1].stop:
-        return Block(offset, offset + 1, lost=True)
-    return found[0].block() if len(found) == 1 else _joined(found)
-
-
-def _joined(parts: list[Columns]) -> Block:
+def _joined(parts: list[Held]) -> Block:
     keys: list[int] | None = None
     if any(part.key_ids is not None for part in parts):
         keys = [key for part in parts for key in (part.key_ids or [NO_KEY] * (part.stop - part.base))]

@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.logs import codec
-from penstock.logs.api import Frame, FrameType, Gap, Log
-from penstock.logs.columns import Columns
-from penstock.loop.blocks import Blocks
+from penstock.logs.api import FrameType, Gap, Log
+from penstock.loop.blocks import Blocks, Frames, Held
 from penstock.rules import base, machine
-from penstock.rules.commands import Again, Answer, Command
+from penstock.rules.commands import Again, Answer, Command, Configure
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.lease import NOTHING
-from penstock.rules.records import Answered, Configured, Leased, Lost, Opened, Passed, Record
-from penstock.rules.runs import RunSet, pairs
+from penstock.rules.records import Answered, Leased, Lost, Opened, Passed, Produced, Record
+from penstock.rules.runs import pairs
 from penstock.rules.state import Missing, State
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, Clock, Moment
@@ -56,9 +55,10 @@ class Partition:
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
-        self._segment_since = 0
-        self._base_bytes = 0
-        self._blocks = Blocks(log)
+        self._room = 0
+        self._rotate_at = 0
+        self._frames = Frames(log)
+        self._blocks = Blocks(self._frames)
         self._staged: list[Record] = []
         self._turn = Moment(0, 0)
         self._owes_sync = False
@@ -77,14 +77,16 @@ class Partition:
         else:  # elapsed time began anew; the wall says about how long the machine was away
             shift, rebooted = state.moment.elapsed + max(0, raw.wall - state.moment.wall) - raw.elapsed, True
         self._turn = Moment(raw.elapsed + shift, raw.wall)
-        self._segment_since, self._base_bytes = raw.wall, 0
+        self._frames.clear()
         self._blocks.clear()
+        self._plan_rotation(0)
         if self.log.wants_base:
             self._rotate()
         self._stage([Opened(state.epoch + 1, self._clock.boot, shift, rebooted)])
-        if self._policy is not None and self._policy != state.policy:
-            self._stage([Configured(self._policy)])
         self._append()
+        if self._policy is not None:
+            self.run(Configure(self._policy))
+            self._append()
         self.log.sync()
         self._owes_sync = False
 
@@ -108,8 +110,10 @@ class Partition:
     def now(self) -> Moment:
         """The time of the turn: one for everything between two commits, as one frame carries it."""
         if not self._staged:
-            raw = self._clock.read()
-            self._turn = Moment(max(raw.elapsed + self.state.shift, self.state.moment.elapsed), raw.wall)
+            elapsed, wall = self._clock.read()
+            elapsed += self.state.shift
+            last = self.state.moment.elapsed
+            self._turn = Moment(elapsed if elapsed > last else last, wall)
         return self._turn
 
     def run(self, command: Command) -> Answer:
@@ -143,11 +147,12 @@ class Partition:
     def commit(self) -> None:
         """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
         try:
-            self._append()
+            if self._staged:
+                self._append()
             if self._owes_sync:
                 self.log.sync()
                 self._owes_sync = False
-            if self._wants_rotation():
+            if self._room <= 0 or self._turn.wall >= self._rotate_at:
                 self._rotate()
         except StorageFailed as error:
             self._fail(error)
@@ -168,56 +173,63 @@ class Partition:
         self._staged += records
 
     def _append(self) -> None:
-        if self._staged:
-            staged, self._staged = self._staged, []
-            self._owes_sync = self._owes_sync or any(type(record) not in _NEEDS_NO_SYNC for record in staged)
-            self.log.append(codec.drafts(staged, self._turn, self.state.next_offset))
+        staged, self._staged = self._staged, []
+        for record in staged:
+            if type(record) is Produced:
+                self._frames.put(record, self._turn.wall)
+            if type(record) not in _NEEDS_NO_SYNC:
+                self._owes_sync = True
+        self._room -= self.log.append(codec.drafts(staged, self._turn, self.state.next_offset))
 
     def _fetch(self, offset: int) -> None:
         """Bring a block to hand; what it may need is written first, so that it can be read."""
-        try:
-            self._append()
-        except StorageFailed as error:
-            self._fail(error)
+        if self._staged:
+            try:
+                self._append()
+            except StorageFailed as error:
+                self._fail(error)
         self._blocks.fetch(offset)
 
-    def _wants_rotation(self) -> bool:
-        if self.log.wants_base or self.log.segment_bytes >= max(self._segment_bytes, 4 * self._base_bytes):
-            return True
-        return self.state.moment.wall - self._segment_since >= self._segment_age
-
     def _rotate(self) -> None:
+        """Begin a new segment with a Base. A large Base makes for larger segments, so that writing it stays a small part of the work."""
         body = base.dump(self.state)
         self.log.rotate(codec.base(body, self._turn, self.state.next_offset))
-        self._base_bytes, self._segment_since, self._owes_sync = len(body), self._turn.wall, False
+        self._owes_sync = False
+        self._plan_rotation(len(body))
+
+    def _plan_rotation(self, base_bytes: int) -> None:
+        self._room = max(self._segment_bytes, 4 * base_bytes) - self.log.segment_bytes
+        self._rotate_at = self._turn.wall + self._segment_age
 
     # -- reading -------------------------------------------------------------------------------------
 
     def payloads(self, runs: Sequence[int]) -> list[bytes]:
         """The payloads of items, in the order of `runs`; what damage took is left out and put out of the way."""
         found: list[bytes] = []
-        for columns, start, stop in self._read(runs):
-            found += columns.payloads(start, stop)
+        for held, start, stop in self._read(runs):
+            found += held.payloads(start, stop)
         return found
 
     def items(self, runs: Sequence[int]) -> list[Items]:
         """Whole items, in the order of `runs`; what damage took is left out and put out of the way."""
-        return [Items(start, columns.batch(start, stop), columns.wall) for columns, start, stop in self._read(runs)]
+        return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in self._read(runs)]
 
-    def _read(self, runs: Sequence[int]) -> list[tuple[Columns, int, int]]:
-        found: list[tuple[Columns, int, int]] = []
+    def _read(self, runs: Sequence[int]) -> list[tuple[Held, int, int]]:
+        found: list[tuple[Held, int, int]] = []
+        lost: list[int] = []
         for start, stop in pairs(runs):
-            missing = RunSet((start, stop))
-            for frame in self.log.read(start, stop):
-                if isinstance(frame, Frame):
-                    columns = Columns(frame)
-                    low, high = max(start, columns.base), min(stop, columns.stop)
-                    found.append((columns, low, high))
-                    missing.remove(low, high)
-            if missing:
-                self.now()
-                self._stage([Lost(missing.runs)])
-                self.commit()
+            at = start
+            for held in self._frames.read(start, stop):
+                if at < held.base:
+                    lost += (at, held.base)
+                at = min(stop, held.stop)
+                found.append((held, max(start, held.base), at))
+            if at < stop:
+                lost += (at, stop)
+        if lost:
+            self.now()
+            self._stage([Lost(lost)])
+            self.commit()
         return found
 
     def explain(self, offset: int) -> Explanation:

@@ -140,9 +140,8 @@ def decide_seek(state: State, command: Seek, now: Moment, peek: Peek) -> tuple[l
 
 def apply_sought(state: State, record: Sought, now: Moment) -> None:
     """Items come again in log order, without a ttl. What had been passed over is put back first, so that keys are in the log's order again."""
-    returning = [
-        (DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)
-    ]
+    _forget_places(state, record.runs)
+    returning = [(DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)]
     for key, line in state.keys.lines():
         for run in line.waiting:
             returning.append((run.lane, Extent(run.start, run.stop, KEYED, run.position, run.ready_at)))
@@ -154,6 +153,14 @@ def apply_sought(state: State, record: Sought, now: Moment) -> None:
     state.away.remove_all(record.runs)
     state.lanes.merge(returning)
     state.ttl.keep(lambda entry: RunSet((entry.start, entry.stop)).without(record.runs))
+
+
+def _forget_places(state: State, runs: list[int]) -> None:
+    """Items that come back stand where they are put now: an extent or schedule from before must not speak for them too."""
+    state.lanes.drop(runs)
+    for calendar in (state.by_wall, state.by_elapsed):
+        if calendar:
+            calendar.keep(lambda entry: RunSet((entry.start, entry.stop)).without(runs))
 
 
 # -- redrive -----------------------------------------------------------------------------------------
@@ -177,13 +184,14 @@ def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> t
 
 
 def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
+    _forget_places(state, record.runs)
     chosen = offsets(record.runs)
     keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
-    for offset, tag, key in reversed(list(zip(chosen, record.tags, keys, strict=True))):
+    for offset, tag, key in zip(chosen, record.tags, keys, strict=True):
         line = state.keys.line(key) if key in state.keys.map else None
         if line is not None and offset in line.parked:
             line.parked.remove(offset)
-            line.waiting.appendleft(Waiting(offset, offset + 1, tag & PRIORITY_MASK, offset, now.elapsed))
+            line.push(Waiting(offset, offset + 1, tag & PRIORITY_MASK, offset, now.elapsed))
             state.passed.add(offset, offset + 1)
             state.keys.settle(key, line)
     for offset, tag in zip(chosen, record.tags, strict=True):

@@ -5,7 +5,7 @@ bytes, whether they were applied live, replayed from the first, or replayed from
 What follows from other parts is not stored but derived: `away`, `passed`, held keys, offered heads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +14,8 @@ from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.keys import Line, Waiting
 from penstock.rules.lanes import Extent
 from penstock.rules.leases import Grant, Leases
-from penstock.rules.records import Leased
+from penstock.rules.records import Leased, pack_keys, unpack_keys
+from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Burial, Failure, Remembered, State
 from penstock.rules.window import Window
@@ -124,13 +125,24 @@ def _line_image(key: int, line: Line) -> _LineImage:
 def _grant_image(grant: Grant) -> _GrantImage:
     """Neighbouring runs of one lane are joined, however the grant came by them."""
     given: list[tuple[int, int, int, bytes]] = []
-    for start, stop, lane, keys in grant.parts():
+    for start, stop, lane, keys in _apart(grant):
         if given and given[-1][1] == start and given[-1][2] == lane and bool(given[-1][3]) == bool(keys):
             given[-1] = (given[-1][0], stop, lane, given[-1][3] + keys)
         else:
             given.append((start, stop, lane, keys))
     done = grant.done.runs if grant.done is not None else None
     return _GrantImage(grant.number, grant.deadline, grant.timeout, grant.consumer, grant.size, given, done)
+
+
+def _apart(grant: Grant) -> Iterator[tuple[int, int, int, bytes]]:
+    """The parts of a grant, each with a key for every item or for none."""
+    for start, stop, lane, packed in grant.parts():
+        keys = unpack_keys(packed)
+        if NO_KEY not in keys:
+            yield start, stop, lane, packed
+        else:
+            for offset, key in enumerate(keys, start):
+                yield offset, offset + 1, lane, pack_keys([key]) if key else b""
 
 
 def _calendar_image(calendar: Calendar, part: Callable[[Entry], list[int]]) -> list[int]:

@@ -13,7 +13,7 @@ from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
 
-class Produce(msgspec.Struct):
+class Produce(msgspec.Struct, gc=False):
     """Store items. With a `source`, only if `sequence` is above the last one from there (transfers)."""
 
     batch: Batch
@@ -22,7 +22,7 @@ class Produce(msgspec.Struct):
     sequence: int = 0
 
 
-class Lease(msgspec.Struct):
+class Lease(msgspec.Struct, gc=False):
     """Give up to `want` ready items to `consumer` for `timeout` (0: the policy's)."""
 
     want: int
@@ -32,7 +32,7 @@ class Lease(msgspec.Struct):
     request: bytes | None = None
 
 
-class Complete(msgspec.Struct):
+class Complete(msgspec.Struct, gc=False):
     """These items of a lease are done; None is all that are open."""
 
     lease: int
@@ -40,7 +40,7 @@ class Complete(msgspec.Struct):
     request: bytes | None = None
 
 
-class Retry(msgspec.Struct):
+class Retry(msgspec.Struct, gc=False):
     """These items of a lease failed and go back after `delay`. Not `counted`: the attempt is given back too."""
 
     lease: int
@@ -51,7 +51,7 @@ class Retry(msgspec.Struct):
     request: bytes | None = None
 
 
-class Bury(msgspec.Struct):
+class Bury(msgspec.Struct, gc=False):
     """These items of a lease are given up."""
 
     lease: int
@@ -60,7 +60,7 @@ class Bury(msgspec.Struct):
     request: bytes | None = None
 
 
-class Extend(msgspec.Struct):
+class Extend(msgspec.Struct, gc=False):
     """The lease ends `timeout` (0: as long as it was given for) from now."""
 
     lease: int
@@ -68,18 +68,18 @@ class Extend(msgspec.Struct):
     request: bytes | None = None
 
 
-class Configure(msgspec.Struct):
+class Configure(msgspec.Struct, gc=False):
     policy: Policy
 
 
-class Pause(msgspec.Struct):
+class Pause(msgspec.Struct, gc=False):
     """None leaves a side as it is."""
 
     lease: bool | None = None
     produce: bool | None = None
 
 
-class Clear(msgspec.Struct):
+class Clear(msgspec.Struct, gc=False):
     """Resolve everything in the states named."""
 
     ready: bool = False
@@ -88,13 +88,13 @@ class Clear(msgspec.Struct):
     buried: bool = False
 
 
-class Seek(msgspec.Struct):
+class Seek(msgspec.Struct, gc=False):
     """Completed items from `offset` on become ready again."""
 
     offset: int
 
 
-class Redrive(msgspec.Struct):
+class Redrive(msgspec.Struct, gc=False):
     """Buried items become ready again; None is all of them."""
 
     offsets: Sequence[int] | None = None
@@ -103,7 +103,7 @@ class Redrive(msgspec.Struct):
 Command: TypeAlias = Produce | Lease | Complete | Retry | Bury | Extend | Configure | Pause | Clear | Seek | Redrive
 
 
-class Stored(msgspec.Struct):
+class Stored(msgspec.Struct, gc=False):
     """Each item's offset: `count` from `base` on, or, where some were there before, `ids`."""
 
     base: int
@@ -117,7 +117,7 @@ class Stored(msgspec.Struct):
         return range(self.base, self.base + self.count) if self.ids is None else self.ids
 
 
-class Granted(msgspec.Struct):
+class Granted(msgspec.Struct, gc=False):
     """A lease, or nothing (lease 0)."""
 
     lease: int
@@ -131,7 +131,7 @@ class Granted(msgspec.Struct):
         return sum(self.runs[1::2]) - sum(self.runs[::2])
 
 
-class Settled(msgspec.Struct):
+class Settled(msgspec.Struct, gc=False):
     """How many items the call settled, and which it refused, because the lease does not hold them (any more)."""
 
     done: int
@@ -140,13 +140,13 @@ class Settled(msgspec.Struct):
     """Refused because an earlier item of their key, held by the same lease, must be settled first."""
 
 
-class Counted(msgspec.Struct):
+class Counted(msgspec.Struct, gc=False):
     """How many items an operator's command moved."""
 
     items: int
 
 
-class Again(msgspec.Struct):
+class Again(msgspec.Struct, gc=False):
     """Progress was made but not enough to answer: apply the records and ask again."""
 
 

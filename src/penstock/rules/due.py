@@ -77,7 +77,7 @@ def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
         waiting.add_all(state.waiting_within(entry.start, stop).runs)
         leased.add_all(state.leased_within(entry.start, stop).runs)
         rest = [stop, entry.stop]
-        if len(waiting) + len(leased) >= limit:
+        if stop < entry.stop or len(waiting) + len(leased) >= limit:
             break
     records: list[Record] = []
     if waiting:

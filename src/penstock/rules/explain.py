@@ -74,14 +74,14 @@ def _ready(state: State, offset: int, peek: Peek) -> Explanation:
     holder = state.keys.map.get(key) if key != NO_KEY else None
     if holder is None:
         return Explanation(LifeState.READY, "ready: the next lease that reaches it gets it", attempts)
-    return _behind_key(state, offset, holder, attempts)
+    return _behind_key(state, offset, key, holder, attempts)
 
 
-def _behind_key(state: State, offset: int, holder: int | Line, attempts: int) -> Explanation:
+def _behind_key(state: State, offset: int, key: int, holder: int | Line, attempts: int) -> Explanation:
     line = Line(holder) if isinstance(holder, int) else holder
     if line.lease:
         grant = state.leases.live[line.lease]
-        first = next(other for other, (_, key) in grant.open.items() if state.keys.map.get(key) is holder)
+        first = next(other for other, (_, its) in grant.open.items() if its == key)
         why = f"its key is held: item {first} is leased by {grant.consumer or 'an unnamed consumer'}"
         return Explanation(LifeState.READY, why, attempts, held_by=first, until=grant.deadline)
     if line.backing_off is not None:

@@ -8,7 +8,7 @@ Entries of `ready` are only hints and are checked against the line when they com
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from heapq import heappush
 
 from penstock.rules.lanes import JOIN_WITHIN
@@ -33,8 +33,13 @@ class Waiting:
         return self.position == self.start
 
     @property
-    def order(self) -> tuple[int, int]:
-        return (self.position, self.start)
+    def order(self) -> tuple[int, bool, int, int]:
+        """By position; what stands there because it came later than its offset says came before the item of that offset."""
+        return (self.position, self.fresh, self.ready_at, self.start)
+
+    def cut(self, at: int) -> "tuple[Waiting, Waiting]":
+        """A fresh run in two, the second beginning with offset `at`."""
+        return Waiting(self.start, at, self.lane, self.start, self.ready_at), Waiting(at, self.stop, self.lane, at, self.ready_at)
 
     def joins(self, other: "Waiting") -> bool:
         """Whether `other` carries this run on."""
@@ -65,12 +70,19 @@ class Line:
 
     def push(self, new: Waiting) -> None:
         """Queue up by position: nearly always at the back."""
-        if self.waiting and self.waiting[-1].joins(new):
-            self.waiting[-1].stop = new.stop
-        elif not self.waiting or self.waiting[-1].order < new.order:
+        last = self.waiting[-1] if self.waiting else None
+        if last is not None and last.joins(new):
+            last.stop = new.stop
+        elif last is None or (last.order < new.order and not (last.fresh and new.position < last.stop)):
             self.waiting.append(new)
         else:
-            self.waiting = deque(sorted([*self.waiting, new], key=lambda run: run.order))
+            self._insert(new)
+
+    def _insert(self, new: Waiting) -> None:
+        runs = [new]
+        for run in self.waiting:
+            runs += run.cut(new.position) if run.fresh and run.start < new.position < run.stop else (run,)
+        self.waiting = deque(sorted(runs, key=lambda run: run.order))
 
     def drop(self, offset: int) -> bool:
         """Take one item out of the line."""
@@ -116,16 +128,20 @@ class Keys:
         first = found.waiting[0]
         return found if (first.lane, first.position, first.start) == (lane, position, offset) else None
 
-    def hold(self, keys: Iterable[int], lease: int) -> None:
+    def hold(self, keys: Sequence[int], lease: int) -> None:
         """A lease holds these keys."""
+        mapped = self.map
+        if mapped.keys().isdisjoint(keys):
+            mapped.update(dict.fromkeys(keys, lease))
+            return
         for key in keys:
-            found = self.map.get(key)
+            found = mapped.get(key)
             if isinstance(found, Line):
                 found.lease = lease
             else:
-                self.map[key] = lease
+                mapped[key] = lease
 
-    def release(self, keys: Iterable[int], lease: int) -> None:
+    def release(self, keys: Sequence[int], lease: int) -> None:
         """The lease holds these keys no longer."""
         mapped = self.map
         for key in keys:

@@ -12,7 +12,7 @@ An extent only says where to look: `State.away` says which of its items are read
 from collections import deque
 from collections.abc import Iterable
 
-from penstock.rules.runs import pairs
+from penstock.rules.runs import RunSet, pairs
 from penstock.words.clock import SECOND
 from penstock.words.limits import LAST_PRIORITY
 
@@ -39,6 +39,11 @@ class Extent:
     def fresh(self) -> bool:
         """Ready since it was produced: each item stands at its own offset."""
         return self.position == self.start
+
+    @property
+    def order(self) -> tuple[int, bool, int, int]:
+        """By position; what stands there because it came later than its offset says came before the item of that offset."""
+        return (self.position, self.fresh, self.ready_at, self.start)
 
     def astuple(self) -> tuple[int, int, int, int, int]:
         return (self.start, self.stop, self.flags, self.position, self.ready_at)
@@ -104,7 +109,17 @@ class Lanes:
         for lane, extents in enumerate(self.lanes):
             more = [extent for where, extent in returning if where == lane]
             if more:
-                self.lanes[lane] = deque(sorted([*more, *extents], key=lambda extent: (extent.position, extent.start)))
+                self.lanes[lane] = deque(sorted([*more, *extents], key=lambda extent: extent.order))
+
+    def drop(self, runs: Iterable[int]) -> None:
+        """Take offsets out wherever an extent covers them, as it does when they were resolved where they stood."""
+        gone = RunSet(runs)
+        for lane, extents in enumerate(self.lanes):
+            kept: list[Extent] = []
+            for extent in extents:
+                for start, stop in pairs(gone.missing(extent.start, extent.stop)):
+                    self._keep(kept, extent, start, stop, extent.flags)
+            self.lanes[lane] = deque(kept)
 
     def clear(self) -> None:
         for lane in self.lanes:

@@ -7,8 +7,10 @@ A keyed item may only go when no earlier item of its key can lie unread in anoth
 Limits: a decision looks at about SCAN_ITEMS items, then asks to be called again (`Again`) or answers with what it has.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from penstock.rules.commands import Again, Answer, Granted, Lease
 from penstock.rules.keys import Line, Waiting
@@ -18,11 +20,12 @@ from penstock.rules.records import Answered, Head, Leased, Lost, Passed, Record,
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
 from penstock.rules.state import Block, Peek, State
+from penstock.words.batch import check_name
 from penstock.words.clock import Moment
-from penstock.words.errors import InvalidRequest
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MAX_NAME_BYTES, MIN_LEASE_TIMEOUT, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
 
 SCAN_ITEMS = 20_000
+ENDLESS = 1 << 63
 NOTHING = Granted(0)
 
 
@@ -31,8 +34,7 @@ def validate_lease(command: Lease) -> Lease:
     within("per_key", command.per_key, 1, MAX_BATCH_ITEMS)
     if command.timeout:
         within("lease_timeout", command.timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
-    if len(command.consumer.encode()) > MAX_NAME_BYTES:
-        raise InvalidRequest(f"the consumer's name is too long; give at most {MAX_NAME_BYTES} bytes")
+    check_name("consumer", command.consumer)
     return command
 
 
@@ -42,18 +44,32 @@ def decide_lease(state: State, command: Lease, now: Moment, peek: Peek) -> tuple
         return [], NOTHING if grant is None else granted(state, grant.number, grant.deadline, grant.runs())
     if state.paused_lease:
         return [], NOTHING
+    timeout = command.timeout or state.policy.lease_timeout
+    lease, deadline = state.next_lease, now.elapsed + timeout
+    if command.request is None and (take := _plain(state, command.want)) is not None:
+        return [Leased(lease, deadline, timeout, command.consumer, [take])], granted(state, lease, deadline, [take.start, take.stop])
     plan = _Plan(state, command, now, peek)
     plan.fill()
     if plan.lost is not None:
         return [Lost(plan.lost)], Again()
     if not plan.count:
         return ([Passed(plan.takes)] if plan.takes else []), (Again() if plan.more else NOTHING)
-    timeout = command.timeout or state.policy.lease_timeout
-    lease, deadline = state.next_lease, now.elapsed + timeout
     records: list[Record] = [Leased(lease, deadline, timeout, command.consumer, plan.takes, plan.heads)]
     if command.request is not None:
         records.append(Answered(command.request, lease=lease))
     return records, granted(state, lease, deadline, plan.runs)
+
+
+def _plain(state: State, want: int) -> Take | None:
+    """The commonest case without a plan: one lane, nothing with a key, enough in the first extent."""
+    filled = [lane for lane, extents in enumerate(state.lanes.lanes) if extents]
+    if len(filled) != 1 or any(state.keys.ready):
+        return None
+    extent = state.lanes.lanes[filled[0]][0]
+    stop = extent.start + want
+    if extent.flags or stop > extent.stop or state.away.overlaps(extent.start, stop):
+        return None
+    return Take(filled[0], extent.start, stop)
 
 
 def granted(state: State, lease: int, deadline: int, runs: list[int]) -> Granted:
@@ -78,7 +94,8 @@ class _Plan:
         self.more = False
         """Stopped before it knew whether there is something to give."""
         self.lost: list[int] | None = None
-        self._held: dict[int, int] = {}  # keys taken by this plan → how many more of each may be taken
+        self._touched: set[int] = set()  # keys of which this plan takes no more
+        self._left: dict[int, int] = {}  # keys of which it may take some more
         self._walks = {lane: _Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
         self._lanes = sorted(self._walks.keys() | {lane for lane, heads in enumerate(state.keys.ready) if heads})
         self._popped: list[tuple[int, tuple[int, int, int]]] = []
@@ -95,65 +112,89 @@ class _Plan:
 
     def _step(self) -> bool:
         """Take from the best candidate; False when there is none or the plan must stop here."""
-        lane, line, entry = self._best()
-        walk = self._walks.get(lane)
-        if line is None and (walk is None or walk.extent is None):
+        best, second = self._best()
+        if best is None:
             return False
-        keyed_at = entry[0] if line is not None else walk.position if walk and walk.extent and walk.extent.flags & KEYED else None
-        if keyed_at is not None and (before := self._unread_before(keyed_at, lane if line is None else None)) is not None:
-            if not self.count:
-                self._read_ahead(before)
-                self.more = True
-            return False
-        if line is not None:
-            self._take_head(lane, line, entry)
-        elif walk and walk.extent:
-            if walk.extent.flags:
+        lane, walk = best.lane, self._walks.get(best.lane)
+        if best.head is None:
+            assert walk is not None and walk.extent is not None
+            if not walk.extent.flags:
+                self._take_plain(walk, walk.extent.stop)
+            elif not walk.extent.flags & KEYED or self._may_go(walk.position + walk.extent.fresh, lane):
                 self._take_block(walk)
             else:
-                self._take_plain(walk, walk.extent.stop)
+                return False
+            return True
+        if not self._may_go(best.rank[1], None):
+            return False
+        while best is not None and best.head is not None and self.room:
+            self._take_head(best.head, best.line)
+            following = self._top_head(lane)  # one key after the other, as long as no other candidate is better
+            best = following if following is not None and (second is None or following.rank < second) else None
+            if best is not None and not self._may_go(best.rank[1], None):
+                return False
         return True
 
-    def _best(self) -> tuple[int, Line | None, tuple[int, int, int]]:
-        best: tuple[int, int, int] | None = None
-        found: tuple[int, Line | None, tuple[int, int, int]] = (-1, None, (0, 0, 0))
+    def _may_go(self, position: int, own_lane: int | None) -> bool:
+        """Whether everything with a key from before `position` has been read; if not, some of it is read now."""
+        first, lane = self._unread(own_lane)
+        if position <= first:
+            return True
+        if not self.count:
+            if not self.takes:  # else what this plan passed over must be applied first
+                self._read_ahead(lane)
+            self.more = True
+        return False
+
+    def _best(self) -> "tuple[_Candidate | None, tuple[int, int, int] | None]":
+        """The best candidate and the rank of the one after it."""
+        best: _Candidate | None = None
+        second: tuple[int, int, int] | None = None
         for lane in self._lanes:
             walk = self._walks.get(lane)
+            extent = None
             if walk is not None and walk.extent is not None:
-                rank = (self._lifted(lane, walk.extent.ready_at), walk.position, lane)
-                if best is None or rank < best:
-                    best, found = rank, (lane, None, (0, 0, 0))
-            line, entry = self._top_head(lane)
-            if line is not None:
-                rank = (self._lifted(lane, line.waiting[0].ready_at), entry[0], lane)
-                if best is None or rank < best:
-                    best, found = rank, (lane, line, entry)
-        return found
+                extent = _Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, lane), lane)
+            for found in (extent, self._top_head(lane)):
+                if found is None:
+                    continue
+                if best is None or found.rank < best.rank:
+                    best, second = found, best.rank if best is not None else None
+                elif second is None or found.rank < second:
+                    second = found.rank
+        return best, second
 
     def _lifted(self, lane: int, ready_at: int) -> int:
         aging = self.state.policy.priority_aging
         return max(0, lane - (self.now - ready_at) // aging) if aging else lane
 
-    def _top_head(self, lane: int) -> tuple[Line | None, tuple[int, int, int]]:
+    def _top_head(self, lane: int) -> "_Candidate | None":
+        """The first free key of a lane that this plan has not touched."""
         ready = self.state.keys.ready[lane]
         while ready:
             entry = ready[0]
             line = self.state.keys.head(lane, *entry)
-            if line is not None and entry[2] not in self._held:
-                return line, entry
+            if line is not None and entry[2] not in self._touched:
+                return _Candidate((self._lifted(lane, line.waiting[0].ready_at), entry[0], lane), lane, entry, line)
             heappop(ready)
             if line is not None:
                 self._popped.append((lane, entry))
-        return None, (0, 0, 0)
+        return None
 
-    def _take_head(self, lane: int, line: Line, entry: tuple[int, int, int]) -> None:
+    def _take_head(self, entry: tuple[int, int, int], line: Line | None) -> None:
+        assert line is not None
         key = entry[2]
-        self._held[key] = 0
+        self._touched.add(key)
         allowed = min(self.per_key, self.room)
+        unread = self._unread(None)[0] if self.per_key > 1 else ENDLESS
         for run in line.waiting:
             if not allowed:
                 break
             stop = min(run.stop, run.start + allowed)
+            if run.fresh:
+                stop = min(stop, unread)
+            if stop <= run.start or run.position > unread:
+                break
             allowed -= stop - run.start
             self.heads.append(Head(key, run.lane, run.start, stop))
             self._took([run.start, stop])
@@ -186,63 +227,79 @@ class _Plan:
         if self.lost is not None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
+        if walk.extent.fresh and walk.extent.flags & KEYED:
+            stop = min(stop, self._unread(walk.lane)[0])  # beyond it, an earlier item of a key may lie in another lane
         mixed = block.priorities is not None and walk.extent.flags & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
-        elif block.key_ids is None or mixed or not self._take_all(walk, block, stop):
+        elif block.key_ids is None or mixed or self.state.away.within(walk.start, stop):
             self._take_some(walk, block, stop)
+        else:
+            self._take_most(walk, block.key_ids[walk.start - block.base : stop - block.base])
 
-    def _take_all(self, walk: "_Walk", block: Block, stop: int) -> bool:
-        """The common case: every item has a key, no key is busy, none comes twice. Nothing is looked at one by one."""
-        assert block.key_ids is not None
-        start = walk.start
-        stop = min(stop, start + self.room)
-        keys = block.key_ids[start - block.base : stop - block.base]
+    def _take_most(self, walk: "_Walk", keys: list[int]) -> None:
+        """The common case: nearly every key is free and comes once. Only the others are looked at one by one."""
+        keys = keys[: self.room]
         unique = set(keys)
-        if len(unique) < len(keys) or NO_KEY in unique:
-            return False
-        if not unique.isdisjoint(self.state.keys.map) or not unique.isdisjoint(self._held):
-            return False
-        if self.state.away.within(start, stop):
-            return False
-        self._held.update(dict.fromkeys(keys, self.per_key - 1))
-        self.takes.append(Take(walk.lane, start, stop, None, pack_keys(keys)))
-        self._took([start, stop])
+        doubtful = (self.state.keys.map.keys() & unique) | (self._touched & unique)
+        if len(unique) < len(keys):
+            doubtful |= {key for key, times in Counter(keys).items() if times > 1}
+        doubtful.discard(NO_KEY)
+        passed = [index for index, key in enumerate(keys) if key in doubtful and not self._free(key)] if doubtful else []
+        if self.per_key == 1:
+            self._touched |= unique - doubtful if doubtful else unique  # a busy key may still have its turn: what is passed stands behind
+            self._touched.discard(NO_KEY)
+        else:
+            self._left.update(dict.fromkeys(unique - doubtful, self.per_key - 1))
+        start, stop = walk.start, walk.start + len(keys)
+        packed = pack_keys(keys) if unique != {NO_KEY} else b""
+        if passed:
+            self._add_cut(walk.lane, start, stop, packed, passed)
+        else:
+            self.takes.append(Take(walk.lane, start, stop, None, packed))
+            self._took([start, stop])
         self.scanned += stop - start
         walk.advance(stop)
+
+    def _add_cut(self, lane: int, start: int, stop: int, packed: bytes, passed: list[int]) -> None:
+        """Take [start, stop), whose key ids are packed, but for the items at the indexes `passed`."""
+        runs: list[int] = []
+        kept: list[bytes] = []
+        at = 0
+        for index in (*passed, stop - start):
+            if at < index:
+                runs += (start + at, start + index)
+                kept.append(packed[8 * at : 8 * index])
+            at = index + 1
+        passed_keys = b"".join([packed[8 * index : 8 * index + 8] for index in passed])
+        self.takes.append(Take(lane, start, stop, runs, b"".join(kept), from_offsets([start + index for index in passed]), passed_keys))
+        self._took(runs)
+
+    def _free(self, key: int) -> bool:
+        """Whether the next item of a key may be taken by this plan; noted as taken, or as passed for good."""
+        if key in self._touched or key in self.state.keys.map:
+            return False
+        left = self._left.get(key, self.per_key) - 1
+        if left:
+            self._left[key] = left
+        else:
+            self._touched.add(key)
         return True
 
     def _take_some(self, walk: "_Walk", block: Block, stop: int) -> None:
-        start, busy, held, first_time = walk.start, self.state.keys.map, self._held, self.per_key - 1
-        taken: list[int] = []
-        taken_keys: list[int] = []
-        passed: list[int] = []
-        passed_keys: list[int] = []
-        room = self.room
+        """Item by item."""
+        start = walk.start
+        taken: list[tuple[int, int]] = []
+        passed: list[tuple[int, int]] = []
         for offset, key in self._candidates(walk, block, stop):
-            if not room:
+            if len(taken) == self.room:
                 stop = offset
                 break
-            if key == NO_KEY:
-                free = True
-            elif key in busy:
-                free = False
-            else:
-                left = held.get(key)
-                free = left is None or left > 0
-                held[key] = first_time if left is None else max(0, left - 1)
-            if free:
-                room -= 1
-                taken.append(offset)
-                taken_keys.append(key)
-            else:
-                if key in held:
-                    held[key] = 0  # the rest of its line comes later
-                passed.append(offset)
-                passed_keys.append(key)
-        keys = pack_keys(taken_keys) if any(taken_keys) else b""
-        runs = from_offsets(taken)
-        self.takes.append(Take(walk.lane, start, stop, runs, keys, from_offsets(passed), pack_keys(passed_keys)))
+            (taken if key == NO_KEY or self._free(key) else passed).append((offset, key))
+        runs, taken_keys = _split(taken)
+        passed_runs, passed_keys = _split(passed)
+        packed = pack_keys(taken_keys) if any(taken_keys) else b""
+        self.takes.append(Take(walk.lane, start, stop, runs, packed, passed_runs, pack_keys(passed_keys)))
         self._took(runs)
         self.scanned += stop - start
         walk.advance(stop)
@@ -259,26 +316,43 @@ class _Plan:
         keys = block.key_ids
         return [(offset, keys[offset - base]) for offset in wanted]
 
-    def _unread_before(self, position: int, own_lane: int | None) -> "_Walk | None":
-        """A lane (other than the candidate's own) that still holds unread items with keys from before `position`."""
-        for lane in self._walks:
-            if lane != own_lane:
-                extent = self.state.lanes.first_keyed(lane)
-                if extent is not None and extent.position < position:
-                    return _Walk(lane, [extent])
-        return None
+    def _unread(self, own_lane: int | None) -> tuple[int, int]:
+        """The position from which on some lane other than `own_lane` may hold unread items with keys, and that lane."""
+        found = (ENDLESS, -1)
+        if len(self._walks) > (own_lane is not None):
+            for lane in self._walks:
+                extent = self.state.lanes.first_keyed(lane) if lane != own_lane else None
+                if extent is not None:
+                    found = min(found, (extent.position, lane))
+        return found
 
-    def _read_ahead(self, walk: "_Walk") -> None:
-        """Pass the keyed items of a block into their lines and leave the others; nothing is taken."""
+    def _read_ahead(self, lane: int) -> None:
+        """Pass the keyed items of a lane's next block into their lines and leave the others; nothing is taken."""
+        extent = self.state.lanes.first_keyed(lane)
+        assert extent is not None
+        walk = _Walk(lane, [extent])
         block = self._find(walk.start)
         if self.lost is not None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
         found = self._candidates(walk, block, stop)
-        keyed = [(offset, key) for offset, key in found if key != NO_KEY]
+        passed, keys = _split([(offset, key) for offset, key in found if key != NO_KEY])
         left = from_offsets(offset for offset, key in found if key == NO_KEY)
-        passed, keys = from_offsets(offset for offset, _ in keyed), pack_keys(key for _, key in keyed)
-        self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, keys, left))
+        self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
+
+
+def _split(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """(offset, key) pairs as runs of offsets and a list of keys."""
+    return from_offsets(offset for offset, _ in items), [key for _, key in items]
+
+
+class _Candidate(NamedTuple):
+    """Something that could be given next: an extent of a lane, or the head of a key's line."""
+
+    rank: tuple[int, int, int]
+    lane: int
+    head: tuple[int, int, int] | None = None
+    line: Line | None = None
 
 
 class _Walk:
@@ -330,7 +404,7 @@ def _apply_take(state: State, take: Take, lease: int, now: Moment) -> None:
     else:
         state.away.add_all(take.taken)
     if take.keys:
-        state.keys.hold(filter(None, unpack_keys(take.keys)), lease)
+        state.keys.hold([key for key in unpack_keys(take.keys) if key], lease)
     if not take.passed:
         return
     ready_at = now.elapsed if extent is None else extent.ready_at

@@ -7,7 +7,6 @@ which items of the others were completed. So a repeated `complete` is told apart
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import repeat
 
@@ -29,8 +28,8 @@ class Grant:
         self.deadline = record.deadline
         self.timeout = record.timeout
         self.consumer = record.consumer
-        self.given = list(_given(record))
-        self.size = self.count = sum(stop - start for start, stop, _, _ in self.given)
+        self.given = _given(record)
+        self.size = self.count = sum([stop - start for start, stop, _, _ in self.given])
         self.done: RunSet | None = None
         """What was completed, once not everything is settled in one go."""
         self._open: dict[int, tuple[int, int]] | None = None
@@ -102,19 +101,21 @@ class Grant:
         return f"Grant({self.number:#x}, {self.count} open, until {self.deadline}, {self.consumer!r})"
 
 
-def _given(record: Leased) -> Iterator[tuple[int, int, int, bytes]]:
+def _given(record: Leased) -> list[tuple[int, int, int, bytes]]:
     """(start, stop, lane, packed key ids or nothing) of everything a lease gave, in order."""
+    given: list[tuple[int, int, int, bytes]] = []
     for take in record.takes:
         if take.taken is None:
-            yield take.start, take.stop, take.lane, take.keys
+            given.append((take.start, take.stop, take.lane, take.keys))
             continue
         at = 0
         for start, stop in pairs(take.taken):
             size = 8 * (stop - start)
-            yield start, stop, take.lane, take.keys[at : at + size]
+            given.append((start, stop, take.lane, take.keys[at : at + size]))
             at += size
     for head in record.heads:
-        yield head.start, head.stop, head.lane, pack_keys([head.key]) * (head.stop - head.start)
+        given.append((head.start, head.stop, head.lane, pack_keys([head.key]) * (head.stop - head.start)))
+    return given
 
 
 class Leases:

@@ -6,7 +6,7 @@ not new: each answers what it answered then and adds nothing.
 
 from penstock.rules.commands import Produce, Stored
 from penstock.rules.lanes import KEYED, SPARSE
-from penstock.rules.records import Produced, Record
+from penstock.rules.records import Answered, Produced, Record
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import from_offsets, pairs
 from penstock.rules.state import Peek, Remembered, State
@@ -31,9 +31,10 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
     if batch.dedups is not None:
         batch, ids = _without_duplicates(state, batch, now)
         if not len(batch):
-            return [], Stored(base, 0, ids, again=True)
+            return ([Answered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, again=True)
     answer = Stored(base, len(batch), ids)
-    return [Produced(base, batch, command.request, ids, command.source, command.sequence)], answer
+    remembered = ids if command.request is not None else None
+    return [Produced(base, batch, command.request, remembered, command.source, command.sequence)], answer
 
 
 def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch, list[int] | None]:
@@ -60,12 +61,14 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
 def apply_produced(state: State, record: Produced, now: Moment) -> None:
     batch, base = record.batch, record.base
     stop = base + len(batch)
-    state.next_offset = max(state.next_offset, stop)
+    if stop > state.next_offset:
+        state.next_offset = stop
     if batch.ats is None:
         _make_ready(state, batch, base, base, stop, now)
     else:
         _schedule(state, batch, base, now)
-    _arm_ttl(state, batch, base, now)
+    if batch.ttls is not None or state.policy.ttl:
+        _arm_ttl(state, batch, base, now)
     if batch.dedups is not None:
         for index, name in enumerate(batch.dedups):
             if name is not None:
@@ -106,8 +109,7 @@ def _schedule(state: State, batch: Batch, base: int, now: Moment) -> None:
 
 def _arm_ttl(state: State, batch: Batch, base: int, now: Moment) -> None:
     if batch.ttls is None:
-        if state.policy.ttl:
-            state.ttl.add(now.elapsed + state.policy.ttl, base, base + len(batch))
+        state.ttl.add(now.elapsed + state.policy.ttl, base, base + len(batch))
         return
     for index, ttl in enumerate(batch.ttls):
         span = ttl or state.policy.ttl

@@ -16,7 +16,7 @@ from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
 
-class Opened(msgspec.Struct, array_like=True, tag=1):
+class Opened(msgspec.Struct, array_like=True, gc=False, tag=1):
     """An owner opened the partition. Written and synced before its first lease, so that no two owners share a token."""
 
     epoch: int
@@ -26,13 +26,13 @@ class Opened(msgspec.Struct, array_like=True, tag=1):
     rebooted: bool = False
 
 
-class Configured(msgspec.Struct, array_like=True, tag=2):
+class Configured(msgspec.Struct, array_like=True, gc=False, tag=2):
     """The policy is now this."""
 
     policy: Policy
 
 
-class Produced(msgspec.Struct):
+class Produced(msgspec.Struct, gc=False):
     """Items took offsets from `base` on. Lies in a DATA frame, not among the state records."""
 
     base: int
@@ -44,7 +44,7 @@ class Produced(msgspec.Struct):
     sequence: int = 0
 
 
-class Take(msgspec.Struct, array_like=True):
+class Take(msgspec.Struct, array_like=True, gc=False):
     """What a lease did with the offsets [start, stop) of a lane: it took some, passed over those of busy keys, left the rest."""
 
     lane: int
@@ -60,7 +60,7 @@ class Take(msgspec.Struct, array_like=True):
     """Items without a key that stay ready where they are."""
 
 
-class Head(msgspec.Struct, array_like=True):
+class Head(msgspec.Struct, array_like=True, gc=False):
     """Items [start, stop) that had been passed over, taken from the front of their key's line."""
 
     key: int
@@ -69,7 +69,7 @@ class Head(msgspec.Struct, array_like=True):
     stop: int
 
 
-class Leased(msgspec.Struct, array_like=True, tag=3):
+class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
     """Items were given to a consumer until `deadline`."""
 
     lease: int
@@ -80,20 +80,20 @@ class Leased(msgspec.Struct, array_like=True, tag=3):
     heads: list[Head] = []
 
 
-class Passed(msgspec.Struct, array_like=True, tag=4):
+class Passed(msgspec.Struct, array_like=True, gc=False, tag=4):
     """Items of busy keys were passed over; nobody got anything yet."""
 
     takes: list[Take]
 
 
-class Completed(msgspec.Struct, array_like=True, tag=5):
+class Completed(msgspec.Struct, array_like=True, gc=False, tag=5):
     """Items of a lease are done: those of `runs`, or all that are still open."""
 
     lease: int
     runs: list[int] | None = None
 
 
-class Retried(msgspec.Struct, array_like=True, tag=6):
+class Retried(msgspec.Struct, array_like=True, gc=False, tag=6):
     """Items of a lease go back: those of `runs` because they failed, those of `returned` because an earlier one of their key did."""
 
     lease: int
@@ -105,20 +105,20 @@ class Retried(msgspec.Struct, array_like=True, tag=6):
     returned: list[int] = []
 
 
-class Expired(msgspec.Struct, array_like=True, tag=7):
+class Expired(msgspec.Struct, array_like=True, gc=False, tag=7):
     """A lease ended by its deadline; what was still open goes back."""
 
     lease: int
 
 
-class Extended(msgspec.Struct, array_like=True, tag=8):
+class Extended(msgspec.Struct, array_like=True, gc=False, tag=8):
     """A lease ends later."""
 
     lease: int
     deadline: int
 
 
-class Buried(msgspec.Struct, array_like=True, tag=9):
+class Buried(msgspec.Struct, array_like=True, gc=False, tag=9):
     """Items were given up, under a lease or (lease 0) while they waited."""
 
     lease: int
@@ -131,7 +131,7 @@ class Buried(msgspec.Struct, array_like=True, tag=9):
     """Hold the keys until the items are redriven or cleared."""
 
 
-class Answered(msgspec.Struct, array_like=True, tag=17):
+class Answered(msgspec.Struct, array_like=True, gc=False, tag=17):
     """A request with an id was answered so; its repetition will be too. Stands behind the records of what it did."""
 
     request: bytes
@@ -139,9 +139,11 @@ class Answered(msgspec.Struct, array_like=True, tag=17):
     lease: int = 0
     refused: list[int] = []
     early: list[int] = []
+    ids: list[int] | None = None
+    """Of a produce that added nothing, because every item was there before (dedup)."""
 
 
-class Due(msgspec.Struct, array_like=True, tag=10):
+class Due(msgspec.Struct, array_like=True, gc=False, tag=10):
     """Scheduled items became ready. Everything up to (until, start) is gone from the calendar named."""
 
     by_wall: bool
@@ -152,7 +154,7 @@ class Due(msgspec.Struct, array_like=True, tag=10):
     """One per run: priority and whether it has a key, see lanes.py."""
 
 
-class Aged(msgspec.Struct, array_like=True, tag=11):
+class Aged(msgspec.Struct, array_like=True, gc=False, tag=11):
     """The ttl calendar was worked through up to (until, start); what was found waiting is in a Buried record before this one."""
 
     until: int
@@ -163,14 +165,14 @@ class Aged(msgspec.Struct, array_like=True, tag=11):
     """What of the last entry is still to be looked at."""
 
 
-class Paused(msgspec.Struct, array_like=True, tag=12):
+class Paused(msgspec.Struct, array_like=True, gc=False, tag=12):
     """Leasing and producing are held (True) or go on (False)."""
 
     lease: bool
     produce: bool
 
 
-class Cleared(msgspec.Struct, array_like=True, tag=13):
+class Cleared(msgspec.Struct, array_like=True, gc=False, tag=13):
     """Items were resolved by an operator: all that were in the states named."""
 
     ready: list[int] = []
@@ -179,13 +181,13 @@ class Cleared(msgspec.Struct, array_like=True, tag=13):
     buried: list[int] = []
 
 
-class Sought(msgspec.Struct, array_like=True, tag=14):
+class Sought(msgspec.Struct, array_like=True, gc=False, tag=14):
     """Completed items are ready again, in log order."""
 
     runs: list[int]
 
 
-class Redriven(msgspec.Struct, array_like=True, tag=15):
+class Redriven(msgspec.Struct, array_like=True, gc=False, tag=15):
     """Buried items are ready again: at the tail of their lanes, or, where their key was parked, at the front of its line."""
 
     runs: list[int]
@@ -195,7 +197,7 @@ class Redriven(msgspec.Struct, array_like=True, tag=15):
     """Key ids of `runs` (NO_KEY where there is none); empty when none has a key."""
 
 
-class Lost(msgspec.Struct, array_like=True, tag=16):
+class Lost(msgspec.Struct, array_like=True, gc=False, tag=16):
     """Damage took the bytes of items; they are out of the way."""
 
     runs: list[int]

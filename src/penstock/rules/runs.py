@@ -82,11 +82,21 @@ class RunSet:
             self.total += stop - start
             return
         low = bisect_left(stops, start)  # first run that ends at or after start: it touches or overlaps
-        high = bisect_right(starts, stop)  # first run that begins after stop
-        if low < high:
-            start = min(start, starts[low])
-            stop = max(stop, stops[high - 1])
-        self._replace(low, high, (start,), (stop,))
+        high = bisect_right(starts, stop, low)  # first run that begins after stop
+        if low == high:
+            starts.insert(low, start)
+            stops.insert(low, stop)
+            self.total += stop - start
+        elif high - low == 1:
+            first, last = starts[low], stops[low]
+            if start < first:
+                starts[low] = start
+                self.total += first - start
+            if stop > last:
+                stops[low] = stop
+                self.total += stop - last
+        else:
+            self._replace(low, high, (min(start, starts[low]),), (max(stop, stops[high - 1]),))
 
     def remove(self, start: int, stop: int) -> None:
         """Take [start, stop) out; what is not in is no matter."""
@@ -113,6 +123,12 @@ class RunSet:
     def remove_all(self, runs: Iterable[int]) -> None:
         for start, stop in pairs(runs):
             self.remove(start, stop)
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether any of [start, stop) is in the set."""
+        if not self._stops or start >= self._stops[-1]:
+            return False
+        return bisect_right(self._stops, start) < bisect_left(self._starts, stop)
 
     def without(self, runs: Iterable[int]) -> list[int]:
         """What is left when `runs` are taken out, as flat runs; the set itself then holds just that."""

@@ -71,7 +71,7 @@ def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) ->
 def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant, chosen, refused = _held(state, command.lease, command.offsets)
+    grant, chosen, refused, early = _held(state, command.lease, command.offsets)
     first = _firsts(grant, chosen)
     expired = [offset for offset in first if offset in state.overdue]
     most = state.policy.max_attempts if command.counted else 0
@@ -84,15 +84,15 @@ def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple
     if back:
         due = now.elapsed + command.delay if command.delay else 0
         records.append(Retried(command.lease, from_offsets(back), due, command.reason, command.counted, _behind(grant, back)))
-    return _with_answer(command, records, Settled(len(chosen), refused))
+    return _with_answer(command, records, Settled(len(chosen), refused, early))
 
 
 def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant, chosen, refused = _held(state, command.lease, command.offsets)
+    grant, chosen, refused, early = _held(state, command.lease, command.offsets)
     records: list[Record] = [_bury(state, grant, chosen, cut_reason(command.reason))] if chosen else []
-    return _with_answer(command, records, Settled(len(chosen), refused))
+    return _with_answer(command, records, Settled(len(chosen), refused, early))
 
 
 def decide_extend(state: State, command: Extend, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
@@ -123,19 +123,18 @@ def _lost(lease: int) -> LeaseLost:
     return LeaseLost(f"lease {lease:#x} has ended; drop the work, its items may be with someone else")
 
 
-def _held(state: State, lease: int, wanted: Sequence[int] | None) -> tuple[Grant, list[int], list[int]]:
-    """The live lease, which of the offsets it holds (None: all) and which not."""
+def _held(state: State, lease: int, wanted: Sequence[int] | None) -> tuple[Grant, list[int], list[int], list[int]]:
+    """The live lease, and its offsets (None: all) sorted out as by `_sort`."""
     grant = state.leases.live.get(lease)
     if grant is None:
         raise _lost(lease)
     if wanted is None:
-        return grant, list(grant.open), []
-    unique = dict.fromkeys(wanted)
-    return grant, [offset for offset in unique if offset in grant.open], [offset for offset in unique if offset not in grant.open]
+        return grant, list(grant.open), [], []
+    return grant, *_sort(grant, wanted)
 
 
 def _sort(grant: Grant, wanted: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Offsets that may be completed (each once), that the lease does not hold, and that must wait for an earlier one of their key."""
+    """Offsets that may be settled (each once), that the lease does not hold, and that must wait for an earlier one of their key."""
     opened = grant.open
     unique = wanted if len(wanted) == 1 else list(dict.fromkeys(wanted))
     good = [offset for offset in unique if offset in opened]
@@ -156,8 +155,9 @@ def _repeated(state: State, lease: int, wanted: Sequence[int]) -> Settled:
     """Of a lease that ended: what was completed under it is done; the rest is refused."""
     finished = lease in state.leases.finished
     known = state.resolved if finished else RunSet(state.leases.past.get(lease, (0, []))[1])
-    refused = [offset for offset in wanted if offset not in known]
-    return Settled(len(wanted) - len(refused), refused)
+    unique = dict.fromkeys(wanted)
+    refused = [offset for offset in unique if offset not in known]
+    return Settled(len(unique) - len(refused), refused)
 
 
 def _firsts(grant: Grant, chosen: list[int]) -> list[int]:
@@ -233,15 +233,23 @@ def apply_retried(state: State, record: Retried, now: Moment) -> None:
     grant = state.leases.live.get(record.lease)
     if grant is None:
         return
-    for offset in reversed(offsets(record.returned)):
+    _give_back(state, grant, record.returned, now)
+    come_back(state, grant, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted)
+
+
+def _give_back(state: State, grant: Grant, returned: list[int], now: Moment) -> None:
+    """The later items of a unit return to their places; one whose ttl ended meanwhile is judged anew, now that it waits."""
+    for offset in reversed(offsets(returned)):
         lane, key = grant.close(offset)
         _to_front(state, offset, lane, key, now)
-    come_back(state, grant, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted)
+        if offset in state.overdue:
+            state.overdue.remove(offset, offset + 1)
+            state.ttl.add(now.elapsed, offset, offset + 1)
 
 
 def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True) -> None:
     """Items of a lease return: to the tail of their lane, or, with a key, to the front of its line."""
-    for offset in reversed(failed) if grant.sharing else failed:
+    for offset in _returning(grant, failed):
         lane, key = grant.close(offset)
         if counted:
             note_failure(state, offset, now, reason)
@@ -254,6 +262,14 @@ def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, rea
             state.away.remove(offset, offset + 1)
             state.lanes.add(lane, offset, offset + 1, 0, state.next_offset, now.elapsed)
     _end_if_empty(state, grant, now)
+
+
+def _returning(grant: Grant, failed: list[int]) -> list[int]:
+    """The order in which items go back: those of one key last first, since each goes to the front of its line."""
+    if not grant.sharing:
+        return failed
+    plain = [offset for offset in failed if grant.open[offset][1] == NO_KEY]
+    return plain + [offset for offset in reversed(failed) if grant.open[offset][1] != NO_KEY]
 
 
 def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: int = 0) -> None:
@@ -289,7 +305,7 @@ def apply_extended(state: State, record: Extended, now: Moment) -> None:
 
 
 def apply_answered(state: State, record: Answered, now: Moment) -> None:
-    answer = Remembered(count=record.count, lease=record.lease, refused=record.refused, early=record.early)
+    answer = Remembered(count=record.count, ids=record.ids, lease=record.lease, refused=record.refused, early=record.early)
     state.requests.put(record.request, answer, now.elapsed, state.policy.remember)
 
 
@@ -307,9 +323,7 @@ def apply_buried(state: State, record: Buried, now: Moment) -> None:
         if record.park and key != NO_KEY:
             state.keys.line(key).parked.append(offset)
         _let_go(state, grant, key)
-    for offset in reversed(offsets(record.returned)):
-        lane, key = grant.close(offset)
-        _to_front(state, offset, lane, key, now)
+    _give_back(state, grant, record.returned, now)
     _end_if_empty(state, grant, now)
 
 

@@ -26,7 +26,7 @@ from penstock.words.limits import (
 Texts = Sequence[str | None] | None
 
 
-class Batch(msgspec.Struct, eq=True):
+class Batch(msgspec.Struct, gc=False):
     """Items as columns. Times are microseconds; 0 in a column of numbers means none."""
 
     payloads: Sequence[bytes]
@@ -60,8 +60,32 @@ class Batch(msgspec.Struct, eq=True):
 
         return Batch(*(chosen(getattr(self, name)) for name in self.__struct_fields__))
 
+    def cut(self, start: int, stop: int) -> "Batch":
+        """The items at indexes [start, stop)."""
+        if start == 0 and stop == len(self.payloads):
+            return self
+        columns = (getattr(self, name) for name in self.__struct_fields__)
+        return Batch(*(None if column is None else column[start:stop] for column in columns))  # type: ignore[arg-type]
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but payloads."""
+        return (
+            self.key_ids is None
+            and self.encodings is None
+            and self.headers is None
+            and self.priorities is None
+            and self.kinds is None
+            and self.references is None
+            and self.ats is None
+            and self.ttls is None
+            and self.dedups is None
+        )
+
     def compact(self) -> "Batch":
         """Self, without the columns that say nothing: so a batch has one form, before it is written and after it is read."""
+        if self.plain:
+            return self
         if self.key_ids is not None and not any(self.key_ids):
             self.keys = self.key_ids = None
         if self.priorities is not None and self.priorities.count(DEFAULT_PRIORITY) == len(self.priorities):
@@ -106,7 +130,7 @@ def validate(batch: Batch) -> Batch:
     _check_numbers("ttl", batch.ttls, MAX_DELAY)
     if (batch.keys is None) != (batch.key_ids is None):
         raise InvalidRequest("keys and key_ids must be given together; fill key_ids with routing.key_ids(keys)")
-    if batch.dedups is not None and any(digest is not None and len(digest) != 16 for digest in batch.dedups):
+    if batch.dedups is not None and any(digest is not None and (type(digest) is not bytes or len(digest) != 16) for digest in batch.dedups):
         raise InvalidRequest("a dedup digest is not 16 bytes; make it with routing.digest")
     return batch
 
@@ -126,9 +150,23 @@ def _check_bytes(name: str, column: Sequence[bytes | None] | None, most: int, *,
 
 
 def _check_texts(name: str, column: Texts) -> None:
+    wrong = set(map(type, column or ())) - {str, type(None)}
+    if wrong:
+        raise InvalidRequest(f"a {name} is {wrong.pop().__name__}; give a text")
     for value in set(column or ()) - {None}:
-        if not isinstance(value, str) or len(value.encode()) > MAX_NAME_BYTES:
-            raise InvalidRequest(f"a {name} is not a text of at most {MAX_NAME_BYTES} bytes; shorten it")
+        check_name(name, value)
+
+
+def check_name(what: str, text: str | None) -> None:
+    """Say so when a text cannot be stored."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"a {what} is {type(text).__name__}; give a text")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"a {what} is not valid Unicode; remove its lone surrogates") from None
+    if size > MAX_NAME_BYTES:
+        raise InvalidRequest(f"a {what} has {size} bytes; give at most {MAX_NAME_BYTES}")
 
 
 def _check_numbers(name: str, column: Sequence[int] | None, most: int) -> None:

@@ -1,0 +1,101 @@
+"""Whose turn is it? The order of DESIGN §4, judged on plain items, one at a time.
+
+Owns: `Item` and the questions of order. O(n) everywhere, nothing kept: each question looks at all items anew.
+Where two items became ready so closely together that the rules do not say which is first, either may be.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.rules.life import State
+from penstock.words.clock import SECOND
+
+UNSURE = 2 * SECOND
+"""By so much an item may count as waiting longer than it does: items ready within a second of each other are kept together."""
+
+
+@dataclass(slots=True)
+class Item:
+    """One item, as the rules see it."""
+
+    offset: int
+    key: bytes | None
+    priority: int
+    lane: int
+    """The priority it competes with now: its own, unless a seek brought it back."""
+    state: State = State.READY
+    attempts: int = 0
+    """Leases that ended without completing it."""
+    reason: str = ""
+    position: int = 0
+    """How many items had been produced when it became ready; with a key it keeps this when it comes back."""
+    arrival: tuple[int, str, int, int] = (0, "", 0, 0)
+    """(step, cause, when, number): within a step the order of two causes is open, within a cause it is not."""
+    ready_since: int = 0
+    at: int = 0
+    """Scheduled until this wall time, or (0) until `due`."""
+    due: int = 0
+    """Scheduled until this elapsed time; with a key it then holds that key."""
+    ttl_deadline: int = 0
+    overdue: bool = False
+    """Its ttl ended while it was leased."""
+    spared: bool = False
+    """Its ttl ended while it was buried: perhaps that was noticed then, perhaps it is now."""
+    parked: bool = False
+    """Buried, and holding its key."""
+
+    @property
+    def waits(self) -> bool:
+        return self.state in (State.READY, State.SCHEDULED)
+
+    @property
+    def earliest(self) -> int:
+        """The best position it may claim: coming back with a key it stands at its own offset."""
+        return self.position if self.key is None else min(self.position, self.offset)
+
+
+def key_held(items: Iterable[Item], key: bytes) -> bool:
+    """Whether somebody works on an item of the key, or one backs off, or one was buried and parks it."""
+    return any(item.key == key and (item.state is State.LEASED or item.parked or (item.state is State.SCHEDULED and item.due)) for item in items)
+
+
+def first_of_key(items: Iterable[Item], item: Item) -> bool:
+    """Whether no ready item of its key stands before it."""
+    return all(other.position >= item.position for other in items if other.key == item.key and other.state is State.READY)
+
+
+def available(items: list[Item]) -> list[Item]:
+    """What may be leased: every ready item without a key, and the first of every key that nothing holds."""
+    ready = [item for item in items if item.state is State.READY]
+    free = {key for key in {item.key for item in ready} if key is not None and not key_held(items, key)}
+    return [item for item in ready if item.key is None or (item.key in free and first_of_key(ready, item))]
+
+
+def someone_ahead(items: list[Item], item: Item, now: int, aging: int) -> Item | None:
+    """The head of a lane that must go before `item`, if there is one."""
+    lanes: dict[int, list[Item]] = {}
+    for other in available(items):
+        lanes.setdefault(other.lane, []).append(other)
+    heads = [min(lane, key=lambda one: (one.earliest, one.arrival)) for lane in lanes.values()]
+    return next((head for head in heads if head is not item and _ahead(head, item, now, aging)), None)
+
+
+def _ahead(head: Item, item: Item, now: int, aging: int) -> bool:
+    """Whether a lane's head surely goes before an item of the same or of another lane."""
+    its, best = _lifted(head, now, aging), _lifted(item, now + UNSURE, aging)
+    if head.lane != item.lane:
+        return its < best
+    return its <= best and _before(head, item)
+
+
+def _lifted(item: Item, now: int, aging: int) -> int:
+    return max(0, item.lane - (now - item.ready_since) // aging) if aging else item.lane
+
+
+def _before(one: Item, other: Item) -> bool:
+    """Whether one surely stands before the other in their lane."""
+    if one.key is not None or other.key is not None:
+        return one.position < other.earliest
+    if one.arrival[0] == other.arrival[0] and one.arrival[1] != other.arrival[1]:
+        return False
+    return one.arrival < other.arrival

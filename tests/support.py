@@ -1,0 +1,273 @@
+"""One partition under test: a log of any backend, a clock under control, and short verbs.
+
+Owns: `Home` (a place that outlives a log; one subclass a backend), `HOMES` (every backend the rules are tested on) and `Bench`.
+A backend joins by a subclass of `Home` and a line in `HOMES`.
+Every verb is a turn of its own: it is committed before it returns. Times are seconds here, and microseconds everywhere else.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from penstock.logs.api import Frame, Log
+from penstock.logs.filelog import FileLog
+from penstock.logs.files import SystemFiles
+from penstock.logs.memory import MemoryLog
+from penstock.loop.partition import Partition, replay
+from penstock.rules import base, routing
+from penstock.rules.commands import (
+    Bury,
+    Clear,
+    Complete,
+    Configure,
+    Counted,
+    Extend,
+    Granted,
+    Lease,
+    Pause,
+    Produce,
+    Redrive,
+    Retry,
+    Seek,
+    Settled,
+    Stored,
+)
+from penstock.rules.life import State as Life
+from penstock.rules.runs import offsets
+from penstock.rules.state import Counts
+from penstock.testing import ManualClock
+from penstock.words.batch import Batch, validate
+from penstock.words.clock import SECOND
+from penstock.words.limits import DEFAULT_PRIORITY
+
+INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
+
+
+class Home(ABC):
+    """Where a backend keeps the log of one partition."""
+
+    @abstractmethod
+    def open(self) -> Log:
+        """Open the log, made when missing; the caller recovers."""
+
+    @abstractmethod
+    def kill(self, log: Log) -> None:
+        """End the log's owner without a word: nothing more is written."""
+
+
+class MemoryHome(Home):
+    """A list, handed from one owner to the next."""
+
+    def __init__(self) -> None:
+        self._kept: list[Frame] = []
+
+    def open(self) -> Log:
+        return MemoryLog(INCARNATION, PARTITION, self._kept)
+
+    def kill(self, log: Log) -> None:
+        log.close()
+
+
+class FileHome(Home):
+    """A directory on the real disk. Power cuts are the simulation's; here a process is killed at most, so nothing waits for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / "log"
+        self._path.mkdir()
+
+    def open(self) -> Log:
+        return FileLog(SystemFiles(), str(self._path), INCARNATION, PARTITION, durability="os")
+
+    def kill(self, log: Log) -> None:
+        cast(FileLog, log).abandon()
+
+
+HOMES: dict[str, Callable[[Path], Home]] = {"memory": lambda path: MemoryHome(), "files": FileHome}
+
+
+def items(
+    payloads: Iterable[str | bytes],
+    *,
+    key: str | None = None,
+    keys: Sequence[str | None] | None = None,
+    priority: int | None = None,
+    priorities: Sequence[int] | None = None,
+    at: int = 0,
+    ttl: float = 0,
+    dedups: Sequence[str | None] | None = None,
+) -> Batch:
+    """A batch from plain words. `key`, `priority`, `at` (wall microseconds) and `ttl` hold for every item."""
+    bodies = [payload.encode() if isinstance(payload, str) else payload for payload in payloads]
+    count = len(bodies)
+    named = [key] * count if key is not None else keys
+    raw = None if named is None else [None if name is None else name.encode() for name in named]
+    urgency = [priority] * count if priority is not None else priorities
+    batch = Batch(
+        bodies,
+        raw,
+        None if raw is None else routing.key_ids(raw),
+        priorities=None if urgency is None else bytes(urgency),
+        ats=[at] * count if at else None,
+        ttls=[int(ttl * SECOND)] * count if ttl else None,
+        dedups=None if dedups is None else [None if name is None else routing.digest(name.encode()) for name in dedups],
+    )
+    return validate(batch)
+
+
+class Bench:
+    """A partition and the means to work it."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.clock = ManualClock()
+        self.partition = Partition(home.open(), self.clock)
+
+    # -- a consumer's and a producer's verbs -----------------------------------------------------------
+
+    def produce(self, *payloads: str | bytes, **options: Any) -> list[int]:
+        """Store items with the options of `items`; their offsets."""
+        return list(self.store(items(payloads, **options)).offsets)
+
+    def store(self, batch: Batch, request: str | None = None, source: bytes | None = None, sequence: int = 0) -> Stored:
+        return cast(Stored, self._turn(Produce(batch, _named(request), source, sequence)))
+
+    def lease(self, want: int = 100, consumer: str = "", *, timeout: float = 0, per_key: int = 1, request: str | None = None) -> Granted:
+        return cast(Granted, self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request))))
+
+    def complete(self, lease: int, which: Sequence[int] | None = None, request: str | None = None) -> Settled:
+        return cast(Settled, self._turn(Complete(lease, which, _named(request))))
+
+    def retry(
+        self,
+        lease: int,
+        which: Sequence[int] | None = None,
+        *,
+        delay: float = 0,
+        reason: str = "",
+        counted: bool = True,
+        request: str | None = None,
+    ) -> Settled:
+        return cast(Settled, self._turn(Retry(lease, which, int(delay * SECOND), reason, counted, _named(request))))
+
+    def bury(self, lease: int, which: Sequence[int] | None = None, reason: str = "", request: str | None = None) -> Settled:
+        return cast(Settled, self._turn(Bury(lease, which, reason, _named(request))))
+
+    def extend(self, lease: int, timeout: float = 0, request: str | None = None) -> Settled:
+        return cast(Settled, self._turn(Extend(lease, int(timeout * SECOND), _named(request))))
+
+    def take(self, want: int = 100, **options: Any) -> list[str]:
+        """Lease, and give the payloads."""
+        return self.texts(self.lease(want, **options))
+
+    def drain(self, want: int = 1) -> list[str]:
+        """Lease `want` at a time and complete, until there is nothing: the order in which items are served."""
+        served: list[str] = []
+        while (granted := self.lease(want)).lease:
+            served += self.texts(granted)
+            self.complete(granted.lease)
+        return served
+
+    # -- an operator's verbs ---------------------------------------------------------------------------
+
+    def configure(self, **options: Any) -> int:
+        """Change options of the policy (durations in microseconds, as there); how many items that buried."""
+        return self._count(Configure(msgspec.structs.replace(self.partition.state.policy, **options)))
+
+    def pause(self, *, lease: bool | None = None, produce: bool | None = None) -> None:
+        self._turn(Pause(lease, produce))
+
+    def clear(self, **states: bool) -> int:
+        return self._count(Clear(**states))
+
+    def seek(self, offset: int) -> int:
+        return self._count(Seek(offset))
+
+    def redrive(self, *which: int) -> int:
+        return self._count(Redrive(which or None))
+
+    # -- time ------------------------------------------------------------------------------------------
+
+    @property
+    def wall(self) -> int:
+        return self.clock.read().wall
+
+    def after(self, seconds: float) -> int:
+        """The wall time so many seconds from now."""
+        return self.wall + int(seconds * SECOND)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass and do what came due."""
+        self.clock.advance(int(seconds * SECOND))
+        self.settle()
+
+    def settle(self, limit: int = 2_000) -> int:
+        """Do everything that is due; in how many goes of `limit` items."""
+        goes = 0
+        while self.partition.due(limit):
+            self.partition.commit()
+            goes += 1
+        return goes
+
+    # -- the end, and after ----------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Close, and open again."""
+        self.partition.close()
+        self.partition = Partition(self.home.open(), self.clock)
+
+    def kill(self) -> None:
+        """End the owner without a word, and open again."""
+        self.home.kill(self.partition.log)
+        self.partition = Partition(self.home.open(), self.clock)
+
+    def check(self) -> None:
+        """What must hold whatever happened: counts are true, and log and Base both tell the state, to the byte."""
+        state = self.partition.state
+        assert list(state.counts) == [sum(self.life(offset) is life for offset in range(state.next_offset)) for life in _COUNTED]
+        dumped = base.dump(state)
+        assert base.dump(base.load(dumped)) == dumped
+        self.home.kill(self.partition.log)
+        log = self.home.open()
+        assert base.dump(replay(log)[0]) == dumped
+        self.home.kill(log)
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> Counts:
+        return self.partition.state.counts
+
+    def life(self, offset: int) -> Life | None:
+        return self.partition.state.state_of(offset)
+
+    def texts(self, granted: Granted) -> list[str]:
+        return [payload.decode() for payload in self.partition.payloads(granted.runs)]
+
+    def why(self, offset: int) -> str:
+        return self.partition.explain(offset).why
+
+    def _turn(self, command: Any) -> Any:
+        answer = self.partition.run(command)
+        self.partition.commit()
+        return answer
+
+    def _count(self, command: Any) -> int:
+        return cast(Counted, self._turn(command)).items
+
+
+_COUNTED = (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED)
+
+
+def _named(request: str | None) -> bytes | None:
+    return None if request is None else routing.digest(request.encode())
+
+
+def given(granted: Granted) -> list[int]:
+    """Every offset of a lease, in order."""
+    return offsets(granted.runs)
+
+
+__all__ = ["DEFAULT_PRIORITY", "HOMES", "Bench", "Home", "given", "items"]
