@@ -63,10 +63,11 @@ def open_log(files: SimulatedFiles, durability: Durability = "fsync") -> FileLog
 class Owner:
     """Runs steps on a log and keeps account: groups in `promised` are synced; those in `offered` were appended after them."""
 
-    def __init__(self, files: SimulatedFiles) -> None:
+    def __init__(self, files: SimulatedFiles, promised: Groups = (), offered: Groups = ()) -> None:
+        """`promised` and `offered` are what an owner before this one left."""
         self.files = files
-        self.promised: list[Sequence[Draft]] = []
-        self.offered: list[Sequence[Draft]] = []
+        self.promised = list(promised)
+        self.offered = list(offered)
         self.failures: list[str] = []
         self.log: FileLog
 
@@ -103,9 +104,9 @@ class Owner:
             self.failures.append(str(failure))
             self._open()
         else:
-            # A rotation syncs before it can fail, so it alone may leave behind more than was promised.
+            # These two sync before they do what may fail, so they alone may leave behind more than was promised.
             extra = [group for group in self.promised[before:] if group[0].parts != (b"wanted",)]
-            assert verb == "rotate" or not extra, f"{verb} failed and was stored all the same"
+            assert verb in ("rotate", "checkpoint") or not extra, f"{verb} failed and was stored all the same"
 
     def _believe(self) -> None:
         """What the log shows is from now on what it promised: everything promised before, and of the rest some first groups, whole."""
@@ -127,7 +128,8 @@ class Owner:
                 self.log.rotate(group[0])
                 self._promise()
             case "checkpoint":
-                self.log.write_checkpoint(CHECKPOINT, 1, 2, next_offset(self.promised))
+                self.log.write_checkpoint(CHECKPOINT, 1, 2, next_offset(self.promised + self.offered))
+                self._promise()
             case "read":
                 self._read_everything()
 

@@ -68,30 +68,6 @@ def test_the_process_may_be_killed_at_any_call() -> None:
         check_survivors(owner.files, owner.promised, owner.offered)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_power_may_be_cut_again_during_recovery(seed: int) -> None:
-    rng = random.Random(seed)
-    for call in range(1, calls_of_a_life() + 1):
-        owner = lived_until(call, "halt", seed)
-        owner.files.crash()
-        for _ in range(2):
-            owner.files.fail(owner.files.calls + rng.randint(1, 40), "halt")
-            try:
-                take_over(owner)
-            except Halt:
-                owner.files.crash()
-        owner.files.mend()
-        check_survivors(owner.files, owner.promised, owner.offered)
-
-
-def take_over(owner: Owner) -> None:
-    """Recover as the next owner does; what it finds is promised from then on."""
-    heir = Owner(owner.files)
-    heir.promised, heir.offered = owner.promised, owner.offered
-    heir.run([])
-    owner.promised, owner.offered = heir.promised, []
-
-
 def test_a_failed_sync_is_never_taken_back() -> None:
     """The system drops what a failed sync should have written and says yes to the next one: so the log must not ask again."""
     files = SimulatedFiles()

@@ -26,12 +26,14 @@ def test_it_stops_at_the_synced_position_and_follows_it(durability: Durability) 
     log.append(drafts[:1])
     assert told(reader.read(0, 10)) == []
     log.sync()
+    log.publish()
     assert told(reader.read(0, 10)) == expected(drafts[:1])
     log.append(drafts[1:2])
     log.rotate(drafts[2])
     assert told(reader.frames()) == expected(drafts[:3])
     log.append(drafts[3:])
     log.sync()
+    log.publish()
     assert told(reader.recover()) == expected(drafts)[2:]
     assert told(reader.read(1, 4)) == [expected(drafts)[place] for place in (0, 1, 3)]
     assert [segment.base for segment in reader.segments()] == [0, 3]

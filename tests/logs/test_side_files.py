@@ -59,7 +59,7 @@ def test_deleted_each_and_all() -> None:
         check_same(files)
 
 
-@pytest.mark.parametrize("kind", ["idx", "checkpoint", "synced"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_cut_at_every_byte(kind: str) -> None:
     for path in side_files(kind):
         content = whole_life().files.content(path)

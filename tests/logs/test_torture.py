@@ -131,6 +131,7 @@ def test_what_is_cut_off_stays_off() -> None:
     files = disk.cut(disk.group_ends[-1] - 3)
     log, _ = recovered(files)
     log.append([draft(12, 1, b"another")])
+    assert told(log.read(12, 13)) == expected([draft(12, 1, b"another")], first_sequence=8)
     log.sync()
     files.crash()
     again, found = recovered(files)

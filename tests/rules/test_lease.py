@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.rules.commands import Produce
 from penstock.rules.life import State
 from penstock.words.clock import SECOND
 from penstock.words.errors import LeaseLost
@@ -175,7 +176,7 @@ def test_a_low_item_under_endless_high_traffic_is_served_in_bounded_time(bench: 
     served: list[str] = []
     for number in range(20):
         bench.produce(f"high {number}", priority=0)
-        served += bench.take(1)
+        served += bench.take(1, timeout=10_000)
         bench.advance(10)
     assert served.index("low") == 9
     assert [name for name in served if name != "low"] == [f"high {number}" for number in range(19)]
@@ -200,14 +201,8 @@ def test_without_aging_a_high_item_always_goes_first(bench: Bench) -> None:
 
 def test_a_large_backlog_of_small_produces_is_leased_in_one_go(bench: Bench) -> None:
     for number in range(300):
-        bench.partition.run(_produce(str(number)))
+        bench.partition.run(Produce(items([str(number)])))
         if number % 7 == 0:
             bench.partition.commit()
     bench.partition.commit()
     assert bench.take(300) == [str(number) for number in range(300)]
-
-
-def _produce(payload: str) -> "object":
-    from penstock.rules.commands import Produce
-
-    return Produce(items([payload]))

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.rules import routing
+from penstock.rules.commands import Produce
 from penstock.rules.life import State
 from penstock.words.batch import Batch
 from penstock.words.clock import MINUTE, SECOND
@@ -147,8 +148,6 @@ def test_a_pause_holds_producers_but_not_transfers(bench: Bench) -> None:
 
 
 def test_produces_of_one_turn_share_it_and_come_out_in_order(bench: Bench) -> None:
-    from penstock.rules.commands import Produce
-
     for batch in (items("ab"), items("cd", key="k"), items("e", priority=9)):
         bench.partition.run(Produce(batch))
     bench.partition.commit()

@@ -105,6 +105,18 @@ def test_unsynced_data_is_kept_lost_and_torn() -> None:
     assert ends == {"kept", "lost", "torn", "holes"}
 
 
+def test_a_sector_is_overwritten_whole_or_not_at_all() -> None:
+    ends = set()
+    for seed in SEEDS:
+        files = disk(seed)
+        files.plant("/d/side", b"a" * 1_024)
+        files.pwrite(files.open("/d/side", "update"), b"b" * 1_000, 12)
+        files.crash()
+        ends.add(files.content("/d/side"))
+    first, second = b"a" * 12 + b"b" * 500, b"b" * 500 + b"a" * 12
+    assert ends == {one + other for one in (b"a" * 512, first) for other in (b"a" * 512, second)}
+
+
 def test_a_later_write_may_survive_an_earlier_one() -> None:
     ends = set()
     for seed in SEEDS:

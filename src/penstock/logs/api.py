@@ -108,7 +108,14 @@ class Log(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make everything appended durable, as the durability mode promises, and publish the synced position."""
+        """Make everything appended durable, as the durability mode promises, and publish the synced position.
+
+        In the modes that promise less than fsync the published position may lag by a few KiB: `publish` when nothing more is to do.
+        """
+        ...
+
+    def publish(self) -> None:
+        """Let lock-free readers see everything that is promised."""
         ...
 
     def flush(self) -> None:

@@ -108,6 +108,14 @@ class FileLog:
         except OSError as error:
             self._fail(error, "syncing")
 
+    def publish(self) -> None:
+        if self._state is not _OPEN:
+            self._refuse()
+        try:
+            self._tail.publish()
+        except OSError as error:
+            self._fail(error, "publishing the synced position of")
+
     def rotate(self, base: Draft) -> None:
         if self._state not in (_OPEN, State.WANTS_BASE):
             self._refuse()

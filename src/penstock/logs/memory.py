@@ -61,6 +61,10 @@ class MemoryLog:
     def flush(self) -> None:
         self.sync()
 
+    def publish(self) -> None:
+        """Nobody else reads it."""
+        self._ready()
+
     def rotate(self, base: Draft) -> None:
         self._ready()
         self._segment_bytes = 0

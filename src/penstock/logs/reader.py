@@ -38,7 +38,8 @@ class LogReading:
 
     def read(self, start: int, stop: int, sequence: int, offset: int) -> list[Frame | Gap]:
         """The DATA frames that overlap [start, stop) of a log that ends with that frame, before that item offset."""
-        stop = min(stop, offset)  # no frame can follow, however many records do
+        if offset:
+            stop = min(stop, offset)  # no item follows, however many records do
         if start >= stop:
             return []
         try:

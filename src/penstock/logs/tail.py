@@ -22,7 +22,7 @@ from penstock.logs.synced import Synced, SyncedFile
 from penstock.logs.writing import replace_file, rewrite, write_all
 
 MAX_LAG_BYTES = 16 * 1024
-"""How far the published position may lag behind in the modes that promise less than fsync; `flush` brings it up."""
+"""How far the published position may lag behind in the modes that promise less than fsync; `publish` brings it up."""
 NOTHING_PUBLISHED = Synced(SegmentName(-1, 0), 0, 0, 0, "os")
 _DATA = FrameType.DATA  # looked up at every append
 
@@ -168,8 +168,7 @@ class Tail:
             self._solid = synced.position
         self.close()
         self._chain.load()
-        self._synced_file.publish(synced)
-        self._told = synced
+        self._tell(synced)
         self._synced_file.harden()
         while self._chain.names and self._chain.names[-1] > synced.segment:
             self._chain.drop_newest()
@@ -210,10 +209,18 @@ class Tail:
             self.suspect = True
             raise
 
+    def publish(self) -> None:
+        """Bring the file up to what is promised."""
+        if self.synced is not None and self.synced != self._told:
+            self._tell(self.synced)
+
     def _publish(self, durability: Durability) -> None:
-        """Say how far the log is promised. Where that is not for good anyway, the file may lag a little: writing it costs as much as a small append."""
-        synced = Synced(self.segment.name, self.segment.size, self.sequence, self.offset, durability)
-        if durability == "fsync" or synced.segment != self._told.segment or synced.position - self._told.position >= MAX_LAG_BYTES:
-            self._synced_file.publish(synced)
-            self._told = synced
+        """Promise what was appended. Writing the file costs as much as a small append, so where the promise is the lesser one it may lag."""
+        synced, told = Synced(self.segment.name, self.segment.size, self.sequence, self.offset, durability), self._told
+        if durability == "fsync" or told.segment != synced.segment or synced.position - told.position >= MAX_LAG_BYTES:
+            self._tell(synced)
         self.synced = synced
+
+    def _tell(self, synced: Synced) -> None:
+        self._synced_file.publish(synced)
+        self._told = synced

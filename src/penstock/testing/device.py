@@ -36,11 +36,18 @@ class Write(NamedTuple):
         place(content, self.position, self.data)
 
     def tear(self, content: bytearray, rng: random.Random) -> None:
-        """Leave a part: a prefix of any length, or some sectors with holes (zeros, or what was there) between them."""
+        """Leave a part: a beginning, or some sectors with holes (zeros, or what was there) between them."""
         if rng.random() < 0.5:
-            place(content, self.position, self.data[: rng.randint(0, len(self.data))])
+            self._leave_beginning(content, rng)
         else:
             self._leave_sectors(content, rng)
+
+    def _leave_beginning(self, content: bytearray, rng: random.Random) -> None:
+        """A file may grow by any number of bytes; what was there before is overwritten by whole sectors."""
+        end = self.position + rng.randint(0, len(self.data))
+        if end < len(content):
+            end = max(self.position, end - end % SECTOR)
+        place(content, self.position, self.data[: end - self.position])
 
     def _leave_sectors(self, content: bytearray, rng: random.Random) -> None:
         end = self.position + len(self.data)

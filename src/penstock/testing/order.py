@@ -94,7 +94,7 @@ def _lifted(item: Item, now: int, aging: int) -> int:
 
 def _before(one: Item, other: Item) -> bool:
     """Whether one surely stands before the other in their lane."""
-    if one.key is not None or other.key is not None:
+    if one.position != other.position or one.key is not None or other.key is not None:
         return one.position < other.earliest
     if one.arrival[0] == other.arrival[0] and one.arrival[1] != other.arrival[1]:
         return False

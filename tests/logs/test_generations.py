@@ -1,0 +1,70 @@
+"""Owner after owner on one disk, each with some trouble of its own: what one leaves half done, the next must live with.
+
+A failed sync, a kill and a power cut are each survived alone (test_faults); here they follow each other in any order.
+"""
+
+import contextlib
+import errno
+import random
+
+import pytest
+
+from penstock.testing import Fault, Halt, SimulatedFiles
+from penstock.words.errors import StorageFailed
+from tests.logs.histories import STEPS, Owner, Step, check_survivors
+
+GENERATIONS = 6
+TROUBLES: list[Fault] = ["halt", "halt", "torn", "short", errno.EIO, errno.EIO, errno.ENOSPC]
+
+
+class Hasty(Owner):
+    """An owner that dies of its first storage error instead of going back."""
+
+    def _go_back(self, verb: str) -> None:
+        raise StorageFailed(f"{verb} failed; the process ends")
+
+
+def live(owner: Owner, rng: random.Random) -> None:
+    """Do some steps in any order, with a fault at some call on the way."""
+    steps: list[Step] = rng.choices(STEPS, k=rng.randint(0, 12))
+    owner.files.fail(owner.files.calls + rng.randint(1, 90), rng.choice(TROUBLES))
+    with contextlib.suppress(Halt, StorageFailed):
+        owner.run(steps)
+    owner.files.mend()
+
+
+def end(files: SimulatedFiles, rng: random.Random) -> None:
+    if rng.random() < 0.5:
+        files.crash()
+    else:
+        files.kill()
+
+
+def check_generations(seed: int) -> None:
+    rng = random.Random(seed)
+    owner = Owner(SimulatedFiles(rng))
+    for _ in range(GENERATIONS):
+        kind = rng.choice([Owner, Hasty])
+        owner = kind(owner.files, owner.promised, owner.offered)
+        live(owner, rng)
+        end(owner.files, rng)
+        check_survivors(owner.files.copy(), owner.promised, owner.offered)
+    owner.files.crash()
+    check_survivors(owner.files, owner.promised, owner.offered)
+
+
+@pytest.mark.parametrize("first", range(0, 300, 25))
+def test_owner_after_owner(first: int) -> None:
+    for seed in range(first, first + 25):
+        try:
+            check_generations(seed)
+        except BaseException:
+            print(f"repeat with: check_generations({seed})")
+            raise
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1_000, 21_000, 250))
+def test_owner_after_owner_by_the_thousand(first: int) -> None:
+    for seed in range(first, first + 250):
+        check_generations(seed)
