@@ -23,7 +23,12 @@ def drafts(written: Sequence[Record], now: Moment, next_offset: int) -> list[Dra
     """The frames of records, in their order. `next_offset` is the partition's after them."""
     if len(written) == 1:
         return [_draft(written, type(written[0]) is Produced, now, next_offset)]
-    return [_draft(list(group), data, now, next_offset) for data, group in groupby(written, lambda record: type(record) is Produced)]
+    found: list[Draft] = []
+    at = next((record.base for record in written if type(record) is Produced), next_offset)
+    for data, group in groupby(written, lambda record: type(record) is Produced):
+        found.append(_draft(list(group), data, now, at))
+        at = found[-1].base + found[-1].count if data else at  # what follows stands behind these items, not behind the whole turn's
+    return found
 
 
 def _draft(group: Sequence[Record], data: bool, now: Moment, next_offset: int) -> Draft:

@@ -19,6 +19,7 @@ from penstock.logs.index import SparseIndex
 from penstock.logs.replay import Replay
 from penstock.logs.segment import FIRST, Segment, SegmentName
 from penstock.logs.synced import Synced, SyncedFile
+from penstock.logs.window import Window
 from penstock.logs.writing import replace_file, rewrite, write_all
 
 MAX_LAG_BYTES = 16 * 1024
@@ -135,6 +136,7 @@ class Tail:
         self._files.truncate(segment.handle, end)
         self._sync(segment)
         segment.size = end
+        segment.window = Window(self._files, segment.handle)  # the old one may hold what was cut
 
     def settle(self, solid: int, durability: Durability) -> None:
         """Make sure of bytes that were read back: below `solid` a sync is known to cover them. Then publish them."""

@@ -318,13 +318,13 @@ class Model:
             if state is not item.state:
                 self._came_due(item, state, now)
             elif item.state is State.LEASED and item.ttl_deadline and item.ttl_deadline <= now.elapsed:
-                item.overdue = item.overdue or finished or item.offset in late
+                item.overdue = item.overdue or (finished and not item.spared) or item.offset in late
         for holding in self.live():
             gone = [offset for offset in holding.open if self.items[offset].state is not State.LEASED]
             assert not gone or gone == holding.open, f"a lease ended in part: {holding}"
             self._close(holding, gone, now)
         if finished:
-            left = [item for item in self.items if self._is_due(item, now)]
+            left = [item for item in self.items if self._is_due(item, now, certain=True)]
             assert not left, f"{left[0]} is due and was left"
 
     def _came_due(self, item: Item, state: State, now: Moment) -> None:
@@ -352,10 +352,11 @@ class Model:
             self._to_tail(item, now, cause=("wall" if item.at else "delay", item.at or item.due, item.offset))
         item.at = item.due = 0
 
-    def _is_due(self, item: Item, now: Moment) -> bool:
+    def _is_due(self, item: Item, now: Moment, *, certain: bool = False) -> bool:
+        """Whether something may, or must, happen to an item by itself."""
         if item.state is State.LEASED:
             return self._holding(item).deadline <= now.elapsed
-        if item.waits and item.ttl_deadline and item.ttl_deadline <= now.elapsed and not item.spared:
+        if item.waits and item.ttl_deadline and item.ttl_deadline <= now.elapsed and not (certain and item.spared):
             return True
         return item.state is State.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)
 

@@ -5,7 +5,7 @@ Where two items became ready so closely together that the rules do not say which
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from penstock.rules.life import State
 from penstock.words.clock import SECOND
@@ -14,7 +14,7 @@ UNSURE = 2 * SECOND
 """By so much an item may count as waiting longer than it does: items ready within a second of each other are kept together."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Item:
     """One item, as the rules see it."""
 
@@ -43,6 +43,11 @@ class Item:
     """Its ttl ended while it was buried: perhaps that was noticed then, perhaps it is now."""
     parked: bool = False
     """Buried, and holding its key."""
+
+    def __repr__(self) -> str:
+        """Only what is to be said of it."""
+        said = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        return f"Item({', '.join(f'{name}={value}' for name, value, usual in said if value != usual)})"
 
     @property
     def waits(self) -> bool:
