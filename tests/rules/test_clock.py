@@ -2,9 +2,10 @@
 
 import pytest
 
+from penstock.rules.commands import Produce
 from penstock.rules.life import State
 from penstock.words.clock import DAY, HOUR, SECOND
-from tests.support import Bench
+from tests.support import Bench, items
 
 STEPS = pytest.mark.parametrize("step", [-DAY, DAY])
 
@@ -98,9 +99,6 @@ def test_elapsed_time_never_runs_backwards(bench: Bench, step: int) -> None:
 
 
 def test_everything_of_a_turn_has_one_time(bench: Bench) -> None:
-    from penstock.rules.commands import Produce
-    from tests.support import items
-
     bench.partition.run(Produce(items("a")))
     before = bench.partition.now()
     bench.clock.advance(SECOND)

@@ -192,7 +192,7 @@ class _Plan:
                 break
             stop = min(run.stop, run.start + allowed)
             if run.fresh:
-                stop = min(stop, unread)
+                stop = min(stop, max(unread, run.start + (run is line.waiting[0])))  # the head itself may go: whoever took it here saw to that
             if stop <= run.start or run.position > unread:
                 break
             allowed -= stop - run.start

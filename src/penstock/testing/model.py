@@ -191,9 +191,8 @@ class Model:
         if holding is None or holding.ended_at is not None:
             self._complete_ended(holding, command, now, answer)
             return
-        wanted = holding.open if command.offsets is None else command.offsets
-        early = [offset for offset in wanted if offset in holding.open and self._waits_for_another(holding, offset, wanted)]
-        good = [offset for offset in wanted if offset in holding.open and offset not in early]
+        wanted = list(holding.open) if command.offsets is None else command.offsets
+        good, early = self._sort(holding, wanted)
         again = [offset for offset in wanted if offset in holding.done]
         refused = [offset for offset in wanted if offset not in {*early, *good, *again}]
         self._expect_settled(answer, len(good) + len(again), refused, early)
@@ -204,9 +203,11 @@ class Model:
         if good:
             self._remember(command.request, now, answer)
 
-    def _waits_for_another(self, holding: Holding, offset: int, wanted: Sequence[int]) -> bool:
-        """Whether an earlier item of the same unit is neither settled nor settled with this one."""
-        return any(offset in self._behind(holding, other) for other in holding.open if other not in wanted)
+    def _sort(self, holding: Holding, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of what a lease holds: what may be settled, and what must wait for an earlier item of its unit."""
+        missing = [other for other in holding.open if other not in wanted]
+        early = {later for other in missing for later in self._behind(holding, other) if later in wanted}
+        return [offset for offset in wanted if offset in holding.open and offset not in early], sorted(early)
 
     def _complete_ended(self, holding: Holding | None, command: c.Complete, now: Moment, answer: Any) -> None:
         """What was completed under a lease may be completed again for a while; all else is refused."""
@@ -271,8 +272,8 @@ class Model:
             assert isinstance(answer, LeaseLost), f"a stale lease was taken: {answer}"
             return None
         wanted = list(holding.open) if command.offsets is None else command.offsets
-        chosen = [offset for offset in wanted if offset in holding.open]
-        self._expect_settled(answer, len(chosen), [offset for offset in wanted if offset not in chosen], [])
+        chosen, early = self._sort(holding, wanted)
+        self._expect_settled(answer, len(chosen), [offset for offset in wanted if offset not in holding.open], early)
         if chosen:
             self._remember(command.request, now, answer)
         return holding, chosen

@@ -1,0 +1,72 @@
+"""A history in which everything happens that can happen to a partition whose disk is sound.
+
+Owns: `everything`, for tests that ask whether a whole state survives something. It leaves something in every part of the state.
+"""
+
+from penstock.words.clock import SECOND
+from tests.support import Bench, items
+
+
+def everything(bench: Bench) -> None:
+    """Work the partition until every kind of record but Lost has been written and no part of the state is empty."""
+    bench.configure(on_bury="park", ttl=10_000 * SECOND, priority_aging=30 * SECOND)
+    _produce(bench)
+    _settle(bench)
+    _come_due(bench)
+    _operate(bench)
+    _leave_something_of_everything(bench)
+
+
+def _produce(bench: Bench) -> None:
+    bench.produce(*"abcdefghij")
+    bench.produce("k1", "plain", "m1", "k2", keys=["k", None, "m", "k"], priorities=[5, 5, 2, 0])
+    bench.store(items(["once", "twice"], dedups=["x", None]), request="produce")
+    bench.store(items(["again", "new"], dedups=["x", "y"]), request="some were there")
+    bench.store(items(["moved"]), source=b"elsewhere", sequence=3)
+
+
+def _settle(bench: Bench) -> None:
+    plain = bench.lease(6, "worker", request="lease")
+    bench.complete(plain.lease, [plain.runs[0]], request="complete")
+    bench.retry(plain.lease, [plain.runs[0] + 1], reason="no")
+    bench.bury(plain.lease, [plain.runs[0] + 2], reason="never")
+    bench.extend(plain.lease, 100)
+    bench.complete(bench.lease(3).lease)
+
+
+def _come_due(bench: Bench) -> None:
+    bench.produce("soon", at=bench.after(5))
+    bench.produce("mortal", "mortal too", key="q", ttl=20)
+    bench.lease(4, timeout=2)
+    bench.retry(bench.lease(2, timeout=500).lease, delay=3, reason="wait")
+    bench.advance(2)
+    bench.advance(3)
+    bench.lease(5, timeout=400)
+    bench.advance(15)
+
+
+def _operate(bench: Bench) -> None:
+    bench.pause(lease=True, produce=True)
+    bench.restart()
+    bench.pause(lease=False, produce=False)
+    bench.clear(ready=True)
+    bench.redrive()
+    bench.seek(2)
+
+
+def _leave_something_of_everything(bench: Bench) -> None:
+    bench.produce("later", at=bench.after(500))
+    for key in ("parked", "held", "slow"):
+        bench.produce("1", "2", "3", key=key, priority=0)
+    held = bench.lease(3, "holder", timeout=300, per_key=1)
+    bench.bury(held.lease, [held.runs[0]], reason="parked")
+    bench.retry(held.lease, [held.runs[0] + 6], delay=200, reason="slow")
+    bench.lease(1, timeout=300)
+    bench.produce("overdue", priority=0, ttl=1)
+    bench.lease(1, timeout=300)
+    bench.advance(1)
+    part = bench.lease(3, timeout=1)
+    bench.complete(part.lease, [part.runs[0]])
+    bench.advance(1)
+    bench.pause(lease=True)
+    bench.produce("ready")
