@@ -89,6 +89,7 @@ class Partition:
             self._append()
         self.log.sync()
         self._owes_sync = False
+        self._policy = None  # said once: a reopening must not undo what was configured since
 
     def reopen(self) -> None:
         """After a failure: forget everything that is not synced and begin again from what is."""

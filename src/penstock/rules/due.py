@@ -107,7 +107,8 @@ def apply_due(state: State, record: Due, now: Moment) -> None:
     for (start, stop), tag in zip(pairs(record.runs), record.tags, strict=True):
         lane = tag & PRIORITY_MASK
         if start in state.backing_off:
-            _back_in_line(state, start, lane, now)
+            for offset in range(start, stop):
+                _back_in_line(state, offset, lane, now)
         else:
             state.scheduled.remove(start, stop)
             state.away.remove(start, stop)

@@ -94,6 +94,7 @@ class _Plan:
         self.more = False
         """Stopped before it knew whether there is something to give."""
         self.lost: list[int] | None = None
+        self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
         self._touched: set[int] = set()  # keys of which this plan takes no more
         self._left: dict[int, int] = {}  # keys of which it may take some more
         self._walks = {lane: _Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
@@ -103,7 +104,7 @@ class _Plan:
     def fill(self) -> None:
         try:
             while self.room and self.lost is None and self._step():
-                if self.scanned >= SCAN_ITEMS:
+                if self._jumped or self.scanned >= SCAN_ITEMS:
                     self.more = True
                     return
         finally:
@@ -245,6 +246,11 @@ class _Plan:
         if len(unique) < len(keys):
             doubtful |= {key for key, times in Counter(keys).items() if times > 1}
         doubtful.discard(NO_KEY)
+        jump = next((at for at, key in enumerate(keys) if key in doubtful and self._jumps(walk, walk.start + at, key)), None) if doubtful else None
+        if jump is not None:
+            keys = keys[: jump + 1]
+            unique = set(keys)
+            doubtful &= unique
         passed = [index for index, key in enumerate(keys) if key in doubtful and not self._free(key)] if doubtful else []
         if self.per_key == 1:
             self._touched |= unique - doubtful if doubtful else unique  # a busy key may still have its turn: what is passed stands behind
@@ -286,6 +292,15 @@ class _Plan:
             self._touched.add(key)
         return True
 
+    def _jumps(self, walk: "_Walk", offset: int, key: int) -> bool:
+        """Whether an item stands before those that wait, free to go, in its key's line: they were read ahead of it."""
+        line = self.state.keys.map.get(key)
+        if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
+            return False
+        position = offset if walk.extent.fresh else walk.extent.position
+        self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting[0].order
+        return self._jumped
+
     def _take_some(self, walk: "_Walk", block: Block, stop: int) -> None:
         """Item by item."""
         start = walk.start
@@ -296,6 +311,9 @@ class _Plan:
                 stop = offset
                 break
             (taken if key == NO_KEY or self._free(key) else passed).append((offset, key))
+            if key != NO_KEY and self._jumps(walk, offset, key):
+                stop = offset + 1
+                break
         runs, taken_keys = _split(taken)
         passed_runs, passed_keys = _split(passed)
         packed = pack_keys(taken_keys) if any(taken_keys) else b""

@@ -1,0 +1,114 @@
+"""Damage: items whose bytes are gone are never served and never stand in the way; all others are served. On real files, really broken."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.rules.life import State
+from tests.support import Bench, FileHome, given
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(FileHome(tmp_path))
+    yield bench
+    bench.home.kill(bench.partition.log)
+
+
+def break_frame(tmp_path: Path, payload: bytes) -> None:
+    """Flip one bit of a payload on disk, so that its frame cannot be read."""
+    [segment] = (tmp_path / "log").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    assert data.count(payload) == 1
+    data[data.index(payload)] ^= 1
+    segment.write_bytes(data)
+
+
+def three_frames(bench: Bench, **options: object) -> None:
+    """Offsets 0 and 1, 2 and 3, 4 and 5: a frame each."""
+    for pair in (("before 0", "before 1"), ("broken 2", "broken 3"), ("after 4", "after 5")):
+        bench.produce(*pair, **options)
+
+
+def test_a_lost_frame_found_at_opening_is_a_gap_and_the_rest_is_served(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench)
+    break_frame(tmp_path, b"broken 2")
+    bench.kill()
+    assert [(gap.start, gap.stop) for gap in bench.partition.gaps] == [(2, 4)]
+    assert bench.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
+    assert [bench.life(2), bench.why(2)] == [State.COMPLETED, "lost: damage took its bytes"]
+
+
+def test_lost_offsets_are_not_given_again(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench)
+    break_frame(tmp_path, b"broken 2")
+    bench.kill()
+    assert bench.produce("new") == [6]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_lost_frame_found_at_a_lease_is_not_served_and_the_rest_is(bench: Bench, tmp_path: Path, key: str | None) -> None:
+    three_frames(bench, **({} if key is None else {"key": key}))
+    break_frame(tmp_path, b"broken 2")
+    assert bench.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
+    assert bench.counts == (0, 0, 0, 6, 0)
+
+
+def test_a_lost_item_leaves_the_lease_that_holds_it(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench)
+    break_frame(tmp_path, b"broken 2")
+    granted = bench.lease()
+    assert bench.texts(granted) == ["before 0", "before 1", "after 4", "after 5"]
+    settled = bench.complete(granted.lease, given(granted))
+    assert (settled.done, settled.refused) == (4, [2, 3])
+
+
+def test_a_lost_item_frees_its_key(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench, key="k")
+    bench.complete(bench.lease(2, per_key=2).lease)
+    held = bench.lease(1)
+    assert given(held) == [2]
+    assert bench.take() == []
+    break_frame(tmp_path, b"broken 2")
+    bench.kill()
+    assert bench.drain() == ["after 4", "after 5"]
+
+
+def test_lost_items_are_out_of_every_state(bench: Bench, tmp_path: Path) -> None:
+    bench.configure(on_bury="park")
+    bench.produce("before", "before too", "before as well", keys=["p", "b", "l"])
+    bench.produce("broken 0", "broken 1", "broken 2", "broken 3", keys=["p", "b", "l", "b"], ttl=1_000)
+    bench.produce("after 0", "after 1", "after 2", keys=["p", "b", "l"])
+    bench.complete(bench.lease(3).lease)
+    held = bench.lease(3)
+    assert given(held) == [3, 4, 5]
+    bench.bury(held.lease, [3])
+    bench.retry(held.lease, [4], delay=100)
+    assert bench.take() == []
+    break_frame(tmp_path, b"broken 0")
+    bench.kill()
+    assert sorted(bench.drain()) == ["after 0", "after 1", "after 2"]
+    bench.advance(10_000)
+    assert bench.counts == (0, 0, 0, 10, 0)
+
+
+def test_a_lost_item_cannot_be_sought_or_redriven(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench)
+    granted = bench.lease()
+    bench.bury(granted.lease, [2])
+    bench.complete(granted.lease)
+    break_frame(tmp_path, b"broken 2")
+    assert bench.redrive() == 0
+    assert bench.seek(0) == 4
+    assert bench.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
+
+
+def test_a_lost_item_stays_lost_over_restarts(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench)
+    break_frame(tmp_path, b"broken 2")
+    bench.kill()
+    bench.restart()
+    bench.kill()
+    assert bench.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
+    assert bench.why(3) == "lost: damage took its bytes"

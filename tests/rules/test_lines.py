@@ -1,0 +1,111 @@
+"""Lines of keys, against plain lists."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.rules.keys import Keys, Line, Waiting
+
+KEY, OTHER = 11, 22
+
+
+def offsets(line: Line) -> list[int]:
+    return [offset for run in line.waiting for offset in range(run.start, run.stop)]
+
+
+def waiting(start: int, stop: int | None = None, *, lane: int = 5, position: int | None = None, ready_at: int = 0) -> Waiting:
+    return Waiting(start, stop or start + 1, lane, start if position is None else position, ready_at)
+
+
+@given(st.permutations(range(12)))
+def test_items_stand_in_the_order_of_the_log_however_they_were_read(order: list[int]) -> None:
+    line = Line()
+    for offset in order:
+        line.push(waiting(offset))
+    assert offsets(line) == list(range(12))
+
+
+@given(st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
+def test_dropped_items_are_gone_and_the_others_stay(there: set[int], gone: set[int]) -> None:
+    line = Line()
+    for offset in sorted(there):
+        line.push(waiting(offset))
+    assert [offset for offset in sorted(gone) if line.drop(offset)] == sorted(there & gone)
+    assert offsets(line) == sorted(there - gone)
+
+
+def test_items_in_a_row_are_one_run() -> None:
+    line = Line()
+    for offset in range(1_000):
+        line.push(waiting(offset))
+    assert [run.astuple() for run in line.waiting] == [(0, 1_000, 5, 0, 0)]
+
+
+def test_an_item_that_came_due_in_the_middle_of_a_run_stands_in_the_middle() -> None:
+    line = Line()
+    line.push(waiting(4, 9))
+    line.push(waiting(2, position=7, ready_at=3))
+    line.push(waiting(1, position=7, ready_at=5))
+    assert offsets(line) == [4, 5, 6, 2, 1, 7, 8]
+
+
+@given(st.lists(st.integers(0, 30), unique=True, min_size=1), st.integers(1, 40))
+def test_taking_from_the_front_leaves_the_rest(there: list[int], size: int) -> None:
+    keys = Keys()
+    for offset in there:
+        keys.pass_over(KEY, waiting(offset))
+    taken = sorted(there)[:size]
+    for offset in taken:
+        keys.take(KEY, offset, offset + 1)
+    assert offsets(keys.line(KEY)) == sorted(there)[size:]
+    assert all(run.fresh for run in keys.line(KEY).waiting)
+
+
+def heads(keys: Keys, lane: int = 5) -> list[int]:
+    """Offsets that the hints of a lane truly offer."""
+    return sorted({offset for position, offset, key in keys.ready[lane] if keys.head(lane, position, offset, key) is not None})
+
+
+def test_a_free_line_offers_its_head_and_a_held_one_does_not() -> None:
+    keys = Keys()
+    keys.pass_over(KEY, waiting(3))
+    keys.pass_over(OTHER, waiting(4))
+    assert heads(keys) == [3, 4]
+    keys.hold([KEY], lease=9)
+    assert heads(keys) == [4]
+    keys.release([KEY], lease=9)
+    assert heads(keys) == [3, 4]
+
+
+def test_another_lease_cannot_release_a_key() -> None:
+    keys = Keys()
+    keys.hold([KEY], lease=9)
+    keys.release([KEY], lease=8)
+    assert KEY in keys.map
+    keys.release([KEY], lease=9)
+    assert not keys.map
+
+
+def test_an_earlier_item_takes_over_the_head() -> None:
+    keys = Keys()
+    keys.pass_over(KEY, waiting(5))
+    keys.pass_over(KEY, waiting(3, lane=0))
+    assert (heads(keys, 5), heads(keys, 0)) == ([], [3])
+
+
+def test_a_key_with_nothing_to_say_is_forgotten() -> None:
+    keys = Keys()
+    keys.pass_over(KEY, waiting(5))
+    keys.take(KEY, 5, 6)
+    keys.hold([KEY], lease=9)
+    keys.release([KEY], lease=9)
+    assert not keys.map
+
+
+def test_damage_takes_an_item_out_of_whatever_holds_its_key() -> None:
+    keys = Keys()
+    line = keys.line(KEY)
+    line.parked, line.backing_off = [1], (2, 5)
+    line.push(waiting(3, 5))
+    for offset in (1, 2, 3):
+        keys.forget(offset)
+    assert heads(keys) == [4]
