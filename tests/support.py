@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.logs.api import Frame, Log
+from penstock.logs.api import Durability, Frame, Log
 from penstock.logs.filelog import FileLog
 from penstock.logs.files import SystemFiles
 from penstock.logs.memory import MemoryLog
@@ -41,7 +41,6 @@ from penstock.rules.state import Counts
 from penstock.testing import ManualClock
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import SECOND
-from penstock.words.limits import DEFAULT_PRIORITY
 
 INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
 
@@ -72,14 +71,15 @@ class MemoryHome(Home):
 
 
 class FileHome(Home):
-    """A directory on the real disk. Power cuts are the simulation's; here a process is killed at most, so nothing waits for the disk."""
+    """A directory on the real disk. Power cuts are the simulation's; here a process is killed at most, so nothing need wait for the disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, durability: Durability = "os") -> None:
         self._path = path / "log"
-        self._path.mkdir()
+        self._path.mkdir(exist_ok=True)
+        self._durability = durability
 
     def open(self) -> Log:
-        return FileLog(SystemFiles(), str(self._path), INCARNATION, PARTITION, durability="os")
+        return FileLog(SystemFiles(), str(self._path), INCARNATION, PARTITION, durability=self._durability)
 
     def kill(self, log: Log) -> None:
         cast(FileLog, log).abandon()
@@ -213,21 +213,24 @@ class Bench:
 
     # -- the end, and after ----------------------------------------------------------------------------
 
+    def open(self) -> None:
+        """Open again what was closed or killed."""
+        self.partition = Partition(self.home.open(), self.clock)
+
     def restart(self) -> None:
         """Close, and open again."""
         self.partition.close()
-        self.partition = Partition(self.home.open(), self.clock)
+        self.open()
 
     def kill(self) -> None:
         """End the owner without a word, and open again."""
         self.home.kill(self.partition.log)
-        self.partition = Partition(self.home.open(), self.clock)
+        self.open()
 
     def check(self) -> None:
         """What must hold whatever happened: counts are true, and log and Base both tell the state, to the byte."""
-        state = self.partition.state
-        assert list(state.counts) == [sum(self.life(offset) is life for offset in range(state.next_offset)) for life in _COUNTED]
-        dumped = base.dump(state)
+        assert list(self.counts) == self.recount()
+        dumped = base.dump(self.partition.state)
         assert base.dump(base.load(dumped)) == dumped
         self.home.kill(self.partition.log)
         log = self.home.open()
@@ -239,6 +242,11 @@ class Bench:
     @property
     def counts(self) -> Counts:
         return self.partition.state.counts
+
+    def recount(self) -> list[int]:
+        """The counts, item by item."""
+        lives = [self.life(offset) for offset in range(self.partition.state.next_offset)]
+        return [lives.count(life) for life in (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED)]
 
     def life(self, offset: int) -> Life | None:
         return self.partition.state.state_of(offset)
@@ -258,9 +266,6 @@ class Bench:
         return cast(Counted, self._turn(command)).items
 
 
-_COUNTED = (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED)
-
-
 def _named(request: str | None) -> bytes | None:
     return None if request is None else routing.digest(request.encode())
 
@@ -268,6 +273,3 @@ def _named(request: str | None) -> bytes | None:
 def given(granted: Granted) -> list[int]:
     """Every offset of a lease, in order."""
     return offsets(granted.runs)
-
-
-__all__ = ["DEFAULT_PRIORITY", "HOMES", "Bench", "Home", "given", "items"]

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
+from tests.logs.conformance import base_draft, draft
 from tests.logs.histories import STEPS, Owner, Step, check_survivors
 
 GENERATIONS = 6
@@ -61,6 +62,29 @@ def test_owner_after_owner(first: int) -> None:
         except BaseException:
             print(f"repeat with: check_generations({seed})")
             raise
+
+
+def test_a_first_rotation_leaves_one_segment() -> None:
+    owner = Owner(SimulatedFiles())
+    owner.run([Step("rotate", [base_draft(0)])])
+    assert [facts.first_sequence for facts in owner.log.segments()] == [1]
+
+
+def test_a_first_rotation_killed_then_carried_on_then_a_power_cut() -> None:
+    """A rotation of an empty log makes its segment anew under the same name: whoever goes on with it must see to that name."""
+    for seed in range(20):
+        for call in range(1, 12):
+            files = SimulatedFiles(random.Random(seed))
+            first = Owner(files)
+            first.run([])
+            files.fail(files.calls + call, "halt")
+            with contextlib.suppress(Halt):
+                first.log.rotate(base_draft(0))
+            files.mend()
+            heir = Owner(files, offered=[[base_draft(0)]])
+            heir.run([Step("append", [draft(0, 1, b"promised")]), Step("sync")])
+            files.crash()
+            check_survivors(files, heir.promised, heir.offered)
 
 
 @pytest.mark.long

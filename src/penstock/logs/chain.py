@@ -58,14 +58,12 @@ class Chain:
     def grow(self, name: SegmentName) -> Segment:
         """Make a new, empty segment, the newest from now on."""
         self.remove_index(name)
-        path = self.path(name) + LOG
-        if self._files.exists(path):  # left behind by a removal that a power cut undid
-            self._files.remove(path)
         segment = self._open(name, "append")
+        if segment.size:  # left behind by a removal that a power cut undid; cut, not removed, so that its name needs no new sync
+            self._files.truncate(segment.handle, 0)
+            segment.size = 0
         segment.index = SparseIndex()
-        if self._newest is not None:
-            self._keep(self._newest)
-        self.names.append(name)
+        self._succeed(name)
         self._newest = segment
         return segment
 
@@ -145,6 +143,15 @@ class Chain:
     def _open(self, name: SegmentName, mode: Mode) -> Segment:
         path = self.path(name) + LOG
         return Segment(self._files, path, name, self._files.open(path, mode))
+
+    def _succeed(self, name: SegmentName) -> None:
+        """Put a name at the end; the newest until now becomes an older one. A log's first segment, still empty, is begun again in place."""
+        if self._newest is not None and self._newest.name == name:
+            self._files.close(self._newest.handle)
+        elif self._newest is not None:
+            self._keep(self._newest)
+        if name not in self.names[-1:]:
+            self.names.append(name)
 
     def _keep(self, segment: Segment) -> None:
         self._older[segment.name] = segment

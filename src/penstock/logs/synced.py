@@ -8,8 +8,8 @@ them, except where the durability mode it names promises less than that.
 
 import errno
 import struct
-from typing import NamedTuple
 
+import msgspec
 from google_crc32c import value
 
 from penstock.logs.api import Durability
@@ -27,7 +27,7 @@ _MODES: tuple[Durability, ...] = ("fsync", "interval", "os")
 _MODE_NUMBERS = {mode: number for number, mode in enumerate(_MODES, 1)}
 
 
-class Synced(NamedTuple):
+class Synced(msgspec.Struct, frozen=True, gc=False):
     """A promise: everything up to here is kept."""
 
     segment: SegmentName
@@ -41,8 +41,8 @@ class Synced(NamedTuple):
     """How the promise was made: only "fsync" holds through a power cut."""
 
     def pack(self) -> bytes:
-        segment, position, sequence, offset, durability = self
-        body: bytes = _BODY.pack(MAGIC, VERSION, _MODE_NUMBERS[durability], 0, *segment, position, sequence, offset)
+        mode = _MODE_NUMBERS[self.durability]
+        body: bytes = _BODY.pack(MAGIC, VERSION, mode, 0, *self.segment, self.position, self.sequence, self.offset)
         checksum: int = value(body)
         return body + checksum.to_bytes(_CHECKSUM_BYTES, "little")
 

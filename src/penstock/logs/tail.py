@@ -153,12 +153,12 @@ class Tail:
     def _republish(self, durability: Durability) -> None:
         """Publish unless the same, or a firmer promise of the same, is published already."""
         segment = self.segment
-        true = Synced(segment.name, segment.size, self.sequence, self.offset, durability)
-        if self.synced is None:
+        here = (segment.name, segment.size, self.sequence, self.offset)
+        if self.synced is None or not self.synced.sequence:  # before the first promise: an opening that failed may have done half of this
             self._publish(durability)
             self._synced_file.harden()  # once, so that a power cut can leave it behind the log but not empty
             self._files.sync_directory(self._chain.directory)
-        elif self.synced not in (true, true._replace(durability="fsync")):
+        elif self.synced not in (Synced(*here, durability), Synced(*here, "fsync")):
             self._publish(durability)
 
     def go_back(self) -> None:

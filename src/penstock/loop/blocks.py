@@ -129,38 +129,63 @@ class Frames:
 
 
 class Blocks:
-    """The blocks used last."""
+    """The blocks used last. All that one decision asks for are kept until the next `trim`, however many they are."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
-        self._blocks: list[Block] = []
+        self._blocks: dict[int, Block] = {}
+        self._bases: list[int] = []
+        self._last = Block(0, 0)
 
     def find(self, offset: int) -> Block:
-        for block in reversed(self._blocks):
-            if block.base <= offset < block.stop:
-                return block
-        raise Missing(offset)
+        if self._last.base <= offset < self._last.stop:
+            return self._last
+        at = bisect_right(self._bases, offset) - 1
+        if at >= 0:
+            found = self._blocks[self._bases[at]]
+            if offset < found.stop:
+                self._last = found
+                return found
+        raise Missing([offset])
 
     def fetch(self, offset: int) -> None:
         """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and each asking decides anew."""
-        if len(self._blocks) >= BLOCKS:
-            del self._blocks[: BLOCKS // 2]
+        if self._holds(offset):
+            return
         parts: list[Held] = []
-        for columns in self._frames.read(offset, offset + AHEAD_ITEMS):
-            if parts and (columns.base != parts[-1].stop or columns.stop - parts[0].base > BLOCK_ITEMS):
+        for held in self._frames.read(offset, offset + AHEAD_ITEMS):
+            if parts and (held.base != parts[-1].stop or held.stop - parts[0].base > BLOCK_ITEMS):
                 self._add(parts)
                 parts = []
-            parts.append(columns)
+            parts.append(held)
         self._add(parts)
-        if not any(block.base <= offset < block.stop for block in self._blocks):
-            self._blocks.append(Block(offset, offset + 1, lost=True))
+        if not self._holds(offset):
+            self._keep(Block(offset, offset + 1, lost=True))
+
+    def _holds(self, offset: int) -> bool:
+        at = bisect_right(self._bases, offset) - 1
+        return at >= 0 and offset < self._blocks[self._bases[at]].stop
 
     def _add(self, parts: list[Held]) -> None:
         if parts:
-            self._blocks.append(parts[0].block() if len(parts) == 1 else _joined(parts))
+            self._keep(parts[0].block() if len(parts) == 1 else _joined(parts))
+
+    def _keep(self, block: Block) -> None:
+        if block.base not in self._blocks:
+            insort(self._bases, block.base)
+        self._blocks[block.base] = block
+
+    def trim(self) -> None:
+        """Between decisions: let go of the oldest items' blocks when there are too many."""
+        if len(self._bases) > BLOCKS:
+            for base in self._bases[: -BLOCKS // 2]:
+                del self._blocks[base]
+            del self._bases[: -BLOCKS // 2]
 
     def clear(self) -> None:
         self._blocks.clear()
+        self._bases.clear()
+        self._last = Block(0, 0)
 
 
 def _joined(parts: list[Held]) -> Block:

@@ -111,36 +111,37 @@ class Partition:
     def now(self) -> Moment:
         """The time of the turn: one for everything between two commits, as one frame carries it."""
         if not self._staged:
-            elapsed, wall = self._clock.read()
-            elapsed += self.state.shift
-            last = self.state.moment.elapsed
-            self._turn = Moment(elapsed if elapsed > last else last, wall)
+            state, raw = self.state, self._clock.read()
+            elapsed, last = raw.elapsed + state.shift, state.moment.elapsed
+            self._turn = Moment(elapsed if elapsed > last else last, raw.wall)
         return self._turn
 
     def run(self, command: Command) -> Answer:
         """Decide a command and apply it in memory. The answer may leave after `commit`."""
-        if self._failed:
-            raise StorageFailed("the partition is failing; reopen it, then try again")
-        now = self.now()
-        for _ in range(ROUNDS):
+        self._usable()
+        now, rounds = self.now(), 0
+        self._blocks.trim()
+        while rounds < ROUNDS:
             try:
                 records, answer = machine.decide(self.state, command, now, self._blocks)
             except Missing as missing:
-                self._fetch(missing.offset)
+                self._fetch(missing.offsets)
                 continue
             self._stage(records)
             if type(answer) is not Again:
                 return answer
+            rounds += 1
         return NOTHING
 
     def due(self, limit: int = DUE_ITEMS) -> int:
         """Do what came due by itself, about `limit` items of it; says how many records that took."""
+        self._usable()
         now = self.now()
         while True:
             try:
                 records = machine.decide_due(self.state, now, limit, self._blocks)
             except Missing as missing:
-                self._fetch(missing.offset)
+                self._fetch(missing.offsets)
             else:
                 self._stage(records)
                 return len(records)
@@ -150,13 +151,18 @@ class Partition:
         try:
             if self._staged:
                 self._append()
-            if self._owes_sync:
+            full = self._room <= 0 or self._turn.wall >= self._rotate_at
+            if self._owes_sync or full:
                 self.log.sync()
                 self._owes_sync = False
-            if self._room <= 0 or self._turn.wall >= self._rotate_at:
-                self._rotate()
         except StorageFailed as error:
             self._fail(error)
+        if full:
+            self._rotate_after_commit()
+
+    def _usable(self) -> None:
+        if self._failed:
+            raise StorageFailed("the partition is failing; reopen it, then try again")
 
     def _fail(self, error: StorageFailed) -> None:
         """Go back to what is synced. If even that fails, nobody can say what will be found."""
@@ -167,6 +173,16 @@ class Partition:
             self._failed = True
             raise OutcomeUnknown(f"storage failed ({error}) and could not be rolled back ({worse}); repeat with the same request id") from worse
         raise error
+
+    def _rotate_after_commit(self) -> None:
+        """The turn is stored, so its answers stand even if this fails: the partition goes on from what is synced, or fails at the next call."""
+        try:
+            self._rotate()
+        except StorageFailed:
+            try:
+                self.reopen()
+            except PenstockError:
+                self._failed = True
 
     def _stage(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -182,14 +198,15 @@ class Partition:
                 self._owes_sync = True
         self._room -= self.log.append(codec.drafts(staged, self._turn, self.state.next_offset))
 
-    def _fetch(self, offset: int) -> None:
-        """Bring a block to hand; what it may need is written first, so that it can be read."""
+    def _fetch(self, offsets: list[int]) -> None:
+        """Bring blocks to hand; what they may hold is written first, so that it can be read."""
         if self._staged:
             try:
                 self._append()
             except StorageFailed as error:
                 self._fail(error)
-        self._blocks.fetch(offset)
+        for offset in offsets:
+            self._blocks.fetch(offset)
 
     def _rotate(self) -> None:
         """Begin a new segment with a Base. A large Base makes for larger segments, so that writing it stays a small part of the work."""
@@ -216,6 +233,7 @@ class Partition:
         return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in self._read(runs)]
 
     def _read(self, runs: Sequence[int]) -> list[tuple[Held, int, int]]:
+        self._usable()
         found: list[tuple[Held, int, int]] = []
         lost: list[int] = []
         for start, stop in pairs(runs):
@@ -235,11 +253,12 @@ class Partition:
 
     def explain(self, offset: int) -> Explanation:
         """Why an item is not running."""
+        self._usable()
         while True:
             try:
                 return explain(self.state, offset, self.now(), self._blocks)
             except Missing as missing:
-                self._fetch(missing.offset)
+                self._fetch(missing.offsets)
 
     def __repr__(self) -> str:
         return f"Partition({self.log.partition}, {self.state!r}{', failing' if self._failed else ''})"
@@ -251,12 +270,13 @@ def replay(log: Log) -> tuple[State, list[Gap]]:
     for found in log.recover():
         if isinstance(found, Gap):
             gaps.append(found)
-            if found.start < found.stop:
-                machine.apply(state, Lost([found.start, found.stop]), state.moment)
+            machine.apply(state, Lost([found.start, found.stop]), state.moment)
         elif found.type is FrameType.BASE:
             state = base.load(found.body)
         else:
             now = Moment(found.elapsed, found.wall)
             for record in codec.records(found, outline=True):
                 machine.apply(state, record, now)
+    for gap in gaps:  # once more: records behind a gap may have spoken of what it took
+        machine.apply(state, Lost([gap.start, gap.stop]), state.moment)
     return state, gaps

@@ -3,7 +3,7 @@
 Owns: the decisions and their application.
 """
 
-from penstock.rules.commands import Clear, Configure, Counted, Pause, Redrive, Seek
+from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Seek
 from penstock.rules.keys import Waiting
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
 from penstock.rules.life import Event, after
@@ -23,7 +23,7 @@ from penstock.rules.records import (
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
 from penstock.rules.settle import SPENT, leave_line
-from penstock.rules.state import Peek, State
+from penstock.rules.state import Peek, State, find_all
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY, within
 
@@ -50,18 +50,13 @@ def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) 
     spent = sorted(o for o, failure in state.failures.items() if most and failure.attempts >= most and _waits(state, o))
     if spent:
         park = policy.on_bury == "park"
-        keys = [_key_of(state, offset, peek) for offset in spent]
+        keys = [block.key_of(offset) for offset, block in zip(spent, find_all(peek, spent), strict=True)]
         records.append(Buried(0, from_offsets(spent), SPENT, pack_keys(keys) if any(keys) else b"", park=park))
     return records, Counted(len(spent))
 
 
 def _waits(state: State, offset: int) -> bool:
     return offset not in state.away or offset in state.passed or offset in state.scheduled
-
-
-def _key_of(state: State, offset: int, peek: Peek) -> int:
-    block = peek.find(offset)
-    return NO_KEY if block.key_ids is None or block.lost else block.key_ids[offset - block.base]
 
 
 def apply_configured(state: State, record: Configured, now: Moment) -> None:
@@ -135,6 +130,7 @@ def decide_seek(state: State, command: Seek, now: Moment, peek: Peek) -> tuple[l
     within("offset", command.offset, 0, 1 << 62)
     found = RunSet(state.resolved.within(command.offset, state.next_offset))
     found.remove_all(state.lost.runs)
+    found.remove_all(state.dropped.runs)
     return ([Sought(found.runs)] if found else []), Counted(len(found))
 
 
@@ -166,18 +162,16 @@ def _forget_places(state: State, runs: list[int]) -> None:
 # -- redrive -----------------------------------------------------------------------------------------
 
 
-def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
     chosen = offsets(state.buried_set.runs) if command.offsets is None else sorted(set(command.offsets))
-    tags, keys = bytearray(), []
     for offset in chosen:
         after(state.state_of(offset), Event.REDRIVEN)
-        block = peek.find(offset)
-        if block.lost:
-            return [Lost([block.base, block.stop])], Counted(0)
-        key = NO_KEY if block.key_ids is None else block.key_ids[offset - block.base]
-        priority = DEFAULT_PRIORITY if block.priorities is None else block.priorities[offset - block.base]
-        tags.append(priority | (KEYED if key != NO_KEY else 0))
-        keys.append(key)
+    blocks = find_all(peek, chosen)
+    lost = [edge for block in blocks if block.lost for edge in (block.base, block.stop)]
+    if lost:
+        return [Lost(lost)], Again()
+    keys = [block.key_of(offset) for offset, block in zip(chosen, blocks, strict=True)]
+    tags = [block.priority_of(o) | (KEYED if key else 0) for o, key, block in zip(chosen, keys, blocks, strict=True)]
     if not chosen:
         return [], Counted(0)
     return [Redriven(from_offsets(chosen), bytes(tags), pack_keys(keys) if any(keys) else b"")], Counted(len(chosen))
@@ -198,7 +192,7 @@ def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
         if offset not in state.passed:
             state.away.remove(offset, offset + 1)
             state.lanes.add(tag & PRIORITY_MASK, offset, offset + 1, tag & KEYED, state.next_offset, now.elapsed)
-        del state.buried[offset]
+        state.buried.pop(offset, None)  # not there when damage took the record of its burial
     state.buried_set.remove_all(record.runs)
 
 
@@ -208,10 +202,11 @@ def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
 def apply_lost(state: State, record: Lost, now: Moment) -> None:
     """Items whose bytes are gone are out of the way, whatever they were doing."""
     for start, stop in pairs(record.runs):
+        if start >= stop:
+            continue
         state.next_offset = max(state.next_offset, stop)
-        held = state.leased_within(start, stop)
-        for grant in list(state.leases.live.values()) if held else ():
-            for offset in [offset for offset in grant.open if offset in held]:
+        for grant in list(state.leases.live.values()):
+            for offset in [offset for offset in grant.open if start <= offset < stop]:
                 _, key = grant.close(offset)
                 if key != NO_KEY and not grant.sharing[key]:
                     state.keys.release((key,), grant.number)
@@ -226,6 +221,7 @@ def apply_lost(state: State, record: Lost, now: Moment) -> None:
             state.buried.pop(offset, None)
         for gone in (state.passed, state.scheduled, state.buried_set, state.overdue):
             gone.remove(start, stop)
+        state.lanes.drop((start, stop))
         for offset in [offset for offset in state.failures if start <= offset < stop]:
             del state.failures[offset]
         state.lost.add(start, stop)

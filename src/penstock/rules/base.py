@@ -76,6 +76,8 @@ class _Image(msgspec.Struct, array_like=True):
     requests: list[tuple[bytes, int, Remembered]]
     dedup: list[tuple[bytes, int, int]]
     producers: list[tuple[bytes, int]]
+    dropped: list[int] = []
+    cursors: list[tuple[str, int]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -101,7 +103,7 @@ def dump(state: State) -> bytes:
         state.overdue.runs,
         state.lost.runs,
         [[extent.astuple() for extent in lane] for lane in state.lanes.lanes],
-        [_line_image(key, line) for key, line in sorted(state.keys.lines(), key=lambda pair: pair[0])],
+        [_line_image(key, line) for key, line in sorted(state.keys.lines(), key=lambda pair: pair[0]) if not line.merely_leased],
         [_grant_image(grant) for _, grant in sorted(leases.live.items())],
         leases.finished.runs,
         [(lease, until, runs) for lease, (until, runs) in sorted(leases.past.items())],
@@ -114,6 +116,8 @@ def dump(state: State) -> bytes:
         state.requests.live(state.moment.elapsed),
         state.dedup.live(state.moment.elapsed),
         sorted(state.producers.items()),
+        state.dropped.runs,
+        sorted(state.cursors.items()),
     )
     return _encoder.encode(image)
 
@@ -169,7 +173,7 @@ def load(body: bytes | memoryview) -> State:
     for name in ("epoch", "boot", "shift", "leases_given", "next_offset", "paused_lease", "paused_produce"):
         setattr(state, name, getattr(image, name))
     state.moment = Moment(*image.moment)
-    for name in ("resolved", "scheduled", "overdue", "lost"):
+    for name in ("resolved", "scheduled", "overdue", "lost", "dropped"):
         setattr(state, name, RunSet(getattr(image, name)))
     for lane, extents in zip(state.lanes.lanes, image.lanes, strict=True):
         lane.extend(Extent(*extent) for extent in extents)
@@ -187,6 +191,7 @@ def load(body: bytes | memoryview) -> State:
     _load_window(state.requests, image.requests)
     _load_window(state.dedup, image.dedup)
     state.producers = dict(image.producers)
+    state.cursors = dict(image.cursors)
     for others in (state.resolved, state.scheduled, state.passed, state.buried_set):
         state.away.add_all(others.runs)
     return state

@@ -100,7 +100,41 @@ class Redrive(msgspec.Struct, gc=False):
     offsets: Sequence[int] | None = None
 
 
-Command: TypeAlias = Produce | Lease | Complete | Retry | Bury | Extend | Configure | Pause | Clear | Seek | Redrive
+class Drop(msgspec.Struct, gc=False):
+    """Let go of the bytes of resolved items; runs, flat."""
+
+    runs: list[int]
+
+
+class MoveCursor(msgspec.Struct, gc=False):
+    """A cursor, made when it is new, has read everything before `offset`; from there on it holds retention back."""
+
+    name: str
+    offset: int
+
+
+class ReleaseCursor(msgspec.Struct, gc=False):
+    """A cursor is done with."""
+
+    name: str
+
+
+Command: TypeAlias = (
+    Produce
+    | Lease
+    | Complete
+    | Retry
+    | Bury
+    | Extend
+    | Configure
+    | Pause
+    | Clear
+    | Seek
+    | Redrive
+    | Drop
+    | MoveCursor
+    | ReleaseCursor
+)
 
 
 class Stored(msgspec.Struct, gc=False):

@@ -13,7 +13,7 @@ from penstock.rules.records import Aged, Buried, Due, Expired, Record, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT, come_back
-from penstock.rules.state import Peek, State
+from penstock.rules.state import Peek, State, find_all
 from penstock.words.clock import Moment
 
 
@@ -90,14 +90,10 @@ def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
 
 def _keys_of(state: State, runs: list[int], park: bool, peek: Peek) -> list[int]:
     """The key of each item whose line is touched by burying it: those in lines, or, to park their keys, all."""
-    found = [NO_KEY] * sum(stop - start for start, stop in pairs(runs))
-    for index, offset in enumerate(offsets(runs)):
-        if offset in state.backing_off:
-            found[index] = state.backing_off[offset]
-        elif park or offset in state.passed:
-            block = peek.find(offset)
-            if block.key_ids is not None and not block.lost:
-                found[index] = block.key_ids[offset - block.base]
+    found = [state.backing_off.get(offset, NO_KEY) for offset in offsets(runs)]
+    asked = [(index, offset) for index, offset in enumerate(offsets(runs)) if not found[index] and (park or offset in state.passed)]
+    for (index, offset), block in zip(asked, find_all(peek, [offset for _, offset in asked]), strict=True):
+        found[index] = block.key_of(offset)
     return found
 
 

@@ -42,7 +42,9 @@ def explain(state: State, offset: int, now: Moment, peek: Peek) -> Explanation:
     if found is LifeState.BURIED:
         burial = state.buried[offset]
         return Explanation(found, f"buried because: {burial.reason}", burial.attempts, reason=burial.reason)
-    return Explanation(found, "lost: damage took its bytes" if offset in state.lost else "completed")
+    if offset in state.lost:
+        return Explanation(found, "lost: damage took its bytes")
+    return Explanation(found, "resolved, and let go by retention" if offset in state.dropped else "completed")
 
 
 def _leased(state: State, offset: int, now: Moment) -> Explanation:
@@ -70,7 +72,7 @@ def _ready(state: State, offset: int, peek: Peek) -> Explanation:
     if state.paused_lease:
         return Explanation(LifeState.READY, "ready, but leasing is paused; resume it", attempts)
     block = peek.find(offset)
-    key = NO_KEY if block.key_ids is None or block.lost else block.key_ids[offset - block.base]
+    key = block.key_of(offset)
     holder = state.keys.map.get(key) if key != NO_KEY else None
     if holder is None:
         return Explanation(LifeState.READY, "ready: the next lease that reaches it gets it", attempts)

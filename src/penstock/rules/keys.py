@@ -68,6 +68,11 @@ class Line:
     def busy(self) -> bool:
         return bool(self.lease or self.backing_off or self.parked)
 
+    @property
+    def merely_leased(self) -> bool:
+        """Says no more than its lease does."""
+        return not (self.backing_off or self.parked or self.waiting)
+
     def push(self, new: Waiting) -> None:
         """Queue up by position: nearly always at the back."""
         last = self.waiting[-1] if self.waiting else None

@@ -109,7 +109,8 @@ class Lanes:
         for lane, extents in enumerate(self.lanes):
             more = [extent for where, extent in returning if where == lane]
             if more:
-                self.lanes[lane] = deque(sorted([*more, *extents], key=lambda extent: extent.order))
+                more.sort(key=lambda extent: extent.order)
+                self.lanes[lane] = deque(sorted([*more, *extents], key=lambda extent: extent.order[:3]))  # equals stay as they came
 
     def drop(self, runs: Iterable[int]) -> None:
         """Take offsets out wherever an extent covers them, as it does when they were resolved where they stood."""

@@ -242,7 +242,7 @@ class _Plan:
         """The common case: nearly every key is free and comes once. Only the others are looked at one by one."""
         keys = keys[: self.room]
         unique = set(keys)
-        doubtful = (self.state.keys.map.keys() & unique) | (self._touched & unique)
+        doubtful = (self.state.keys.map.keys() & unique) | (self._touched & unique) | (self._left.keys() & unique)
         if len(unique) < len(keys):
             doubtful |= {key for key, times in Counter(keys).items() if times > 1}
         doubtful.discard(NO_KEY)

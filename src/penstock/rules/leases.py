@@ -86,10 +86,11 @@ class Grant:
 
     def close(self, offset: int) -> tuple[int, int]:
         """Take one item out."""
+        sharing = self.sharing  # counted before the item is out
         lane, key = self.open.pop(offset)
         self.count -= 1
-        if self.sharing:
-            self.sharing[key] -= 1
+        if sharing:
+            sharing[key] -= 1
         return lane, key
 
     def note_done(self, runs: list[int]) -> None:

@@ -44,6 +44,7 @@ class Event(Enum):
     LOST = "lost"
     SOUGHT = "sought"
     REDRIVEN = "redriven"
+    DROPPED = "dropped"
 
 
 TRANSITIONS: Final[dict[tuple[State | None, Event], State]] = {
@@ -69,6 +70,9 @@ TRANSITIONS: Final[dict[tuple[State | None, Event], State]] = {
     (State.BURIED, Event.CLEARED): State.COMPLETED,
     (State.COMPLETED, Event.SOUGHT): State.READY,
     (State.BURIED, Event.REDRIVEN): State.READY,
+    # retention let go of its bytes
+    (State.COMPLETED, Event.DROPPED): State.COMPLETED,
+    (State.BURIED, Event.DROPPED): State.COMPLETED,
     # damage took its bytes
     (State.READY, Event.LOST): State.COMPLETED,
     (State.SCHEDULED, Event.LOST): State.COMPLETED,

@@ -8,7 +8,7 @@ Owns: the two tables that join commands and records to their rules, and nothing 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, due, lease, produce, records, settle
+from penstock.rules import admin, commands, due, lease, produce, records, retention, settle
 from penstock.rules.due import decide_due
 from penstock.rules.state import Peek, State
 from penstock.words.clock import Moment
@@ -25,6 +25,9 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Reco
     commands.Clear: admin.decide_clear,
     commands.Seek: admin.decide_seek,
     commands.Redrive: admin.decide_redrive,
+    commands.Drop: retention.decide_drop,
+    commands.MoveCursor: retention.decide_move,
+    commands.ReleaseCursor: retention.decide_release,
 }
 
 _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
@@ -46,6 +49,9 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Sought: admin.apply_sought,
     records.Redriven: admin.apply_redriven,
     records.Lost: admin.apply_lost,
+    records.Dropped: retention.apply_dropped,
+    records.CursorMoved: retention.apply_moved,
+    records.CursorReleased: retention.apply_released,
 }
 
 

@@ -203,6 +203,25 @@ class Lost(msgspec.Struct, array_like=True, gc=False, tag=16):
     runs: list[int]
 
 
+class Dropped(msgspec.Struct, array_like=True, gc=False, tag=18):
+    """Retention let go of the bytes of resolved items."""
+
+    runs: list[int]
+
+
+class CursorMoved(msgspec.Struct, array_like=True, gc=False, tag=19):
+    """A cursor (new or known) has read everything before `offset`."""
+
+    name: str
+    offset: int
+
+
+class CursorReleased(msgspec.Struct, array_like=True, gc=False, tag=20):
+    """A cursor is no more and holds nothing back."""
+
+    name: str
+
+
 StateRecord: TypeAlias = (
     Opened
     | Configured
@@ -221,6 +240,9 @@ StateRecord: TypeAlias = (
     | Sought
     | Redriven
     | Lost
+    | Dropped
+    | CursorMoved
+    | CursorReleased
 )
 Record: TypeAlias = Produced | StateRecord
 

@@ -105,10 +105,30 @@ class RunSet:
         starts, stops = self._starts, self._stops
         low = bisect_right(stops, start)  # first run that ends after start
         high = bisect_left(starts, stop)  # first run that begins at or after stop
-        if low >= high:
-            return
-        kept = [(s, e) for s, e in ((starts[low], start), (stop, stops[high - 1])) if s < e]
-        self._replace(low, high, [s for s, _ in kept], [e for _, e in kept])
+        if high - low == 1:
+            self._remove_from(low, start, stop)
+        elif low < high:
+            kept = [(s, e) for s, e in ((starts[low], start), (stop, stops[high - 1])) if s < e]
+            self._replace(low, high, [s for s, _ in kept], [e for _, e in kept])
+
+    def _remove_from(self, at: int, start: int, stop: int) -> None:
+        """Take [start, stop) out of one run that it overlaps."""
+        starts, stops = self._starts, self._stops
+        first, last = starts[at], stops[at]
+        if start > first:
+            if stop < last:
+                starts.insert(at + 1, stop)
+                stops.insert(at, start)
+                self.total -= stop - start
+            else:
+                stops[at] = start
+                self.total -= last - start
+        elif stop < last:
+            starts[at] = stop
+            self.total -= stop - first
+        else:
+            del starts[at], stops[at]
+            self.total -= last - first
 
     def _replace(self, low: int, high: int, starts: Iterable[int], stops: Iterable[int]) -> None:
         new_starts, new_stops = array("q", starts), array("q", stops)

@@ -7,6 +7,7 @@ An item's state is kept in one way each, and READY is what is left:
 - leased: away and in none of the others. Counts follow from the sizes of the sets and are kept nowhere else.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -16,10 +17,11 @@ from penstock.rules.keys import Keys
 from penstock.rules.lanes import Lanes
 from penstock.rules.leases import EPOCH_SHIFT, Leases
 from penstock.rules.life import State as LifeState
+from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
 from penstock.rules.window import Window
 from penstock.words.clock import Moment
-from penstock.words.limits import Policy
+from penstock.words.limits import DEFAULT_PRIORITY, Policy
 
 
 class Block(NamedTuple):
@@ -32,13 +34,19 @@ class Block(NamedTuple):
     lost: bool = False
     """Damage took these items."""
 
+    def key_of(self, offset: int) -> int:
+        return NO_KEY if self.key_ids is None else self.key_ids[offset - self.base]
+
+    def priority_of(self, offset: int) -> int:
+        return DEFAULT_PRIORITY if self.priorities is None else self.priorities[offset - self.base]
+
 
 class Missing(Exception):
-    """A decision needs the block that holds `offset`: fetch it and decide again."""
+    """A decision needs the blocks that hold `offsets`: fetch them and decide again."""
 
-    def __init__(self, offset: int) -> None:
-        super().__init__(offset)
-        self.offset = offset
+    def __init__(self, offsets: list[int]) -> None:
+        super().__init__(offsets)
+        self.offsets = offsets
 
 
 class Peek(Protocol):
@@ -47,6 +55,19 @@ class Peek(Protocol):
     def find(self, offset: int) -> Block:
         """The block that holds `offset`; raises Missing when it is not at hand."""
         ...
+
+
+def find_all(peek: Peek, offsets: Iterable[int]) -> list[Block]:
+    """The block of each offset; raises Missing with all that are not at hand, so that they are fetched in one go."""
+    found, missing = [], []
+    for offset in offsets:
+        try:
+            found.append(peek.find(offset))
+        except Missing:
+            missing.append(offset)
+    if missing:
+        raise Missing(missing)
+    return found
 
 
 class Failure(NamedTuple):
@@ -111,6 +132,10 @@ class State:
         """Leased when their ttl ended."""
         self.lost = RunSet()
         """Resolved because damage took them."""
+        self.dropped = RunSet()
+        """Resolved, and their bytes let go by retention."""
+        self.cursors: dict[str, int] = {}
+        """name → the offset it reads next."""
         self.lanes = Lanes()
         self.keys = Keys()
         self.leases = Leases()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.rules import commands as c
 from penstock.rules.life import State
-from penstock.testing.order import Item, available, first_of_key, key_held, someone_ahead
+from penstock.testing.order import Item, available, earlier_of_key, holder_of_key, someone_ahead
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, Policy
@@ -170,17 +170,19 @@ class Model:
     def _take(self, item: Item, per_key: int, units: dict[bytes, int], now: Moment) -> None:
         assert item.state is State.READY, f"{item} was leased"
         if item.key is not None:
-            assert first_of_key(self.items, item), f"{item} was leased before an earlier item of its key"
+            earlier = earlier_of_key(self.items, item)
+            assert earlier is None, f"{item} was leased before {earlier} of the same key"
         if item.key in units:
             units[item.key] += 1
             assert units[item.key] <= per_key, f"{item} is one more of its key than the {per_key} asked for"
         else:
             if item.key is not None:
-                assert not key_held(self.items, item.key), f"{item} was leased though its key is held"
+                holder = holder_of_key(self.items, item.key)
+                assert holder is None, f"{item} was leased though {holder} holds its key"
                 units[item.key] = 1
             ahead = someone_ahead(self.items, item, now.elapsed, self.policy.priority_aging)
             assert ahead is None, f"{item} was leased before {ahead}"
-        item.state = State.LEASED
+        item.state, item.jumps = State.LEASED, False
 
     # -- settle --------------------------------------------------------------------------------------
 
@@ -299,8 +301,7 @@ class Model:
     def _return(self, offsets: Iterable[int], now: Moment) -> None:
         """Later items of a unit go back to their places, their attempt given back."""
         for offset in offsets:
-            item = self.items[offset]
-            item.state, item.ready_since = State.READY, now.elapsed
+            self._to_place(self.items[offset], now)
 
     @staticmethod
     def _close(holding: Holding, offsets: Iterable[int], now: Moment) -> None:
@@ -348,7 +349,7 @@ class Model:
 
     def _scheduled_due(self, item: Item, now: Moment) -> None:
         if item.due and item.key is not None:
-            item.state, item.ready_since = State.READY, now.elapsed
+            self._to_place(item, now)
         else:
             self._to_tail(item, now, cause=("wall" if item.at else "delay", item.at or item.due, item.offset))
         item.at = item.due = 0
@@ -416,9 +417,14 @@ class Model:
         self, item: Item, now: Moment, *, position: int | None = None, cause: tuple[str, int, int] = ("", 0, 0)
     ) -> None:
         """Ready: behind everything that is, or (an item that was never late) at its own place in the log's order."""
-        item.state, item.ready_since = State.READY, now.elapsed
+        item.state, item.ready_since, item.jumps = State.READY, now.elapsed, False
         item.position = len(self.items) if position is None else position
         item.arrival = (self.step, *cause) if position is None else (self.step, "", item.offset, 0)
+
+    def _to_place(self, item: Item, now: Moment) -> None:
+        """Back to its place, which is the first of its key unless an operator put others there meanwhile."""
+        item.jumps = earlier_of_key(self.items, item) is not None
+        item.state, item.ready_since = State.READY, now.elapsed
 
     def _come_back(self, item: Item, now: Moment, reason: str, delay: int, cause: tuple[str, int, int], *, counted: bool = True) -> None:
         """Without a key to the tail; with one it keeps its place, and a delay holds the key."""
@@ -430,7 +436,7 @@ class Model:
         elif item.key is None:
             self._to_tail(item, now, cause=cause)
         else:
-            item.state, item.ready_since = State.READY, now.elapsed
+            self._to_place(item, now)
 
     def _bury_item(self, item: Item, reason: str, *, counted: bool = False) -> None:
         item.attempts += counted

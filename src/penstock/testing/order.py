@@ -31,6 +31,8 @@ class Item:
     """How many items had been produced when it became ready; with a key it keeps this when it comes back."""
     arrival: tuple[int, str, int, int] = (0, "", 0, 0)
     """(step, cause, when, number): within a step the order of two causes is open, within a cause it is not."""
+    jumps: bool = False
+    """It came back when an operator had put others of its key before it: it may be first all the same."""
     ready_since: int = 0
     at: int = 0
     """Scheduled until this wall time, or (0) until `due`."""
@@ -54,35 +56,54 @@ class Item:
         return self.state in (State.READY, State.SCHEDULED)
 
     @property
+    def backs_off(self) -> bool:
+        return self.state is State.SCHEDULED and self.due > 0
+
+    @property
     def earliest(self) -> int:
         """The best position it may claim: coming back with a key it stands at its own offset."""
         return self.position if self.key is None else min(self.position, self.offset)
 
 
-def key_held(items: Iterable[Item], key: bytes) -> bool:
-    """Whether somebody works on an item of the key, or one backs off, or one was buried and parks it."""
-    return any(item.key == key and (item.state is State.LEASED or item.parked or (item.state is State.SCHEDULED and item.due)) for item in items)
+def holder_of_key(items: Iterable[Item], key: bytes) -> Item | None:
+    """The item that holds a key: somebody works on it, or it backs off, or it was buried and parks the key."""
+    return next((item for item in items if item.key == key and (item.state is State.LEASED or item.parked or item.backs_off)), None)
 
 
-def first_of_key(items: Iterable[Item], item: Item) -> bool:
-    """Whether no ready item of its key stands before it."""
-    return all(other.position >= item.position for other in items if other.key == item.key and other.state is State.READY)
+def earlier_of_key(items: Iterable[Item], item: Item) -> Item | None:
+    """A ready item of the same key that must go before it, if there is one."""
+    if item.jumps:
+        return None
+    return next((one for one in items if one.key == item.key and one.state is State.READY and one.position < item.position), None)
+
+
+def rivals(items: Iterable[Item], item: Item) -> bool:
+    """Whether another ready item of its key may as well be first."""
+    others = [one for one in items if one.key == item.key and one.state is State.READY and one is not item]
+    return any(item.jumps or one.jumps or one.position == item.position for one in others)
 
 
 def available(items: list[Item]) -> list[Item]:
     """What may be leased: every ready item without a key, and the first of every key that nothing holds."""
     ready = [item for item in items if item.state is State.READY]
-    free = {key for key in {item.key for item in ready} if key is not None and not key_held(items, key)}
-    return [item for item in ready if item.key is None or (item.key in free and first_of_key(ready, item))]
+    free = {key for key in {item.key for item in ready} if key is not None and holder_of_key(items, key) is None}
+    return [item for item in ready if item.key is None or (item.key in free and earlier_of_key(ready, item) is None)]
 
 
 def someone_ahead(items: list[Item], item: Item, now: int, aging: int) -> Item | None:
     """The head of a lane that must go before `item`, if there is one."""
     lanes: dict[int, list[Item]] = {}
     for other in available(items):
-        lanes.setdefault(other.lane, []).append(other)
+        if other.key is None or not rivals(items, other):
+            lanes.setdefault(other.lane, []).append(other)
     heads = [min(lane, key=lambda one: (one.earliest, one.arrival)) for lane in lanes.values()]
-    return next((head for head in heads if head is not item and _ahead(head, item, now, aging)), None)
+    return next((head for head in heads if head is not item and _ahead(head, item, now, aging) and not _hidden(items, head)), None)
+
+
+def _hidden(items: list[Item], head: Item) -> bool:
+    """Whether others, not to be leased, that came later than a lane's head stand before it (a seek does that): its age may not be seen."""
+    ready = [one for one in items if one.state is State.READY and one.lane == head.lane]
+    return any(one.earliest < head.position and one.ready_since > head.ready_since for one in ready)
 
 
 def _ahead(head: Item, item: Item, now: int, aging: int) -> bool:

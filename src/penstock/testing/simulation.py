@@ -58,6 +58,7 @@ class Simulation:
         self._kept = b""
         """The model before them."""
         self._open(policy)
+        self._state = self.partition.state
         self._all_kept()
 
     def run(self) -> None:
@@ -151,6 +152,8 @@ class Simulation:
             self._failed(failure)
             return False
         self._written = len(self._since)
+        if self.partition.state is not self._state:  # a rotation failed after the turn was stored
+            self._settle(self._written, self._written)
         if not self.partition.log.unsynced:
             self._all_kept()
         self._inspect()
@@ -235,17 +238,21 @@ class Simulation:
         """Storage refused something: nothing of the turn is stored, or (OutcomeUnknown) nobody knows."""
         self._say(f"   {failure!r}")
         if isinstance(failure, StorageFailed):
-            now = self.partition.now()
-            if checks.look(self.partition.state, now) == self.model.view(now):
-                return  # a read failed: nothing was lost by it
-            self._settle(0, self._written)
-            return
-        self.files.mend()
+            if self.partition.state is not self._state:
+                self._settle(0, self._written)
+            elif "failing" in repr(self.partition) or self.chance.happens(0.5):
+                self._reopen(self._written)
+            return  # else a read failed, and nothing was lost by it
         if self.chance.happens(0.5):
-            self.partition.reopen()
-            self._settle(0, len(self._since))
+            self._reopen(len(self._since))
         else:
+            self.files.mend()
             self._die(power=False, sure=0)
+
+    def _reopen(self, most: int) -> None:
+        self.files.mend()
+        self.partition.reopen()
+        self._settle(0, most)
 
     def _die(self, power: bool, sure: int | None = None) -> None:
         """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
@@ -277,7 +284,8 @@ class Simulation:
 
     def _settle(self, least: int, most: int, *, rebooted: bool = False) -> None:
         """Find out which of the steps since the last sync are there: at least `least`, at most `most` of them, the oldest first."""
-        moment = self.partition.state.moment
+        self._state = self.partition.state
+        moment = self._state.moment
         real = checks.look(self.partition.state, moment)
         matching = [count for count in range(least, most + 1) if self._model_after(count).view(moment, rebooted=rebooted) == real]
         if not matching:

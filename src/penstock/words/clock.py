@@ -11,7 +11,9 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 MICROSECOND = 1
 MILLISECOND = 1_000
@@ -21,7 +23,7 @@ HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 
 
-class Moment(NamedTuple):
+class Moment(msgspec.Struct, frozen=True, gc=False):
     """One reading of both clocks, in microseconds."""
 
     elapsed: int

@@ -7,11 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from penstock.words.clock import HOUR, MINUTE, SECOND
+from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 from penstock.words.errors import InvalidRequest
 
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
 
 MAX_PAYLOAD_BYTES = 16 * MIB
 MAX_HEADERS_BYTES = 64 * KIB
@@ -37,6 +38,23 @@ REMEMBER = 15 * MINUTE
 FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 0, 5, 9
 
 
+class Retention(msgspec.Struct, frozen=True, array_like=True):
+    """How long resolved items are kept. A limit of 0 is none; whichever limit is reached first counts. Sizes are those of a partition's log."""
+
+    max_age: int = 1 * DAY
+    max_bytes: int = 1 * GIB
+    max_segments: int = 0
+    min_segments: int = 1
+    """So many of the newest segments are kept whatever the limits say."""
+
+    def validate(self) -> "Retention":
+        within("max_age", self.max_age, 0, MAX_DELAY)
+        within("max_bytes", self.max_bytes, 0, 1 << 60)
+        within("max_segments", self.max_segments, 0, 1 << 30)
+        within("min_segments", self.min_segments, 1, 1 << 30)
+        return self
+
+
 class Policy(msgspec.Struct, frozen=True, array_like=True):
     """How a partition treats its items. Durations are microseconds; 0 switches a duration or count off."""
 
@@ -46,6 +64,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
     priority_aging: int = 60 * SECOND
     dedup_window: int = 5 * MINUTE
     on_bury: Literal["release", "park"] = "release"
+    retention: Retention = Retention()
 
     @property
     def remember(self) -> int:
@@ -59,6 +78,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
         within("ttl", self.ttl, 0, MAX_DELAY)
         within("priority_aging", self.priority_aging, 0, MAX_DELAY)
         within("dedup_window", self.dedup_window, 1, MAX_DELAY)
+        self.retention.validate()
         if self.on_bury not in ("release", "park"):
             raise InvalidRequest(f"on_bury is {self.on_bury!r}; use 'release' or 'park'")
         return self

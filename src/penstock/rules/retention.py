@@ -1,0 +1,74 @@
+"""What may be forgotten: retention and the cursors that hold it back.
+
+Owns: `decide_drop`, `decide_move`, `decide_release` and their application, and `forgettable`.
+Bytes are let go only of items that are resolved (completed, or buried without holding their key), and only before every cursor.
+The record comes first, durably; the files follow. A crash between the two leaves bytes too many, never too few.
+"""
+
+from penstock.rules.commands import Counted, Drop, MoveCursor, ReleaseCursor
+from penstock.rules.records import CursorMoved, CursorReleased, Dropped, Record
+from penstock.rules.runs import RunSet, pairs
+from penstock.rules.state import Peek, State
+from penstock.words.batch import check_name
+from penstock.words.clock import Moment
+from penstock.words.errors import InvalidRequest
+from penstock.words.limits import within
+
+
+def needed(state: State, stop: int) -> RunSet:
+    """Offsets before `stop` whose bytes must be kept: unresolved, or parked, or not yet passed by a cursor."""
+    found = RunSet((0, stop))
+    found.remove_all(state.resolved.within(0, stop))
+    found.remove_all(state.buried_set.within(0, stop))
+    for _, line in state.keys.lines():
+        for offset in line.parked:
+            found.add(offset, offset + 1)
+    found.add(min(state.cursors.values(), default=stop), stop)
+    found.remove_all(state.lost.runs)
+    found.remove_all(state.dropped.runs)
+    found.remove(stop, state.next_offset)
+    return found
+
+
+def decide_drop(state: State, command: Drop, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    new = RunSet(command.runs)
+    new.remove_all(state.dropped.runs)
+    kept = needed(state, state.next_offset)
+    for start, stop in pairs(new.runs):
+        held = kept.within(start, stop) or ([stop - 1] if stop > state.next_offset else [])
+        if held:
+            raise InvalidRequest(f"item {held[0]} is not resolved or a cursor has not passed it; it cannot be dropped")
+    return ([Dropped(new.runs)] if new else []), Counted(len(new))
+
+
+def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
+    state.dropped.add_all(record.runs)
+    state.resolved.add_all(record.runs)
+    for start, stop in pairs(record.runs):
+        gone = state.buried_set.within(start, stop)
+        state.buried_set.remove(start, stop)
+        for first, last in pairs(gone):
+            for offset in range(first, last):
+                state.buried.pop(offset, None)
+
+
+def decide_move(state: State, command: MoveCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    check_name("cursor", command.name)
+    within("offset", command.offset, 0, state.next_offset)
+    if state.cursors.get(command.name) == command.offset:
+        return [], Counted(0)
+    return [CursorMoved(command.name, command.offset)], Counted(0)
+
+
+def apply_moved(state: State, record: CursorMoved, now: Moment) -> None:
+    state.cursors[record.name] = record.offset
+
+
+def decide_release(state: State, command: ReleaseCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    if command.name not in state.cursors:
+        raise InvalidRequest(f"there is no cursor {command.name!r}; there are {sorted(state.cursors) or 'none'}")
+    return [CursorReleased(command.name)], Counted(0)
+
+
+def apply_released(state: State, record: CursorReleased, now: Moment) -> None:
+    state.cursors.pop(record.name, None)

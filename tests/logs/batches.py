@@ -1,0 +1,44 @@
+"""Batches for tests of the columns: every combination of columns, absent, empty, constant and mixed.
+
+Owns: `batches` (a Hypothesis strategy), `framed` (a draft as a log would give it back).
+"""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from penstock.logs.api import Draft, Frame
+from penstock.rules.routing import key_ids
+from penstock.words.batch import Batch
+
+BYTES = st.binary(max_size=12)
+NUMBERS = st.integers(0, 1 << 62)
+
+
+def framed(draft: Draft, sequence: int = 1) -> Frame:
+    return Frame(*draft[:1], sequence, *draft[1:-1], memoryview(b"".join(draft.parts)))
+
+
+def column(values: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[list[Any] | None]:
+    """Absent, the same for all, or one for each."""
+    constant = values.map(lambda value: [value] * count)
+    return st.none() | constant | st.lists(values, min_size=count, max_size=count)
+
+
+@st.composite
+def batches(draw: st.DrawFn, max_size: int = 20) -> Batch:
+    payloads = draw(st.lists(BYTES, min_size=1, max_size=max_size))
+    count = len(payloads)
+    keys = draw(column(st.none() | BYTES, count))
+    priorities = draw(column(st.integers(0, 9), count))
+    return Batch(
+        payloads,
+        keys,
+        None if keys is None else key_ids(keys),
+        draw(column(st.none() | BYTES, count)),
+        *(draw(column(st.none() | st.text(max_size=5), count)) for _ in range(3)),
+        None if priorities is None else bytes(priorities),
+        draw(column(NUMBERS, count)),
+        draw(column(NUMBERS, count)),
+        draw(column(st.none() | st.binary(min_size=16, max_size=16), count)),
+    ).compact()

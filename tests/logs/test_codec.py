@@ -1,0 +1,164 @@
+"""Records to frames and back."""
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from penstock.logs import codec
+from penstock.logs.api import Frame, FrameType
+from penstock.logs.memory import MemoryLog
+from penstock.rules import base, machine
+from penstock.rules.records import (
+    Aged,
+    Answered,
+    Buried,
+    Cleared,
+    Completed,
+    Configured,
+    Due,
+    Expired,
+    Extended,
+    Head,
+    Leased,
+    Lost,
+    Opened,
+    Passed,
+    Paused,
+    Produced,
+    Record,
+    Redriven,
+    Retried,
+    Sought,
+    StateRecord,
+    Take,
+    pack_keys,
+    unpack_keys,
+)
+from penstock.rules.state import State
+from penstock.words.batch import Batch
+from penstock.words.clock import Moment
+from penstock.words.errors import CorruptLog
+from penstock.words.limits import Policy
+from tests.history import everything
+from tests.logs.batches import framed
+from tests.support import Bench, MemoryHome
+
+NOW = Moment(5, 6)
+KEYS = pack_keys([1, (1 << 64) - 1])
+TAKE = Take(5, 0, 9, [0, 2], KEYS, [3, 5], KEYS, [7, 8])
+SAMPLES: list[Record] = [
+    Opened(3, "boot", -7, True),
+    Configured(Policy(1_000_000, 3, 5, 6, 7, "park")),
+    Leased(1 << 40, 9, 8, "wörker", [TAKE, Take(9, 3, 4)], [Head((1 << 64) - 1, 2, 5, 6)]),
+    Leased(1, 2, 3, ""),
+    Passed([TAKE]),
+    Completed(1, [0, 2, 5, 6]),
+    Completed(1),
+    Retried(1, [0, 1], 7, "because", False, [1, 2]),
+    Retried(1, [0, 1]),
+    Expired(1),
+    Extended(1, 1 << 60),
+    Buried(1, [0, 2], "why", KEYS, [3, 4], True),
+    Buried(0, [0, 1], ""),
+    Answered(bytes(16), 2, 1 << 40, [1], [2], [3]),
+    Answered(bytes(16)),
+    Due(True, 9, 8, [0, 1, 2, 3], [5, 21]),
+    Aged(9, 8, [0, 1], [2, 3]),
+    Aged(9, 8),
+    Paused(True, False),
+    Cleared([0, 1], [2, 3], [4, 5], [6, 7]),
+    Sought([0, 9]),
+    Redriven([0, 2], bytes([5, 21]), KEYS),
+    Lost([0, 9]),
+]
+
+
+def produced(base: int, *payloads: bytes) -> Produced:
+    return Produced(base, Batch(list(payloads)))
+
+
+def there_and_back(records: list[Record]) -> list[Record]:
+    return [record for draft in codec.drafts(records, NOW, 100) for record in codec.records(framed(draft))]
+
+
+def test_there_is_a_sample_of_every_record() -> None:
+    assert {type(sample) for sample in SAMPLES} == set(get_args(StateRecord))
+
+
+@pytest.mark.parametrize("record", SAMPLES, ids=lambda record: type(record).__name__)
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    assert there_and_back([record]) == [record]
+
+
+def test_records_of_all_kinds_come_back_in_their_order() -> None:
+    mixed: list[Record] = [produced(0, b"a"), *SAMPLES[:5], produced(1, b"b"), produced(2, b"c", b"d"), *SAMPLES[5:], produced(4, b"e")]
+    assert there_and_back(mixed) == mixed
+
+
+def test_neighbours_share_a_frame_and_frames_say_where_they_stand() -> None:
+    mixed: list[Record] = [SAMPLES[0], produced(7, b"a"), produced(8, b"b", b"c"), SAMPLES[1], SAMPLES[2]]
+    frames = [(draft.type, draft.base, draft.count) for draft in codec.drafts(mixed, NOW, 10)]
+    assert frames == [(FrameType.STATE, 7, 1), (FrameType.DATA, 7, 3), (FrameType.STATE, 10, 2)]
+
+
+def test_key_ids_are_packed_eight_bytes_each() -> None:
+    assert KEYS == b"\x01" + bytes(7) + b"\xff" * 8
+    assert unpack_keys(KEYS) == [1, (1 << 64) - 1]
+
+
+def history() -> tuple[State, list[Frame]]:
+    bench = Bench(MemoryHome())
+    everything(bench)
+    log = bench.partition.log
+    assert isinstance(log, MemoryLog)
+    return bench.partition.state, log.kept
+
+
+def test_an_outline_tells_replay_all_it_needs() -> None:
+    live, frames = history()
+    for outline in (False, True):
+        state = State()
+        for frame in frames:
+            for record in codec.records(frame, outline=outline):
+                machine.apply(state, record, Moment(frame.elapsed, frame.wall))
+        assert base.dump(state) == base.dump(live)
+
+
+def test_an_outline_leaves_payloads_keys_and_texts_unread() -> None:
+    record = Produced(0, Batch([b"a"], [b"k"], [1], [b"h"], ["kind"], ttls=[5]))
+    [frame] = [framed(draft) for draft in codec.drafts([record], NOW, 1)]
+    [outline] = codec.records(frame, outline=True)
+    assert isinstance(outline, Produced)
+    batch = outline.batch
+    assert (len(batch), list(batch.key_ids or []), list(batch.ttls or [])) == (1, [1], [5])
+    assert (batch.headers, batch.kinds) == (None, None)
+    assert b"a" not in batch.payloads
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([[99, 1]]), msgspec.msgpack.encode([["x"]])])
+def test_a_frame_that_makes_no_sense_is_refused_with_a_word_on_what_to_do(body: bytes) -> None:
+    with pytest.raises(CorruptLog, match="frame 4 is whole but cannot be understood .*; use a newer Penstock"):
+        codec.records(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body)))
+
+
+def test_a_column_from_a_newer_penstock_is_refused() -> None:
+    [frame] = [framed(draft) for draft in codec.drafts([produced(0, b"a")], NOW, 1)]
+    with pytest.raises(CorruptLog, match="; use a newer Penstock"):
+        codec.records(frame._replace(columns=1 << 10))
+
+
+def test_a_data_frame_cut_short_is_refused() -> None:
+    [frame] = [framed(draft) for draft in codec.drafts([produced(0, b"a", b"b")], NOW, 2)]
+    with pytest.raises(CorruptLog, match="; use a newer Penstock"):
+        codec.records(frame._replace(body=frame.body[:8]))
+
+
+def test_a_field_added_at_the_end_by_a_newer_penstock_is_passed_over() -> None:
+    body = msgspec.msgpack.encode([[7, 42, "new"]])
+    assert codec.records(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body))) == [Expired(42)]
+
+
+def test_a_base_is_a_frame_of_its_own() -> None:
+    draft = codec.base(b"state", NOW, 7)
+    assert (draft.type, draft.base, draft.count, draft.parts) == (FrameType.BASE, 7, 1, [b"state"])

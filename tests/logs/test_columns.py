@@ -1,0 +1,94 @@
+"""Items as columns of a DATA frame, and back."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.logs.api import Frame, FrameType
+from penstock.logs.columns import Columns, encode
+from penstock.rules.records import Produced
+from penstock.words.batch import Batch
+from penstock.words.clock import Moment
+from tests.logs.batches import batches, framed
+
+NOW = Moment(5, 6)
+FULL = Batch(
+    [b"a", b"", b"ccc"],
+    [b"k", None, b""],
+    [7, 0, 9],
+    [None, b"h", b""],
+    ["x", None, ""],
+    ["json"] * 3,
+    [None, "r", None],
+    bytes([1, 5, 9]),
+    [0, 8, 0],
+    [3] * 3,
+    [None, bytes(range(16)), bytes(16)],
+)
+OPTIONAL = [("keys", "key_ids"), *((name,) for name in Batch.__struct_fields__[3:])]
+
+
+def encoded(*records: Produced) -> Frame:
+    return framed(encode(records, NOW))
+
+
+@given(batches(), st.integers(0, 1 << 40))
+def test_a_batch_comes_back_as_it_was(batch: Batch, base: int) -> None:
+    frame = encoded(Produced(base, batch))
+    assert (frame.type, frame.base, frame.count, frame.elapsed, frame.wall) == (FrameType.DATA, base, len(batch), *NOW)
+    assert Columns(frame).batch() == batch
+
+
+@pytest.mark.parametrize("size", range(len(OPTIONAL) + 1))
+def test_every_combination_of_columns_comes_back(size: int) -> None:
+    for chosen in itertools.combinations(OPTIONAL, size):
+        batch = Batch(FULL.payloads, **{name: getattr(FULL, name) for names in chosen for name in names})
+        assert Columns(encoded(Produced(0, batch))).batch() == batch, chosen
+
+
+@given(batches(), st.integers(0, 19), st.integers(0, 19))
+def test_a_part_of_a_frame_is_that_part_of_the_batch(batch: Batch, start: int, stop: int) -> None:
+    start, stop = sorted((start % len(batch), stop % len(batch) + 1))
+    columns = Columns(encoded(Produced(100, batch)))
+    assert columns.batch(100 + start, 100 + stop) == batch.pick(range(start, stop))
+    assert columns.payloads(100 + start, 100 + stop) == list(batch.payloads[start:stop])
+
+
+@given(st.lists(batches(max_size=5), min_size=1, max_size=5), st.data())
+def test_produces_of_one_frame_come_back_apart_with_what_is_remembered_of_them(several: list[Batch], data: st.DataObject) -> None:
+    records, base = [], 30
+    for batch in several:
+        request = data.draw(st.none() | st.binary(min_size=16, max_size=16))
+        ids = data.draw(st.none() | st.lists(st.integers(0, 99))) if request is not None else None
+        source = data.draw(st.none() | st.binary(min_size=1, max_size=20))
+        records.append(Produced(base, batch, request, ids, source, data.draw(st.integers(0, 1 << 60)) if source is not None else 0))
+        base += len(batch)
+    assert Columns(encoded(*records)).records() == records
+
+
+@given(batches())
+def test_every_buffer_starts_aligned(batch: Batch) -> None:
+    body = b"".join(encode([Produced(0, batch, bytes(16))], NOW).parts)
+    assert len(body) % 8 == 0
+
+
+@given(batches())
+def test_rules_see_key_ids_and_priorities_of_a_frame(batch: Batch) -> None:
+    block = Columns(encoded(Produced(10, batch))).block()
+    assert (block.base, block.stop, block.lost) == (10, 10 + len(batch), False)
+    assert (block.key_ids, block.priorities) == (batch.key_ids, batch.priorities)
+
+
+def test_a_column_that_all_items_share_is_stored_once() -> None:
+    def size(batch: Batch) -> int:
+        return len(encoded(Produced(0, batch)).body)
+
+    plain = Batch([b"x"] * 1_000)
+    shared = Batch([b"x"] * 1_000, kinds=["invoice"] * 1_000, encodings=["json"] * 1_000, priorities=bytes([3]) * 1_000, ttls=[60] * 1_000)
+    assert size(shared) - size(plain) <= 64
+
+
+def test_a_plain_item_costs_its_payload_and_four_bytes() -> None:
+    assert len(encoded(Produced(0, Batch([b"x" * 100] * 1_000))).body) == 1_000 * 104 + 8  # one offset more than items, padded

@@ -1,0 +1,59 @@
+"""Many consumers at once on one partition: 20 keys of 20 items, 16 consumers, every item failing once."""
+
+import random
+
+import pytest
+
+from penstock.rules.commands import Granted
+from tests.support import Bench, given
+
+KEYS, ITEMS, CONSUMERS = 20, 20, 16
+
+
+class Consumer:
+    """Holds a lease for a while, then fails what fails for the first time and completes the rest, in order."""
+
+    def __init__(self, bench: Bench, per_key: int) -> None:
+        self._bench, self._per_key = bench, per_key
+        self.granted: Granted | None = None
+
+    def act(self, failed: set[int], done: list[int]) -> None:
+        if self.granted is None:
+            found = self._bench.lease(3, timeout=600, per_key=self._per_key)
+            self.granted = found if found.lease else None
+            return
+        lease, self.granted = self.granted.lease, None
+        open_offsets = self._bench.partition.state.leases.live[lease].open
+        for offset in list(open_offsets):
+            if offset not in open_offsets:
+                continue  # went back with an earlier one of its key
+            if offset in failed:
+                assert self._bench.complete(lease, [offset]).done == 1
+                done.append(offset)
+            else:
+                failed.add(offset)
+                assert self._bench.retry(lease, [offset], delay=5, reason="the first time").done == 1
+
+
+@pytest.mark.parametrize("per_key", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_never_overlap_and_keep_their_order_though_every_item_fails_once(bench: Bench, seed: int, per_key: int) -> None:
+    chance = random.Random(seed)
+    names = [str(key) for key in range(KEYS)] * ITEMS
+    bench.produce(*names, keys=names)
+    consumers = [Consumer(bench, per_key) for _ in range(CONSUMERS)]
+    failed: set[int] = set()
+    done: list[int] = []
+    while len(done) < KEYS * ITEMS:
+        chance.choice(consumers).act(failed, done)
+        _no_key_has_two_holders(consumers)
+        if chance.random() < 0.1:
+            bench.advance(chance.choice([1, 5]))
+    for key in range(KEYS):
+        assert [offset for offset in done if offset % KEYS == key] == list(range(key, KEYS * ITEMS, KEYS))
+    assert len(failed) == KEYS * ITEMS
+
+
+def _no_key_has_two_holders(consumers: list[Consumer]) -> None:
+    held = [{offset % KEYS for offset in given(consumer.granted)} for consumer in consumers if consumer.granted is not None]
+    assert sum(map(len, held)) == len(set().union(*held))
