@@ -51,6 +51,10 @@ def _operate(bench: Bench) -> None:
     bench.pause(lease=False, produce=False)
     bench.clear(ready=True)
     bench.redrive()
+    bench.drop(*bench.partition.state.resolved.runs[:2])
+    for name in ("audit", "gone"):
+        bench.move_cursor(name, 2)
+    bench.release_cursor("gone")
     bench.seek(2)
 
 

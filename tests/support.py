@@ -24,12 +24,15 @@ from penstock.rules.commands import (
     Complete,
     Configure,
     Counted,
+    Drop,
     Extend,
     Granted,
     Lease,
+    MoveCursor,
     Pause,
     Produce,
     Redrive,
+    ReleaseCursor,
     Retry,
     Seek,
     Settled,
@@ -71,7 +74,7 @@ class MemoryHome(Home):
 
 
 class FileHome(Home):
-    """A directory on the real disk. Power cuts are the simulation's; here a process is killed at most, so nothing need wait for the disk."""
+    """A directory on the real disk. Power cuts are the simulation's; here processes are killed at most: nothing need wait for the disk."""
 
     def __init__(self, path: Path, durability: Durability = "os") -> None:
         self._path = path / "log"
@@ -187,6 +190,15 @@ class Bench:
 
     def redrive(self, *which: int) -> int:
         return self._count(Redrive(which or None))
+
+    def drop(self, start: int, stop: int) -> int:
+        return self._count(Drop([start, stop]))
+
+    def move_cursor(self, name: str, offset: int) -> None:
+        self._turn(MoveCursor(name, offset))
+
+    def release_cursor(self, name: str) -> None:
+        self._turn(ReleaseCursor(name))
 
     # -- time ------------------------------------------------------------------------------------------
 

@@ -31,12 +31,15 @@ def batches(draw: st.DrawFn, max_size: int = 20) -> Batch:
     count = len(payloads)
     keys = draw(column(st.none() | BYTES, count))
     priorities = draw(column(st.integers(0, 9), count))
+    texts = column(st.none() | st.text(max_size=5), count)
     return Batch(
         payloads,
         keys,
         None if keys is None else key_ids(keys),
         draw(column(st.none() | BYTES, count)),
-        *(draw(column(st.none() | st.text(max_size=5), count)) for _ in range(3)),
+        draw(texts),
+        draw(texts),
+        draw(texts),
         None if priorities is None else bytes(priorities),
         draw(column(NUMBERS, count)),
         draw(column(NUMBERS, count)),

@@ -267,6 +267,15 @@ def test_burying_releases_the_key_by_default(bench: Bench) -> None:
     assert bench.take() == ["a2"]
 
 
+def give_up(bench: Bench, way: str, lease: int) -> None:
+    if way == "bury":
+        bench.bury(lease)
+    elif way == "spent":
+        bench.retry(lease)
+    else:
+        bench.advance(5)
+
+
 @pytest.mark.parametrize("way", ["bury", "spent", "expiry", "ttl"])
 def test_parking_holds_the_key_until_the_item_is_redriven_to_its_old_place(bench: Bench, way: str) -> None:
     bench.configure(on_bury="park", max_attempts=1)
@@ -275,8 +284,7 @@ def test_parking_holds_the_key_until_the_item_is_redriven_to_its_old_place(bench
     if way == "ttl":
         bench.advance(60)
     else:
-        granted = bench.lease(1, timeout=5)
-        {"bury": bench.bury, "spent": bench.retry}.get(way, lambda _: bench.advance(5))(granted.lease)
+        give_up(bench, way, bench.lease(1, timeout=5).lease)
     assert bench.life(0) is State.BURIED
     bench.restart()
     assert bench.drain() == ["b1"]

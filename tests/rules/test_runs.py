@@ -1,6 +1,7 @@
 """RunSet and the flat form of runs, against plain sets."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ def test_a_run_set_holds_what_a_set_would(steps: list[tuple[str, tuple[int, int]
 @given(STEPS)
 def test_its_runs_are_ascending_disjoint_and_do_not_touch(steps: list[tuple[str, tuple[int, int]]]) -> None:
     edges = both(steps)[0].runs
-    assert all(before < after for before, after in zip(edges, edges[1:], strict=False))
+    assert all(before < after for before, after in pairwise(edges))
 
 
 @given(STEPS, EDGES)

@@ -83,5 +83,5 @@ def test_a_compact_batch_has_no_column_that_says_nothing() -> None:
 
 
 def test_a_compact_batch_keeps_every_column_that_says_something() -> None:
-    full = [[b"a"], [b""], [1], [b""], [""], [""], [""], bytes([4]), [1], [1], [bytes(16)]]
+    full: list[Any] = [[b"a"], [b""], [1], [b""], [""], [""], [""], bytes([4]), [1], [1], [bytes(16)]]
     assert Batch(*full).compact() == Batch(*full)

@@ -95,7 +95,8 @@ def test_a_wrong_extension_is_refused(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "kept"), [("", ""), ("x" * 1_024, "x" * 1_024), ("x" * 2_000, "x" * 1_024), ("x" + "🦀" * 500, "x" + "🦀" * 255), ("\ud800", "?")]
+    ("reason", "kept"),
+    [("", ""), ("x" * 1_024, "x" * 1_024), ("x" * 2_000, "x" * 1_024), ("x" + "🦀" * 500, "x" + "🦀" * 255), ("\ud800", "?")],
 )
 def test_a_reason_is_cut_at_a_character_and_never_refused_for_its_length(reason: str, kept: str) -> None:
     assert cut_reason(reason) == kept

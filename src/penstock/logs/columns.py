@@ -249,6 +249,8 @@ class Columns:
 
     def _locate(self, present: int, constant: int) -> None:
         """Find the columns besides the payloads."""
+        if present & ~KNOWN:
+            raise ValueError(f"it has columns {present & ~KNOWN:#x}, which are not known here")
         count = self._count
         if present & KEY:
             self.key = self._nullable()

@@ -11,17 +11,18 @@ Single-threaded: whoever runs the turn.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from penstock.logs import codec
 from penstock.logs.api import FrameType, Gap, Log
 from penstock.loop.blocks import Blocks, Frames, Held
+from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
-from penstock.rules.commands import Again, Answer, Command, Configure
+from penstock.rules.commands import Again, Answer, Command, Configure, Drop
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.lease import NOTHING
 from penstock.rules.records import Answered, Leased, Lost, Opened, Passed, Produced, Record
-from penstock.rules.runs import pairs
+from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, Clock, Moment
@@ -164,7 +165,7 @@ class Partition:
         if self._failed:
             raise StorageFailed("the partition is failing; reopen it, then try again")
 
-    def _fail(self, error: StorageFailed) -> None:
+    def _fail(self, error: StorageFailed) -> NoReturn:
         """Go back to what is synced. If even that fails, nobody can say what will be found."""
         self._failed = True
         try:
@@ -219,7 +220,59 @@ class Partition:
         self._room = max(self._segment_bytes, 4 * base_bytes) - self.log.segment_bytes
         self._rotate_at = self._turn.wall + self._segment_age
 
+    # -- retention -----------------------------------------------------------------------------------
+
+    def retain(self, *, thorough: bool = False) -> Freed:
+        """Let go of what the policy's retention no longer asks for; done by itself at every rotation. `thorough` rewrites whatever frees anything."""
+        self._usable()
+        self.commit()
+        try:
+            return self._tidy(thorough=thorough)
+        except StorageFailed as error:
+            self._fail(error)
+
+    def compact(self) -> Freed:
+        """Close the newest segment and let go of everything that may go."""
+        self._usable()
+        self.commit()
+        try:
+            self._rotate()
+        except StorageFailed as error:
+            self._fail(error)
+        return self.retain(thorough=True)
+
+    def _tidy(self, *, thorough: bool) -> Freed:
+        """The record first, durably, then the files: a crash in between leaves bytes too many, never too few."""
+        chosen = plan(self.log.segments(), self.state, self.state.policy.retention, self.now().wall, thorough=thorough)
+        if chosen.forget:
+            self.run(Drop(chosen.forget))
+            self._append()
+            self.log.sync()
+            self._owes_sync = False
+        size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
+        size += self.log.drop(chosen.drop) if chosen.drop else 0
+        if size:
+            self._frames.clear()
+        return Freed(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size)
+
     # -- reading -------------------------------------------------------------------------------------
+
+    def history(self, start: int, limit: int) -> list[Items]:
+        """Up to `limit` retained items from offset `start` on, whatever became of them: what cursors read."""
+        there = RunSet((start, self.state.next_offset))
+        there.remove_all(self.state.dropped.runs)
+        there.remove_all(self.state.lost.runs)
+        runs: list[int] = []
+        for first, last in pairs(there.runs):
+            if limit > 0:
+                runs += (first, min(last, first + limit))
+                limit -= last - first
+        return self.items(runs)
+
+    def offset_at(self, wall: int) -> int:
+        """The first offset produced at or after a wall time: where to `Seek` or to set a cursor."""
+        self._usable()
+        return max(self.log.offset_at(wall), self.state.dropped.first_missing(0))
 
     def payloads(self, runs: Sequence[int]) -> list[bytes]:
         """The payloads of items, in the order of `runs`; what damage took is left out and put out of the way."""
@@ -234,6 +287,8 @@ class Partition:
 
     def _read(self, runs: Sequence[int]) -> list[tuple[Held, int, int]]:
         self._usable()
+        if self._staged:
+            self._append()
         found: list[tuple[Held, int, int]] = []
         lost: list[int] = []
         for start, stop in pairs(runs):

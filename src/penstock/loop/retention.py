@@ -7,13 +7,15 @@ The newest two segments are left alone: recovery must always have a Base to fall
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.logs.api import SegmentFacts
 from penstock.rules.retention import needed
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
 from penstock.words.limits import Retention
+
+if TYPE_CHECKING:
+    from penstock.logs.api import SegmentFacts
 
 UNTOUCHED = 2
 MERGE_SEGMENTS = 8
@@ -48,7 +50,7 @@ class Freed(NamedTuple):
         return f"{self.size_bytes:,} bytes freed: {self.segments} segments dropped, {self.rewritten} rewritten, {self.items:,} resolved items let go"
 
 
-def plan(segments: Sequence[SegmentFacts], state: State, retention: Retention, wall: int, *, thorough: bool = False) -> Plan:
+def plan(segments: "Sequence[SegmentFacts]", state: State, retention: Retention, wall: int, *, thorough: bool = False) -> Plan:
     """What retention asks for now. `thorough`: rewrite whatever frees anything."""
     due = _due(segments, retention, wall)
     ends = [segments[number + 1].base for number in range(due)]
@@ -73,7 +75,7 @@ def plan(segments: Sequence[SegmentFacts], state: State, retention: Retention, w
     return Plan(drop, drop, pinned - 1, keep, forget.runs)
 
 
-def _due(segments: Sequence[SegmentFacts], retention: Retention, wall: int) -> int:
+def _due(segments: "Sequence[SegmentFacts]", retention: Retention, wall: int) -> int:
     """How many of the oldest segments exceed a limit."""
     total = sum(segment.size_bytes for segment in segments)
     most = max(0, len(segments) - max(1, retention.min_segments))
@@ -88,7 +90,7 @@ def _due(segments: Sequence[SegmentFacts], retention: Retention, wall: int) -> i
     return most
 
 
-def _worth_it(segments: Sequence[SegmentFacts], start: int, stop: int, kept: RunSet, state: State, thorough: bool) -> bool:
+def _worth_it(segments: "Sequence[SegmentFacts]", start: int, stop: int, kept: RunSet, state: State, thorough: bool) -> bool:
     """Whether rewriting these segments frees enough."""
     live = sum(kept.within(start, stop)[1::2]) - sum(kept.within(start, stop)[::2])
     there = stop - start

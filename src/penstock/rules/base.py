@@ -123,7 +123,8 @@ def dump(state: State) -> bytes:
 
 
 def _line_image(key: int, line: Line) -> _LineImage:
-    return _LineImage(key, line.lease, line.backing_off, line.until, line.parked, [run.astuple() for run in line.waiting])
+    until = line.until if line.backing_off else 0
+    return _LineImage(key, line.lease, line.backing_off, until, line.parked, [run.astuple() for run in line.waiting])
 
 
 def _grant_image(grant: Grant) -> _GrantImage:

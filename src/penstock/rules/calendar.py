@@ -74,11 +74,16 @@ class Calendar:
         found = self._head[self._taken : self._taken + limit]
         return found[: bisect_right(found, now, key=lambda entry: entry.when)]
 
-    def discard(self, when: int, start: int) -> None:
-        """Drop every entry up to and including (when, start)."""
+    def discard(self, when: int, last: int) -> None:
+        """Drop everything up to and including offset `last` at `when`, of an entry that reaches further only that part: so what is
+        dropped does not depend on how entries happen to be joined."""
         while True:
             self._advance()
-            self._taken = bisect_right(self._head, (when, start), lo=self._taken, key=lambda entry: (entry.when, entry.start))
+            end = bisect_right(self._head, (when, last), lo=self._taken, key=lambda entry: (entry.when, entry.start))
+            for entry in self._head[self._taken : end]:
+                if entry.when == when and entry.stop > last + 1:
+                    insort(self._head, entry._replace(start=last + 1), lo=end)
+            self._taken = end
             if self._taken < len(self._head) or not self._buckets:
                 return
 

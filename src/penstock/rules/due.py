@@ -41,7 +41,7 @@ def _due(state: State, calendar: Calendar, now: int, limit: int, *, by_wall: boo
         for start, stop in pairs(state.scheduled.within(entry.start, entry.stop)):
             runs += (start, stop)
             tags.append(entry.tag)
-    return Due(by_wall, entries[-1].when, entries[-1].start, runs, tags)
+    return Due(by_wall, entries[-1].when, entries[-1].stop - 1, runs, tags)
 
 
 def _end_lease(state: State, grant: Grant) -> list[Record]:
@@ -71,12 +71,11 @@ def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
     entries = state.ttl.due(now.elapsed, limit)
     if not entries:
         return []
-    waiting, leased, rest = RunSet(), RunSet(), [0, 0]
+    waiting, leased = RunSet(), RunSet()
     for entry in entries:
         stop = min(entry.stop, entry.start + limit)
         waiting.add_all(state.waiting_within(entry.start, stop).runs)
         leased.add_all(state.leased_within(entry.start, stop).runs)
-        rest = [stop, entry.stop]
         if stop < entry.stop or len(waiting) + len(leased) >= limit:
             break
     records: list[Record] = []
@@ -84,7 +83,7 @@ def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
         park = state.policy.on_bury == "park"
         keys = _keys_of(state, waiting.runs, park, peek)
         records.append(Buried(0, waiting.runs, EXPIRED, pack_keys(keys) if any(keys) else b"", park=park))
-    records.append(Aged(entry.when, entry.start, leased.runs, rest if rest[0] < rest[1] else []))
+    records.append(Aged(entry.when, stop - 1, leased.runs))
     return records
 
 
@@ -99,7 +98,7 @@ def _keys_of(state: State, runs: list[int], park: bool, peek: Peek) -> list[int]
 
 def apply_due(state: State, record: Due, now: Moment) -> None:
     calendar = state.by_wall if record.by_wall else state.by_elapsed
-    calendar.discard(record.until, record.start)
+    calendar.discard(record.until, record.last)
     for (start, stop), tag in zip(pairs(record.runs), record.tags, strict=True):
         lane = tag & PRIORITY_MASK
         if start in state.backing_off:
@@ -129,7 +128,5 @@ def apply_expired(state: State, record: Expired, now: Moment) -> None:
 
 
 def apply_aged(state: State, record: Aged, now: Moment) -> None:
-    state.ttl.discard(record.until, record.start)
+    state.ttl.discard(record.until, record.last)
     state.overdue.add_all(record.overdue)
-    for start, stop in pairs(record.rest):
-        state.ttl.add(record.until, start, stop)

@@ -144,25 +144,23 @@ class Answered(msgspec.Struct, array_like=True, gc=False, tag=17):
 
 
 class Due(msgspec.Struct, array_like=True, gc=False, tag=10):
-    """Scheduled items became ready. Everything up to (until, start) is gone from the calendar named."""
+    """Scheduled items became ready. Everything up to offset `last` at `until` is gone from the calendar named."""
 
     by_wall: bool
     until: int
-    start: int
+    last: int
     runs: list[int]
     tags: list[int]
     """One per run: priority and whether it has a key, see lanes.py."""
 
 
 class Aged(msgspec.Struct, array_like=True, gc=False, tag=11):
-    """The ttl calendar was worked through up to (until, start); what was found waiting is in a Buried record before this one."""
+    """The ttl calendar was worked through up to offset `last` at `until`; what was found waiting is in a Buried record before this one."""
 
     until: int
-    start: int
+    last: int
     overdue: list[int] = []
     """Leased when their ttl ended: buried if they come back."""
-    rest: list[int] = []
-    """What of the last entry is still to be looked at."""
 
 
 class Paused(msgspec.Struct, array_like=True, gc=False, tag=12):

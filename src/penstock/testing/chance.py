@@ -142,7 +142,7 @@ class Chance:
         if live and self.happens(0.9):
             return self.pick(live)
         past = list(model.holdings.values())[-8:]
-        return self.pick(past) if past and self.happens(0.9) else Holding(STALE_LEASE, 0, 0, [], [], 0)
+        return self.pick(past) if past and self.happens(0.9) else Holding(STALE_LEASE, 0, 0, [], [], 0, 0)
 
     def _some(self, model: Model) -> tuple[int, list[int] | None]:
         """A lease and some of its items, now and then with some that it does not hold."""

@@ -46,6 +46,7 @@ def look(state: State, now: Moment) -> View:
         {number: (grant.deadline, sorted(offsets(grant.runs()))) for number, grant in state.leases.live.items()},
         (state.paused_lease, state.paused_produce),
         state.policy,
+        set(offsets(state.overdue.runs)),
         {name for name, _, _ in state.requests.live(now.elapsed)},
         {name: offset for name, _, offset in state.dedup.live(now.elapsed)},
     )

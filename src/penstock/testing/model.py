@@ -16,7 +16,7 @@ from penstock.rules.life import State
 from penstock.testing.order import Item, available, earlier_of_key, holder_of_key, someone_ahead
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueHeld
-from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, Policy
+from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_LEASE_TIMEOUT, Policy
 
 EXPIRED = "expired"
 LEASE_EXPIRED = "lease expired"
@@ -33,6 +33,7 @@ class Holding:
     """In the order given."""
     done: list[int]
     size: int
+    given_at: int
     ended_at: int | None = None
 
     @property
@@ -53,6 +54,7 @@ class View(NamedTuple):
     """(deadline, items still open)."""
     paused: tuple[bool, bool]
     policy: Policy
+    overdue: set[int]
     requests: set[bytes]
     dedups: dict[bytes, int]
 
@@ -89,6 +91,7 @@ class Model:
             {one.number: (now.elapsed + one.timeout if rebooted else one.deadline, sorted(one.open)) for one in self.live()},
             (self.paused_lease, self.paused_produce),
             self.policy,
+            {item.offset for item in items if item.overdue},
             {name for name, (until, _) in self.answers.items() if until > now.elapsed},
             {name: offset for name, (until, offset) in self.dedups.items() if until > now.elapsed},
         )
@@ -164,7 +167,7 @@ class Model:
             self._take(self.items[offset], command.per_key, units, now)
         attempts = {offset: self.items[offset].attempts + 1 for offset in taken if self.items[offset].attempts}
         assert answer.attempts == attempts, f"attempts {answer.attempts}, not {attempts}"
-        self.holdings[answer.lease] = Holding(answer.lease, answer.deadline, timeout, taken, [], len(taken))
+        self.holdings[answer.lease] = Holding(answer.lease, answer.deadline, timeout, taken, [], len(taken), now.elapsed)
         self._remember(command.request, now, answer.lease)
 
     def _take(self, item: Item, per_key: int, units: dict[bytes, int], now: Moment) -> None:
@@ -214,8 +217,10 @@ class Model:
     def _complete_ended(self, holding: Holding | None, command: c.Complete, now: Moment, answer: Any) -> None:
         """What was completed under a lease may be completed again for a while; all else is refused."""
         lost = isinstance(answer, LeaseLost) or answer.refused == list(command.offsets or [])
-        if holding is None or holding.ended_at is None or now.elapsed >= holding.ended_at + self.policy.remember:
-            assert lost or holding is not None, f"a lease never given was taken: {answer}"
+        if holding is None or holding.ended_at is None:
+            assert lost, f"a lease never given was taken: {answer}"
+        elif now.elapsed >= min(holding.ended_at, holding.given_at + MAX_LEASE_TIMEOUT) + self.policy.remember:
+            return  # forgotten, or not yet; a lease extended beyond the longest timeout may be forgotten as soon as it ends
         elif command.offsets is None:
             assert answer == c.Settled(0) if holding.finished else lost, f"an ended lease was taken: {answer}"
         else:
@@ -300,8 +305,10 @@ class Model:
 
     def _return(self, offsets: Iterable[int], now: Moment) -> None:
         """Later items of a unit go back to their places, their attempt given back."""
-        for offset in offsets:
-            self._to_place(self.items[offset], now)
+        for item in map(self.items.__getitem__, offsets):
+            self._to_place(item, now)
+            item.spared = item.spared and not item.overdue
+            item.overdue = False  # what has outlived its ttl is buried now that it waits
 
     @staticmethod
     def _close(holding: Holding, offsets: Iterable[int], now: Moment) -> None:
@@ -417,13 +424,14 @@ class Model:
         self, item: Item, now: Moment, *, position: int | None = None, cause: tuple[str, int, int] = ("", 0, 0)
     ) -> None:
         """Ready: behind everything that is, or (an item that was never late) at its own place in the log's order."""
-        item.state, item.ready_since, item.jumps = State.READY, now.elapsed, False
+        item.state, item.ready_since, item.jumps, item.returned = State.READY, now.elapsed, False, False
         item.position = len(self.items) if position is None else position
         item.arrival = (self.step, *cause) if position is None else (self.step, "", item.offset, 0)
 
     def _to_place(self, item: Item, now: Moment) -> None:
         """Back to its place, which is the first of its key unless an operator put others there meanwhile."""
         item.jumps = earlier_of_key(self.items, item) is not None
+        item.returned = True
         item.state, item.ready_since = State.READY, now.elapsed
 
     def _come_back(self, item: Item, now: Moment, reason: str, delay: int, cause: tuple[str, int, int], *, counted: bool = True) -> None:

@@ -31,6 +31,8 @@ class Item:
     """How many items had been produced when it became ready; with a key it keeps this when it comes back."""
     arrival: tuple[int, str, int, int] = (0, "", 0, 0)
     """(step, cause, when, number): within a step the order of two causes is open, within a cause it is not."""
+    returned: bool = False
+    """It came back to its place, which may be taken for that of its offset though it became ready later."""
     jumps: bool = False
     """It came back when an operator had put others of its key before it: it may be first all the same."""
     ready_since: int = 0
@@ -61,8 +63,8 @@ class Item:
 
     @property
     def earliest(self) -> int:
-        """The best position it may claim: coming back with a key it stands at its own offset."""
-        return self.position if self.key is None else min(self.position, self.offset)
+        """The best position it may claim."""
+        return min(self.position, self.offset) if self.returned else self.position
 
 
 def holder_of_key(items: Iterable[Item], key: bytes) -> Item | None:
@@ -74,13 +76,13 @@ def earlier_of_key(items: Iterable[Item], item: Item) -> Item | None:
     """A ready item of the same key that must go before it, if there is one."""
     if item.jumps:
         return None
-    return next((one for one in items if one.key == item.key and one.state is State.READY and one.position < item.position), None)
+    return next((one for one in items if one.key == item.key and one.state is State.READY and one.position < item.earliest), None)
 
 
 def rivals(items: Iterable[Item], item: Item) -> bool:
     """Whether another ready item of its key may as well be first."""
     others = [one for one in items if one.key == item.key and one.state is State.READY and one is not item]
-    return any(item.jumps or one.jumps or one.position == item.position for one in others)
+    return any(item.jumps or one.jumps or item.earliest <= one.position <= item.position for one in others)
 
 
 def available(items: list[Item]) -> list[Item]:

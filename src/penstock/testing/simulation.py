@@ -57,6 +57,10 @@ class Simulation:
         """How many of them a process kill may not."""
         self._kept = b""
         """The model before them."""
+        self._errors: list[int] = []
+        """Numbers of the file calls that were made to fail."""
+        self._calls = 0
+        """How many had been made when this step began."""
         self._open(policy)
         self._state = self.partition.state
         self._all_kept()
@@ -73,6 +77,7 @@ class Simulation:
             raise AssertionError(f"{what}\npython -m penstock.testing.simulation --seed {self.seed}{steps}") from error
 
     def _step(self, number: int) -> None:
+        self._calls = self.files.calls
         kind = self.chance.rng.choices(list(TURNS), list(TURNS.values()))[0]
         self._say(f"-- {number} {kind}")
         try:
@@ -197,8 +202,11 @@ class Simulation:
     def _disturb(self) -> None:
         """One of the next file calls goes wrong."""
         fault, ahead = self.chance.pick(FAULTS), self.chance.rng.randint(1, 12)
-        self._say(f"   call {self.files.calls + ahead} will meet {fault}")
-        self.files.fail(self.files.calls + ahead, fault)
+        call = self.files.calls + ahead
+        self._say(f"   call {call} will meet {fault}")
+        self.files.fail(call, fault)
+        if fault != "halt":
+            self._errors.append(call)
 
     def _kill(self) -> None:
         """The process ends, perhaps in the middle of a turn."""
@@ -256,7 +264,8 @@ class Simulation:
 
     def _die(self, power: bool, sure: int | None = None) -> None:
         """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
-        sure = self._written if sure is None else sure
+        if sure is None:  # going back after an error, it may have dropped what was not synced
+            sure = 0 if any(self._calls < call <= self.files.calls for call in self._errors) else self._written
         rebooted = False
         while True:
             if power:
