@@ -46,6 +46,8 @@ from penstock.words.batch import Batch, validate
 from penstock.words.clock import SECOND
 
 INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
+MOST_TURNS = 1_000
+"""More than any test here needs: whoever goes on has met a bug."""
 
 
 class Home(ABC):
@@ -168,10 +170,13 @@ class Bench:
     def drain(self, want: int = 1) -> list[str]:
         """Lease `want` at a time and complete, until there is nothing: the order in which items are served."""
         served: list[str] = []
-        while (granted := self.lease(want)).lease:
+        for _ in range(MOST_TURNS):
+            granted = self.lease(want)
+            if not granted.lease:
+                return served
             served += self.texts(granted)
             self.complete(granted.lease)
-        return served
+        raise AssertionError(f"{MOST_TURNS} leases and there is still something to serve")
 
     # -- an operator's verbs ---------------------------------------------------------------------------
 
@@ -217,11 +222,11 @@ class Bench:
 
     def settle(self, limit: int = 2_000) -> int:
         """Do everything that is due; in how many goes of `limit` items."""
-        goes = 0
-        while self.partition.due(limit):
+        for goes in range(MOST_TURNS):
+            if not self.partition.due(limit):
+                return goes
             self.partition.commit()
-            goes += 1
-        return goes
+        raise AssertionError(f"{MOST_TURNS} goes and there is still something due")
 
     # -- the end, and after ----------------------------------------------------------------------------
 

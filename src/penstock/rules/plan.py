@@ -1,0 +1,343 @@
+"""The plan of a lease: what it would take, found by walking lanes and lines without changing them.
+
+Owns: `Plan`. Candidates are the heads of lanes and the heads of free key lines; the lowest (priority lifted by age, position) wins.
+Items of busy keys met on the way are passed over into their key's line, once. A keyed item may only go when no earlier item of its key can lie
+unread in another lane; where one might, that lane is read first.
+Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, or with `more`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from penstock.rules.commands import Lease
+from penstock.rules.keys import Line, Waiting
+from penstock.rules.lanes import KEYED, SPARSE, Extent
+from penstock.rules.records import Head, Take, pack_keys
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import count, from_offsets, offsets
+from penstock.rules.state import Block, Peek, State
+from penstock.words.clock import Moment
+
+SCAN_ITEMS = 20_000
+ENDLESS = 1 << 63
+
+
+class Plan:
+    """What a lease would take."""
+
+    def __init__(self, state: State, command: Lease, now: Moment, peek: Peek) -> None:
+        self.state, self.now, self.peek = state, now.elapsed, peek
+        self.room = command.want
+        self.per_key = command.per_key
+        self.takes: list[Take] = []
+        self.heads: list[Head] = []
+        self.runs: list[int] = []
+        self.count = 0
+        self.scanned = 0
+        self.more = False
+        """Stopped before it knew whether there is something to give."""
+        self.lost: list[int] | None = None
+        self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
+        self._touched: set[int] = set()  # keys of which this plan takes no more
+        self._left: dict[int, int] = {}  # keys of which it may take some more
+        self._walks = {lane: _Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
+        self._lanes = sorted(self._walks.keys() | {lane for lane, heads in enumerate(state.keys.ready) if heads})
+        self._popped: list[tuple[int, tuple[int, int, int]]] = []
+
+    def fill(self) -> None:
+        try:
+            while self.room and self.lost is None and self._step():
+                if self._jumped or self.scanned >= SCAN_ITEMS:
+                    self.more = True
+                    return
+        finally:
+            for lane, entry in self._popped:
+                heappush(self.state.keys.ready[lane], entry)
+
+    def _step(self) -> bool:
+        """Take from the best candidate; False when there is none or the plan must stop here."""
+        best, second = self._best()
+        if best is None:
+            return False
+        lane, walk = best.lane, self._walks.get(best.lane)
+        if best.head is None:
+            assert walk is not None and walk.extent is not None
+            if not walk.extent.flags:
+                self._take_plain(walk, walk.extent.stop)
+            elif not walk.extent.flags & KEYED or self._may_go(walk.position + walk.extent.fresh, lane):
+                self._take_block(walk)
+            else:
+                return False
+            return True
+        if not self._may_go(best.rank[1], None):
+            return False
+        while best is not None and best.head is not None and self.room:
+            self._take_head(best.head, best.line)
+            following = self._top_head(lane)  # one key after the other, as long as no other candidate is better
+            best = following if following is not None and (second is None or following.rank < second) else None
+            if best is not None and not self._may_go(best.rank[1], None):
+                return False
+        return True
+
+    def _may_go(self, position: int, own_lane: int | None) -> bool:
+        """Whether everything with a key from before `position` has been read; if not, some of it is read now."""
+        first, lane = self._unread(own_lane)
+        if position <= first:
+            return True
+        if not self.count:
+            if not self.takes:  # else what this plan passed over must be applied first
+                self._read_ahead(lane)
+            self.more = True
+        return False
+
+    def _best(self) -> "tuple[_Candidate | None, tuple[int, int, int] | None]":
+        """The best candidate and the rank of the one after it."""
+        best: _Candidate | None = None
+        second: tuple[int, int, int] | None = None
+        for lane in self._lanes:
+            walk = self._walks.get(lane)
+            extent = None
+            if walk is not None and walk.extent is not None:
+                extent = _Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, lane), lane)
+            for found in (extent, self._top_head(lane)):
+                if found is None:
+                    continue
+                if best is None or found.rank < best.rank:
+                    best, second = found, best.rank if best is not None else None
+                elif second is None or found.rank < second:
+                    second = found.rank
+        return best, second
+
+    def _lifted(self, lane: int, ready_at: int) -> int:
+        aging = self.state.policy.priority_aging
+        return max(0, lane - (self.now - ready_at) // aging) if aging else lane
+
+    def _top_head(self, lane: int) -> "_Candidate | None":
+        """The first free key of a lane that this plan has not touched."""
+        ready = self.state.keys.ready[lane]
+        while ready:
+            entry = ready[0]
+            line = self.state.keys.head(lane, *entry)
+            if line is not None and entry[2] not in self._touched:
+                return _Candidate((self._lifted(lane, line.waiting[0].ready_at), entry[0], lane), lane, entry, line)
+            heappop(ready)
+            if line is not None:
+                self._popped.append((lane, entry))
+        return None
+
+    def _take_head(self, entry: tuple[int, int, int], line: Line | None) -> None:
+        assert line is not None
+        key = entry[2]
+        self._touched.add(key)
+        allowed = min(self.per_key, self.room)
+        unread = self._unread(None)[0] if self.per_key > 1 else ENDLESS
+        for run in line.waiting:
+            if not allowed:
+                break
+            stop = min(run.stop, run.start + allowed)
+            if run.fresh:
+                stop = min(stop, max(unread, run.start + (run is line.waiting[0])))  # the head itself may go: whoever took it here saw to that
+            if stop <= run.start or run.position > unread:
+                break
+            allowed -= stop - run.start
+            self.heads.append(Head(key, run.lane, run.start, stop))
+            self._took([run.start, stop])
+
+    def _took(self, runs: list[int]) -> None:
+        self.runs += runs
+        size = count(runs)
+        self.count += size
+        self.room -= size
+
+    def _take_plain(self, walk: "_Walk", stop: int) -> None:
+        """From an extent (or the part of it before `stop`) in which every item that is not away may be taken."""
+        start = walk.start
+        stop = min(stop, start + max(self.room, 1))
+        runs = self.state.away.missing(start, stop)
+        self.takes.append(Take(walk.lane, start, stop, None if runs == [start, stop] else runs))
+        self._took(runs)
+        self.scanned += 1
+        walk.advance(stop)
+
+    def _find(self, offset: int) -> Block:
+        block = self.peek.find(offset)
+        if block.lost:
+            self.lost = [block.base, block.stop]
+        return block
+
+    def _take_block(self, walk: "_Walk") -> None:
+        """From the part of an extent that one block covers, looking at priorities and keys."""
+        block = self._find(walk.start)
+        if self.lost is not None or walk.extent is None:
+            return
+        stop = min(walk.extent.stop, block.stop)
+        if walk.extent.fresh and walk.extent.flags & KEYED:
+            stop = min(stop, self._unread(walk.lane)[0])  # beyond it, an earlier item of a key may lie in another lane
+        mixed = block.priorities is not None and walk.extent.flags & SPARSE
+        if block.key_ids is None and not mixed:
+            self._take_plain(walk, stop)
+        elif block.key_ids is None or mixed or self.state.away.within(walk.start, stop):
+            self._take_some(walk, block, stop)
+        else:
+            self._take_most(walk, block.key_ids[walk.start - block.base : stop - block.base])
+
+    def _take_most(self, walk: "_Walk", keys: list[int]) -> None:
+        """The common case: nearly every key is free and comes once. Only the others are looked at one by one."""
+        keys = keys[: self.room]
+        unique = set(keys)
+        doubtful = (self.state.keys.map.keys() & unique) | (self._touched & unique) | (self._left.keys() & unique)
+        if len(unique) < len(keys):
+            doubtful |= {key for key, times in Counter(keys).items() if times > 1}
+        doubtful.discard(NO_KEY)
+        jump = next((at for at, key in enumerate(keys) if key in doubtful and self._jumps(walk, walk.start + at, key)), None) if doubtful else None
+        if jump is not None:
+            keys = keys[: jump + 1]
+            unique = set(keys)
+            doubtful &= unique
+        passed = [index for index, key in enumerate(keys) if key in doubtful and not self._free(key)] if doubtful else []
+        if self.per_key == 1:
+            self._touched |= unique - doubtful if doubtful else unique  # a busy key may still have its turn: what is passed stands behind
+            self._touched.discard(NO_KEY)
+        else:
+            self._left.update(dict.fromkeys(unique - doubtful, self.per_key - 1))
+        start, stop = walk.start, walk.start + len(keys)
+        packed = pack_keys(keys) if unique != {NO_KEY} else b""
+        if passed:
+            self._add_cut(walk.lane, start, stop, packed, passed)
+        else:
+            self.takes.append(Take(walk.lane, start, stop, None, packed))
+            self._took([start, stop])
+        self.scanned += stop - start
+        walk.advance(stop)
+
+    def _add_cut(self, lane: int, start: int, stop: int, packed: bytes, passed: list[int]) -> None:
+        """Take [start, stop), whose key ids are packed, but for the items at the indexes `passed`."""
+        runs: list[int] = []
+        kept: list[bytes] = []
+        at = 0
+        for index in (*passed, stop - start):
+            if at < index:
+                runs += (start + at, start + index)
+                kept.append(packed[8 * at : 8 * index])
+            at = index + 1
+        passed_keys = b"".join([packed[8 * index : 8 * index + 8] for index in passed])
+        self.takes.append(Take(lane, start, stop, runs, b"".join(kept), from_offsets([start + index for index in passed]), passed_keys))
+        self._took(runs)
+
+    def _free(self, key: int) -> bool:
+        """Whether the next item of a key may be taken by this plan; noted as taken, or as passed for good."""
+        if key in self._touched or key in self.state.keys.map:
+            return False
+        left = self._left.get(key, self.per_key) - 1
+        if left:
+            self._left[key] = left
+        else:
+            self._touched.add(key)
+        return True
+
+    def _jumps(self, walk: "_Walk", offset: int, key: int) -> bool:
+        """Whether an item stands before those that wait, free to go, in its key's line: they were read ahead of it."""
+        line = self.state.keys.map.get(key)
+        if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
+            return False
+        position = offset if walk.extent.fresh else walk.extent.position
+        self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting[0].order
+        return self._jumped
+
+    def _take_some(self, walk: "_Walk", block: Block, stop: int) -> None:
+        """Item by item."""
+        start = walk.start
+        taken: list[tuple[int, int]] = []
+        passed: list[tuple[int, int]] = []
+        for offset, key in self._candidates(walk, block, stop):
+            if len(taken) == self.room:
+                stop = offset
+                break
+            (taken if key == NO_KEY or self._free(key) else passed).append((offset, key))
+            if key != NO_KEY and self._jumps(walk, offset, key):
+                stop = offset + 1
+                break
+        runs, taken_keys = _split(taken)
+        passed_runs, passed_keys = _split(passed)
+        packed = pack_keys(taken_keys) if any(taken_keys) else b""
+        self.takes.append(Take(walk.lane, start, stop, runs, packed, passed_runs, pack_keys(passed_keys)))
+        self._took(runs)
+        self.scanned += stop - start
+        walk.advance(stop)
+
+    def _candidates(self, walk: "_Walk", block: Block, stop: int) -> list[tuple[int, int]]:
+        """(offset, key) of the items of this lane that are ready here."""
+        wanted = offsets(self.state.away.missing(walk.start, stop))
+        base = block.base
+        if block.priorities is not None and walk.extent is not None and walk.extent.flags & SPARSE:
+            priorities, lane = block.priorities, walk.lane
+            wanted = [offset for offset in wanted if priorities[offset - base] == lane]
+        if block.key_ids is None:
+            return [(offset, NO_KEY) for offset in wanted]
+        keys = block.key_ids
+        return [(offset, keys[offset - base]) for offset in wanted]
+
+    def _unread(self, own_lane: int | None) -> tuple[int, int]:
+        """The position from which on some lane other than `own_lane` may hold unread items with keys, and that lane."""
+        found = (ENDLESS, -1)
+        if len(self._walks) > (own_lane is not None):
+            for lane in self._walks:
+                extent = self.state.lanes.first_keyed(lane) if lane != own_lane else None
+                if extent is not None:
+                    found = min(found, (extent.position, lane))
+        return found
+
+    def _read_ahead(self, lane: int) -> None:
+        """Pass the keyed items of a lane's next block into their lines and leave the others; nothing is taken."""
+        extent = self.state.lanes.first_keyed(lane)
+        assert extent is not None
+        walk = _Walk(lane, [extent])
+        block = self._find(walk.start)
+        if self.lost is not None or walk.extent is None:
+            return
+        stop = min(walk.extent.stop, block.stop)
+        found = self._candidates(walk, block, stop)
+        passed, keys = _split([(offset, key) for offset, key in found if key != NO_KEY])
+        left = from_offsets(offset for offset, key in found if key == NO_KEY)
+        self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
+
+
+def _split(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """(offset, key) pairs as runs of offsets and a list of keys."""
+    return from_offsets(offset for offset, _ in items), [key for _, key in items]
+
+
+class _Candidate(NamedTuple):
+    """Something that could be given next: an extent of a lane, or the head of a key's line."""
+
+    rank: tuple[int, int, int]
+    lane: int
+    head: tuple[int, int, int] | None = None
+    line: Line | None = None
+
+
+class _Walk:
+    """Where a plan stands in a lane."""
+
+    __slots__ = ("_rest", "extent", "lane", "start")
+
+    def __init__(self, lane: int, extents: Iterable[Extent]) -> None:
+        self.lane = lane
+        self._rest = iter(extents)
+        self.extent: Extent | None = None
+        self.start = 0
+        self.advance(0)
+
+    @property
+    def position(self) -> int:
+        assert self.extent is not None
+        return self.start if self.extent.fresh else self.extent.position
+
+    def advance(self, stop: int) -> None:
+        """On to `stop`, and to the next extent when this one ends there."""
+        self.start = stop
+        if self.extent is None or stop >= self.extent.stop:
+            self.extent = next(self._rest, None)
+            self.start = self.extent.start if self.extent is not None else 0
