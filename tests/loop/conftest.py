@@ -1,16 +1,5 @@
-"""The fixture on which every rule is tested: the same test on every backend."""
+"""The loop is tested on the same bench as the rules."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.rules.conftest import bench
 
-import pytest
-
-from tests.support import HOMES, Bench
-
-
-@pytest.fixture(params=list(HOMES))
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    """A new partition. However a test leaves it, its counts must be true and its log must tell its state."""
-    bench = Bench(HOMES[request.param](tmp_path))
-    yield bench
-    bench.check()
+__all__ = ["bench"]

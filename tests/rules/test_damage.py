@@ -100,6 +100,14 @@ def test_lost_items_are_out_of_every_state(bench: Bench, tmp_path: Path) -> None
     assert bench.counts == (0, 0, 0, 10, 0)
 
 
+def test_lost_items_are_not_sought(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench)
+    bench.drain(10)
+    damage(tmp_path, b"broken 2")
+    bench.kill()
+    assert bench.seek(0) == 4
+
+
 def test_a_lost_item_cannot_be_sought_or_redriven(bench: Bench, tmp_path: Path) -> None:
     three_frames(bench)
     granted = bench.lease()

@@ -1,13 +1,16 @@
 """What a log is: the contract every backend keeps, and the frame, its unit of I/O.
 
-Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `Log` (the contract).
+Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Log` (the contract).
 Storage knows frames, never their meaning: a frame has a type, a range of item offsets and a body of bytes.
 
 Invariants of every log
 - the frames of one `append` are recovered all or none;
 - after `sync` returned, they are recovered, whatever happens to the process or the machine (as the durability mode says);
 - what is read is what was written (checksums), or it is a `Gap`: never other bytes, never silence;
-- after a failed `append` or `sync` the log refuses every write until `reset`, which goes back to the last synced frame.
+- after a failed `append` or `sync` the log refuses every write until `reset`, which goes back to the last synced frame;
+- old segments go from the front (`drop`) or are thinned out (`rewrite`): offsets stay what they were, and recovery finds the same state,
+  because a Base that it can start from is always left. What retention dropped reads as a Gap that says so; what a rewrite removed reads as
+  nothing, and blanked items between kept ones as empty payloads: who may still want an item says so in `keep`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +30,10 @@ class FrameType(IntEnum):
     """Records of what happened to items."""
     BASE = 3
     """The whole state of the partition but for payloads; replay may start here. First frame of every segment."""
+    SKIP = 4
+    """Every frame up to its sequence and every item below its base that is not there was removed on purpose. Not handed out."""
+    GAP = 5
+    """What a repair found lost. Handed out as a `Gap`."""
 
 
 class Draft(NamedTuple):
@@ -70,6 +77,22 @@ class Gap(NamedTuple):
     where: str
     """File and byte range, or the like, for a person."""
     why: str
+    mended: bool = False
+    """Whether a repair has put a GAP frame in its place: known, and not to be found again as damage."""
+
+
+class SegmentFacts(NamedTuple):
+    """What there is to know of a segment without reading it through."""
+
+    base: int
+    """Item offset it starts at."""
+    first_sequence: int
+    size_bytes: int
+    first_wall: int
+    """Wall times of its first and last frame; 0 when it is empty."""
+    last_wall: int
+    rewritten: bool = False
+    """Whether it holds only what a `rewrite` kept."""
 
 
 class Log(Protocol):
@@ -135,7 +158,31 @@ class Log(Protocol):
         ...
 
     def frames(self) -> Iterator[Frame | Gap]:
-        """Everything retained, oldest first."""
+        """Everything retained, oldest first. A Gap stands for what is dropped while this runs."""
+        ...
+
+    def offset_at(self, wall: int) -> int:
+        """Offset of the first item of the first DATA frame written at or after a wall time; the next offset when there is none.
+
+        Where the clock stepped back, frames from before the step may be passed over: those of a segment, or of an index step in it, whose
+        last frame is too early count as too early. What is found was written at or after that time in any case.
+        """
+        ...
+
+    def segments(self) -> list[SegmentFacts]:
+        """The segments retained, oldest first; there is always one. Cheap: only what changed since the last call is looked at."""
+        ...
+
+    def drop(self, count: int) -> int:
+        """Remove the oldest `count` segments, never the newest; says how many bytes that freed."""
+        ...
+
+    def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
+        """Replace the segments from number `first` to `last` (0 = oldest; never the newest two) by one; says how many bytes that freed.
+
+        It serves the items of the flat runs `keep` at their old offsets, and no others. Their frames keep sequence and times; items between
+        them are blanked. A rewrite that fails before it takes effect leaves the log as it was, open.
+        """
         ...
 
     def reset(self) -> None:

@@ -2,30 +2,23 @@
 
 Owns: `Chain`. The newest segment stays open (its owner appends to it); of the older ones the few read last are kept open with their
 indexes, so that a long log costs neither handles nor memory.
+Invariants
+- `names` is replaced, never changed in place: a pass over the log keeps the list it began with;
+- a segment that a pass is reading stays open until the pass lets go of it, even when its file was replaced or removed meanwhile;
+- segments go one at a time, oldest first, the folder synced after each: whatever a crash undoes, no hole is left.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from penstock.logs.api import FrameType, SegmentFacts
 from penstock.logs.files import Files, Mode
 from penstock.logs.index import SparseIndex, unpack
-from penstock.logs.segment import INDEX, LOG, Owner, Piece, Segment, SegmentName, parse_name, walk
-from penstock.logs.writing import read_file, write_file
+from penstock.logs.segment import INDEX, LOG, Owner, Piece, Segment, SegmentName, header_at, parse_name, walk
+from penstock.logs.writing import TEMPORARY, read_file, write_file
 
 MAX_OPEN = 4
 """Older segments held open."""
-
-
-class SegmentFacts(NamedTuple):
-    """What there is to know of a segment without reading it through."""
-
-    base: int
-    first_sequence: int
-    size_bytes: int
-    first_wall: int
-    """Wall times of its first and last frame."""
-    last_wall: int
 
 
 class Chain:
@@ -39,21 +32,17 @@ class Chain:
         self._files = files
         self._newest: Segment | None = None
         self._older: OrderedDict[SegmentName, Segment] = OrderedDict()
+        self._facts: dict[SegmentName, SegmentFacts] = {}  # of older segments, which change no more
 
-    def load(self) -> None:
-        """Close what is open and learn anew which segments there are."""
+    # -- which there are -----------------------------------------------------------------------------
+
+    def load(self) -> list[str]:
+        """Close what is open and learn anew which segments there are. Says which files of unfinished work lie about."""
         self.close()
-        names = self._files.list(self.directory) if self._files.exists(self.directory) else []
-        self.names = [name for name in map(parse_name, names) if name is not None]
-
-    def open_newest(self, mode: Mode = "append") -> Segment:
-        """Open the last of `names`, to append to it or only to read; it stays open."""
-        name = self.names[-1]
-        for opened in (self._newest, self._older.pop(name, None)):
-            if opened is not None:
-                self._files.close(opened.handle)
-        self._newest = self._open(name, mode)
-        return self._newest
+        files = self._files.list(self.directory) if self._files.exists(self.directory) else []
+        self.names = [name for name in map(parse_name, files) if name is not None]
+        known = set(map(str, self.names))
+        return [file for file in files if file.endswith(LOG + TEMPORARY) or (file.endswith(INDEX) and file.removesuffix(INDEX) not in known)]
 
     def grow(self, name: SegmentName) -> Segment:
         """Make a new, empty segment, the newest from now on."""
@@ -67,9 +56,39 @@ class Chain:
         self._newest = segment
         return segment
 
-    def segment(self, number: int) -> Segment:
-        """The open segment at a place in `names`."""
-        name = self.names[number]
+    def drop_newest(self) -> None:
+        """Take the last of `names` away, files and all."""
+        self.close()
+        self._remove(self.names[-1])
+        self.names = self.names[:-1]
+
+    def drop(self, name: SegmentName) -> None:
+        """Take an older segment away, files and all. Whoever drops several begins with the oldest of them."""
+        self._forget(name)
+        self._remove(name)
+        self.names = [other for other in self.names if other != name]
+
+    def replace(self, name: SegmentName, path: str) -> None:
+        """Put another file, whole and synced, in the place of an older segment's."""
+        self.remove_index(name)
+        self._files.sync_directory(self.directory)  # no index may outlive the bytes that it speaks of
+        self._files.rename(path, self.path(name) + LOG)
+        self._forget(name)
+        self._files.sync_directory(self.directory)
+
+    # -- open segments -------------------------------------------------------------------------------
+
+    def open_newest(self, mode: Mode = "append") -> Segment:
+        """Open the last of `names`, to append to it or only to read; it stays open."""
+        name = self.names[-1]
+        for opened in (self._newest, self._older.pop(name, None)):
+            if opened is not None:
+                self._retire(opened)
+        self._newest = self._open(name, mode)
+        return self._newest
+
+    def segment(self, name: SegmentName) -> Segment:
+        """The open segment of that name."""
         if self._newest is not None and name == self._newest.name:
             return self._newest
         found = self._older.get(name)
@@ -78,14 +97,63 @@ class Chain:
         self._keep(found)
         return found
 
-    def drop_newest(self) -> None:
-        """Take the last of `names` away, files and all."""
-        self.close()
-        name = self.names[-1]
-        self.remove_index(name)
-        self._files.remove(self.path(name) + LOG)
-        self._files.sync_directory(self.directory)
-        self.names.pop()
+    def pieces(self, name: SegmentName, position: int) -> Iterator[Piece]:
+        """A segment's frames and damage from a position on."""
+        segment = self.segment(name)
+        segment.users += 1
+        try:
+            yield from walk(segment, position, self.owner)
+        finally:
+            segment.users -= 1
+            if segment.retired and not segment.users:
+                self._files.close(segment.handle)
+
+    def first_piece(self, name: SegmentName) -> Piece | None:
+        """What a segment begins with, or None when it is empty."""
+        return next(self.pieces(name, 0), None)
+
+    def begins_with_base(self, name: SegmentName) -> bool:
+        """Whether replay may start at a segment: its Base is there and can be read."""
+        piece = self.first_piece(name)
+        frame = piece.frame if piece is not None else None
+        return frame is not None and frame.type is FrameType.BASE and frame.sequence == name.first_sequence
+
+    def rewritten(self, name: SegmentName) -> bool:
+        """Whether a segment holds only what a rewrite kept. It begins and ends with a SKIP; where the first is lost, any other tells."""
+        header = header_at(self.segment(name), 0, self.owner)
+        if header is not None and header.type != FrameType.GAP:
+            return header.type == FrameType.SKIP
+        return any(piece.frame is not None and piece.frame.type is FrameType.SKIP for piece in self.pieces(name, 0))
+
+    def facts(self, name: SegmentName) -> SegmentFacts:
+        """What segments() tells of one."""
+        known = self._facts.get(name)
+        if known is None:
+            segment = self.segment(name)
+            index = self.index(segment)
+            known = SegmentFacts(*name, segment.size, index.first_wall, index.last_wall, self.rewritten(name))
+            if name != self.names[-1]:
+                self._facts[name] = known
+        return known
+
+    def file_size(self, segment: Segment) -> int:
+        """A segment's bytes on disk, in use or not."""
+        return self._files.size(segment.handle)
+
+    def path(self, name: SegmentName) -> str:
+        """Of a segment's files, without their suffix."""
+        return f"{self.directory}/{name}"
+
+    def close(self) -> None:
+        """Close every segment."""
+        opened = [*self._older.values(), *([self._newest] if self._newest else [])]
+        self._older.clear()
+        self._facts.clear()
+        self._newest = None
+        for segment in opened:
+            self._retire(segment)
+
+    # -- indexes -------------------------------------------------------------------------------------
 
     def index(self, segment: Segment) -> SparseIndex:
         """A segment's index as far as its frames go: as held, else from its file, else built."""
@@ -112,33 +180,12 @@ class Chain:
         if self._files.exists(path):
             self._files.remove(path)
 
-    def file_size(self, segment: Segment) -> int:
-        """A segment's bytes on disk, in use or not."""
-        return self._files.size(segment.handle)
+    def _stored_index(self, segment: Segment) -> SparseIndex | None:
+        data = read_file(self._files, self.path(segment.name) + INDEX)
+        index = unpack(data) if data is not None else None
+        return index if index is not None and index.covered <= segment.size else None
 
-    def facts(self, number: int) -> SegmentFacts:
-        segment = self.segment(number)
-        index = self.index(segment)
-        return SegmentFacts(*segment.name, segment.size, index.first_wall, index.last_wall)
-
-    def first_piece(self, number: int) -> Piece | None:
-        """What a segment begins with, or None when it is empty."""
-        return next(self.pieces(number, 0), None)
-
-    def pieces(self, number: int, position: int) -> Iterator[Piece]:
-        return walk(self.segment(number), position, self.owner)
-
-    def path(self, name: SegmentName) -> str:
-        """Of a segment's files, without their suffix."""
-        return f"{self.directory}/{name}"
-
-    def close(self) -> None:
-        """Close every segment."""
-        opened = [*self._older.values(), *([self._newest] if self._newest else [])]
-        self._older.clear()
-        self._newest = None
-        for segment in opened:
-            self._files.close(segment.handle)
+    # -- steps ---------------------------------------------------------------------------------------
 
     def _open(self, name: SegmentName, mode: Mode) -> Segment:
         path = self.path(name) + LOG
@@ -147,20 +194,33 @@ class Chain:
     def _succeed(self, name: SegmentName) -> None:
         """Put a name at the end; the newest until now becomes an older one. A log's first segment, still empty, is begun again in place."""
         if self._newest is not None and self._newest.name == name:
-            self._files.close(self._newest.handle)
+            self._retire(self._newest)
         elif self._newest is not None:
             self._keep(self._newest)
         if name not in self.names[-1:]:
-            self.names.append(name)
+            self.names = [*self.names, name]
 
     def _keep(self, segment: Segment) -> None:
         self._older[segment.name] = segment
         self._older.move_to_end(segment.name)
         while len(self._older) > MAX_OPEN:
             _, oldest = self._older.popitem(last=False)
-            self._files.close(oldest.handle)
+            self._retire(oldest)
 
-    def _stored_index(self, segment: Segment) -> SparseIndex | None:
-        data = read_file(self._files, self.path(segment.name) + INDEX)
-        index = unpack(data) if data is not None else None
-        return index if index is not None and index.covered <= segment.size else None
+    def _forget(self, name: SegmentName) -> None:
+        """Know nothing of an older segment any more."""
+        self._facts.pop(name, None)
+        opened = self._older.pop(name, None)
+        if opened is not None:
+            self._retire(opened)
+
+    def _retire(self, segment: Segment) -> None:
+        """Close a segment, now or when the last pass over it ends: its handle's number must not become another file's under a reader."""
+        segment.retired = True
+        if not segment.users:
+            self._files.close(segment.handle)
+
+    def _remove(self, name: SegmentName) -> None:
+        self.remove_index(name)
+        self._files.remove(self.path(name) + LOG)
+        self._files.sync_directory(self.directory)

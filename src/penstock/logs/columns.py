@@ -306,8 +306,14 @@ class Columns:
         return Block(self.base, self.stop, self.key_ids, self.priorities)
 
     def payloads(self, start: int, stop: int) -> list[bytes]:
-        """Payloads of the offsets [start, stop)."""
+        """Payloads of the offsets [start, stop). Whoever takes items one by one will take many: all are cut out once."""
+        if stop - start < self._count // 8:
+            return self._all_payloads[start - self.base : stop - self.base]
         return self.payload.values(start - self.base, stop - self.base)
+
+    @cached_property
+    def _all_payloads(self) -> list[bytes]:
+        return self.payload.values(0, self._count)
 
     def batch(self, start: int | None = None, stop: int | None = None) -> Batch:
         """The items [start, stop) (all by default) as they were produced."""

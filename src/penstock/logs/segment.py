@@ -53,7 +53,7 @@ class Owner(NamedTuple):
 class Segment:
     """An open segment file."""
 
-    __slots__ = ("handle", "index", "name", "path", "size", "window")
+    __slots__ = ("handle", "index", "name", "path", "retired", "size", "users", "window")
 
     def __init__(self, files: Files, path: str, name: SegmentName, handle: int) -> None:
         self.path = path
@@ -63,6 +63,10 @@ class Segment:
         """Bytes in use: the owner of the newest segment moves it as it appends."""
         self.window = Window(files, handle)
         self.index: SparseIndex | None = None
+        self.users = 0
+        """Passes that read it now."""
+        self.retired = False
+        """It is to be closed when the last of them ends."""
 
     def __repr__(self) -> str:
         return f"Segment({self.name}, {self.size} bytes)"

@@ -63,6 +63,7 @@ class Partition:
         self._staged: list[Record] = []
         self._turn = Moment(0, 0)
         self._owes_sync = False
+        self._fetched = False
         self._failed = False
         self._open()
 
@@ -121,7 +122,9 @@ class Partition:
         """Decide a command and apply it in memory. The answer may leave after `commit`."""
         self._usable()
         now, rounds = self.now(), 0
-        self._blocks.trim()
+        if self._fetched:
+            self._blocks.trim()
+            self._fetched = False
         while rounds < ROUNDS:
             try:
                 records, answer = machine.decide(self.state, command, now, self._blocks)
@@ -206,6 +209,7 @@ class Partition:
                 self._append()
             except StorageFailed as error:
                 self._fail(error)
+        self._fetched = True
         for offset in offsets:
             self._blocks.fetch(offset)
 

@@ -92,15 +92,15 @@ class Plan:
             self.more = True
         return False
 
-    def _best(self) -> "tuple[_Candidate | None, tuple[int, int, int] | None]":
+    def _best(self) -> "tuple[_Candidate | None, tuple[int, int, bool, int] | None]":
         """The best candidate and the rank of the one after it."""
         best: _Candidate | None = None
-        second: tuple[int, int, int] | None = None
+        second: tuple[int, int, bool, int] | None = None
         for lane in self._lanes:
             walk = self._walks.get(lane)
             extent = None
             if walk is not None and walk.extent is not None:
-                extent = _Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, lane), lane)
+                extent = _Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, walk.extent.fresh, lane), lane)
             for found in (extent, self._top_head(lane)):
                 if found is None:
                     continue
@@ -121,7 +121,7 @@ class Plan:
             entry = ready[0]
             line = self.state.keys.head(lane, *entry)
             if line is not None and entry[2] not in self._touched:
-                return _Candidate((self._lifted(lane, line.waiting[0].ready_at), entry[0], lane), lane, entry, line)
+                return _Candidate((self._lifted(lane, line.waiting[0].ready_at), entry[0], line.waiting[0].fresh, lane), lane, entry, line)
             heappop(ready)
             if line is not None:
                 self._popped.append((lane, entry))
@@ -312,7 +312,8 @@ def _split(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
 class _Candidate(NamedTuple):
     """Something that could be given next: an extent of a lane, or the head of a key's line."""
 
-    rank: tuple[int, int, int]
+    rank: tuple[int, int, bool, int]
+    """Priority lifted by age, position, whether it stands there because it is the item of that offset, lane: the lowest goes first."""
     lane: int
     head: tuple[int, int, int] | None = None
     line: Line | None = None

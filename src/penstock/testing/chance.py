@@ -13,7 +13,8 @@ import msgspec
 from penstock.rules import commands as c
 from penstock.rules import routing
 from penstock.rules.life import State
-from penstock.testing.model import Holding, Model
+from penstock.testing.ledger import Holding
+from penstock.testing.model import Model
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.limits import MIB, Policy

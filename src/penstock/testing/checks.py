@@ -15,7 +15,7 @@ from penstock.rules.life import TRANSITIONS, Event
 from penstock.rules.life import State as Life
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
-from penstock.testing.model import EXPIRED, View
+from penstock.testing.ledger import EXPIRED, View
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY
@@ -77,11 +77,11 @@ def check_transitions(kind: str, before: Sequence[Life], after: Sequence[Life]) 
 
 def check_counts(state: State, states: Sequence[Life]) -> None:
     """Counts are a recount."""
-    recount = {name: sum(one is Life(name) for one in states) for name in state.counts._fields}
+    recount = {name: states.count(Life(name)) for name in state.counts._fields}
     assert state.counts._asdict() == recount, f"{state.counts}, but counted one by one {recount}"
 
 
-def check_explained(partition: Partition, offset: int, states: Sequence[Life], now: Moment) -> None:
+def check_explained(partition: Partition, offset: int, states: Sequence[Life]) -> None:
     """What `explain` says is so."""
     said = partition.explain(offset)
     assert said.state is states[offset], f"item {offset} is {states[offset]} and was explained as {said}"
@@ -134,9 +134,8 @@ def contents(batch: Batch) -> list[Content]:
     columns = (batch.keys, batch.headers, batch.kinds, batch.encodings, batch.references)
     optional = [column or [None] * count for column in columns]
     priorities = batch.priorities or bytes([DEFAULT_PRIORITY]) * count
-    return [
-        Content(*row) for row in zip(batch.payloads, *optional, priorities, batch.ats or [0] * count, batch.ttls or [0] * count, strict=True)
-    ]
+    ats, ttls = batch.ats or [0] * count, batch.ttls or [0] * count
+    return [Content(*row) for row in zip(batch.payloads, *optional, priorities, ats, ttls, strict=True)]
 
 
 def check_read_back(found: Sequence[Items], produced: dict[int, Content], wanted: Sequence[int]) -> None:
