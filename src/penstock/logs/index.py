@@ -1,4 +1,4 @@
-"""The sparse index of a segment: where to begin reading for an item offset.
+"""The sparse index of a segment: where to begin reading for an item offset or a time.
 
 Owns: `SparseIndex` and the layout of `.idx` files (docs/format.md). An entry stands at a DATA frame's start, about every 4 KiB of log.
 It is a hint, never truth: whoever follows an entry checks that the frame is there and rebuilds the index when it is not;
@@ -63,6 +63,11 @@ class SparseIndex:
         """Offset and position of the last entry at or before an item offset; (-1, 0) when there is none: begin at the segment's start."""
         place = bisect_right(self.offsets, offset) - 1
         return (self.offsets[place], self.positions[place]) if place >= 0 else (-1, 0)
+
+    def around(self, wall: int) -> list[int]:
+        """The entries between which the first frame at or after a wall time lies: the first such entry and the one before, as far as there are."""
+        last = next((place for place, at in enumerate(self.walls) if at >= wall), len(self.walls))
+        return [place for place in (last - 1, last) if 0 <= place < len(self.walls)]
 
     def pack(self) -> bytes:
         columns = [_little_endian(column[:]).tobytes() for column in (self.offsets, self.walls, self.positions)]

@@ -1,7 +1,7 @@
 """What happens to a log when it is opened: where replay begins, what is torn, what is damaged.
 
 Owns: `Opening`, one pass over what a crash may have left. It decides and reports; `FileLog` then cuts and writes.
-- Replay begins at the newest readable Base: a checkpoint's, or a segment's first frame; a damaged one falls back to the one before.
+- Replay begins at the newest readable Base (starting.py).
 - A newest segment without one whole frame that no sync promised is a rotation that was cut off: it is dropped.
 - What the published position promised by fsync and is not there is damage: never cut, and a Gap.
 - Frames say whether all before them was synced when they were written, so a position that lags behind (it is not synced itself)
@@ -10,17 +10,17 @@ Owns: `Opening`, one pass over what a crash may have left. It decides and report
 
 from collections.abc import Iterator
 
-from penstock.logs import checkpoint
 from penstock.logs.api import Frame, FrameType, Gap
 from penstock.logs.chain import Chain
 from penstock.logs.checkpoint import Checkpoint
 from penstock.logs.files import Files
-from penstock.logs.frame import AFTER_SYNC, frame_bytes
+from penstock.logs.frame import AFTER_SYNC
 from penstock.logs.index import SparseIndex
 from penstock.logs.replay import ENDLESS, Promise, Replay, Start
-from penstock.logs.segment import FIRST, Segment, header_at
+from penstock.logs.segment import Segment
+from penstock.logs.starting import beginning
 from penstock.logs.synced import Synced
-from penstock.logs.writing import read_file
+from penstock.words.errors import CorruptLog
 
 
 class Opening:
@@ -51,14 +51,14 @@ class Opening:
         """Whether the newest segment never got its first frame."""
         if len(self._chain.names) == 1 or self.solid:
             return False
-        pieces = self._chain.pieces(len(self._chain.names) - 1, 0)
+        pieces = self._chain.pieces(self._chain.names[-1], 0)
         return all(piece.frame is None for piece in pieces)
 
     def frames(self) -> Iterator[Frame | Gap]:
         """Everything from the newest readable Base on."""
-        start = self._start()
-        self.replay = Replay(self._chain, start, self._promise())
-        newest = self._chain.segment(len(self._chain.names) - 1)
+        start, self._checkpoint = beginning(self._files, self._chain, self._notes)
+        self.replay = Replay(self._chain, start, self.promise())
+        newest = self._chain.segment(self._chain.names[-1])
         newest.index = None if self._begins_inside(newest) else SparseIndex()
         if self._checkpoint is not None:
             self.replay.last = self._checkpoint.last
@@ -69,64 +69,31 @@ class Opening:
                     yield item
             elif item.frame is not None:
                 self._cover(item.frame, item.position, item.end)
-                yield item.frame
+                yield self._replayable(item.frame)
 
-    def _promise(self) -> Promise:
+    def promise(self) -> Promise:
+        """What must be there."""
         synced = self._synced
         if synced is None:
-            return Promise(0, known=False)
+            return Promise(self._vouched(), known=False)
         if synced.durability != "fsync":
             return Promise(self._vouched())
         return Promise(self._vouched(), synced.sequence, synced.offset)
 
     def _vouched(self) -> int:
         """Where the newest segment's promised bytes end: the published position may lag behind, but later frames vouch for earlier ones."""
-        number = len(self._chain.names) - 1
+        newest = self._chain.names[-1]
         solid = self.solid
-        for piece in self._chain.pieces(number, min(solid, self._chain.segment(number).size)):
+        for piece in self._chain.pieces(newest, min(solid, self._chain.segment(newest).size)):
             if piece.flags & AFTER_SYNC:
                 solid = max(solid, piece.position)
         return solid
 
-    def _start(self) -> Start:
-        start = self._newest_base()
-        found = self._stored_checkpoint()
-        if found is None or found.frame.sequence <= (start.sequence or 0):
-            return start
-        self._checkpoint = found
-        return Start(self._chain.names.index(found.segment), found.end, found.frame.sequence, found.frame.base)
-
-    def _newest_base(self) -> Start:
-        for number in range(len(self._chain.names) - 1, -1, -1):
-            name = self._chain.names[number]
-            piece = self._chain.first_piece(number)
-            frame = piece.frame if piece is not None else None
-            if frame is not None and frame.type is FrameType.BASE and frame.sequence == name.first_sequence:
-                break
-            if name != FIRST:
-                self._notes.append(f"the Base of segment {name} cannot be read; replay begins at an earlier one")
-        return Start(number, 0, name.first_sequence - 1, name.base)
-
-    def _stored_checkpoint(self) -> Checkpoint | None:
-        path = f"{self._chain.directory}/{checkpoint.FILE_NAME}"
-        data = read_file(self._files, path)
-        if data is None:
-            return None
-        found = checkpoint.unpack(data, self._chain.owner)
-        if found is None:
-            self._notes.append("the checkpoint is damaged and was ignored")
-        elif not self._continues(found):
-            self._notes.append("the checkpoint does not fit the log and was ignored")
-            found = None
-        return found
-
-    def _continues(self, found: Checkpoint) -> bool:
-        """Whether the frame that a checkpoint names as its last is there."""
-        if found.segment not in self._chain.names:
-            return False
-        segment = self._chain.segment(self._chain.names.index(found.segment))
-        header = header_at(segment, found.last, self._chain.owner) if found.end <= segment.size else None
-        return header is not None and header.sequence == found.frame.sequence and found.last + frame_bytes(header.stored_bytes) == found.end
+    def _replayable(self, frame: Frame) -> Frame:
+        """The frame; a rewritten segment, which begins and ends with a SKIP, is known before, unless both and its neighbours are damaged."""
+        if frame.type is FrameType.SKIP:
+            raise CorruptLog(f"{self._chain.directory} cannot be replayed across a rewritten segment; put a copy in its place")
+        return frame
 
     def _begins_inside(self, newest: Segment) -> bool:
         """Whether replay passes over a part of the newest segment, which the index must then learn in another way."""
@@ -140,6 +107,6 @@ class Opening:
 
     def _cover(self, frame: Frame, position: int, end: int) -> None:
         if self.replay.number == len(self._chain.names) - 1:
-            newest = self._chain.segment(self.replay.number)
+            newest = self._chain.segment(self._chain.names[-1])
             if newest.index is not None:
                 newest.index.cover(frame, position, end)

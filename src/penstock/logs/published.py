@@ -2,14 +2,15 @@
 
 Owns: `PublishedLog`. It writes nothing, takes no lock and stops at the published synced position, so it never sees what may yet be
 taken back. Each `read` and `frames` looks first whether more was published.
+Its owner may drop and rewrite segments meanwhile: then it looks again, and serves what is there, or a Gap that says that retention dropped it.
 Without a published position (the file was deleted) it reads up to the last whole group.
 """
 
 from collections import deque
 from collections.abc import Iterator
 
-from penstock.logs.api import Frame, Gap
-from penstock.logs.chain import Chain, SegmentFacts
+from penstock.logs.api import Frame, Gap, SegmentFacts
+from penstock.logs.chain import Chain
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import Files
 from penstock.logs.opening import Opening
@@ -33,21 +34,34 @@ class PublishedLog:
         self.notes: list[str] = []
         self._files = files
         self._chain = Chain(files, directory, Owner(incarnation, partition))
-        self._reading = LogReading(self._chain)
+        self._reading = LogReading(self._chain, self._look_again)
         self._synced_file = SyncedFile(files, directory)
         self._synced: Synced | None = None
+        self._end = 0  # the next item offset, as far as published
         self._looked = False
         self._closed = False
 
     def recover(self) -> Iterator[Frame | Gap]:
         """Everything published from the latest readable Base on."""
         self._refresh()
-        self.notes.clear()
         try:
-            if self._chain.names:
-                yield from Opening(self._files, self._chain, self._synced, self.notes).frames()
+            yield from self._opened()
         except OSError as error:
             raise storage_failed(error, "reading", self.directory) from error
+
+    def _opened(self) -> Iterator[Frame | Gap]:
+        for _ in range(ATTEMPTS):
+            self.notes.clear()
+            found = Opening(self._files, self._chain, self._synced, self.notes).frames() if self._chain.names else iter(())
+            try:
+                first = next(found, None)
+            except FileNotFoundError:  # dropped before it was opened
+                self._look_again()
+            else:
+                break
+        if first is not None:
+            yield first
+            yield from found
 
     def read(self, start: int, stop: int) -> list[Frame | Gap]:
         """The DATA frames that overlap item offsets [start, stop), as far as published; a Gap where they should be and are not."""
@@ -59,7 +73,13 @@ class PublishedLog:
         self._refresh()
         return self._reading.frames(*self._promised()) if self._chain.names else iter(())
 
+    def offset_at(self, wall: int) -> int:
+        """As api.py says of logs, as far as published."""
+        self._refresh()
+        return self._reading.offset_at(wall, self._end)
+
     def segments(self) -> list[SegmentFacts]:
+        """The segments retained, oldest first, as far as published."""
         self._refresh()
         return self._reading.segments()
 
@@ -86,13 +106,18 @@ class PublishedLog:
         except OSError as error:
             raise storage_failed(error, "reading", self.directory) from error
 
+    def _look_again(self) -> None:
+        """A segment that was there before is gone."""
+        self._look(self._synced)
+
     def _published(self) -> Synced | None:
         return next((synced for synced in (self._synced_file.read() for _ in range(ATTEMPTS)) if synced is not None), None)
 
     def _advance(self, synced: Synced | None) -> None:
         before, self._synced = self._synced, synced
-        if before is not None and synced is not None and before.segment == synced.segment and before.position <= synced.position:
-            self._bound(self._chain.segment(len(self._chain.names) - 1), synced)
+        grown = before is not None and synced is not None and before.segment == synced.segment and before.position <= synced.position
+        if synced is not None and grown and self._chain.names:
+            self._bound(self._chain.segment(self._chain.names[-1]), synced)
         else:
             self._look(synced)
         self._looked = True
@@ -113,14 +138,15 @@ class PublishedLog:
         chain = self._chain
         opening = Opening(self._files, chain, None, [])
         while chain.names and opening.torn_rotation():
-            chain.names.pop()
+            chain.names = chain.names[:-1]
         if chain.names:
             newest = chain.open_newest("read")
             deque(opening.frames(), maxlen=0)
-            newest.size = opening.replay.end
+            newest.size, self._end = opening.replay.end, opening.replay.offset
 
     def _bound(self, newest: Segment, synced: Synced) -> None:
         """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""
+        self._end = synced.offset
         size = self._chain.file_size(newest)
         newest.size = min(size, synced.position) if newest.name == synced.segment else size
         newest.window = Window(self._files, newest.handle)  # it may have read ahead of what was published, and that may have changed

@@ -1,19 +1,27 @@
-"""Reading items by offset: the index finds the place, one pass over frames does the rest.
+"""Reading items by offset or from a time on: the index finds the place, one pass over frames does the rest.
 
 Owns: `LogReading`, what a log's owner and a lock-free reader have in common.
 It remembers where its last read was, so that reading on, or in the same frame again, needs no search.
+A segment may be dropped or rewritten while it is read. Bytes of an open file stay what they were; one that is gone when it is wanted is no
+error: the log is looked at anew, and read again from where it had come to.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
-from penstock.logs.api import Frame, FrameType, Gap
-from penstock.logs.chain import Chain, SegmentFacts
+from penstock.logs import marks
+from penstock.logs.api import Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.chain import Chain
 from penstock.logs.failures import storage_failed
 from penstock.logs.index import SparseIndex
 from penstock.logs.replay import ENDLESS, Promise, Replay, Start
-from penstock.logs.segment import Piece, header_at
+from penstock.logs.segment import Piece, SegmentName, header_at
+from penstock.words.errors import StorageFailed
+
+T = TypeVar("T")
+LOOKS = 20
+"""How often one call looks at the log anew: each time because a whole segment went in between."""
 
 
 class _Recent(NamedTuple):
@@ -28,8 +36,10 @@ class _Recent(NamedTuple):
 class LogReading:
     """Reads a chain of segments by item offset, or from one end to the other."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, look: Callable[[], None] = lambda: None) -> None:
+        """`look` learns anew which segments there are; the owner of a log, who took them away, knows."""
         self._chain = chain
+        self._look = look
         self._recent: _Recent | None = None
 
     def forget(self) -> None:
@@ -42,31 +52,61 @@ class LogReading:
             stop = min(stop, offset)  # no item follows, however many records do
         if start >= stop:
             return []
-        try:
-            return self._read(start, stop, Promise(ENDLESS, sequence, offset))
-        except OSError as error:
-            raise storage_failed(error, "reading", self._chain.directory) from error
+        return self._repeat(lambda: self._read(start, stop, Promise(ENDLESS, sequence, offset)))
 
     def frames(self, sequence: int, offset: int) -> Iterator[Frame | Gap]:
         """Everything, oldest first, of a log that ends with that frame, before that item offset."""
-        first = self._chain.names[0]
-        replay = Replay(self._chain, Start(0, 0, first.first_sequence - 1, first.base), Promise(ENDLESS, sequence, offset))
-        try:
-            for item in replay:
-                found = item if isinstance(item, Gap) else item.frame
-                if found is not None:
-                    yield found
-        except OSError as error:
-            raise storage_failed(error, "reading", self._chain.directory) from error
+        oldest = self._chain.names[0]
+        done, reached = oldest.first_sequence - 1, oldest.base
+        for _ in range(LOOKS):
+            oldest = self._chain.names[0]
+            if oldest.first_sequence > done + 1:
+                yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base, self._chain.directory, marks.DROPPED)
+                done, reached = oldest.first_sequence - 1, oldest.base
+            replay = Replay(self._chain, self._after(done), Promise(ENDLESS, sequence, offset))
+            try:
+                for item in replay:
+                    found = item if isinstance(item, Gap) else item.frame
+                    if found is not None and replay.sequence > done:
+                        done, reached = replay.sequence, replay.offset
+                        if isinstance(found, Gap) or found.type is not FrameType.SKIP:
+                            yield found
+                return
+            except FileNotFoundError:
+                self._look()
+            except OSError as error:
+                raise storage_failed(error, "reading", self._chain.directory) from error
+        raise StorageFailed(f"segments of {self._chain.directory} go faster than they can be read; read again")
 
     def segments(self) -> list[SegmentFacts]:
+        return self._repeat(lambda: [self._chain.facts(name) for name in self._chain.names])
+
+    def offset_at(self, wall: int, offset: int) -> int:
+        """The first item written at or after a time (see api.py), or `offset` when there is none."""
+        return self._repeat(lambda: self._offset_at(wall, offset))
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    def _repeat(self, attempt: Callable[[], T]) -> T:
+        """Do something to the log, again when a segment went away meanwhile."""
         try:
-            return [self._chain.facts(number) for number in range(len(self._chain.names))]
+            for _ in range(LOOKS):
+                try:
+                    return attempt()
+                except FileNotFoundError:
+                    self.forget()
+                    self._look()
+            return attempt()
         except OSError as error:
             raise storage_failed(error, "reading", self._chain.directory) from error
 
     def _read(self, start: int, stop: int, promise: Promise) -> list[Frame | Gap]:
         found: list[Frame | Gap] = []
+        oldest = self._chain.names[0]
+        if start < oldest.base:
+            found.append(marks.dropped(oldest.first_sequence, oldest.base, self._chain.directory))
+            if stop <= oldest.base:
+                return found
         replay = Replay(self._chain, self._place(start), promise)
         for item in replay:
             if isinstance(item, Gap):
@@ -97,20 +137,58 @@ class LogReading:
 
     def _search(self, offset: int) -> Start:
         number = max(0, bisect_right(self._chain.names, (offset, ENDLESS)) - 1)
-        segment = self._chain.segment(number)
         found = self._entry(number, offset)
         if found is None:
-            self._chain.rebuild(segment, SparseIndex())
+            self._chain.rebuild(self._chain.segment(self._chain.names[number]), SparseIndex())
             found = self._entry(number, offset)
-        return found or Start(number, 0, segment.name.first_sequence - 1, segment.name.base)
+        return found or self._front(number)
 
     def _entry(self, number: int, offset: int) -> Start | None:
         """The place that the index gives, or None when the index is wrong."""
-        segment = self._chain.segment(number)
+        segment = self._chain.segment(self._chain.names[number])
         base, position = self._chain.index(segment).floor(offset)
         if base < 0:
-            return Start(number, 0, segment.name.first_sequence - 1, segment.name.base)
+            return self._front(number)
         header = header_at(segment, position, self._chain.owner)
         if header is None or header.type != FrameType.DATA or header.base != base:
             return None
         return Start(number, position, header.sequence - 1, base)
+
+    def _front(self, number: int) -> Start:
+        """The front of a segment."""
+        name = self._chain.names[number]
+        return Start(number, 0, name.first_sequence - 1, name.base)
+
+    def _after(self, sequence: int) -> Start:
+        """The front of the segment in which the frame after that one lies."""
+        numbers = range(len(self._chain.names) - 1, 0, -1)
+        return self._front(next((number for number in numbers if self._chain.names[number].first_sequence <= sequence + 1), 0))
+
+    def _offset_at(self, wall: int, offset: int) -> int:
+        for name in self._chain.names:
+            if self._chain.facts(name).last_wall >= wall:
+                found = self._first_since(name, wall)
+                if found is not None:
+                    return found
+        return offset
+
+    def _first_since(self, name: SegmentName, wall: int) -> int | None:
+        """The first item of a segment written at or after a time: in the index step before the first entry that was, or that entry itself."""
+        segment = self._chain.segment(name)
+        index = self._chain.index(segment)
+        if any(not self._sound(name, index, entry) for entry in index.around(wall)):
+            index = SparseIndex()
+            self._chain.rebuild(segment, index)
+        places = index.around(wall)
+        start = index.positions[places[0]] if places else segment.size
+        for piece in self._chain.pieces(name, start):
+            frame = piece.frame
+            if frame is not None and frame.type is FrameType.DATA and frame.wall >= wall:
+                return frame.base
+        return None
+
+    def _sound(self, name: SegmentName, index: SparseIndex, entry: int) -> bool:
+        """Whether an index entry speaks of a frame that is there."""
+        header = header_at(self._chain.segment(name), index.positions[entry], self._chain.owner)
+        told = (FrameType.DATA, index.offsets[entry], index.walls[entry])
+        return header is not None and (header.type, header.base, header.wall) == told

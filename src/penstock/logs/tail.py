@@ -126,8 +126,8 @@ class Tail:
 
     def begin(self, replay: Replay) -> None:
         """Take up the end that a replay reached."""
-        self.sequence, self.offset, self._last = replay.sequence or 0, replay.offset, replay.last
-        self._take(self._chain.segment(len(self._chain.names) - 1))
+        self.sequence, self.offset, self._last = replay.sequence, replay.offset, replay.last
+        self._take(self._chain.segment(self._chain.names[-1]))
 
     def cut(self, end: int) -> None:
         """Drop the segment's bytes from there on."""

@@ -21,6 +21,7 @@ from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.lease import NOTHING
+from penstock.rules.mend import mend
 from penstock.rules.records import Answered, Leased, Lost, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
@@ -82,7 +83,7 @@ class Partition:
         self._frames.clear()
         self._blocks.clear()
         self._plan_rotation(0)
-        if self.log.wants_base:
+        if self.log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
             self._rotate()
         self._stage([Opened(state.epoch + 1, self._clock.boot, shift, rebooted)])
         self._append()
@@ -198,7 +199,7 @@ class Partition:
         for record in staged:
             if type(record) is Produced:
                 self._frames.put(record, self._turn.wall)
-            if type(record) not in _NEEDS_NO_SYNC:
+            if type(record) not in _NEEDS_NO_SYNC or (type(record) is Answered and record.ids is not None):
                 self._owes_sync = True
         self._room -= self.log.append(codec.drafts(staged, self._turn, self.state.next_offset))
 
@@ -338,4 +339,6 @@ def replay(log: Log) -> tuple[State, list[Gap]]:
                 machine.apply(state, record, now)
     for gap in gaps:  # once more: records behind a gap may have spoken of what it took
         machine.apply(state, Lost([gap.start, gap.stop]), state.moment)
+    if gaps:
+        mend(state)
     return state, gaps

@@ -45,7 +45,7 @@ class Waiting:
         """Whether `other` carries this run on."""
         if self.stop != other.start or self.lane != other.lane or other.ready_at - self.ready_at >= JOIN_WITHIN:
             return False
-        return other.fresh if self.fresh else self.position == other.position
+        return other.fresh if self.fresh else self.position == other.position and not other.fresh
 
     def astuple(self) -> tuple[int, int, int, int, int]:
         return (self.start, self.stop, self.lane, self.position, self.ready_at)

@@ -11,6 +11,7 @@ An extent only says where to look: `State.away` says which of its items are read
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 
 from penstock.rules.runs import RunSet, pairs
 from penstock.words.clock import SECOND
@@ -45,6 +46,13 @@ class Extent:
         """By position; what stands there because it came later than its offset says came before the item of that offset."""
         return (self.position, self.fresh, self.ready_at, self.start)
 
+    def cut(self, positions: Iterable[int]) -> "list[Extent]":
+        """The extent in parts: where something that came late stands between its items, one ends and the next begins."""
+        if not self.fresh:
+            return [self]
+        edges = [self.start, *(position for position in positions if self.start < position < self.stop), self.stop]
+        return [Extent(start, stop, self.flags, start, self.ready_at) for start, stop in pairwise(edges)]
+
     def astuple(self) -> tuple[int, int, int, int, int]:
         return (self.start, self.stop, self.flags, self.position, self.ready_at)
 
@@ -69,7 +77,7 @@ class Lanes:
                 tail.stop == start
                 and tail.flags == flags
                 and ready_at - tail.ready_at < JOIN_WITHIN
-                and (tail.position == position or (tail.fresh and position == start))
+                and (tail.fresh if position == start else tail.position == position)
             ):
                 tail.stop = stop
                 return
@@ -109,8 +117,10 @@ class Lanes:
         for lane, extents in enumerate(self.lanes):
             more = [extent for where, extent in returning if where == lane]
             if more:
-                more.sort(key=lambda extent: extent.order)
-                self.lanes[lane] = deque(sorted([*more, *extents], key=lambda extent: extent.order[:3]))  # equals stay as they came
+                together = [*sorted(more, key=lambda extent: extent.order), *extents]
+                late = sorted({extent.position for extent in together if not extent.fresh})
+                cut = [part for extent in together for part in extent.cut(late)]
+                self.lanes[lane] = deque(sorted(cut, key=lambda extent: extent.order[:3]))  # equals stay as they came
 
     def drop(self, runs: Iterable[int]) -> None:
         """Take offsets out wherever an extent covers them, as it does when they were resolved where they stood."""

@@ -76,7 +76,10 @@ def apply_leased(state: State, record: Leased, now: Moment) -> None:
         state.keys.hold((head.key,), record.lease)
         state.passed.remove(head.start, head.stop)
     state.leases.add(grant)
-    state.leases_given = max(state.leases_given, record.lease - (state.epoch << EPOCH_SHIFT))
+    epoch, given = record.lease >> EPOCH_SHIFT, record.lease & ((1 << EPOCH_SHIFT) - 1)
+    if epoch > state.epoch:  # damage took the record of that opening; its numbers must not be given again all the same
+        state.epoch, state.leases_given = epoch, 0
+    state.leases_given = max(state.leases_given, given)
 
 
 def apply_passed(state: State, record: Passed, now: Moment) -> None:

@@ -82,7 +82,7 @@ def earlier_of_key(items: Iterable[Item], item: Item) -> Item | None:
 def rivals(items: Iterable[Item], item: Item) -> bool:
     """Whether another ready item of its key may as well be first."""
     others = [one for one in items if one.key == item.key and one.state is State.READY and one is not item]
-    return any(item.jumps or one.jumps or item.earliest <= one.position <= item.position for one in others)
+    return any(item.jumps or one.jumps or (item.earliest <= one.position and one.earliest <= item.position) for one in others)
 
 
 def available(items: list[Item]) -> list[Item]:

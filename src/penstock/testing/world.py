@@ -2,16 +2,18 @@
 
 Owns: `World`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and the promises made.
 - Every step is judged by the model and compared with it; nothing is believed.
-- What was committed and synced is there after anything; what was committed is there after a process kill; of later steps any beginning may
-  be there, oldest first. After a death the model is brought to what is found, which must be one of these.
+- What was committed and synced is there after anything; what was committed is there after a process kill; of later appends any beginning
+  may be there, each whole. After a death the model is brought to what is found, which must be one of these.
 """
 
 import pickle
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from penstock.logs.api import Draft
 from penstock.logs.directory import Directory
+from penstock.logs.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.runs import offsets
@@ -44,10 +46,14 @@ class World:
         """Steps that a power cut may take back, oldest first."""
         self._written = 0
         """How many of them a process kill may not."""
+        self._groups: list[int] = []
+        """How many of them had been taken at each append: what is appended together is found together."""
         self._errors: list[int] = []
         """Numbers of the file calls that were made to fail."""
         self._calls = 0
         """How many calls had been made when the present step began."""
+        self._owes_sync = False
+        """The turn did more than give out leases."""
         policy = self.chance.policy()
         self.model = Model(policy)
         self._open(policy)
@@ -91,14 +97,16 @@ class World:
 
     def _follow(self, kind: str, step: Callable[[Model], None]) -> None:
         """The model takes a step, and what it shows must be what the partition shows."""
-        before = [item.state for item in self.model.items]
+        now, state = self.partition.now(), self.partition.state
+        before = self.model.view(now)
         step(self.model)
         self._since.append(step)
-        now, state = self.partition.now(), self.partition.state
         real = checks.look(state, now)
-        checks.check_transitions(kind, before, real.states)
+        checks.check_transitions(kind, before.states, real.states)
         checks.check_same(real, self.model.view(now))
         checks.check_counts(state, real.states)
+        # Comparing items, leases, pauses and policy: a remembered answer that changed none of these promises nothing.
+        self._owes_sync = self._owes_sync or (kind != "Lease" and real[:6] != before[:6])
 
     def commit(self) -> bool:
         """Write the turn; says whether its answers may leave."""
@@ -107,6 +115,7 @@ class World:
         except (StorageFailed, OutcomeUnknown) as failure:
             self._failed(failure)
             return False
+        assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
         self._written = len(self._since)
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
             self._settle(self._written, self._written)
@@ -221,15 +230,26 @@ class World:
     def _open(self, policy: Policy | None = None) -> None:
         self._directory = Directory.open(ROOT, files=self.files, clock=self.clock, entropy=bytes)
         log = self._directory.log(INCARNATION, PARTITION)
+        self._note_appends(log)
         self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
         assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
+
+    def _note_appends(self, log: FileLog) -> None:
+        append = log.append
+
+        def noting(drafts: Sequence[Draft]) -> int:
+            self._groups.append(len(self._since))
+            return append(drafts)
+
+        log.append = noting  # type: ignore[method-assign]
 
     def _settle(self, least: int, most: int, *, rebooted: bool = False) -> None:
         """Find out which of the steps since the last sync are there: at least `least`, at most `most` of them, the oldest first."""
         self._state = self.partition.state
         moment = self._state.moment
         real = checks.look(self._state, moment)
-        matching = [count for count in range(least, most + 1) if self._model_after(count).view(moment, rebooted=rebooted) == real]
+        possible = sorted({least, *(count for count in self._groups if least <= count <= most)})
+        matching = [count for count in possible if self._model_after(count).view(moment, rebooted=rebooted) == real]
         if not matching:
             checks.check_same(real, self._model_after(least).view(moment, rebooted=rebooted))
         self.say(f"   found {matching[-1]} of {len(self._since)} steps (at least {least}, at most {most})")
@@ -252,4 +272,6 @@ class World:
         """Whatever happens from now on, everything up to here must be found."""
         self._kept = pickle.dumps(self.model)
         self._since.clear()
+        self._groups.clear()
         self._written = 0
+        self._owes_sync = False

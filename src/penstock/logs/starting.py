@@ -1,0 +1,90 @@
+"""Where the replay of a log may begin.
+
+Owns: `beginning`. Replay begins at the newest Base that can be read: a segment's first frame, or a checkpoint's that is newer still; a log's
+very first segment needs none. It never crosses a rewritten segment, whose records are gone: what lies before one is no place to begin.
+"""
+
+from typing import NamedTuple
+
+from penstock.logs import checkpoint
+from penstock.logs.api import FrameType
+from penstock.logs.chain import Chain
+from penstock.logs.checkpoint import Checkpoint
+from penstock.logs.files import Files
+from penstock.logs.frame import frame_bytes
+from penstock.logs.replay import Start
+from penstock.logs.segment import FIRST, header_at
+from penstock.logs.writing import read_file
+from penstock.words.errors import CorruptLog
+
+
+class Beginning(NamedTuple):
+    """A place, and the checkpoint that tells the state there; without one the frames from there on do."""
+
+    start: Start
+    checkpoint: Checkpoint | None = None
+
+
+def beginning(files: Files, chain: Chain, notes: list[str]) -> Beginning:
+    """Where to begin a chain of at least one segment. Says in `notes` what cannot be used; CorruptLog when nothing can."""
+    start, lowest = _newest_base(chain, notes)
+    found = _stored_checkpoint(files, chain, notes)
+    if found is not None:
+        number = chain.names.index(found.segment)
+        if number >= lowest and (start is None or found.frame.sequence > start.sequence):
+            return Beginning(Start(number, found.end, found.frame.sequence, found.frame.base), found)
+    if start is None:
+        raise CorruptLog(
+            f"no Base from which {chain.directory} could be replayed can be read; run verify to see what is left, then put a copy in its place"
+        )
+    return Beginning(start)
+
+
+def _newest_base(chain: Chain, notes: list[str]) -> tuple[Start | None, int]:
+    """The newest segment to begin at, if any, and the lowest number that a checkpoint may begin in."""
+    for number in range(len(chain.names) - 1, -1, -1):
+        name = chain.names[number]
+        if chain.begins_with_base(name):
+            return Start(number, 0, name.first_sequence - 1, name.base), number
+        if chain.rewritten(name):
+            return None, number + 1
+        if name == FIRST:
+            return Start(number, 0, 0, 0), number
+        notes.append(f"the Base of segment {name} cannot be read; replay begins at an earlier one")
+    return None, 0
+
+
+def _stored_checkpoint(files: Files, chain: Chain, notes: list[str]) -> Checkpoint | None:
+    data = read_file(files, f"{chain.directory}/{checkpoint.FILE_NAME}")
+    if data is None:
+        return None
+    found = checkpoint.unpack(data, chain.owner)
+    if found is None:
+        notes.append("the checkpoint is damaged and was ignored")
+        return None
+    placed = _placed(chain, found)
+    if placed is None:
+        notes.append("the checkpoint does not fit the log and was ignored")
+    return placed
+
+
+def _placed(chain: Chain, found: Checkpoint) -> Checkpoint | None:
+    """The checkpoint with the place of the frame that it names as its last; None when there is no such frame."""
+    if found.segment not in chain.names:
+        return None
+    segment = chain.segment(found.segment)
+    header = header_at(segment, found.last, chain.owner) if found.end <= segment.size else None
+    fits = header is not None and header.sequence == found.frame.sequence and found.last + frame_bytes(header.stored_bytes) == found.end
+    return found if fits else _placed_anew(chain, found)
+
+
+def _placed_anew(chain: Chain, found: Checkpoint) -> Checkpoint | None:
+    """A repair moves frames: look through the segment. A GAP frame may have taken the place of the last one and of some behind it."""
+    sequence = found.frame.sequence
+    for piece in chain.pieces(found.segment, 0):
+        frame = piece.frame
+        if frame is not None and frame.sequence == sequence:
+            return found._replace(last=piece.position, end=piece.end)
+        if frame is not None and frame.sequence > sequence:
+            return found._replace(last=piece.position, end=piece.position) if frame.type is FrameType.GAP else None
+    return None

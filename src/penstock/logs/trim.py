@@ -1,0 +1,57 @@
+"""Cutting a DATA frame down to the items that are still wanted.
+
+Owns: `trimmed`. The frame is cut to the stretch from its first to its last kept item; the others inside are blanked, so that offsets stay. What
+comes out is an ordinary frame with the old times. What a produce wanted remembered (parts) goes: it is in a Base by now.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.logs import columns
+from penstock.logs.api import Draft, Frame
+from penstock.logs.columns import Columns
+from penstock.rules.records import Produced
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import RunSet, pairs
+from penstock.words.batch import Batch
+from penstock.words.clock import Moment
+from penstock.words.limits import DEFAULT_PRIORITY
+
+_BLANKS: dict[str, Any] = {"payloads": b"", "key_ids": NO_KEY, "priorities": DEFAULT_PRIORITY, "ats": 0, "ttls": 0}
+"""What a blanked item has in a column; None in the others."""
+
+
+def trimmed(frame: Frame, keep: RunSet) -> Draft | None:
+    """A draft of the frame with the items of `keep`, or None when it has none of them. One that cannot be taken apart is kept as it is."""
+    stop = frame.base + frame.count
+    kept = keep.within(frame.base, stop)
+    if not kept:
+        return None
+    whole = Draft(frame.type, frame.base, frame.count, frame.columns, frame.elapsed, frame.wall, [frame.body])
+    if kept == [frame.base, stop] and not frame.columns & columns.PARTS:
+        return whole
+    try:
+        batch = Columns(frame).batch(kept[0], kept[-1])
+    except (msgspec.MsgspecError, ValueError, IndexError):
+        return whole
+    return columns.encode([Produced(kept[0], _blanked(batch, kept))], Moment(frame.elapsed, frame.wall))
+
+
+def _blanked(batch: Batch, kept: Sequence[int]) -> Batch:
+    """The batch, which starts at the first kept item, with nothing in the places of those not kept."""
+    alive = bytearray(len(batch))
+    for start, stop in pairs(kept):
+        alive[start - kept[0] : stop - kept[0]] = b"\1" * (stop - start)
+    if all(alive):
+        return batch.compact()
+
+    def column(name: str) -> Any:
+        values, blank = getattr(batch, name), _BLANKS.get(name)
+        if values is None:
+            return None
+        left = [value if there else blank for value, there in zip(values, alive, strict=True)]
+        return bytes(left) if name == "priorities" else left
+
+    return Batch(*(column(name) for name in batch.__struct_fields__)).compact()

@@ -1,0 +1,213 @@
+"""Proof that the simulation can fail: bugs are planted, one at a time, and each must be caught.
+
+How many seeds it took is printed (`pytest -s`): what takes many is what the simulation looks at seldom.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.logs import replay
+from penstock.logs.tail import Tail
+from penstock.loop.partition import Partition
+from penstock.rules import admin, base, due, machine, records, settle
+from penstock.rules.calendar import Calendar, Entry
+from penstock.rules.keys import Line, Waiting
+from penstock.rules.lanes import Extent, Lanes
+from penstock.rules.leases import Grant, Leases
+from penstock.rules.runs import RunSet
+from penstock.rules.state import State
+from penstock.rules.window import Window
+from penstock.testing.simulation import Simulation
+from penstock.words.clock import SECOND, Moment
+from penstock.words.errors import StorageFailed
+from penstock.words.limits import DEFAULT_PRIORITY
+
+MOST_SEEDS = 300
+Patch = pytest.MonkeyPatch
+BUGS: list[Callable[[Patch], None]] = []
+
+
+def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    BUGS.append(plant)
+    return plant
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    for seed in range(MOST_SEEDS):
+        try:
+            Simulation(seed).run()
+        except AssertionError as caught:
+            print(f"\n{plant.__name__}: seed {seed}: {str(caught).splitlines()[0][:120]}")
+            return
+    pytest.fail(f"{plant.__name__} was not caught by {MOST_SEEDS} seeds")
+
+
+# -- leases ------------------------------------------------------------------------------------------
+
+
+@bug
+def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
+    def apply(state: State, record: records.Expired, now: Moment) -> None:
+        grant = state.leases.live[record.lease]
+        due.apply_expired(state, record, now)
+        state.leases.live[record.lease] = grant
+
+    patch.setitem(machine._APPLY, records.Expired, apply)
+
+
+@bug
+def the_epoch_is_not_raised(patch: Patch) -> None:
+    def apply(state: State, record: records.Opened, now: Moment) -> None:
+        admin.apply_opened(state, records.Opened(1, record.boot, record.shift, record.rebooted), now)
+
+    patch.setitem(machine._APPLY, records.Opened, apply)
+
+
+@bug
+def a_reboot_does_not_give_leases_their_full_timeout(patch: Patch) -> None:
+    patch.setattr(Leases, "rearm", lambda self, now: None)
+
+
+@bug
+def a_late_finisher_is_believed(patch: Patch) -> None:
+    patch.setattr(settle, "_repeated", lambda state, lease, wanted: settle.Settled(len(wanted)))
+
+
+@bug
+def attempts_are_not_counted(patch: Patch) -> None:
+    patch.setattr(settle, "note_failure", lambda *_: None)
+
+
+@bug
+def one_attempt_too_many_is_allowed(patch: Patch) -> None:
+    patch.setattr(State, "attempts", lambda self, offset: self.failures[offset].attempts - 1 if offset in self.failures else -1)
+
+
+# -- order -------------------------------------------------------------------------------------------
+
+
+@bug
+def a_retried_item_with_a_key_goes_behind_its_followers(patch: Patch) -> None:
+    def to_back(state: State, offset: int, lane: int, key: int, now: Moment, until: int = 0) -> None:
+        line = state.keys.line(key)
+        line.lease = 0
+        line.push(Waiting(offset, offset + 1, lane, state.next_offset, now.elapsed))
+        state.passed.add(offset, offset + 1)
+        state.keys.settle(key, line)
+
+    patch.setattr(settle, "_to_front", to_back)
+
+
+@bug
+def lanes_are_last_in_first_out(patch: Patch) -> None:
+    def add(self: Lanes, lane: int, start: int, stop: int, flags: int, position: int, ready_at: int) -> None:
+        self.lanes[lane].appendleft(Extent(start, stop, flags, position, ready_at))
+
+    patch.setattr(Lanes, "add", add)
+
+
+@bug
+def priorities_are_ignored(patch: Patch) -> None:
+    add = Lanes.add
+    patch.setattr(Lanes, "add", lambda self, lane, *rest: add(self, DEFAULT_PRIORITY, *rest))
+
+
+@bug
+def a_parked_key_is_released(patch: Patch) -> None:
+    patch.setattr(Line, "busy", property(lambda self: bool(self.lease or self.backing_off)))
+
+
+@bug
+def a_back_off_does_not_hold_its_key(patch: Patch) -> None:
+    patch.setattr(Line, "busy", property(lambda self: bool(self.lease or self.parked)))
+
+
+@bug
+def two_of_a_key_are_leased_at_once(patch: Patch) -> None:
+    patch.setattr(Line, "busy", property(lambda self: bool(self.backing_off or self.parked)))
+
+
+@bug
+def the_rest_of_a_unit_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Grant, "behind", lambda self, offset: [])
+
+
+# -- time --------------------------------------------------------------------------------------------
+
+
+@bug
+def the_ttl_buries_leased_items(patch: Patch) -> None:
+    patch.setattr(State, "waiting_within", lambda self, start, stop: RunSet(self.resolved.missing(start, stop)))
+
+
+@bug
+def schedules_fire_early(patch: Patch) -> None:
+    def early(self: Calendar, now: int, limit: int) -> list[Entry]:
+        return due_in_time(self, now + 3 * SECOND, limit)
+
+    due_in_time = Calendar.due
+    patch.setattr(Calendar, "due", early)
+
+
+@bug
+def leases_follow_the_date(patch: Patch) -> None:
+    patch.setattr(Partition, "now", lambda self: Moment(max(self.state.moment.elapsed, self._clock.read().wall), self._clock.read().wall))
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+@bug
+def repeated_requests_are_done_again(patch: Patch) -> None:
+    patch.setattr(Window, "get", lambda self, name, now: None)
+
+
+@bug
+def a_restart_forgets_dedup_ids_and_answers(patch: Patch) -> None:
+    patch.setattr(base, "_load_window", lambda window, entries: None)
+
+
+# -- storage -----------------------------------------------------------------------------------------
+
+
+@bug
+def an_answer_leaves_before_the_sync(patch: Patch) -> None:
+    patch.setattr(Tail, "_sync", lambda self, segment: None)
+
+
+@bug
+def a_storage_error_is_reported_as_success(patch: Patch) -> None:
+    def swallow(self: Partition, error: Exception) -> None:
+        self.reopen()
+
+    patch.setattr(Partition, "_fail", swallow)
+
+
+@bug
+def a_failed_rotation_is_reported_as_a_failed_turn(patch: Patch) -> None:
+    def rotate(self: Partition) -> None:
+        try:
+            self._rotate()
+        except StorageFailed as error:
+            self._fail(error)
+
+    patch.setattr(Partition, "_rotate_after_commit", rotate)
+
+
+@bug
+def half_of_a_torn_group_is_kept(patch: Patch) -> None:
+    patch.setattr(replay, "MORE", 0)
+    patch.setattr(replay, "JOINS", 0)
+
+
+@bug
+def items_are_read_from_the_wrong_place(patch: Patch) -> None:
+    def shifted(self: Any, start: int, stop: int) -> Any:
+        return [found._replace(start=found.start, batch=found.batch.pick(range(len(found.batch))[::-1])) for found in right(self, [start, stop])]
+
+    right = Partition.items
+    patch.setattr(Partition, "items", lambda self, runs: shifted(self, min(runs), max(runs)) if runs else [])
