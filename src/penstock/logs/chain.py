@@ -41,8 +41,8 @@ class Chain:
         self.close()
         files = self._files.list(self.directory) if self._files.exists(self.directory) else []
         self.names = [name for name in map(parse_name, files) if name is not None]
-        known = set(map(str, self.names))
-        return [file for file in files if file.endswith(LOG + TEMPORARY) or (file.endswith(INDEX) and file.removesuffix(INDEX) not in known)]
+        kept = {f"{name}{suffix}" for name in self.names for suffix in (LOG, INDEX)}
+        return [file for file in files if file.endswith((LOG + TEMPORARY, INDEX)) and file not in kept]
 
     def grow(self, name: SegmentName) -> Segment:
         """Make a new, empty segment, the newest from now on."""

@@ -2,7 +2,7 @@
 
 Owns: `FileLog`, the only writer of a partition's directory, and its states: what may be asked when, and what a failure means.
 The work is in the modules beneath: frame and compress (bytes of a frame), segment and chain (files of frames), replay and opening
-(reading back, judging damage), reader (items by offset), tail (writing).
+(reading back, judging damage), reader (items by offset), tail (writing), rewriting (thinning out old segments).
 Limits: one thread, one process; the frames of one `append` go to one segment.
 """
 
@@ -10,15 +10,17 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import NoReturn
 
-from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap
-from penstock.logs.chain import Chain, SegmentFacts
+from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.chain import Chain
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import Files
 from penstock.logs.frame import Encoder
 from penstock.logs.opening import Opening
 from penstock.logs.reader import LogReading
+from penstock.logs.rewriting import put_in_place, rewrite
 from penstock.logs.segment import Owner
 from penstock.logs.tail import Tail
+from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
 
 
@@ -58,6 +60,7 @@ class FileLog:
         self.notes: list[str] = []
         self._files = files
         self._chain = Chain(files, directory, Owner(incarnation, partition))
+        self._compression = compression
         self._tail = Tail(files, self._chain, Encoder(incarnation, partition, compression))
         self._reading = LogReading(self._chain)
         self._state = State.UNREAD
@@ -128,8 +131,11 @@ class FileLog:
         self._state = State.OPEN
 
     def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
-        """Sync, and store a copy of the state after everything appended, so that the next opening need not replay it."""
-        self.sync()
+        """Sync, and store a copy of the state after everything appended, so that the next opening need not replay it.
+
+        It is a real sync in every mode: a checkpoint that outlived the frames it rests on might fit those written in their place.
+        """
+        self.flush()
         if not self._tail.segment.size:
             return
         try:
@@ -147,10 +153,54 @@ class FileLog:
         self._readable()
         return self._reading.frames(self._tail.sequence, self._tail.offset)
 
+    def offset_at(self, wall: int) -> int:
+        self._readable()
+        return self._reading.offset_at(wall, self._tail.offset)
+
+    # -- letting go of what is old -------------------------------------------------------------------
+
     def segments(self) -> list[SegmentFacts]:
-        """The segments retained, oldest first."""
         self._readable()
         return self._reading.segments()
+
+    def drop(self, count: int) -> int:
+        freed = 0
+        if count:
+            self._spare(0, count - 1, spared=1)
+        try:
+            for name in self._chain.names[:count]:
+                freed += self._chain.segment(name).size
+                self._chain.drop(name)
+        except OSError as error:
+            self._fail(error, "dropping segments of")
+        finally:
+            self._reading.forget()
+        return freed
+
+    def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
+        self._spare(first, last, spared=2)
+        chain, encoder = self._chain, Encoder(self.incarnation, self.partition, self._compression)
+        try:
+            before = sum(chain.segment(name).size for name in chain.names[first : last + 1])
+            new = rewrite(self._files, chain, first, last, RunSet(keep), encoder)
+        except OSError as error:
+            raise storage_failed(error, "rewriting segments of", self.directory) from error
+        try:
+            put_in_place(chain, first, last, new)
+        except OSError as error:
+            self._fail(error, "rewriting segments of")
+        finally:
+            self._reading.forget()
+        return before - new.size
+
+    def _spare(self, first: int, last: int, spared: int) -> None:
+        """Make sure that recovery does without the segments from `first` to `last`: a synced Base that can be read is left behind them."""
+        self.flush()
+        names = self._chain.names
+        if not 0 <= first <= last < len(names) - spared:
+            raise InvalidRequest(f"segments {first} to {last} of {len(names)} cannot go, the newest {spared} must stay; give lower numbers")
+        if not any(self._chain.begins_with_base(name) for name in reversed(names[last + 1 :])):
+            raise InvalidRequest(f"no Base behind segment {last} of {self.directory} can be read; call rotate() with a Base first")
 
     # -- opening and closing -------------------------------------------------------------------------
 
@@ -167,7 +217,8 @@ class FileLog:
         chain, tail = self._chain, self._tail
         self.notes.clear()
         self._reading.forget()
-        chain.load()
+        for stray in chain.load():
+            self._files.remove(f"{self.directory}/{stray}")
         synced = tail.published()
         if not chain.names:
             tail.found()

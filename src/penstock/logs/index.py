@@ -65,7 +65,7 @@ class SparseIndex:
         return (self.offsets[place], self.positions[place]) if place >= 0 else (-1, 0)
 
     def around(self, wall: int) -> list[int]:
-        """The entries between which the first frame at or after a wall time lies: the first such entry and the one before, as far as there are."""
+        """The entries around the first frame at or after a wall time: the first such entry and the one before it, as far as there are."""
         last = next((place for place, at in enumerate(self.walls) if at >= wall), len(self.walls))
         return [place for place in (last - 1, last) if 0 <= place < len(self.walls)]
 

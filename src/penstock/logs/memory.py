@@ -3,13 +3,19 @@
 Owns: `MemoryLog`. What it keeps lives in a plain list that may be handed to a second log, which then finds what the first one wrote:
 that is how tests and "memory://" brokers reopen one. It ends with the process, so every `append` is as durable as it will ever be
 and `sync` only draws the line that `reset` goes back to.
+A Base begins a segment, as in files; a segment that was rewritten begins with one SKIP, which stands for all that was removed.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from penstock.logs.api import Draft, Frame, FrameType, Gap
+from penstock.logs import marks
+from penstock.logs.api import Draft, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.trim import trimmed
+from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest
+
+_BEGINS_A_SEGMENT = (FrameType.BASE, FrameType.SKIP)
 
 
 class MemoryLog:
@@ -19,9 +25,13 @@ class MemoryLog:
         self.incarnation = incarnation
         self.partition = partition
         self.kept: list[Frame] = [] if kept is None else kept
-        """Every frame, oldest first; frame n has sequence n + 1."""
+        """Every frame retained, oldest first."""
         self.notes: list[str] = []
         self._synced = len(self.kept)
+        self._sequence = 0
+        self._offset = 0
+        self._cuts: list[int] = []  # where in `kept` each segment begins
+        self._facts: list[SegmentFacts] = []  # of the segments but the newest
         self._segment_bytes = 0
         self._starts: list[int] = []  # of the DATA frames: first offset, and beside it the frame's place in `kept`
         self._places: list[int] = []
@@ -40,15 +50,11 @@ class MemoryLog:
     def wants_base(self) -> bool:
         return False
 
-    def recover(self) -> Iterator[Frame | Gap]:
-        self._open()
-        self._learn()
-        yield from self.kept[self._latest_base() :]
-        self._recovered = True
+    # -- writing -------------------------------------------------------------------------------------
 
     def append(self, drafts: Sequence[Draft]) -> int:
         self._ready()
-        frames = [_framed(draft, len(self.kept) + number) for number, draft in enumerate(drafts, 1)]
+        frames = [_framed(draft, self._sequence + number) for number, draft in enumerate(drafts, 1)]
         for frame in frames:
             self._note(frame, len(self.kept))
             self.kept.append(frame)
@@ -66,8 +72,6 @@ class MemoryLog:
         self._ready()
 
     def rotate(self, base: Draft) -> None:
-        self._ready()
-        self._segment_bytes = 0
         self.append([base])
         self.sync()
 
@@ -75,16 +79,59 @@ class MemoryLog:
         """Nothing outlives this log that a checkpoint could speed up."""
         self._ready()
 
+    # -- reading -------------------------------------------------------------------------------------
+
     def read(self, start: int, stop: int) -> list[Frame | Gap]:
         self._ready()
+        found: list[Frame | Gap] = []
+        oldest = self.segments()[0]
+        if start < min(stop, oldest.base):
+            found.append(marks.dropped(oldest.first_sequence, oldest.base, "memory"))
         first = max(0, bisect_right(self._starts, start) - 1)
         last = bisect_left(self._starts, stop) if start < stop else first
         frames = [self.kept[place] for place in self._places[first:last]]
-        return [frame for frame in frames if frame.base + frame.count > start]
+        found += [frame for frame in frames if frame.base + frame.count > start]
+        return found
 
     def frames(self) -> Iterator[Frame | Gap]:
         self._ready()
-        yield from list(self.kept)
+        yield from [frame for frame in self.kept if frame.type is not FrameType.SKIP]
+
+    def offset_at(self, wall: int) -> int:
+        self._ready()
+        frames = (self.kept[place] for place in self._places)
+        return next((frame.base for frame in frames if frame.wall >= wall), self._offset)
+
+    # -- letting go of what is old -------------------------------------------------------------------
+
+    def segments(self) -> list[SegmentFacts]:
+        self._ready()
+        return [*self._facts, self._newest_facts()]
+
+    def drop(self, count: int) -> int:
+        facts = self.segments()
+        _spare(0, count - 1, len(facts) - 1)
+        self._replace(0, count, [])
+        return sum(segment.size_bytes for segment in facts[:count])
+
+    def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
+        facts = self.segments()
+        _spare(first, last, len(facts) - 2)
+        wanted = RunSet(keep)
+        old = self.kept[self._cuts[first] : self._cuts[last + 1]]
+        drafts = [(trimmed(frame, wanted), frame.sequence) for frame in old if frame.type is FrameType.DATA]
+        skip = Frame(FrameType.SKIP, facts[first].first_sequence, facts[first].base, 0, 0, old[0].elapsed, old[0].wall, memoryview(b""))
+        new = [skip, *(_framed(draft, sequence) for draft, sequence in drafts if draft is not None)]
+        self._replace(first, last + 1, new)
+        return sum(segment.size_bytes for segment in facts[first : last + 1]) - sum(len(frame.body) for frame in new)
+
+    # -- opening and closing -------------------------------------------------------------------------
+
+    def recover(self) -> Iterator[Frame | Gap]:
+        self._open()
+        self._learn()
+        yield from self.kept[self._latest_base() :]
+        self._recovered = True
 
     def reset(self) -> None:
         self._open()
@@ -112,22 +159,56 @@ class MemoryLog:
                 return place
         return 0
 
+    def _replace(self, first: int, stop: int, frames: Sequence[Frame]) -> None:
+        """Put frames in the place of whole segments."""
+        edges = self._cuts[first], self._cuts[stop]
+        self.kept[slice(*edges)] = frames
+        self._synced += len(frames) - (edges[1] - edges[0])
+        self._learn()
+
     def _learn(self) -> None:
-        self._starts.clear()
-        self._places.clear()
-        self._segment_bytes = 0
+        """Take up everything anew."""
+        for column in (self._cuts, self._facts, self._starts, self._places):
+            column.clear()
+        self._segment_bytes = self._sequence = self._offset = 0
         for place, frame in enumerate(self.kept):
-            if frame.type is FrameType.BASE:
-                self._segment_bytes = 0
             self._note(frame, place)
 
     def _note(self, frame: Frame, place: int) -> None:
+        """Take up a frame that stands, or is about to stand, at a place."""
+        kind = frame.type
+        if not place or kind in _BEGINS_A_SEGMENT:
+            self._begin(place)
         self._segment_bytes += len(frame.body)
-        if frame.type is FrameType.DATA:
+        self._sequence = frame.sequence
+        if kind is FrameType.DATA:
             self._starts.append(frame.base)
             self._places.append(place)
+            self._offset = frame.base + frame.count
+        elif frame.base > self._offset:
+            self._offset = frame.base
+
+    def _begin(self, place: int) -> None:
+        """Begin a segment there."""
+        if self._cuts:
+            last = self.kept[place - 1]
+            self._facts.append(self._newest_facts()._replace(last_wall=last.wall))
+        self._cuts.append(place)
+        self._segment_bytes = 0
+
+    def _newest_facts(self) -> SegmentFacts:
+        if not self._cuts:
+            return SegmentFacts(0, 1, 0, 0, 0)
+        first, last = self.kept[self._cuts[-1]], self.kept[-1]
+        base = first.base if first.sequence > 1 else 0
+        return SegmentFacts(base, first.sequence, self._segment_bytes, first.wall, last.wall, first.type is FrameType.SKIP)
 
 
 def _framed(draft: Draft, sequence: int) -> Frame:
     kind, base, count, columns, elapsed, wall, parts = draft
     return Frame(FrameType(kind), sequence, base, count, columns, elapsed, wall, memoryview(b"".join(parts)))
+
+
+def _spare(first: int, last: int, stop: int) -> None:
+    if last >= first - 1 and not 0 <= first <= last + 1 <= stop:
+        raise InvalidRequest(f"segments {first} to {last} cannot go, those from {stop} on must stay; give lower numbers")

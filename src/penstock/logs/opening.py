@@ -90,7 +90,7 @@ class Opening:
         return solid
 
     def _replayable(self, frame: Frame) -> Frame:
-        """The frame; a rewritten segment, which begins and ends with a SKIP, is known before, unless both and its neighbours are damaged."""
+        """The frame. (A rewritten segment begins and ends with a SKIP and is known before this, unless both are damaged.)"""
         if frame.type is FrameType.SKIP:
             raise CorruptLog(f"{self._chain.directory} cannot be replayed across a rewritten segment; put a copy in its place")
         return frame

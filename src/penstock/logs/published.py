@@ -2,7 +2,7 @@
 
 Owns: `PublishedLog`. It writes nothing, takes no lock and stops at the published synced position, so it never sees what may yet be
 taken back. Each `read` and `frames` looks first whether more was published.
-Its owner may drop and rewrite segments meanwhile: then it looks again, and serves what is there, or a Gap that says that retention dropped it.
+Its owner may drop and rewrite segments meanwhile: then it looks again and serves what is there, or a Gap that says what happened.
 Without a published position (the file was deleted) it reads up to the last whole group.
 """
 

@@ -15,7 +15,7 @@ from penstock.logs.api import Frame, FrameType, Gap, SegmentFacts
 from penstock.logs.chain import Chain
 from penstock.logs.failures import storage_failed
 from penstock.logs.index import SparseIndex
-from penstock.logs.replay import ENDLESS, Promise, Replay, Start
+from penstock.logs.replay import ENDLESS, Promise, Replay, Start, front
 from penstock.logs.segment import Piece, SegmentName, header_at
 from penstock.words.errors import StorageFailed
 
@@ -141,28 +141,23 @@ class LogReading:
         if found is None:
             self._chain.rebuild(self._chain.segment(self._chain.names[number]), SparseIndex())
             found = self._entry(number, offset)
-        return found or self._front(number)
+        return found or front(self._chain, number)
 
     def _entry(self, number: int, offset: int) -> Start | None:
         """The place that the index gives, or None when the index is wrong."""
         segment = self._chain.segment(self._chain.names[number])
         base, position = self._chain.index(segment).floor(offset)
         if base < 0:
-            return self._front(number)
+            return front(self._chain, number)
         header = header_at(segment, position, self._chain.owner)
         if header is None or header.type != FrameType.DATA or header.base != base:
             return None
         return Start(number, position, header.sequence - 1, base)
 
-    def _front(self, number: int) -> Start:
-        """The front of a segment."""
-        name = self._chain.names[number]
-        return Start(number, 0, name.first_sequence - 1, name.base)
-
     def _after(self, sequence: int) -> Start:
         """The front of the segment in which the frame after that one lies."""
         numbers = range(len(self._chain.names) - 1, 0, -1)
-        return self._front(next((number for number in numbers if self._chain.names[number].first_sequence <= sequence + 1), 0))
+        return front(self._chain, next((number for number in numbers if self._chain.names[number].first_sequence <= sequence + 1), 0))
 
     def _offset_at(self, wall: int, offset: int) -> int:
         for name in self._chain.names:
@@ -173,7 +168,7 @@ class LogReading:
         return offset
 
     def _first_since(self, name: SegmentName, wall: int) -> int | None:
-        """The first item of a segment written at or after a time: in the index step before the first entry that was, or that entry itself."""
+        """The first item of a segment written at or after a time: in the index step before the first such entry, or that entry's."""
         segment = self._chain.segment(name)
         index = self._chain.index(segment)
         if any(not self._sound(name, index, entry) for entry in index.around(wall)):

@@ -34,6 +34,12 @@ class Start(NamedTuple):
     """The next item offset."""
 
 
+def front(chain: Chain, number: int) -> Start:
+    """The front of a segment."""
+    name = chain.names[number]
+    return Start(number, 0, name.first_sequence - 1, name.base)
+
+
 class Promise(NamedTuple):
     """What must be there: whole up to `position` of the newest segment, at least up to a frame and an item offset."""
 

@@ -1,21 +1,24 @@
 """Writing a segment anew, beside the old one, and putting it in its place.
 
-Owns: `NewSegment`, a file of frames under a temporary name, and `thin_out`, which fills it with what a rewrite keeps.
+Owns: `NewSegment`, a file of frames under a temporary name; `rewrite`, which fills one with what is to be kept, and `put_in_place`.
 A new segment is whole and synced before it takes its name. What came of a rewrite begins and ends with a SKIP, so that it is known for what
 it is also when one of them is damaged, and has one wherever frames are missing.
 """
+
+import contextlib
 
 from penstock.logs import marks
 from penstock.logs.api import Buffer, Draft, FrameType, Gap
 from penstock.logs.chain import Chain
 from penstock.logs.files import Files
 from penstock.logs.frame import Encoder
-from penstock.logs.replay import Replay
+from penstock.logs.replay import Promise, Replay, front
 from penstock.logs.segment import LOG, SegmentName
 from penstock.logs.trim import trimmed
 from penstock.logs.writing import TEMPORARY, write_all
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
+from penstock.words.errors import CorruptLog
 
 WRITE_BYTES = 1 << 20
 """Small frames are gathered up to this size before they are written."""
@@ -74,8 +77,32 @@ class NewSegment:
             self._handle = None
 
 
-def thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSegment) -> None:
-    """Write what a pass over some segments finds and `keep` asks for. `following` is the segment behind them."""
+def rewrite(files: Files, chain: Chain, first: int, last: int, keep: RunSet, encoder: Encoder) -> NewSegment:
+    """Write what `keep` asks for of the segments from `first` to `last` beside them. When that fails, nothing has changed."""
+    new = NewSegment(files, chain, chain.names[first], encoder)
+    try:
+        _thin_out(Replay(chain, front(chain, first), Promise(), stop=last + 1), chain.names[last + 1], keep, new)
+    except (OSError, CorruptLog):
+        with contextlib.suppress(OSError):  # what remains is removed at the next opening
+            new.discard()
+        raise
+    return new
+
+
+def put_in_place(chain: Chain, first: int, last: int, new: NewSegment) -> None:
+    """Let a new segment take the place of those from `first` to `last`.
+
+    It is in place before any of the others goes, and they go oldest first: until then a segment ends where the next one's name says.
+    """
+    names = chain.names[first : last + 1]
+    chain.replace(names[0], new.path)
+    for name in names[1:]:
+        chain.drop(name)
+    chain.store_index(chain.segment(names[0]))
+
+
+def _thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSegment) -> None:
+    """Write what is kept of a pass over some segments. `following` is the segment behind them."""
     thinning = _Thinning(into)
     for item in replay:
         if isinstance(item, Gap):
@@ -84,9 +111,9 @@ def thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSegm
         elif item.frame is not None:
             frame = item.frame
             draft = trimmed(frame, keep) if frame.type is FrameType.DATA else None
-            thinning.then = Moment(frame.elapsed, frame.wall)
             if draft is not None:
                 thinning.keep(draft, frame.sequence, frame.sequence, draft.base)
+            thinning.then = Moment(frame.elapsed, frame.wall)
     thinning.skip(following.first_sequence - 1, following.base)
     into.finish()
 
@@ -103,6 +130,8 @@ class _Thinning:
     def keep(self, draft: Draft, first: int, last: int, base: int) -> None:
         """Write a frame that accounts for these sequences."""
         if first != self._last + 1:
+            if self._last < 0 and not self.then.wall:
+                self.then = Moment(draft.elapsed, draft.wall)
             self.skip(first - 1, base)
         self._into.add(draft, last)
         self._last = last

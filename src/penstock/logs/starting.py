@@ -1,7 +1,7 @@
 """Where the replay of a log may begin.
 
-Owns: `beginning`. Replay begins at the newest Base that can be read: a segment's first frame, or a checkpoint's that is newer still; a log's
-very first segment needs none. It never crosses a rewritten segment, whose records are gone: what lies before one is no place to begin.
+Owns: `beginning`. Replay begins at the newest Base that can be read: a segment's first frame, or a checkpoint's that is newer still;
+a log's very first segment needs none. It never crosses a rewritten segment, whose records are gone: what lies before one is no place to begin.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from penstock.logs.chain import Chain
 from penstock.logs.checkpoint import Checkpoint
 from penstock.logs.files import Files
 from penstock.logs.frame import frame_bytes
-from penstock.logs.replay import Start
+from penstock.logs.replay import Start, front
 from penstock.logs.segment import FIRST, header_at
 from penstock.logs.writing import read_file
 from penstock.words.errors import CorruptLog
@@ -34,9 +34,8 @@ def beginning(files: Files, chain: Chain, notes: list[str]) -> Beginning:
         if number >= lowest and (start is None or found.frame.sequence > start.sequence):
             return Beginning(Start(number, found.end, found.frame.sequence, found.frame.base), found)
     if start is None:
-        raise CorruptLog(
-            f"no Base from which {chain.directory} could be replayed can be read; run verify to see what is left, then put a copy in its place"
-        )
+        what = f"no Base from which {chain.directory} could be replayed can be read"
+        raise CorruptLog(f"{what}; run verify to see what is left, then put a copy in its place")
     return Beginning(start)
 
 
@@ -45,11 +44,11 @@ def _newest_base(chain: Chain, notes: list[str]) -> tuple[Start | None, int]:
     for number in range(len(chain.names) - 1, -1, -1):
         name = chain.names[number]
         if chain.begins_with_base(name):
-            return Start(number, 0, name.first_sequence - 1, name.base), number
+            return front(chain, number), number
         if chain.rewritten(name):
             return None, number + 1
-        if name == FIRST:
-            return Start(number, 0, 0, 0), number
+        if name == FIRST:  # it begins with whatever came first
+            return front(chain, number), number
         notes.append(f"the Base of segment {name} cannot be read; replay begins at an earlier one")
     return None, 0
 

@@ -1,7 +1,7 @@
 """Cutting a DATA frame down to the items that are still wanted.
 
-Owns: `trimmed`. The frame is cut to the stretch from its first to its last kept item; the others inside are blanked, so that offsets stay. What
-comes out is an ordinary frame with the old times. What a produce wanted remembered (parts) goes: it is in a Base by now.
+Owns: `trimmed`. The frame is cut to the stretch from its first to its last kept item; the others inside are blanked, so that offsets stay.
+What comes out is an ordinary frame with the old times. What a produce wanted remembered (parts) goes: it is in a Base by now.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def _blanked(batch: Batch, kept: Sequence[int]) -> Batch:
         values, blank = getattr(batch, name), _BLANKS.get(name)
         if values is None:
             return None
-        left = [value if there else blank for value, there in zip(values, alive, strict=True)]
+        left: Any = [value if there else blank for value, there in zip(values, alive, strict=True)]
         return bytes(left) if name == "priorities" else left
 
     return Batch(*(column(name) for name in batch.__struct_fields__)).compact()

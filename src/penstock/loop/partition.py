@@ -33,6 +33,10 @@ from penstock.words.limits import MIB, Policy
 ROUNDS = 50
 """How often one command may ask to be decided again within a turn."""
 DUE_ITEMS = 2_000
+CHECKPOINT_FRAMES = 50_000
+"""Frames after which a checkpoint is worth it: a second or two of replay."""
+FRAME_WORTH_BYTES = 50
+"""So many bytes of checkpoint cost about as much to write as one frame to replay."""
 _NEEDS_NO_SYNC = (Leased, Passed, Answered)
 
 
@@ -59,6 +63,7 @@ class Partition:
         self._segment_age = segment_age
         self._room = 0
         self._rotate_at = 0
+        self._unreplayed = 0
         self._frames = Frames(log)
         self._blocks = Blocks(self._frames)
         self._staged: list[Record] = []
@@ -105,8 +110,7 @@ class Partition:
         """Write what is owed, leave a checkpoint so that the next opening is quick, and let go of the log."""
         if not self._failed:
             self.commit()
-            state = self.state
-            self.log.write_checkpoint(base.dump(state), state.moment.elapsed, state.moment.wall, state.next_offset)
+            self._checkpoint()
         self.log.close()
 
     # -- the turn ------------------------------------------------------------------------------------
@@ -162,8 +166,8 @@ class Partition:
                 self._owes_sync = False
         except StorageFailed as error:
             self._fail(error)
-        if full:
-            self._rotate_after_commit()
+        if full or self._unreplayed > CHECKPOINT_FRAMES:
+            self._keep_house(rotate=full)
 
     def _usable(self) -> None:
         if self._failed:
@@ -179,15 +183,25 @@ class Partition:
             raise OutcomeUnknown(f"storage failed ({error}) and could not be rolled back ({worse}); repeat with the same request id") from worse
         raise error
 
-    def _rotate_after_commit(self) -> None:
+    def _keep_house(self, *, rotate: bool) -> None:
         """The turn is stored, so its answers stand even if this fails: the partition goes on from what is synced, or fails at the next call."""
         try:
-            self._rotate()
+            if rotate:
+                self._rotate()
+                self._tidy(thorough=False)
+            else:
+                self._checkpoint()
         except StorageFailed:
             try:
                 self.reopen()
             except PenstockError:
                 self._failed = True
+
+    def _checkpoint(self) -> None:
+        """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay a small part of the work."""
+        body = base.dump(self.state)
+        self.log.write_checkpoint(body, self.state.moment.elapsed, self.state.moment.wall, self.state.next_offset)
+        self._unreplayed = -len(body) // FRAME_WORTH_BYTES
 
     def _stage(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -201,7 +215,9 @@ class Partition:
                 self._frames.put(record, self._turn.wall)
             if type(record) not in _NEEDS_NO_SYNC or (type(record) is Answered and record.ids is not None):
                 self._owes_sync = True
-        self._room -= self.log.append(codec.drafts(staged, self._turn, self.state.next_offset))
+        drafts = codec.drafts(staged, self._turn, self.state.next_offset)
+        self._room -= self.log.append(drafts)
+        self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> None:
         """Bring blocks to hand; what they may hold is written first, so that it can be read."""
@@ -219,6 +235,7 @@ class Partition:
         body = base.dump(self.state)
         self.log.rotate(codec.base(body, self._turn, self.state.next_offset))
         self._owes_sync = False
+        self._unreplayed = 0
         self._plan_rotation(len(body))
 
     def _plan_rotation(self, base_bytes: int) -> None:

@@ -53,6 +53,8 @@ def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
 
 
 def decide_move(state: State, command: MoveCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    if not command.name:
+        raise InvalidRequest("the cursor has no name; give it one")
     check_name("cursor", command.name)
     within("offset", command.offset, 0, state.next_offset)
     if state.cursors.get(command.name) == command.offset:

@@ -1,0 +1,257 @@
+"""Retention: what may go goes, what is needed stays, and the record comes before the files."""
+
+import errno
+
+import pytest
+
+from penstock.logs.filelog import FileLog
+from penstock.loop.partition import Partition
+from penstock.loop.retention import Freed
+from penstock.rules import base
+from penstock.rules.commands import Bury, Complete, Drop, Granted, Lease, MoveCursor, Produce, ReleaseCursor, Retry
+from penstock.rules.life import State
+from penstock.rules.routing import key_ids
+from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
+from penstock.words.batch import Batch
+from penstock.words.clock import DAY, HOUR
+from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
+from penstock.words.limits import Policy, Retention
+from tests.support import Bench
+
+NOW = Policy(retention=Retention(max_segments=1))
+"""Everything but the newest segment has had its time."""
+
+
+def segment(part: Partition, *texts: str, key: str | None = None) -> None:
+    """Items in a segment of their own."""
+    keys = [key.encode()] * len(texts) if key is not None else None
+    part.run(Produce(Batch([text.encode() for text in texts], keys, None if keys is None else key_ids(keys))))
+    part.commit()
+    part._rotate()
+
+
+def work_off(part: Partition, want: int) -> None:
+    granted = part.run(Lease(want, per_key=want))
+    assert isinstance(granted, Granted)
+    part.run(Complete(granted.lease))
+    part.commit()
+
+
+def configured(bench: Bench, policy: Policy) -> Partition:
+    bench.configure(retention=policy.retention, on_bury=policy.on_bury)
+    return bench.partition
+
+
+def test_segments_of_resolved_items_go_with_age(bench: Bench) -> None:
+    part = configured(bench, Policy(retention=Retention(max_age=DAY, max_bytes=0)))
+    segment(part, "old", "older")
+    work_off(part, 2)
+    bench.advance(3600)
+    segment(part, "young")
+    assert part.retain() == Freed(0, 0, 0, 0)
+    part._rotate_at += DAY  # not by itself
+    bench.advance(23 * 3600)
+    freed = part.retain()
+    assert (freed.segments, freed.items) == (1, 2)
+    assert freed.size_bytes > 0
+    assert bench.texts(bench.lease()) == ["young"]
+
+
+def test_nothing_unresolved_ever_goes(bench: Bench) -> None:
+    part = configured(bench, NOW)
+    for number in range(5):
+        segment(part, f"ready {number}")
+    assert part.retain().items == 0
+    assert bench.texts(bench.lease()) == [f"ready {number}" for number in range(5)]
+    assert part.retain().items == 0
+
+
+def test_it_comes_by_itself_with_rotation(bench: Bench) -> None:
+    part = configured(bench, NOW)
+    segment(part, "done")
+    work_off(part, 1)
+    part._room = 0
+    bench.produce("next")
+    assert part.state.dropped.runs == [0, 1]
+    assert [facts.base for facts in part.log.segments()] == [1, 2]
+
+
+def test_a_few_needed_items_do_not_keep_old_segments(bench: Bench) -> None:
+    part = configured(bench, NOW)
+    for number in range(6):
+        segment(part, *(f"{number}.{item}" for item in range(100)))
+    granted = part.run(Lease(600))
+    assert isinstance(granted, Granted)
+    part.run(Retry(granted.lease, [7, 205], delay=HOUR, reason="later"))
+    part.run(Complete(granted.lease))
+    part.commit()
+    before = sum(facts.size_bytes for facts in part.log.segments())
+    freed = part.compact()
+    assert (freed.rewritten > 0, freed.items) == (True, 598)
+    assert sum(facts.size_bytes for facts in part.log.segments()) == before - freed.size_bytes + part.log.segments()[-1].size_bytes
+    bench.restart()
+    bench.advance(3601)
+    assert bench.texts(bench.lease()) == ["0.7", "2.5"]
+    assert bench.why(8) == "resolved, and let go by retention"
+
+
+def test_a_rewritten_stretch_shrinks_again_when_more_of_it_is_resolved(bench: Bench) -> None:
+    part = configured(bench, NOW)
+    for number in range(4):
+        segment(part, *(f"{number}.{item}" for item in range(50)))
+    granted = part.run(Lease(200))
+    assert isinstance(granted, Granted)
+    part.run(Retry(granted.lease, [3, 60, 61, 62], delay=HOUR))
+    part.run(Complete(granted.lease))
+    part.commit()
+    part.compact()
+    bench.advance(3601)
+    late = part.run(Lease(3))
+    assert isinstance(late, Granted)
+    part.run(Complete(late.lease))
+    part.commit()
+    assert part.compact().items == 3
+    assert bench.texts(bench.lease()) == ["1.12"]
+
+
+def test_a_cursor_holds_retention_back_until_it_has_passed(bench: Bench) -> None:
+    part = configured(bench, NOW)
+    bench.move_cursor("audit", 0)
+    for number in range(4):
+        segment(part, f"item {number}")
+    work_off(part, 4)
+    assert part.retain().segments == 0
+    assert [item.batch.payloads[0] for item in part.history(0, 2)] == [b"item 0", b"item 1"]
+    bench.move_cursor("audit", 2)
+    assert part.retain().segments == 2
+    bench.restart()
+    part = bench.partition
+    assert [item.start for item in part.history(0, 10)] == [2, 3]
+    bench.release_cursor("audit")
+    part.retain()
+    assert part.history(0, 10) == []
+
+
+def test_a_cursor_reads_whatever_became_of_the_items(bench: Bench) -> None:
+    bench.produce("completed", "buried", "leased", "ready")
+    granted = bench.lease(3)
+    bench.complete(granted.lease, [0])
+    bench.bury(granted.lease, [1], "bad")
+    (found,) = bench.partition.history(0, 10)
+    assert list(found.batch.payloads) == [b"completed", b"buried", b"leased", b"ready"]
+    assert [item.start for item in bench.partition.history(2, 1)] == [2]
+    assert bench.partition.history(4, 10) == []
+
+
+def test_a_buried_item_is_kept_as_long_as_a_completed_one(bench: Bench) -> None:
+    part = configured(bench, NOW)
+    segment(part, "bad")
+    granted = bench.lease()
+    bench.bury(granted.lease, reason="no use")
+    segment(part, "next")
+    assert part.retain().items == 1
+    assert bench.life(0) is State.COMPLETED
+    with pytest.raises(InvalidRequest, match="cannot be redriven"):
+        bench.redrive(0)
+
+
+def test_a_parked_item_is_kept_for_its_key(bench: Bench) -> None:
+    part = configured(bench, Policy(on_bury="park", retention=NOW.retention))
+    segment(part, "bad", "waits behind", key="k")
+    granted = part.run(Lease(1))
+    assert isinstance(granted, Granted)
+    part.run(Bury(granted.lease, reason="no use"))
+    part.commit()
+    segment(part, "next")
+    part.compact()
+    assert bench.lease().runs == [2, 3]
+    bench.redrive(0)
+    assert bench.texts(bench.lease()) == ["bad"]
+
+
+def test_what_retention_let_go_cannot_be_sought(bench: Bench) -> None:
+    part = configured(bench, NOW)
+    segment(part, "gone")
+    segment(part, "kept")
+    work_off(part, 2)
+    bench.produce("new")
+    part.retain()
+    assert bench.seek(0) == 0
+    bench.configure(retention=Retention())
+    work_off(part, 1)
+    assert bench.seek(0) == 1
+    assert bench.take() == ["new"]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (1, 3), (2, 9)])
+def test_needed_items_are_never_dropped_by_word(bench: Bench, start: int, stop: int) -> None:
+    bench.produce("ready", "leased", "completed")
+    granted = bench.lease(3)
+    bench.complete(granted.lease, [2])
+    bench.retry(granted.lease, [0])
+    with pytest.raises(InvalidRequest, match="cannot be dropped"):
+        bench.partition.run(Drop([start, stop]))
+    assert not bench.partition.state.dropped
+
+
+@pytest.mark.parametrize("command", [MoveCursor("", 0), MoveCursor("c", -1), MoveCursor("c", 2), ReleaseCursor("nobody")])
+def test_wrong_cursors_are_refused(bench: Bench, command: MoveCursor | ReleaseCursor) -> None:
+    bench.produce("one")
+    with pytest.raises(InvalidRequest):
+        bench.partition.run(command)
+    assert bench.partition.state.cursors == {}
+
+
+def test_time_finds_an_offset(bench: Bench) -> None:
+    part = bench.partition
+    marks = []
+    for number in range(5):
+        marks.append(bench.wall)
+        segment(part, f"{number}", f"{number} again")
+        bench.advance(60)
+    assert [part.offset_at(mark) for mark in marks] == [0, 2, 4, 6, 8]
+    assert part.offset_at(marks[2] + 1) == 6
+    assert part.offset_at(0) == 0
+    assert part.offset_at(bench.wall) == 10
+
+
+def busy(files: SimulatedFiles) -> Partition:
+    """Old segments, most of them resolved, one item of the second still waiting."""
+    clock = ManualClock()
+    part = Partition(FileLog(files, "/log", 1, 0), clock, NOW)
+    for number in range(5):
+        segment(part, *(f"{number}.{item}" for item in range(10)))
+    granted = part.run(Lease(50))
+    assert isinstance(granted, Granted)
+    part.run(Retry(granted.lease, [13], delay=HOUR))
+    part.run(Complete(granted.lease))
+    part.commit()
+    return part
+
+
+@pytest.mark.parametrize("trouble", ["halt", errno.EIO, errno.ENOSPC])
+def test_cut_off_at_any_step_nothing_needed_is_lost(trouble: Fault) -> None:
+    whole = SimulatedFiles()
+    part = busy(whole)
+    wanted = part.state.counts
+    calls = whole.calls
+    part.compact()
+    steps = whole.calls - calls
+    assert steps > 20
+    for step in range(1, steps + 1):
+        files = SimulatedFiles()
+        part = busy(files)
+        files.fail(files.calls + step, trouble)
+        try:
+            part.compact()
+        except (Halt, StorageFailed, OutcomeUnknown):
+            pass
+        files.mend()
+        files.crash()
+        again = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+        assert again.gaps == [], f"step {step}"
+        assert again.state.counts == wanted, f"step {step}"
+        assert again.payloads([13, 14]) == [b"1.3"], f"step {step}"
+        again.compact()
+        assert again.state.dropped.runs == [0, 13, 14, 50], f"step {step}"
+        assert base.dump(again.state) == base.dump(base.load(base.dump(again.state)))
