@@ -89,8 +89,8 @@ class RulesBesideTheModel(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, request: bytes | None) -> None:
         number = data.draw(st.sampled_from(list(self.model.holdings)[-4:]), label="lease")
         holding = self.model.holdings[number]
-        own = st.lists(st.sampled_from([*holding.open, *holding.done]), unique=True, max_size=4) if holding.size else st.nothing()
-        wanted = data.draw(st.none() | own, label="offsets")
+        some = st.sampled_from([*holding.open, *holding.done, 0])
+        wanted = data.draw(st.none() | st.lists(some, min_size=1, max_size=4, unique=True), label="offsets")
         verbs = st.sampled_from([partial(c.Complete, number, wanted), partial(c.Bury, number, wanted, "poison"), self._retry(data, number, wanted)])
         self._send(data.draw(verbs, label="verb")(request=request))
 

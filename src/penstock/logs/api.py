@@ -174,15 +174,19 @@ class Log(Protocol):
         ...
 
     def drop(self, count: int) -> int:
-        """Remove the oldest `count` segments, never the newest; says how many bytes that freed."""
+        """Sync, then remove the oldest `count` segments, never the newest; says how many bytes that freed."""
         ...
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
-        """Replace the segments from number `first` to `last` (0 = oldest; never the newest two) by one; says how many bytes that freed.
+        """Sync, then replace the segments number `first` to `last` (0 = oldest; never the newest two) by one; says how many bytes that freed.
 
         It serves the items of the flat runs `keep` at their old offsets, and no others. Their frames keep sequence and times; items between
         them are blanked. A rewrite that fails before it takes effect leaves the log as it was, open.
         """
+        ...
+
+    def free_bytes(self) -> int:
+        """How much room is left where the log lies."""
         ...
 
     def reset(self) -> None:

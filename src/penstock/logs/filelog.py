@@ -202,6 +202,12 @@ class FileLog:
         if not any(self._chain.begins_with_base(name) for name in reversed(names[last + 1 :])):
             raise InvalidRequest(f"no Base behind segment {last} of {self.directory} can be read; call rotate() with a Base first")
 
+    def free_bytes(self) -> int:
+        try:
+            return self._files.free_bytes(self.directory)
+        except OSError as error:
+            raise storage_failed(error, "looking at", self.directory) from error
+
     # -- opening and closing -------------------------------------------------------------------------
 
     def recover(self) -> Iterator[Frame | Gap]:

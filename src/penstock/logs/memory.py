@@ -84,7 +84,7 @@ class MemoryLog:
     def read(self, start: int, stop: int) -> list[Frame | Gap]:
         self._ready()
         found: list[Frame | Gap] = []
-        oldest = self.segments()[0]
+        oldest = self._facts[0] if self._facts else self._newest_facts()
         if start < min(stop, oldest.base):
             found.append(marks.dropped(oldest.first_sequence, oldest.base, "memory"))
         first = max(0, bisect_right(self._starts, start) - 1)
@@ -109,14 +109,17 @@ class MemoryLog:
         return [*self._facts, self._newest_facts()]
 
     def drop(self, count: int) -> int:
+        self.sync()
         facts = self.segments()
-        _spare(0, count - 1, len(facts) - 1)
-        self._replace(0, count, [])
+        if count:
+            _refuse_unless(0 < count < len(facts), f"{count} of {len(facts)} segments cannot go")
+            self._replace(0, count, [])
         return sum(segment.size_bytes for segment in facts[:count])
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
+        self.sync()
         facts = self.segments()
-        _spare(first, last, len(facts) - 2)
+        _refuse_unless(0 <= first <= last < len(facts) - 2, f"segments {first} to {last} of {len(facts)} cannot be rewritten")
         wanted = RunSet(keep)
         old = self.kept[self._cuts[first] : self._cuts[last + 1]]
         drafts = [(trimmed(frame, wanted), frame.sequence) for frame in old if frame.type is FrameType.DATA]
@@ -132,6 +135,10 @@ class MemoryLog:
         self._learn()
         yield from self.kept[self._latest_base() :]
         self._recovered = True
+
+    def free_bytes(self) -> int:
+        """Nobody can say; the process would be stopped long before."""
+        return 1 << 62
 
     def reset(self) -> None:
         self._open()
@@ -209,6 +216,6 @@ def _framed(draft: Draft, sequence: int) -> Frame:
     return Frame(FrameType(kind), sequence, base, count, columns, elapsed, wall, memoryview(b"".join(parts)))
 
 
-def _spare(first: int, last: int, stop: int) -> None:
-    if last >= first - 1 and not 0 <= first <= last + 1 <= stop:
-        raise InvalidRequest(f"segments {first} to {last} cannot go, those from {stop} on must stay; give lower numbers")
+def _refuse_unless(fine: bool, wrong: str) -> None:
+    if not fine:
+        raise InvalidRequest(f"{wrong}, the newest must stay; give lower numbers")

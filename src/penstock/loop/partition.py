@@ -16,9 +16,10 @@ from typing import NamedTuple, NoReturn
 from penstock.logs import codec
 from penstock.logs.api import FrameType, Gap, Log
 from penstock.loop.blocks import Blocks, Frames, Held
+from penstock.loop.floor import Floor
 from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
-from penstock.rules.commands import Again, Answer, Command, Configure, Drop
+from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.lease import NOTHING
 from penstock.rules.mend import mend
@@ -52,7 +53,14 @@ class Partition:
     """A state, its log, and the time."""
 
     def __init__(
-        self, log: Log, clock: Clock, policy: Policy | None = None, *, segment_bytes: int = 128 * MIB, segment_age: int = 1 * DAY
+        self,
+        log: Log,
+        clock: Clock,
+        policy: Policy | None = None,
+        *,
+        segment_bytes: int = 128 * MIB,
+        segment_age: int = 1 * DAY,
+        min_free_bytes: int = 0,
     ) -> None:
         self.log = log
         self.state = State()
@@ -61,6 +69,7 @@ class Partition:
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
+        self._floor = Floor(log, min_free_bytes)
         self._room = 0
         self._rotate_at = 0
         self._unreplayed = 0
@@ -126,6 +135,8 @@ class Partition:
     def run(self, command: Command) -> Answer:
         """Decide a command and apply it in memory. The answer may leave after `commit`."""
         self._usable()
+        if self._floor.bytes and type(command) is Produce and command.source is None:
+            self._floor.check()
         now, rounds = self.now(), 0
         if self._fetched:
             self._blocks.trim()
@@ -216,7 +227,9 @@ class Partition:
             if type(record) not in _NEEDS_NO_SYNC or (type(record) is Answered and record.ids is not None):
                 self._owes_sync = True
         drafts = codec.drafts(staged, self._turn, self.state.next_offset)
-        self._room -= self.log.append(drafts)
+        size = self.log.append(drafts)
+        self._room -= size
+        self._floor.used(size)
         self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> None:

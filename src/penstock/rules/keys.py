@@ -43,7 +43,7 @@ class Waiting:
 
     def joins(self, other: "Waiting") -> bool:
         """Whether `other` carries this run on."""
-        if self.stop != other.start or self.lane != other.lane or other.ready_at - self.ready_at >= JOIN_WITHIN:
+        if self.stop != other.start or self.lane != other.lane or not 0 <= other.ready_at - self.ready_at < JOIN_WITHIN:
             return False
         return other.fresh if self.fresh else self.position == other.position and not other.fresh
 

@@ -1,0 +1,42 @@
+"""The floor of disk space: produce stops in time, everything else goes on."""
+
+import pytest
+
+from penstock.logs.filelog import FileLog
+from penstock.loop.partition import Partition
+from penstock.rules.commands import Complete, Granted, Lease, Produce
+from penstock.testing import ManualClock, SimulatedFiles
+from penstock.words.batch import Batch
+from penstock.words.errors import QueueFull
+from penstock.words.limits import MIB, Policy, Retention
+
+
+def test_produce_is_refused_near_the_end_of_the_disk_and_the_rest_goes_on() -> None:
+    files = SimulatedFiles()
+    policy = Policy(retention=Retention(max_segments=1))
+    part = Partition(FileLog(files, "/log", 1, 0, compression=False), ManualClock(), policy, segment_bytes=MIB, min_free_bytes=2 * MIB)
+    files.fill(8 * MIB)
+    produced = 0
+    with pytest.raises(QueueFull, match="must stay so"):
+        for _ in range(200):
+            part.run(Produce(Batch([bytes(50_000)])))
+            part.commit()
+            produced += 1
+    assert 100 < produced < 127  # six of the eight megabytes
+    part.run(Produce(Batch([b"a transfer was promised"]), source=b"elsewhere", sequence=1))
+    granted = part.run(Lease(1_000))
+    assert isinstance(granted, Granted)
+    part.run(Complete(granted.lease))
+    part.commit()
+    part.compact()
+    part.run(Produce(Batch([b"room again"])))
+    part.commit()
+    assert part.state.counts.ready == 1
+
+
+def test_without_a_floor_nobody_asks() -> None:
+    files = SimulatedFiles()
+    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part.run(Produce(Batch([b"x"])))
+    part.commit()
+    assert not any("free" in line for line in files.trace)
