@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.rules.keys import Keys, Line, Waiting
+from penstock.rules.keys import Keys, Line
+from penstock.rules.waiting import Waiting
 
 KEY, OTHER = 11, 22
 

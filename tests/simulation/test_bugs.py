@@ -4,7 +4,6 @@ How many seeds it took is printed (`pytest -s`): what takes many is what the sim
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from penstock.logs.tail import Tail
 from penstock.loop.partition import Partition
 from penstock.rules import admin, base, due, machine, records, settle
 from penstock.rules.calendar import Calendar, Entry
+from penstock.rules.commands import Settled
 from penstock.rules.keys import Line, Waiting
 from penstock.rules.lanes import Extent, Lanes
 from penstock.rules.leases import Grant, Leases
@@ -74,7 +74,7 @@ def a_reboot_does_not_give_leases_their_full_timeout(patch: Patch) -> None:
 
 @bug
 def a_late_finisher_is_believed(patch: Patch) -> None:
-    patch.setattr(settle, "_repeated", lambda state, lease, wanted: settle.Settled(len(wanted)))
+    patch.setattr(settle, "_repeated", lambda state, lease, wanted: Settled(len(wanted)))
 
 
 @bug
@@ -189,13 +189,14 @@ def a_storage_error_is_reported_as_success(patch: Patch) -> None:
 
 @bug
 def a_failed_rotation_is_reported_as_a_failed_turn(patch: Patch) -> None:
-    def rotate(self: Partition) -> None:
-        try:
-            self._rotate()
-        except StorageFailed as error:
-            self._fail(error)
+    def commit(self: Partition) -> None:
+        state = self.state
+        right(self)
+        if self.state is not state:
+            raise StorageFailed("the rotation failed; and so, it is said, did the turn")
 
-    patch.setattr(Partition, "_rotate_after_commit", rotate)
+    right = Partition.commit
+    patch.setattr(Partition, "commit", commit)
 
 
 @bug
@@ -205,9 +206,6 @@ def half_of_a_torn_group_is_kept(patch: Patch) -> None:
 
 
 @bug
-def items_are_read_from_the_wrong_place(patch: Patch) -> None:
-    def shifted(self: Any, start: int, stop: int) -> Any:
-        return [found._replace(start=found.start, batch=found.batch.pick(range(len(found.batch))[::-1])) for found in right(self, [start, stop])]
-
+def items_are_handed_out_in_the_wrong_order(patch: Patch) -> None:
     right = Partition.items
-    patch.setattr(Partition, "items", lambda self, runs: shifted(self, min(runs), max(runs)) if runs else [])
+    patch.setattr(Partition, "items", lambda self, runs: right(self, runs)[::-1])

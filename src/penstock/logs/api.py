@@ -178,7 +178,7 @@ class Log(Protocol):
         ...
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
-        """Sync, then replace the segments number `first` to `last` (0 = oldest; never the newest two) by one; says how many bytes that freed.
+        """Sync, then replace the segments `first` to `last` (0 = oldest; never the newest two) by one; says how many bytes that freed.
 
         It serves the items of the flat runs `keep` at their old offsets, and no others. Their frames keep sequence and times; items between
         them are blanked. A rewrite that fails before it takes effect leaves the log as it was, open.

@@ -1,7 +1,7 @@
 """Where the replay of a log may begin.
 
 Owns: `beginning`. Replay begins at the newest Base that can be read: a segment's first frame, or a checkpoint's that is newer still;
-a log's very first segment needs none. It never crosses a rewritten segment, whose records are gone: what lies before one is no place to begin.
+a log's very first segment needs none. It never crosses a rewritten segment, whose records are gone: what lies before one is no place.
 """
 
 from typing import NamedTuple

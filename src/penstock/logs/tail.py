@@ -217,7 +217,7 @@ class Tail:
             self._tell(self.synced)
 
     def _publish(self, durability: Durability) -> None:
-        """Promise what was appended. Writing the file costs as much as a small append, so where the promise is the lesser one it may lag."""
+        """Promise what was appended. Writing the file costs as much as a small append, so where the promise is a lesser one it may lag."""
         synced, told = Synced(self.segment.name, self.segment.size, self.sequence, self.offset, durability), self._told
         if durability == "fsync" or told.segment != synced.segment or synced.position - told.position >= MAX_LAG_BYTES:
             self._tell(synced)

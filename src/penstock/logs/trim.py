@@ -34,7 +34,7 @@ def trimmed(frame: Frame, keep: RunSet) -> Draft | None:
         return whole
     try:
         batch = Columns(frame).batch(kept[0], kept[-1])
-    except (msgspec.MsgspecError, ValueError, IndexError):
+    except (msgspec.MsgspecError, ValueError, IndexError, TypeError):
         return whole
     return columns.encode([Produced(kept[0], _blanked(batch, kept))], Moment(frame.elapsed, frame.wall))
 

@@ -4,7 +4,6 @@ Owns: the decisions and their application.
 """
 
 from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Seek
-from penstock.rules.keys import Waiting
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
 from penstock.rules.life import Event, after
 from penstock.rules.records import (
@@ -24,6 +23,7 @@ from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
 from penstock.rules.settle import SPENT, leave_line
 from penstock.rules.state import Peek, State, find_all
+from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY, within
 

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from penstock.rules.calendar import Calendar, Entry
-from penstock.rules.keys import Line, Waiting
+from penstock.rules.keys import Line
 from penstock.rules.lanes import Extent
 from penstock.rules.leases import Grant, Leases
 from penstock.rules.records import Leased, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Burial, Failure, Remembered, State
+from penstock.rules.waiting import Waiting
 from penstock.rules.window import Window
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog

@@ -6,7 +6,6 @@ but one that comes back overdue.
 """
 
 from penstock.rules.calendar import Calendar
-from penstock.rules.keys import Waiting
 from penstock.rules.lanes import KEYED, PRIORITY_MASK
 from penstock.rules.leases import Grant
 from penstock.rules.records import Aged, Buried, Due, Expired, Record, pack_keys
@@ -14,6 +13,7 @@ from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT, come_back
 from penstock.rules.state import Peek, State, find_all
+from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 
 

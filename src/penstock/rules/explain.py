@@ -92,7 +92,7 @@ def _behind_key(state: State, offset: int, key: int, holder: int | Line, attempt
     if line.parked:
         why = f"its key is parked: item {line.parked[0]} was buried; redrive or clear it"
         return Explanation(LifeState.READY, why, attempts, held_by=line.parked[0])
-    first = line.waiting[0].start
+    first = line.waiting.first.start
     if first == offset:
         return Explanation(LifeState.READY, "ready: first of its key, the next lease that reaches it gets it", attempts)
     return Explanation(LifeState.READY, f"ready, behind item {first} of the same key", attempts, held_by=first)

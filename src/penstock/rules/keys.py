@@ -7,48 +7,11 @@ A free line with waiting items stands in `ready`, a heap per lane ordered by the
 Entries of `ready` are only hints and are checked against the line when they come up.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from heapq import heappush
 
-from penstock.rules.lanes import JOIN_WITHIN
+from penstock.rules.waiting import Packed, Waiting
 from penstock.words.limits import LAST_PRIORITY
-
-
-class Waiting:
-    """A run of one key's passed-over items: ready, but not their turn."""
-
-    __slots__ = ("lane", "position", "ready_at", "start", "stop")
-
-    def __init__(self, start: int, stop: int, lane: int, position: int, ready_at: int) -> None:
-        self.start = start
-        self.stop = stop
-        self.lane = lane
-        self.position = position
-        self.ready_at = ready_at
-
-    @property
-    def fresh(self) -> bool:
-        """Each item stands at its own offset."""
-        return self.position == self.start
-
-    @property
-    def order(self) -> tuple[int, bool, int, int]:
-        """By position; what stands there because it came later than its offset says came before the item of that offset."""
-        return (self.position, self.fresh, self.ready_at, self.start)
-
-    def cut(self, at: int) -> "tuple[Waiting, Waiting]":
-        """A fresh run in two, the second beginning with offset `at`."""
-        return Waiting(self.start, at, self.lane, self.start, self.ready_at), Waiting(at, self.stop, self.lane, at, self.ready_at)
-
-    def joins(self, other: "Waiting") -> bool:
-        """Whether `other` carries this run on."""
-        if self.stop != other.start or self.lane != other.lane or not 0 <= other.ready_at - self.ready_at < JOIN_WITHIN:
-            return False
-        return other.fresh if self.fresh else self.position == other.position and not other.fresh
-
-    def astuple(self) -> tuple[int, int, int, int, int]:
-        return (self.start, self.stop, self.lane, self.position, self.ready_at)
 
 
 class Line:
@@ -62,7 +25,7 @@ class Line:
         """(offset, lane) of the item whose delay holds the key."""
         self.until = 0
         self.parked: list[int] = []
-        self.waiting: deque[Waiting] = deque()
+        self.waiting = Packed()
 
     @property
     def busy(self) -> bool:
@@ -75,9 +38,9 @@ class Line:
 
     def push(self, new: Waiting) -> None:
         """Queue up by position: nearly always at the back."""
-        last = self.waiting[-1] if self.waiting else None
+        last = self.waiting.last if self.waiting else None
         if last is not None and last.joins(new):
-            last.stop = new.stop
+            self.waiting.extend_last(new.stop)
         elif last is None or (last.order < new.order and not (last.fresh and new.position < last.stop)):
             self.waiting.append(new)
         else:
@@ -87,22 +50,16 @@ class Line:
         runs = [new]
         for run in self.waiting:
             runs += run.cut(new.position) if run.fresh and run.start < new.position < run.stop else (run,)
-        self.waiting = deque(sorted(runs, key=lambda run: run.order))
+        self.waiting = Packed(sorted(runs, key=lambda run: run.order))
 
     def drop(self, offset: int) -> bool:
         """Take one item out of the line."""
-        for index, run in enumerate(self.waiting):
-            if run.start <= offset < run.stop:
-                break
-        else:
-            return False
-        parts = []
-        for start, stop in ((run.start, offset), (offset + 1, run.stop)):
-            if start < stop:
-                parts.append(Waiting(start, stop, run.lane, start if run.fresh else run.position, run.ready_at))
         runs = list(self.waiting)
-        self.waiting = deque([*runs[:index], *parts, *runs[index + 1 :]])
-        return True
+        for index, run in enumerate(runs):
+            if run.start <= offset < run.stop:
+                self.waiting = Packed([*runs[:index], *run.without(offset), *runs[index + 1 :]])
+                return True
+        return False
 
 
 class Keys:
@@ -130,7 +87,7 @@ class Keys:
         found = self.map.get(key)
         if not isinstance(found, Line) or found.busy or not found.waiting:
             return None
-        first = found.waiting[0]
+        first = found.waiting.first
         return found if (first.lane, first.position, first.start) == (lane, position, offset) else None
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
@@ -162,7 +119,7 @@ class Keys:
         if line.busy:
             return
         if line.waiting:
-            first = line.waiting[0]
+            first = line.waiting.first
             heappush(self.ready[first.lane], (first.position, first.start, key))
         else:
             del self.map[key]
@@ -170,9 +127,9 @@ class Keys:
     def pass_over(self, key: int, run: Waiting) -> None:
         """Items join the line of their key, and are offered at once if nothing holds it."""
         line = self.line(key)
-        before = line.waiting[0].start if line.waiting else None
+        before = line.waiting.first.start if line.waiting else None
         line.push(run)
-        if line.waiting[0].start != before:
+        if line.waiting.first.start != before:
             self.settle(key, line)
 
     def take(self, key: int, start: int, stop: int) -> None:
@@ -181,12 +138,8 @@ class Keys:
         if not isinstance(found, Line):
             return
         for offset in range(start, stop):
-            first = found.waiting[0] if found.waiting else None
-            if first is not None and first.start == offset:
-                first.position += first.fresh
-                first.start += 1
-                if first.start == first.stop:
-                    found.waiting.popleft()
+            if found.waiting and found.waiting.first.start == offset:
+                found.waiting.step()
             else:
                 found.drop(offset)
 

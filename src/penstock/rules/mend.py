@@ -6,11 +6,12 @@ being worked on may so be handled once more; nothing is given up, nothing is hel
 default priority. The same damage gives the same state, and mending twice changes nothing more.
 """
 
-from penstock.rules.keys import Keys, Line, Waiting
+from penstock.rules.keys import Keys, Line
 from penstock.rules.lanes import KEYED, Lanes
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, offsets, pairs
 from penstock.rules.state import Burial, State
+from penstock.rules.waiting import Waiting
 from penstock.words.limits import DEFAULT_PRIORITY
 
 

@@ -12,12 +12,13 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from penstock.rules.commands import Lease
-from penstock.rules.keys import Line, Waiting
+from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, SPARSE, Extent
 from penstock.rules.records import Head, Take, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
 from penstock.rules.state import Block, Peek, State
+from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 
 SCAN_ITEMS = 20_000
@@ -121,7 +122,7 @@ class Plan:
             entry = ready[0]
             line = self.state.keys.head(lane, *entry)
             if line is not None and entry[2] not in self._touched:
-                return _Candidate((self._lifted(lane, line.waiting[0].ready_at), entry[0], line.waiting[0].fresh, lane), lane, entry, line)
+                return _Candidate((self._lifted(lane, line.waiting.first.ready_at), entry[0], line.waiting.first.fresh, lane), lane, entry, line)
             heappop(ready)
             if line is not None:
                 self._popped.append((lane, entry))
@@ -133,12 +134,12 @@ class Plan:
         self._touched.add(key)
         allowed = min(self.per_key, self.room)
         unread = self._unread(None)[0] if self.per_key > 1 else ENDLESS
-        for run in line.waiting:
+        for place, run in enumerate(line.waiting):
             if not allowed:
                 break
             stop = min(run.stop, run.start + allowed)
             if run.fresh:
-                stop = min(stop, max(unread, run.start + (run is line.waiting[0])))  # the head itself may go: whoever took it here saw to that
+                stop = min(stop, max(unread, run.start + (place == 0)))  # the head itself may go: whoever took it here saw to that
             if stop <= run.start or run.position > unread:
                 break
             allowed -= stop - run.start
@@ -243,7 +244,7 @@ class Plan:
         if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
             return False
         position = offset if walk.extent.fresh else walk.extent.position
-        self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting[0].order
+        self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
         return self._jumped
 
     def _take_some(self, walk: "_Walk", block: Block, stop: int) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
-from penstock.rules.keys import Waiting
 from penstock.rules.lanes import KEYED
 from penstock.rules.leases import Grant
 from penstock.rules.records import Answered, Buried, Completed, Extended, Record, Retried, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets
 from penstock.rules.state import Burial, Failure, Peek, Remembered, State
+from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost
 from penstock.words.limits import MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_REASON_BYTES, MIN_LEASE_TIMEOUT, within

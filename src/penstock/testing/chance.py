@@ -5,7 +5,7 @@ Each seed has its own habits (how often a key, a priority, a ttl …), so that r
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,14 +17,15 @@ from penstock.testing.ledger import Holding
 from penstock.testing.model import Model
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
-from penstock.words.limits import MIB, Policy
+from penstock.words.limits import MIB, Policy, Retention
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"", b"customer-42", bytes(range(40))]
 STALE_LEASE = 77
+KEEP_ALL = Retention(max_age=0, max_bytes=0)
 WEIGHTS = {
     "produce": 26, "lease": 26, "complete": 20, "retry": 12, "bury": 4, "extend": 3, "repeat": 5,
-    "configure": 2, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "redrive": 3,
+    "configure": 2, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "redrive": 3, "move_cursor": 1, "release_cursor": 1,
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ class Chance:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self._habits = {name: rng.random() for name in ("keyed", "priority", "at", "ttl", "dedup", "text", "big", "request")}
+        self._habits = {name: rng.random() for name in ("keyed", "priority", "at", "ttl", "dedup", "text", "big", "request", "retention")}
         self._keys = KEYS[: rng.randint(1, len(KEYS))]
         self._sent: list[c.Command] = []
         self._ids = 0
@@ -53,7 +54,11 @@ class Chance:
             priority_aging=self.pick([0, 0, 5 * SECOND, 60 * SECOND]),
             dedup_window=self.pick([5 * SECOND, 1 * MINUTE, 1 * HOUR]),
             on_bury=self.pick(["release", "park"]),
+            retention=self._retention() if self._habits["retention"] < 0.4 else KEEP_ALL,
         )
+
+    def _retention(self) -> Retention:
+        return Retention(self.pick([0, 1 * MINUTE, 3 * HOUR]), self.pick([0, 1_000, 5_000]), self.pick([0, 2]), self.pick([1, 2]))
 
     def command(self, model: Model, now: Moment) -> c.Command:
         """The next thing somebody asks."""
@@ -92,7 +97,7 @@ class Chance:
             dedups,
         )
 
-    def _column(self, count: int, habit: str, value):  # type: ignore[no-untyped-def]
+    def _column(self, count: int, habit: str, value: Callable[[], T]) -> list[T | None] | None:
         """A column, or None: as often as the habit of this seed has it, and then not for every item."""
         if not self.happens(self._habits[habit]):
             return None
@@ -183,6 +188,12 @@ class Chance:
         if model.items and self.happens(0.05):
             chosen.append(self.rng.randrange(len(model.items)))
         return c.Redrive(chosen)
+
+    def _move_cursor(self, model: Model, now: Moment) -> c.MoveCursor:
+        return c.MoveCursor(self.pick(["audit", "lake"]), self.rng.randrange(len(model.items) + 2))
+
+    def _release_cursor(self, model: Model, now: Moment) -> c.ReleaseCursor:
+        return c.ReleaseCursor(self.pick(["audit", "lake"]))
 
     # -- time and place ------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class View(NamedTuple):
     overdue: set[int]
     requests: set[bytes]
     dedups: dict[bytes, int]
+    dropped: set[int]
+    cursors: dict[str, int]
 
 
 class Ledger:
@@ -76,6 +78,8 @@ class Ledger:
         self.dedups: dict[bytes, tuple[int, int]] = {}
         """Dedup id → (until, offset)."""
         self.sources: dict[bytes, int] = {}
+        self.cursors: dict[str, int] = {}
+        """Name → the offset it reads next."""
         self.step = 0
 
     def view(self, now: Moment, *, rebooted: bool = False) -> View:
@@ -91,6 +95,8 @@ class Ledger:
             {item.offset for item in items if item.overdue},
             {name for name, (until, _) in self.answers.items() if until > now.elapsed},
             {name: offset for name, (until, offset) in self.dedups.items() if until > now.elapsed},
+            {item.offset for item in items if item.dropped},
+            dict(self.cursors),
         )
 
     def live(self) -> list[Holding]:
@@ -139,6 +145,14 @@ class Ledger:
     def resolve(item: Item) -> None:
         item.state, item.attempts, item.reason, item.at, item.due = State.COMPLETED, 0, "", 0, 0
         item.overdue = item.parked = False
+
+    def drop(self, offsets: Iterable[int]) -> None:
+        """Retention let go of items: only resolved ones that park no key and that every cursor has passed."""
+        held = min(self.cursors.values(), default=len(self.items))
+        for item in map(self.items.__getitem__, offsets):
+            assert item.dropped or (item.state.resolved and not item.parked and item.offset < held), f"{item} was dropped"
+            self.resolve(item)
+            item.dropped = True
 
     def attempts_spent(self, item: Item) -> bool:
         """Whether the lease it is under was its last."""

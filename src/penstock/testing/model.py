@@ -35,6 +35,11 @@ class Model(Ledger):
         self.step += 1
         come_due(self, now, seen, overdue, finished=finished)
 
+    def retain(self, dropped: Iterable[int]) -> None:
+        """Check what retention dropped, and drop it."""
+        self.step += 1
+        self.drop(dropped)
+
 
 # -- produce -----------------------------------------------------------------------------------------
 
@@ -156,7 +161,7 @@ def _clear(ledger: Ledger, command: c.Clear, now: Moment, answer: Any) -> None:
 
 def _seek(ledger: Ledger, command: c.Seek, now: Moment, answer: Any) -> None:
     """Items come again in the log's order, at the default priority and without a ttl."""
-    chosen = [item for item in ledger.items[command.offset :] if item.state is State.COMPLETED]
+    chosen = [item for item in ledger.items[command.offset :] if item.state is State.COMPLETED and not item.dropped]
     assert answer == c.Counted(len(chosen)), f"seek gave {answer}, not {len(chosen)}"
     for item in chosen:
         item.lane, item.ttl_deadline = DEFAULT_PRIORITY, 0
@@ -178,6 +183,18 @@ def _redrive(ledger: Ledger, command: c.Redrive, now: Moment, answer: Any) -> No
         item.parked = False
 
 
+def _move_cursor(ledger: Ledger, command: c.MoveCursor, now: Moment, answer: Any) -> None:
+    if command.offset > len(ledger.items):
+        assert isinstance(answer, InvalidRequest), f"a cursor was moved beyond the end: {answer}"
+    else:
+        ledger.cursors[command.name] = command.offset
+
+
+def _release_cursor(ledger: Ledger, command: c.ReleaseCursor, now: Moment, answer: Any) -> None:
+    known = ledger.cursors.pop(command.name, None)
+    assert (known is None) == isinstance(answer, InvalidRequest), f"releasing a cursor at {known} gave {answer}"
+
+
 _JUDGES: dict[type, Callable[[Ledger, Any, Moment, Any], None]] = {
     c.Produce: _produce,
     c.Lease: _lease,
@@ -190,4 +207,6 @@ _JUDGES: dict[type, Callable[[Ledger, Any, Moment, Any], None]] = {
     c.Clear: _clear,
     c.Seek: _seek,
     c.Redrive: _redrive,
+    c.MoveCursor: _move_cursor,
+    c.ReleaseCursor: _release_cursor,
 }

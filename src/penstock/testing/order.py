@@ -47,6 +47,8 @@ class Item:
     """Its ttl ended while it was buried: perhaps that was noticed then, perhaps it is now."""
     parked: bool = False
     """Buried, and holding its key."""
+    dropped: bool = False
+    """Resolved, and its bytes let go by retention: it never comes back."""
 
     def __repr__(self) -> str:
         """Only what is to be said of it."""

@@ -19,7 +19,7 @@ from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 STEPS = 60
 DRAIN_DAYS = 5
 FAULTS: list[Fault] = [errno.EIO, errno.ENOSPC, "short", "torn", "halt"]
-STEP_WEIGHTS = {"work": 60, "come_due": 14, "let_time_pass": 12, "disturb": 6, "kill": 3, "cut_power": 3, "restart": 3, "step_wall": 1}
+STEP_WEIGHTS = {"work": 60, "come_due": 14, "let_time_pass": 12, "disturb": 6, "kill": 3, "cut_power": 3, "restart": 3, "step_wall": 1, "compact": 1}
 
 
 def _silence(line: str) -> None:
@@ -96,6 +96,9 @@ class Simulation:
 
     def _disturb(self) -> None:
         self.world.arm(self._chance.pick(FAULTS), self._chance.rng.randint(1, 12))
+
+    def _compact(self) -> None:
+        self.world.compact()
 
     def _kill(self) -> None:
         """The process ends, perhaps in the middle of a turn."""

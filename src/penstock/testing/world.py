@@ -6,6 +6,7 @@ Owns: `World`: a real `Partition` on a real file log, on a simulated disk, under
   may be there, each whole. After a death the model is brought to what is found, which must be one of these.
 """
 
+import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -115,13 +116,31 @@ class World:
         except (StorageFailed, OutcomeUnknown) as failure:
             self._failed(failure)
             return False
+        self._committed()
+        return True
+
+    def compact(self) -> None:
+        """Let go of whatever may go."""
+        try:
+            freed = self.partition.compact()
+        except (StorageFailed, OutcomeUnknown) as failure:
+            self._failed(failure)
+        else:
+            self.say(f"   {freed}")
+            self._committed()
+
+    def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
         self._written = len(self._since)
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
             self._settle(self._written, self._written)
-        elif not self.partition.log.unsynced:
+            return
+        dropped = set(offsets(self._state.dropped.runs))
+        if dropped != self.model.view(self.partition.now()).dropped:
+            self.model.retain(dropped)
+            checks.check_same(checks.look(self._state, self.partition.now()), self.model.view(self.partition.now()))
+        if not self.partition.log.unsynced:
             self._all_kept()
-        return True
 
     def read_back(self, wanted: list[int]) -> None:
         """Items are as they were produced."""
@@ -249,11 +268,12 @@ class World:
         moment = self._state.moment
         real = checks.look(self._state, moment)
         possible = sorted({least, *(count for count in self._groups if least <= count <= most)})
-        matching = [count for count in possible if self._model_after(count).view(moment, rebooted=rebooted) == real]
+        models = [(count, self._model_after(count, real.dropped)) for count in possible]
+        matching = [(count, model) for count, model in models if model.view(moment, rebooted=rebooted) == real]
         if not matching:
-            checks.check_same(real, self._model_after(least).view(moment, rebooted=rebooted))
-        self.say(f"   found {matching[-1]} of {len(self._since)} steps (at least {least}, at most {most})")
-        self.model = self._model_after(matching[-1])
+            checks.check_same(real, models[0][1].view(moment, rebooted=rebooted))
+        found, self.model = matching[-1]
+        self.say(f"   found {found} of {len(self._since)} steps (at least {least}, at most {most})")
         if rebooted:
             self.model.rearm(moment)
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
@@ -262,10 +282,14 @@ class World:
         if self.chance.happens(0.3):
             self.replay()
 
-    def _model_after(self, count: int) -> Model:
+    def _model_after(self, count: int, dropped: set[int]) -> Model:
+        """After so many steps, and what retention then dropped, as far as it might."""
         model: Model = pickle.loads(self._kept)
         for step in self._since[:count]:
             step(model)
+        if dropped != model.view(self._state.moment).dropped:
+            with contextlib.suppress(AssertionError, IndexError):
+                model.retain(dropped)
         return model
 
     def _all_kept(self) -> None:

@@ -1,0 +1,103 @@
+"""Real items in logs, for tests that look inside frames: segments of them, and what must be served of them.
+
+Owns: `item` and `items_draft` (items with something in every column), `Told` histories of several segments (`fill`), `served`.
+Every item is its offset in all it has, so that one in the wrong place shows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.logs import columns
+from penstock.logs.api import Draft, Frame, FrameType, Gap, Log
+from penstock.logs.columns import Columns
+from penstock.rules import routing
+from penstock.rules.records import Produced
+from penstock.words.batch import Batch
+from penstock.words.clock import Moment
+from tests.logs.conformance import Told, base_draft, state_draft, told
+
+START = 1_767_225_600_000_000
+SECOND = 1_000_000
+
+
+def payload(offset: int) -> bytes:
+    return b"payload of %d" % offset
+
+
+def batch(start: int, stop: int) -> Batch:
+    """Items of which some have more than others."""
+    offsets = range(start, stop)
+    keys = [b"key %d" % offset if offset % 3 else None for offset in offsets]
+    return Batch(
+        [payload(offset) for offset in offsets],
+        keys,
+        routing.key_ids(keys),
+        headers=[b"\x81\xa1a\xa1b" if offset % 5 == 0 else None for offset in offsets],
+        kinds=[f"kind {offset}" if offset % 2 else None for offset in offsets],
+        priorities=bytes(offset % 10 for offset in offsets),
+        ats=[offset if offset % 7 == 0 else 0 for offset in offsets],
+        dedups=[routing.digest(b"%d" % offset) if offset % 4 == 0 else None for offset in offsets],
+    ).compact()
+
+
+def items_draft(start: int, stop: int, wall: int = START, *, request: bytes | None = None) -> Draft:
+    return columns.encode([Produced(start, batch(start, stop), request)], Moment(wall - START, wall))
+
+
+def plain_draft(start: int, stop: int, wall: int = START) -> Draft:
+    return columns.encode([Produced(start, Batch([payload(offset) for offset in range(start, stop)]))], Moment(wall - START, wall))
+
+
+def fill(log: Log, segments: int = 5, frames: int = 4, count: int = 6) -> int:
+    """Segments of frames of items with a state frame behind each, one second after the other; the next offset."""
+    offset, clock = 0, START
+    for number in range(segments):
+        if number:
+            log.rotate(base_draft(offset, b"Base %d" % number)._replace(wall=clock, elapsed=clock - START))
+        for frame in range(frames):
+            log.append([items_draft(offset, offset + count, clock, request=bytes(16) if frame % 2 else None)])
+            log.append([state_draft(offset + count, b"state after %d" % offset)._replace(wall=clock, elapsed=clock - START)])
+            offset += count
+            clock += SECOND
+    log.sync()
+    return offset
+
+
+@dataclass
+class Served:
+    """What a log serves."""
+
+    items: dict[int, bytes] = field(default_factory=dict)
+    """Payloads by offset; b"" where an item is blanked."""
+    gaps: list[Gap] = field(default_factory=list)
+
+
+def served(found: Iterable[Frame | Gap]) -> Served:
+    """What frames hold; fails when an item is there twice, or is neither as it was produced nor blank."""
+    result = Served()
+    for frame in found:
+        if isinstance(frame, Gap):
+            result.gaps.append(frame)
+        elif frame.type is FrameType.DATA:
+            take(result, frame)
+    return result
+
+
+def take(result: Served, frame: Frame) -> None:
+    found = Columns(frame)
+    for offset in range(found.base, found.stop):
+        one, whole = found.batch(offset, offset + 1).compact(), batch(offset, offset + 1)
+        plain, blank = Batch([payload(offset)]), Batch([b""])
+        assert offset not in result.items, f"{offset} is there twice"
+        assert one in (whole, plain, blank), f"{offset} is {one}"
+        result.items[offset] = one.payloads[0]
+
+
+def recovered(log: Log) -> list[Told]:
+    """What recovery says, which must be without gaps."""
+    return told(log.recover())
+
+
+def runs(offsets: Sequence[int]) -> list[int]:
+    """Flat runs of single offsets."""
+    return [edge for offset in offsets for edge in (offset, offset + 1)]
