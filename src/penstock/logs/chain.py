@@ -59,14 +59,15 @@ class Chain:
     def drop_newest(self) -> None:
         """Take the last of `names` away, files and all."""
         self.close()
-        self._remove(self.names[-1])
-        self.names = self.names[:-1]
+        self.drop(self.names[-1])
 
     def drop(self, name: SegmentName) -> None:
-        """Take an older segment away, files and all. Whoever drops several begins with the oldest of them."""
+        """Take a segment away, files and all. Whoever drops several older ones begins with the oldest of them."""
         self._forget(name)
-        self._remove(name)
+        self.remove_index(name)
+        self._files.remove(self.path(name) + LOG)
         self.names = [other for other in self.names if other != name]
+        self._files.sync_directory(self.directory)
 
     def replace(self, name: SegmentName, path: str) -> None:
         """Put another file, whole and synced, in the place of an older segment's."""
@@ -219,8 +220,3 @@ class Chain:
         segment.retired = True
         if not segment.users:
             self._files.close(segment.handle)
-
-    def _remove(self, name: SegmentName) -> None:
-        self.remove_index(name)
-        self._files.remove(self.path(name) + LOG)
-        self._files.sync_directory(self.directory)

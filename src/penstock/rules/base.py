@@ -6,7 +6,6 @@ What follows from other parts is not stored but derived: `away`, `passed`, held 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,6 @@ from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Burial, Failure, Remembered, State
 from penstock.rules.waiting import Waiting
-from penstock.rules.window import Window
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
 from penstock.words.limits import Policy
@@ -190,8 +188,10 @@ def load(body: bytes | memoryview) -> State:
     state.buried = {offset: Burial(*burial) for offset, burial in image.buried}
     for offset in state.buried:
         state.buried_set.add(offset, offset + 1)
-    _load_window(state.requests, image.requests)
-    _load_window(state.dedup, image.dedup)
+    for name, deadline, answer in image.requests:
+        state.requests.restore(name, deadline, answer)
+    for name, deadline, offset in image.dedup:
+        state.dedup.restore(name, deadline, offset)
     state.producers = dict(image.producers)
     state.cursors = dict(image.cursors)
     for others in (state.resolved, state.scheduled, state.passed, state.buried_set):
@@ -225,8 +225,3 @@ def _load_line(state: State, image: _LineImage) -> None:
         state.backing_off[line.backing_off[0]] = image.key
     state.keys.map[image.key] = line
     state.keys.settle(image.key, line)
-
-
-def _load_window(window: "Window[Any]", entries: list[Any]) -> None:
-    for name, deadline, value in entries:
-        window.restore(name, deadline, value)

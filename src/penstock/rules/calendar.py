@@ -1,7 +1,7 @@
 """What comes due when: runs of offsets by instant, packed.
 
-Owns: `Calendar`. Entries lie unsorted in packed buckets of about a second; a bucket is sorted when its time comes. So an entry costs
-32 bytes wherever it lies, adding is O(1), and entries come out by (when, start).
+Owns: `Calendar`. Entries lie unsorted in packed buckets of about four seconds; a bucket is sorted when its time comes. So an entry costs
+24 bytes wherever it lies, adding is O(1), and entries come out by (when, start).
 Entries are not taken back one by one: whoever takes them out checks that they still mean something.
 """
 
@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from penstock.rules.runs import pairs
 
-_BUCKET = 1 << 20  # microseconds, about a second
+_BUCKET = 1 << 22  # microseconds
+_TAG_BITS = 6
+_TAG_MASK = (1 << _TAG_BITS) - 1
 
 
 class Entry(NamedTuple):
-    """Offsets [start, stop) come due at `when`; `tag` is the caller's."""
+    """Offsets [start, stop) come due at `when`; `tag`, below 64, is the caller's."""
 
     when: int
     start: int
@@ -55,10 +57,10 @@ class Calendar:
         if entries is None:
             entries = self._buckets[bucket] = array("q")
             heappush(self._order, bucket)
-        elif entries[-4] == when and entries[-2] == start and entries[-1] == tag:
-            entries[-2] = stop
+        elif entries[-3] == when and entries[-1] & _TAG_MASK == tag and entries[-2] + (entries[-1] >> _TAG_BITS) == start:
+            entries[-1] += (stop - start) << _TAG_BITS
             return
-        entries.extend((when, start, stop, tag))
+        entries.extend((when, start, (stop - start) << _TAG_BITS | tag))
 
     def next(self) -> int | None:
         """When the earliest entry comes due."""
@@ -108,4 +110,4 @@ class Calendar:
 
 def _sorted(entries: "array[int]") -> list[Entry]:
     each = iter(entries)
-    return sorted(map(Entry, each, each, each, each))
+    return sorted(Entry(when, start, start + (last >> _TAG_BITS), last & _TAG_MASK) for when, start, last in zip(each, each, each, strict=True))

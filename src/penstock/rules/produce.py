@@ -52,6 +52,8 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
                 seen[name] = first
         ids.append(first)
     if len(state.dedup) + len(seen) > MAX_DEDUP_IDS:
+        state.dedup.forget(now.elapsed)  # what is over does not count
+    if len(state.dedup) + len(seen) > MAX_DEDUP_IDS:
         raise QueueFull(f"the partition remembers {MAX_DEDUP_IDS} dedup ids; wait for the window to pass or shorten it")
     if len(fresh) == len(batch):
         return batch, None

@@ -249,10 +249,11 @@ def _give_back(state: State, grant: Grant, returned: list[int], now: Moment) -> 
 
 def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True) -> None:
     """Items of a lease return: to the tail of their lane, or, with a key, to the front of its line."""
+    alike: dict[Failure, Failure] = {}
     for offset in _returning(grant, failed):
         lane, key = grant.close(offset)
         if counted:
-            note_failure(state, offset, now, reason)
+            note_failure(state, offset, now, reason, alike)
         if key != NO_KEY:
             _to_front(state, offset, lane, key, now, due)
         elif due:
@@ -287,10 +288,12 @@ def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: 
     state.keys.settle(key, line)
 
 
-def note_failure(state: State, offset: int, now: Moment, reason: str) -> None:
+def note_failure(state: State, offset: int, now: Moment, reason: str, alike: dict[Failure, Failure] | None = None) -> None:
+    """One more attempt failed. Items that failed alike share one note: a million of them may."""
     known = state.failures.get(offset)
     first = known.first_failed_at if known else now.wall
-    state.failures[offset] = Failure((known.attempts if known else 0) + 1, first, now.wall, reason)
+    note = Failure((known.attempts if known else 0) + 1, first, now.wall, reason)
+    state.failures[offset] = note if alike is None else alike.setdefault(note, note)
 
 
 def _end_if_empty(state: State, grant: Grant, now: Moment) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.rules.calendar import Calendar
+from penstock.rules.dedup import DedupIds
 from penstock.rules.keys import Keys
 from penstock.rules.lanes import Lanes
 from penstock.rules.leases import EPOCH_SHIFT, Leases
@@ -148,7 +149,7 @@ class State:
         self.buried: dict[int, Burial] = {}
         self.buried_set = RunSet()
         self.requests: Window[Remembered] = Window()
-        self.dedup: Window[int] = Window()
+        self.dedup = DedupIds()
         self.producers: dict[bytes, int] = {}
         """source → the last sequence taken from it."""
 

@@ -69,8 +69,7 @@ class Packed:
         return (len(self._data) - self._at) // _FIELDS
 
     def __iter__(self) -> Iterator[Waiting]:
-        each = iter(self._data[self._at :])
-        return map(Waiting, each, each, each, each, each)
+        return (Waiting(*self._data[at : at + _FIELDS]) for at in range(self._at, len(self._data), _FIELDS))
 
     @property
     def first(self) -> Waiting:

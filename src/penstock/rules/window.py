@@ -1,4 +1,4 @@
-"""What is remembered for a while: ids of callers (dedup ids, request ids) and what they led to.
+"""What is remembered for a while: request ids and what was answered.
 
 Owns: `Window`. Entries lie in generations of a sixteenth of the window by the time they came, so that forgetting drops a whole
 generation and costs nothing per entry. An entry is answered for at least its window, and never after it.

@@ -102,25 +102,25 @@ def check_base(state: State) -> None:
 
 
 def check_replay(partition: Partition) -> None:
-    """The log tells the state: from its latest Base on, and, unless retention took its beginning, from its first frame on, each Base on the way
-    being what was told up to there."""
+    """The log tells the state, from its latest Base on and from its first frame on, and each Base on the way is what was told up to there
+    (unless retention took frames in between)."""
     whole, latest = State(), State()
-    entire = not partition.state.dropped
+    last, unbroken = 0, True
     for frame in partition.log.frames():
-        assert not isinstance(frame, Gap) or not entire, f"there is a gap: {frame}"
-        if isinstance(frame, Gap):
-            continue
+        assert not isinstance(frame, Gap), f"there is a gap: {frame}"
+        unbroken, last = unbroken and frame.sequence == last + 1, frame.sequence
         if frame.type is FrameType.BASE:
             told = base.dump(whole) == bytes(frame.body)
-            assert told or not entire, f"the Base of frame {frame.sequence} is not what the frames before it tell"
-            whole, latest = base.load(frame.body), base.load(frame.body)
+            assert told or not unbroken, f"the Base of frame {frame.sequence} is not what the frames before it tell"
+            latest = base.load(frame.body)
+            whole, unbroken = (whole, True) if unbroken else (base.load(frame.body), True)
             continue
         for state, outline in ((whole, False), (latest, True)):
             for record in codec.records(frame, outline=outline):
                 machine.apply(state, record, Moment(frame.elapsed, frame.wall))
     body = base.dump(partition.state)
-    assert base.dump(whole) == body, "replay from the first frame gives another state"
     assert base.dump(latest) == body, "replay from the latest Base gives another state"
+    assert base.dump(whole) == body, "replay from the first frame gives another state"
 
 
 class Content(NamedTuple):

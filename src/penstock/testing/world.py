@@ -142,8 +142,9 @@ class World:
         if not self.partition.log.unsynced:
             self._all_kept()
 
-    def read_back(self, wanted: list[int]) -> None:
-        """Items are as they were produced."""
+    def read_back(self, offsets: list[int]) -> None:
+        """Items are as they were produced, as long as they are kept."""
+        wanted = [offset for offset in offsets if not self.model.items[offset].dropped]
         runs = [edge for offset in wanted for edge in (offset, offset + 1)]
         self._look(lambda: checks.check_read_back(self.partition.items(runs), self._produced, wanted))
 

@@ -1,0 +1,277 @@
+"""Every file call of a drop or a rewrite goes wrong once: the log opens to the same state and serves what was to be kept."""
+
+import errno
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+from penstock.logs.api import FrameType
+from penstock.logs.filelog import FileLog
+from penstock.testing import Fault, Halt, SimulatedFiles
+from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
+from tests.logs.conformance import Told, base_draft, told
+from tests.logs.histories import FOLDER, open_log, segments
+from tests.logs.items import fill, items_draft, payload, recovered, runs, served
+
+STOP = 120
+KEPT = [0, 14, 15, 30, 50, 70]
+
+
+class Work(NamedTuple):
+    """Something that lets go of segments, and the items that must be there whatever came of it."""
+
+    do: Callable[[FileLog], int]
+    kept: set[int]
+    segments: int
+    """How many are left when it is done."""
+
+
+WORKS = {
+    "drop": Work(lambda log: log.drop(2), set(range(48, STOP)), 3),
+    "rewrite": Work(lambda log: log.rewrite(0, 2, runs(KEPT)), {*KEPT, *range(72, STOP)}, 3),
+    "rewrite of one": Work(lambda log: log.rewrite(1, 1, runs(KEPT)), {*range(24), 30, *range(48, STOP)}, 5),
+    "rewrite to nothing": Work(lambda log: log.rewrite(1, 2, []), {*range(24), *range(72, STOP)}, 4),
+}
+
+
+@cache
+def filled(seed: int = 0) -> tuple[SimulatedFiles, tuple[Told, ...]]:
+    """A closed log of five segments, and what recovery says of it."""
+    files = SimulatedFiles(random.Random(seed))
+    log = open_log(files)
+    list(log.recover())
+    fill(log)
+    log.close()
+    files.kill()
+    return files, tuple(recovered(open_log(files.copy())))
+
+
+def opened(seed: int = 0) -> tuple[SimulatedFiles, FileLog]:
+    files = filled(seed)[0].copy()
+    log = open_log(files)
+    list(log.recover())
+    return files, log
+
+
+@cache
+def calls(work: str) -> int:
+    """How many file calls the work makes when nothing goes wrong."""
+    files, log = opened()
+    before = files.calls
+    assert WORKS[work].do(log) > 0
+    made = files.calls - before
+    check(files.copy(), work)
+    check_done(files, work)
+    return made
+
+
+def check(files: SimulatedFiles, work: str) -> None:
+    """Open the disk anew: same state, every kept item served, nothing missing but what retention took, and the work can be done again."""
+    log = open_log(files)
+    assert tuple(recovered(log)) == filled()[1]
+    check_serves(log, work)
+    if len(log.segments()) > WORKS[work].segments:
+        complete(log, work)
+    check_serves(log, work)
+    log.append([items_draft(STOP, STOP + 1)])
+    log.sync()
+    log = open_log(files)
+    list(log.recover())
+    assert served(log.read(STOP, STOP + 1)).items == {STOP: payload(STOP)}
+    leftovers = [path for path in files.contents() if path.startswith(FOLDER) and path.endswith(".tmp")]
+    assert leftovers in ([], [f"{FOLDER}/checkpoint.tmp"])
+
+
+def complete(log: FileLog, work: str) -> None:
+    """Do again what was cut off, on as many segments as are left of it."""
+    over = len(log.segments()) - WORKS[work].segments
+    if work == "drop":
+        log.drop(over)
+    else:
+        first = 0 if work == "rewrite" else 1
+        log.rewrite(first, first + over, runs(KEPT))
+
+
+def check_serves(log: FileLog, work: str) -> None:
+    """By every way of reading."""
+    found = served(log.read(0, STOP))
+    assert WORKS[work].kept <= {offset for offset, content in found.items.items() if content}
+    assert all("retention" in gap.why for gap in found.gaps)
+    assert served(log.frames()).gaps == []
+    assert served(log.frames()).items == found.items
+    for offset in sorted(WORKS[work].kept)[::7]:
+        assert served(log.read(offset, offset + 1)).items[offset] == payload(offset)
+    assert all(not gap.start <= offset < gap.stop for gap in found.gaps for offset in WORKS[work].kept)
+
+
+def check_done(files: SimulatedFiles, work: str) -> None:
+    log = open_log(files)
+    list(log.recover())
+    assert len(log.segments()) == WORKS[work].segments
+    assert len(segments(files)) == WORKS[work].segments
+    indexes = [path for path in files.contents() if path.endswith(".idx")]
+    assert {path.removesuffix(".idx") for path in indexes} <= {path.removesuffix(".log") for path in segments(files)}
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("how", [errno.EIO, errno.ENOSPC, "short", "torn"], ids=["EIO", "ENOSPC", "short", "torn"])
+def test_any_call_may_fail(work: str, how: Fault) -> None:
+    for number in range(1, calls(work) + 1):
+        files, log = opened()
+        files.fail(files.calls + number, how)
+        try:
+            WORKS[work].do(log)
+        except StorageFailed as failure:
+            assert "; " in str(failure)
+            check_goes_on(log, work)
+        files.mend()
+        crashed = files.copy()
+        crashed.crash()
+        check(files, work)
+        check(crashed, work)
+
+
+def check_goes_on(log: FileLog, work: str) -> None:
+    """The owner that met the failure: what it had is there, at once or after a reset."""
+    check_serves(log, work)
+    try:
+        log.append([items_draft(STOP, STOP + 1)])
+    except StorageFailed:
+        pass
+    log.reset()
+    assert told(log.recover()) == list(filled()[1])
+    check_serves(log, work)
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_the_process_may_be_killed_at_any_call(work: str) -> None:
+    for number in range(1, calls(work) + 1):
+        for seed in range(3):
+            check(ended_at(work, number, seed), work)
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_power_may_be_cut_at_any_call(work: str, seed: int) -> None:
+    for number in range(1, calls(work) + 1):
+        files = ended_at(work, number, seed)
+        files.crash()
+        check(files, work)
+
+
+def ended_at(work: str, number: int, seed: int) -> SimulatedFiles:
+    files, log = opened(seed)
+    files.fail(files.calls + number, "halt")
+    with pytest.raises(Halt):
+        WORKS[work].do(log)
+    return files
+
+
+def test_a_rewrite_for_which_there_is_no_space_changes_nothing() -> None:
+    files, log = opened()
+    before = files.contents()
+    files.fill(100)
+    with pytest.raises(StorageFailed, match="full"):
+        log.rewrite(0, 2, runs(KEPT))
+    files.fill(None)
+    assert files.contents() == before
+    log.append([items_draft(STOP, STOP + 1)])
+    assert log.rewrite(0, 2, runs(KEPT)) > 0
+
+
+# -- what recovery must not do -----------------------------------------------------------------------
+
+
+def lose_base(files: SimulatedFiles, path: str) -> None:
+    files.flip(path, 8 * 80)
+
+
+def without_checkpoint(*works: str) -> SimulatedFiles:
+    files, log = opened()
+    for work in works:
+        WORKS[work].do(log)
+    files.kill()
+    if files.exists(f"{FOLDER}/checkpoint"):
+        files.remove(f"{FOLDER}/checkpoint")
+    return files
+
+
+def test_recovery_falls_back_to_an_older_base_behind_the_rewritten() -> None:
+    files = without_checkpoint("rewrite")
+    lose_base(files, segments(files)[-1])
+    log = open_log(files)
+    found = recovered(log)
+    assert (found[0].type, found[0].sequence) == (FrameType.BASE, 27)
+    assert found[-1].sequence == 44
+
+
+def test_recovery_never_crosses_a_rewritten_segment() -> None:
+    files = without_checkpoint("rewrite")
+    for path in segments(files)[1:]:
+        lose_base(files, path)
+    before = files.contents()
+    log = open_log(files)
+    with pytest.raises(CorruptLog, match=r"no Base .*; run verify"):
+        list(log.recover())
+    assert {path: data for path, data in files.contents().items() if not path.endswith("LOCK")} == {
+        path: data for path, data in before.items() if not path.endswith("LOCK")
+    }
+
+
+def test_not_even_when_the_front_of_that_segment_is_damaged() -> None:
+    """Its first SKIP is lost: the others tell what it is."""
+    files = without_checkpoint("rewrite of one")
+    for path in segments(files)[1:]:
+        lose_base(files, path)
+    files.flip(segments(files)[1], 8 * 20)
+    with pytest.raises(CorruptLog, match="no Base"):
+        list(open_log(files).recover())
+
+
+def test_a_checkpoint_is_a_base_too() -> None:
+    files, log = opened()
+    WORKS["rewrite"].do(log)
+    log.write_checkpoint(b"the state", 1, 2, STOP)
+    files.kill()
+    for path in segments(files)[1:]:
+        lose_base(files, path)
+    assert [frame.body for frame in recovered(open_log(files))] == [b"the state"]
+
+
+def test_a_dropped_prefix_without_a_readable_base() -> None:
+    files = without_checkpoint("drop")
+    for path in segments(files):
+        lose_base(files, path)
+    with pytest.raises(CorruptLog, match="no Base"):
+        list(open_log(files).recover())
+
+
+@pytest.mark.parametrize("work", ["drop", "rewrite"])
+def test_the_last_base_that_can_be_read_does_not_go(work: str) -> None:
+    """The newest segments lost their Bases and the log was replayed from an older one: that one is needed until a new Base is written."""
+    files = without_checkpoint()
+    for path in segments(files)[2:]:
+        lose_base(files, path)
+    log = open_log(files)
+    list(log.recover())
+    with pytest.raises(InvalidRequest, match="rotate"):
+        WORKS[work].do(log)
+    log.rotate(base_draft(STOP))
+    assert WORKS[work].do(log) > 0
+    assert [frame.sequence for frame in recovered(open_log(files))] == [45]
+
+
+def test_a_checkpoint_in_a_segment_since_rewritten_is_no_place_to_begin() -> None:
+    files, log = opened()
+    log.write_checkpoint(b"the state", 1, 2, STOP)
+    for _ in range(3):
+        log.rotate(base_draft(STOP))
+    log.rewrite(4, 4, [])
+    files.kill()
+    for path in segments(files)[5:]:
+        lose_base(files, path)
+    with pytest.raises(CorruptLog, match="no Base"):
+        list(open_log(files).recover())

@@ -1,0 +1,35 @@
+"""Packed runs beside a plain list of tuples."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.rules.waiting import Packed, Waiting
+
+RUNS = st.builds(lambda start, size, fresh, lane: Waiting(start, start + size, lane, start if fresh else start + 1_000, 0),
+                 st.integers(0, 100), st.integers(1, 4), st.booleans(), st.integers(0, 9))
+STEPS = st.lists(st.one_of(st.tuples(st.just("back"), RUNS), st.tuples(st.just("front"), RUNS), st.tuples(st.just("step"), st.none())), max_size=40)
+
+
+@given(STEPS)
+def test_it_holds_what_a_list_would(steps: list[tuple[str, Waiting | None]]) -> None:
+    packed, plain = Packed(), list[Waiting]()
+    for verb, run in steps:
+        if verb == "back" and run is not None:
+            packed.append(run)
+            plain.append(run)
+        elif verb == "front" and run is not None:
+            packed.appendleft(run)
+            plain.insert(0, run)
+        elif plain:
+            packed.step()
+            first = plain.pop(0)
+            plain[:0] = first.without(first.start)
+        assert [run.astuple() for run in packed] == [run.astuple() for run in plain]
+        assert len(packed) == len(plain)
+        if plain:
+            assert (packed.first.astuple(), packed.last.astuple()) == (plain[0].astuple(), plain[-1].astuple())
+    if plain:
+        packed.extend_last(200)
+        assert packed.last.stop == 200
+    packed.clear()
+    assert not packed
