@@ -21,7 +21,7 @@ from penstock.rules.routing import key_ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SystemClock
 
-KILLS, CUSTOMERS = 12, 200
+KILLS, CUSTOMERS = 8, 200
 
 
 def work(place: str) -> None:

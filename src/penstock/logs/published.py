@@ -15,6 +15,7 @@ from penstock.logs.failures import storage_failed
 from penstock.logs.files import Files
 from penstock.logs.opening import Opening
 from penstock.logs.reader import LogReading
+from penstock.logs.replay import Replay, front
 from penstock.logs.segment import Owner, Segment
 from penstock.logs.synced import Synced, SyncedFile
 from penstock.logs.window import Window
@@ -100,23 +101,33 @@ class PublishedLog:
         if self._closed:
             raise BrokerClosed(f"the log {self.directory} is closed; open it again")
         try:
-            synced = self._published()
-            if not self._looked or synced != self._synced:
-                self._advance(synced)
+            self._catch_up(anew=not self._looked)
         except OSError as error:
             raise storage_failed(error, "reading", self.directory) from error
 
     def _look_again(self) -> None:
         """A segment that was there before is gone."""
-        self._look(self._synced)
+        self._catch_up(anew=True)
+
+    def _catch_up(self, anew: bool) -> None:
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                synced = self._published()
+                if anew or synced != self._synced:
+                    self._advance(synced, anew)
+                return
+            except FileNotFoundError:  # what was published a moment ago is dropped already
+                if not left:
+                    raise
+                anew = True
 
     def _published(self) -> Synced | None:
         return next((synced for synced in (self._synced_file.read() for _ in range(ATTEMPTS)) if synced is not None), None)
 
-    def _advance(self, synced: Synced | None) -> None:
+    def _advance(self, synced: Synced | None, anew: bool) -> None:
         before, self._synced = self._synced, synced
         grown = before is not None and synced is not None and before.segment == synced.segment and before.position <= synced.position
-        if synced is not None and grown and self._chain.names:
+        if synced is not None and grown and not anew and self._chain.names:
             self._bound(self._chain.segment(self._chain.names[-1]), synced)
         else:
             self._look(synced)
@@ -127,12 +138,15 @@ class PublishedLog:
         chain = self._chain
         self._reading.forget()
         chain.load()
-        if synced is None:
-            self._look_for_whole_groups()
-            return
-        chain.names = [name for name in chain.names if name <= synced.segment]
-        if chain.names:
-            self._bound(chain.open_newest("read"), synced)
+        published = [name for name in chain.names if synced is not None and name <= synced.segment]
+        if synced is not None and (published or not chain.names):
+            chain.names = published
+            if published:
+                self._bound(chain.open_newest("read"), synced)
+        elif synced is not None and synced != self._published():
+            raise FileNotFoundError(f"{synced.segment} is gone")
+        else:
+            self._look_for_whole_groups()  # nothing is published, or, after a power cut, only what was dropped since
 
     def _look_for_whole_groups(self) -> None:
         chain = self._chain
@@ -141,8 +155,9 @@ class PublishedLog:
             chain.names = chain.names[:-1]
         if chain.names:
             newest = chain.open_newest("read")
-            deque(opening.frames(), maxlen=0)
-            newest.size, self._end = opening.replay.end, opening.replay.offset
+            replay = Replay(chain, front(chain, len(chain.names) - 1), opening.promise())
+            deque(replay, maxlen=0)
+            newest.size, self._end = replay.end, replay.offset
 
     def _bound(self, newest: Segment, synced: Synced) -> None:
         """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""

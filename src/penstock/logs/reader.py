@@ -73,7 +73,7 @@ class LogReading:
                             yield found
                 return
             except FileNotFoundError:
-                self._look()
+                self._repeat(self._look)
             except OSError as error:
                 raise storage_failed(error, "reading", self._chain.directory) from error
         raise StorageFailed(f"segments of {self._chain.directory} go faster than they can be read; read again")

@@ -335,9 +335,11 @@ class Partition:
                 found.append((held, max(start, held.base), at))
             if at < stop:
                 lost += (at, stop)
-        if lost:
+        taken = RunSet(RunSet(lost).within(0, self.state.next_offset))
+        taken.remove_all(self.state.dropped.runs)  # what retention let go of was not damaged
+        if taken:
             self.now()
-            self._stage([Lost(lost)])
+            self._stage([Lost(taken.runs)])
             self.commit()
         return found
 

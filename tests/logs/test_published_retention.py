@@ -1,0 +1,152 @@
+"""A lock-free reader whose segments are dropped and rewritten under it: it serves right bytes, or a Gap that says what happened."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from penstock.logs.api import Frame, FrameType, Gap
+from penstock.logs.directory import Directory
+from penstock.logs.filelog import FileLog
+from penstock.logs.published import PublishedLog
+from penstock.testing import SimulatedFiles
+from tests.logs.conformance import INCARNATION, PARTITION, base_draft, told
+from tests.logs.histories import FOLDER, ROOT
+from tests.logs.items import SECOND, START, fill, items_draft, payload, runs, served
+
+STOP = 120
+KEPT = [0, 14, 15, 30, 50, 70]
+ACTIONS: dict[str, Callable[[FileLog], object]] = {
+    "drop": lambda log: log.drop(2),
+    "rewrite": lambda log: log.rewrite(0, 2, runs(KEPT)),
+    "both": lambda log: (log.rewrite(0, 2, runs(KEPT)), log.drop(1)),
+    "rotate and drop all before": lambda log: (log.rotate(base_draft(STOP)), log.drop(5)),
+}
+STILL_THERE = {"drop": range(48, STOP), "rewrite": range(72, STOP), "both": range(72, STOP), "rotate and drop all before": range(STOP, STOP)}
+
+
+class Meddled:
+    """Files in whose n-th call, just before it is done, something else happens."""
+
+    def __init__(self, files: SimulatedFiles, call: int, meddle: Callable[[], object]) -> None:
+        self._files = files
+        self._left = call
+        self._meddle = meddle
+        self.done = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._files, name)
+        return self._counted(found) if callable(found) else found
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self._left -= 1
+            if not self._left:
+                self.done = True
+                self._meddle()
+            return call(*arguments)
+
+        return counted
+
+
+def owned() -> tuple[SimulatedFiles, FileLog]:
+    files = SimulatedFiles()
+    log = Directory.open([ROOT], files=files).log(INCARNATION, PARTITION)
+    list(log.recover())
+    fill(log)
+    return files, log
+
+
+def check(found: Iterable[Frame | Gap], action: str) -> None:
+    """Nothing wrong, nothing twice, nothing missing but what was let go; what is gone without a word was removed by a rewrite."""
+    result = served(found)
+    assert all("retention" in gap.why for gap in result.gaps)
+    excused = {offset for gap in result.gaps for offset in range(gap.start, gap.stop)}
+    missing = set(range(STOP)) - {offset for offset, content in result.items.items() if content} - excused
+    assert not missing & set(STILL_THERE[action])
+    if action == "rewrite":
+        assert not missing & set(KEPT)
+    if action == "drop":  # a listing begun after it has nothing to say of what was before
+        assert not {offset for offset in missing if offset >= min(result.items)}
+
+
+READS: dict[str, Callable[[PublishedLog], Iterable[Frame | Gap]]] = {
+    "read": lambda reader: reader.read(0, STOP),
+    "reads": lambda reader: [found for start in range(0, STOP, 24) for found in reader.read(start, start + 24)],
+    "frames": lambda reader: reader.frames(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_at_every_call_of_a_reader(action: str, read: str) -> None:
+    call = 0
+    while True:
+        call += 1
+        files, log = owned()
+        meddled = Meddled(files, call, lambda log=log: ACTIONS[action](log))  # type: ignore[misc]
+        reader = PublishedLog(meddled, FOLDER, INCARNATION, PARTITION)
+        found = list(READS[read](reader))
+        if read == "reads":
+            found = list(dict.fromkeys(found))  # what retention dropped is said in each
+        check(found, action)
+        check(dict.fromkeys(READS[read](reader)), action)
+        if not meddled.done:
+            return
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_recovery_at_every_call(action: str) -> None:
+    call = 0
+    while True:
+        call += 1
+        files, log = owned()
+        meddled = Meddled(files, call, lambda log=log: ACTIONS[action](log))  # type: ignore[misc]
+        found = told(PublishedLog(meddled, FOLDER, INCARNATION, PARTITION).recover())
+        assert found[0].type is FrameType.BASE
+        assert found[-1].sequence in (44, 45)
+        assert [frame.sequence for frame in found] == list(range(found[0].sequence, found[-1].sequence + 1))
+        if not meddled.done:
+            return
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("begun", [1, 9, 30])
+def test_in_the_middle_of_a_listing(action: str, begun: int) -> None:
+    """Between two frames of a listing, with other reads of the same reader in between."""
+    files, log = owned()
+    reader = PublishedLog(files, FOLDER, INCARNATION, PARTITION)
+    listing = reader.frames()
+    found = [next(listing) for _ in range(begun)]
+    ACTIONS[action](log)
+    log.append([items_draft(STOP, STOP + 1)])
+    log.sync()
+    assert served(reader.read(STOP, STOP + 1)).items == {STOP: payload(STOP)}
+    found += listing
+    check(found, action)
+    assert [frame.sequence for frame in told(frame for frame in found if not isinstance(frame, Gap))] == sorted(
+        {frame.sequence for frame in found if not isinstance(frame, Gap)}
+    )
+
+
+def test_what_it_says_of_segments_and_times_follows() -> None:
+    files, log = owned()
+    reader = PublishedLog(files, FOLDER, INCARNATION, PARTITION)
+    assert [facts.base for facts in reader.segments()] == [0, 24, 48, 72, 96]
+    assert reader.offset_at(START + 2 * SECOND) == 12
+    log.drop(1)
+    log.rewrite(0, 1, runs([50]))
+    log.rotate(base_draft(STOP))
+    assert reader.segments() == log.segments()
+    assert [facts.rewritten for facts in reader.segments()] == [True, False, False, False]
+    assert reader.offset_at(START) == 50
+    assert reader.offset_at(START + 99 * SECOND) == STOP
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["position deleted", "position there"])
+def test_the_next_offset_is_told_where_no_time_is_late_enough(deleted: bool) -> None:
+    files, log = owned()
+    log.close()
+    if deleted:
+        files.remove(f"{FOLDER}/synced")
+    assert PublishedLog(files, FOLDER, INCARNATION, PARTITION).offset_at(START * 2) == STOP

@@ -1,0 +1,55 @@
+"""What the documents say is what the code does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from penstock.logs import columns
+from penstock.rules.life import diagram
+from penstock.rules.records import Head, StateRecord, Take
+from penstock.words.limits import Policy
+
+ROOT = Path(__file__).parent.parent
+FORMAT = (ROOT / "docs" / "format.md").read_text()
+
+
+def test_the_table_of_records_is_that_of_the_code() -> None:
+    told = re.findall(r"^\| (\d+) \| (\w+) \| ([a-z_, ]+) \|$", FORMAT, re.MULTILINE)
+    real = [(str(kind.__struct_config__.tag), kind.__name__, ", ".join(kind.__struct_fields__)) for kind in get_args(StateRecord)]
+    assert told == sorted(real, key=lambda row: int(row[0]))
+    for kind in (Take, Head, Policy):
+        assert f"`[{', '.join(kind.__struct_fields__)}]`" in FORMAT, kind.__name__
+
+
+def test_the_table_of_columns_is_that_of_the_code() -> None:
+    told = {name: 1 << int(bit) for bit, name in re.findall(r"^\| (\d+) \| (\w+) \| (?:bitmap|as kind|n ×|u32)", FORMAT, re.MULTILINE)}
+    assert told == {name: getattr(columns, name.upper()) for name in told}
+    assert sum(told.values()) == columns.KNOWN
+
+
+def test_the_diagram_is_that_of_the_table() -> None:
+    assert f"```mermaid\n{diagram()}\n```" in (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_example_of_the_readme_runs_and_says_what_it_says(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["[b'buy', b'buy']", "its key is held: item 0 backs off"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_runs(path: Path, tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout
+    assert len(path.read_text().splitlines()) <= 70
+
+
+def test_no_document_promises_more_than_there_is() -> None:
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for name in re.findall(r"`((?:src|docs|tests|benchmarks|examples)/[\w./-]+)`", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
