@@ -22,7 +22,7 @@ ACTIONS: dict[str, Callable[[FileLog], object]] = {
     "both": lambda log: (log.rewrite(0, 2, runs(KEPT)), log.drop(1)),
     "rotate and drop all before": lambda log: (log.rotate(base_draft(STOP)), log.drop(5)),
 }
-STILL_THERE = {"drop": range(48, STOP), "rewrite": range(72, STOP), "both": range(72, STOP), "rotate and drop all before": range(STOP, STOP)}
+STILL_THERE = {"drop": range(48, STOP), "rewrite": range(72, STOP), "both": range(72, STOP), "rotate and drop all before": range(0)}
 
 
 class Meddled:

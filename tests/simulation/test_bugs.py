@@ -3,28 +3,32 @@
 How many seeds it took is printed (`pytest -s`): what takes many is what the simulation looks at seldom.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
 from penstock.logs import replay
 from penstock.logs.tail import Tail
+from penstock.loop import retention as planning
 from penstock.loop.partition import Partition
-from penstock.rules import admin, base, due, machine, records, settle
+from penstock.rules import admin, due, machine, records, retention, settle
 from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.commands import Settled
-from penstock.rules.keys import Line, Waiting
+from penstock.rules.dedup import DedupIds
+from penstock.rules.keys import Line
 from penstock.rules.lanes import Extent, Lanes
 from penstock.rules.leases import Grant, Leases
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
+from penstock.rules.waiting import Packed
 from penstock.rules.window import Window
 from penstock.testing.simulation import Simulation
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
 
-MOST_SEEDS = 300
+MOST_SEEDS = 500
 Patch = pytest.MonkeyPatch
 BUGS: list[Callable[[Patch], None]] = []
 
@@ -92,14 +96,7 @@ def one_attempt_too_many_is_allowed(patch: Patch) -> None:
 
 @bug
 def a_retried_item_with_a_key_goes_behind_its_followers(patch: Patch) -> None:
-    def to_back(state: State, offset: int, lane: int, key: int, now: Moment, until: int = 0) -> None:
-        line = state.keys.line(key)
-        line.lease = 0
-        line.push(Waiting(offset, offset + 1, lane, state.next_offset, now.elapsed))
-        state.passed.add(offset, offset + 1)
-        state.keys.settle(key, line)
-
-    patch.setattr(settle, "_to_front", to_back)
+    patch.setattr(Packed, "appendleft", Packed.append)
 
 
 @bug
@@ -168,7 +165,8 @@ def repeated_requests_are_done_again(patch: Patch) -> None:
 
 @bug
 def a_restart_forgets_dedup_ids_and_answers(patch: Patch) -> None:
-    patch.setattr(base, "_load_window", lambda window, entries: None)
+    patch.setattr(DedupIds, "restore", lambda self, name, deadline, value: None)
+    patch.setattr(Window, "restore", lambda self, name, deadline, value: None)
 
 
 # -- storage -----------------------------------------------------------------------------------------
@@ -181,10 +179,12 @@ def an_answer_leaves_before_the_sync(patch: Patch) -> None:
 
 @bug
 def a_storage_error_is_reported_as_success(patch: Patch) -> None:
-    def swallow(self: Partition, error: Exception) -> None:
-        self.reopen()
+    def commit(self: Partition) -> None:
+        with contextlib.suppress(StorageFailed):
+            right(self)
 
-    patch.setattr(Partition, "_fail", swallow)
+    right = Partition.commit
+    patch.setattr(Partition, "commit", commit)
 
 
 @bug
@@ -203,6 +203,12 @@ def a_failed_rotation_is_reported_as_a_failed_turn(patch: Patch) -> None:
 def half_of_a_torn_group_is_kept(patch: Patch) -> None:
     patch.setattr(replay, "MORE", 0)
     patch.setattr(replay, "JOINS", 0)
+
+
+@bug
+def retention_takes_what_is_still_needed(patch: Patch) -> None:
+    patch.setattr(retention, "needed", lambda state, stop: RunSet())
+    patch.setattr(planning, "needed", lambda state, stop: RunSet())
 
 
 @bug

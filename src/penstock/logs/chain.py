@@ -42,7 +42,7 @@ class Chain:
         files = self._files.list(self.directory) if self._files.exists(self.directory) else []
         self.names = [name for name in map(parse_name, files) if name is not None]
         kept = {f"{name}{suffix}" for name in self.names for suffix in (LOG, INDEX)}
-        return [file for file in files if file.endswith((LOG + TEMPORARY, INDEX)) and file not in kept]
+        return [file for file in files if file not in kept and (file.endswith(INDEX) or (LOG in file and file.endswith(TEMPORARY)))]
 
     def grow(self, name: SegmentName) -> Segment:
         """Make a new, empty segment, the newest from now on."""
@@ -68,6 +68,14 @@ class Chain:
         self._files.remove(self.path(name) + LOG)
         self.names = [other for other in self.names if other != name]
         self._files.sync_directory(self.directory)
+
+    def drop_oldest(self, count: int) -> int:
+        """Take the oldest segments away; says how many bytes that freed."""
+        freed = 0
+        for name in self.names[:count]:
+            freed += self.segment(name).size
+            self.drop(name)
+        return freed
 
     def replace(self, name: SegmentName, path: str) -> None:
         """Put another file, whole and synced, in the place of an older segment's."""

@@ -98,9 +98,7 @@ class Directory:
         owner = Owner(incarnation, partition)
         if owner not in self._places:
             self._places = self._survey()  # the owner may have made it since
-        if owner not in self._places:
-            raise _missing(owner, self.roots)
-        return PublishedLog(self.files, _log_path(self._places[owner], owner), *owner)
+        return PublishedLog(self.files, self.path_of(*owner), *owner)
 
     def logs(self) -> list[Owner]:
         """Every partition that has a log here, in order."""
@@ -112,6 +110,13 @@ class Directory:
     def root_of(self, incarnation: int, partition: int) -> Root | None:
         """Where a partition lies."""
         return self._places.get(Owner(incarnation, partition))
+
+    def path_of(self, incarnation: int, partition: int) -> str:
+        """The directory of a partition's log, which must be here."""
+        owner = Owner(incarnation, partition)
+        if owner not in self._places:
+            raise _missing(owner, self.roots)
+        return _log_path(self._places[owner], owner)
 
     def close(self) -> None:
         """Give up the locks. Logs are closed by their owners, before."""

@@ -70,6 +70,11 @@ class FileLog:
         return 0 if self._state in (State.UNREAD, State.CLOSED) else self._tail.segment.size
 
     @property
+    def sequence(self) -> int:
+        """Of the last frame."""
+        return self._tail.sequence
+
+    @property
     def unsynced(self) -> bool:
         return self._state is _OPEN and self._tail.unsynced
 
@@ -131,11 +136,8 @@ class FileLog:
         self._state = State.OPEN
 
     def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
-        """Sync, and store a copy of the state after everything appended, so that the next opening need not replay it.
-
-        It is a real sync in every mode: a checkpoint that outlived the frames it rests on might fit those written in their place.
-        """
-        self.flush()
+        """Store a copy of the state after everything appended, so that the next opening need not replay it."""
+        self.flush()  # in every mode: a checkpoint that outlived the frames it rests on might fit those written in their place
         if not self._tail.segment.size:
             return
         try:
@@ -164,34 +166,29 @@ class FileLog:
         return self._reading.segments()
 
     def drop(self, count: int) -> int:
-        freed = 0
-        if count:
-            self._spare(0, count - 1, spared=1)
+        if not count:
+            return 0
+        self._spare(0, count - 1, spared=1)
         try:
-            for name in self._chain.names[:count]:
-                freed += self._chain.segment(name).size
-                self._chain.drop(name)
+            return self._chain.drop_oldest(count)
         except OSError as error:
             self._fail(error, "dropping segments of")
         finally:
             self._reading.forget()
-        return freed
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
         self._spare(first, last, spared=2)
-        chain, encoder = self._chain, Encoder(self.incarnation, self.partition, self._compression)
+        encoder = Encoder(self.incarnation, self.partition, self._compression)
         try:
-            before = sum(chain.segment(name).size for name in chain.names[first : last + 1])
-            new = rewrite(self._files, chain, first, last, RunSet(keep), encoder)
+            new = rewrite(self._files, self._chain, first, last, RunSet(keep), encoder)
         except OSError as error:
             raise storage_failed(error, "rewriting segments of", self.directory) from error
         try:
-            put_in_place(chain, first, last, new)
+            return put_in_place(self._chain, first, last, new)
         except OSError as error:
             self._fail(error, "rewriting segments of")
         finally:
             self._reading.forget()
-        return before - new.size
 
     def _spare(self, first: int, last: int, spared: int) -> None:
         """Make sure that recovery does without the segments from `first` to `last`: a synced Base that can be read is left behind them."""

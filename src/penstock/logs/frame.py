@@ -1,6 +1,6 @@
 """The bytes of one frame: header, body, checksum, padding (drawn in docs/format.md).
 
-Owns: the layout, the flags, `Encoder` (drafts to bytes) and `parse_header` / `unpack_body` (bytes to frames).
+Owns: the layout, the flags, `Encoder` (drafts to bytes), `parse_header` / `unpack_body` (bytes to frames) and `ungrouped`.
 Invariants
 - the header's own checksum covers magic, version and lengths, so a length is trusted exactly when that checksum holds;
 - magic and version stay where they are in every later version, and so does the header checksum: a newer format is thus told from damage;
@@ -114,6 +114,16 @@ class Encoder:
         else:
             vector += (header, *body, tail)
         return size
+
+
+def ungrouped(frame: bytes) -> bytes:
+    """A whole frame's bytes, as those of a frame that was appended alone."""
+    flags = int.from_bytes(frame[6:8], "little")
+    if not flags & (MORE | JOINS):
+        return frame
+    covered = frame[:6] + (flags & ~(MORE | JOINS)).to_bytes(2, "little") + frame[8 : _COVERED.size]
+    checksum: int = value(covered)
+    return covered + checksum.to_bytes(CHECKSUM_BYTES, "little") + frame[HEADER_BYTES:]
 
 
 def parse_header(raw: bytes) -> Header:

@@ -21,7 +21,7 @@ from penstock.words.errors import StorageFailed
 
 T = TypeVar("T")
 LOOKS = 20
-"""How often one call looks at the log anew: each time because a whole segment went in between."""
+"""How often the log is looked at anew before something is read: each time because a whole segment went in between."""
 
 
 class _Recent(NamedTuple):
@@ -57,8 +57,9 @@ class LogReading:
     def frames(self, sequence: int, offset: int) -> Iterator[Frame | Gap]:
         """Everything, oldest first, of a log that ends with that frame, before that item offset."""
         oldest = self._chain.names[0]
-        done, reached = oldest.first_sequence - 1, oldest.base
-        for _ in range(LOOKS):
+        done, reached, looks = oldest.first_sequence - 1, oldest.base, LOOKS
+        while looks:
+            looks -= 1
             oldest = self._chain.names[0]
             if oldest.first_sequence > done + 1:
                 yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base, self._chain.directory, marks.DROPPED)
@@ -68,7 +69,7 @@ class LogReading:
                 for item in replay:
                     found = item if isinstance(item, Gap) else item.frame
                     if found is not None and replay.sequence > done:
-                        done, reached = replay.sequence, replay.offset
+                        done, reached, looks = replay.sequence, replay.offset, LOOKS
                         if isinstance(found, Gap) or found.type is not FrameType.SKIP:
                             yield found
                 return

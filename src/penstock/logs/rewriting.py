@@ -89,16 +89,18 @@ def rewrite(files: Files, chain: Chain, first: int, last: int, keep: RunSet, enc
     return new
 
 
-def put_in_place(chain: Chain, first: int, last: int, new: NewSegment) -> None:
-    """Let a new segment take the place of those from `first` to `last`.
+def put_in_place(chain: Chain, first: int, last: int, new: NewSegment) -> int:
+    """Let a new segment take the place of those from `first` to `last`; says how many bytes that freed.
 
     It is in place before any of the others goes, and they go oldest first: until then a segment ends where the next one's name says.
     """
     names = chain.names[first : last + 1]
+    before = sum(chain.segment(name).size for name in names)
     chain.replace(names[0], new.path)
     for name in names[1:]:
         chain.drop(name)
     chain.store_index(chain.segment(names[0]))
+    return before - new.size
 
 
 def _thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSegment) -> None:

@@ -1,7 +1,7 @@
 """Where the replay of a log may begin.
 
-Owns: `beginning`. Replay begins at the newest Base that can be read: a segment's first frame, or a checkpoint's that is newer still;
-a log's very first segment needs none. It never crosses a rewritten segment, whose records are gone: what lies before one is no place.
+Owns: `beginning` and `stored_checkpoint`. Replay begins at the newest Base that can be read: a segment's first frame, or a checkpoint's
+that is newer still; a log's very first segment needs none. It never crosses a rewritten segment, whose records are gone.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Beginning(NamedTuple):
 def beginning(files: Files, chain: Chain, notes: list[str]) -> Beginning:
     """Where to begin a chain of at least one segment. Says in `notes` what cannot be used; CorruptLog when nothing can."""
     start, lowest = _newest_base(chain, notes)
-    found = _stored_checkpoint(files, chain, notes)
+    found = stored_checkpoint(files, chain, notes)
     if found is not None:
         number = chain.names.index(found.segment)
         if number >= lowest and (start is None or found.frame.sequence > start.sequence):
@@ -53,7 +53,8 @@ def _newest_base(chain: Chain, notes: list[str]) -> tuple[Start | None, int]:
     return None, 0
 
 
-def _stored_checkpoint(files: Files, chain: Chain, notes: list[str]) -> Checkpoint | None:
+def stored_checkpoint(files: Files, chain: Chain, notes: list[str]) -> Checkpoint | None:
+    """The checkpoint beside a log, if it can be used; says in `notes` why not."""
     data = read_file(files, f"{chain.directory}/{checkpoint.FILE_NAME}")
     if data is None:
         return None

@@ -122,9 +122,7 @@ class Chance:
 
     def _retry(self, model: Model, now: Moment) -> c.Retry:
         delay = self.pick([0, 0, 1, 2 * SECOND, 30 * SECOND, 2 * HOUR])
-        # An attempt given back at once leaves no trace: after a crash nobody could tell by looking whether it was.
-        counted = not delay or self.happens(0.8)
-        return c.Retry(*self._some(model), delay, self.pick(["", "timed out"]), counted, self._request())
+        return c.Retry(*self._some(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self._request())
 
     def _bury(self, model: Model, now: Moment) -> c.Bury:
         return c.Bury(*self._some(model), self.pick(["", "poison"]), self._request())

@@ -19,7 +19,10 @@ from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 STEPS = 60
 DRAIN_DAYS = 5
 FAULTS: list[Fault] = [errno.EIO, errno.ENOSPC, "short", "torn", "halt"]
-STEP_WEIGHTS = {"work": 60, "come_due": 14, "let_time_pass": 12, "disturb": 6, "kill": 3, "cut_power": 3, "restart": 3, "step_wall": 1, "compact": 1}
+STEP_WEIGHTS = {
+    "work": 60, "come_due": 14, "let_time_pass": 12, "step_wall": 1, "compact": 1,
+    "disturb": 6, "kill": 3, "cut_power": 3, "restart": 3,
+}  # fmt: skip
 
 
 def _silence(line: str) -> None:
@@ -101,15 +104,19 @@ class Simulation:
         self.world.compact()
 
     def _kill(self) -> None:
-        """The process ends, perhaps in the middle of a turn."""
-        if self._chance.happens(0.5):
-            self._send_something()
-        self.world.die(power=False)
+        self._end_in_a_turn(power=False)
 
     def _cut_power(self) -> None:
-        if self._chance.happens(0.5):
+        self._end_in_a_turn(power=True)
+
+    def _end_in_a_turn(self, power: bool) -> None:
+        """Before a turn, in the middle of one, or while it is being written."""
+        for _ in range(self._chance.pick([0, 1, 4])):
             self._send_something()
-        self.world.die(power=True)
+        if self._chance.happens(0.4):
+            self.world.arm("halt", 1)
+            self.world.commit()
+        self.world.die(power)
 
     def _restart(self) -> None:
         self.world.restart(self._chance.pick([None, None, MINUTE, DAY]), delete=self._chance.pick([0.0, 0.4, 1.0]))

@@ -6,19 +6,16 @@ Owns: `World`: a real `Partition` on a real file log, on a simulated disk, under
   may be there, each whole. After a death the model is brought to what is found, which must be one of these.
 """
 
-import contextlib
-import pickle
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from penstock.logs.api import Draft
 from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.runs import offsets
 from penstock.testing import checks
+from penstock.testing.account import Account
 from penstock.testing.chance import Chance
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt, SimulatedFiles
@@ -43,12 +40,6 @@ class World:
         self.files = SimulatedFiles(random.Random(seed))
         self._segment_bytes = self.chance.segment_bytes()
         self._produced: dict[int, checks.Content] = {}
-        self._since: list[Callable[[Model], None]] = []
-        """Steps that a power cut may take back, oldest first."""
-        self._written = 0
-        """How many of them a process kill may not."""
-        self._groups: list[int] = []
-        """How many of them had been taken at each append: what is appended together is found together."""
         self._errors: list[int] = []
         """Numbers of the file calls that were made to fail."""
         self._calls = 0
@@ -56,11 +47,14 @@ class World:
         self._owes_sync = False
         """The turn did more than give out leases."""
         policy = self.chance.policy()
-        self.model = Model(policy)
+        self._account = Account(Model(policy))
         self._open(policy)
         self._state = self.partition.state
-        self._kept = pickle.dumps(self.model)
-        """The model before the steps of `_since`."""
+        self._account.all_kept()
+
+    @property
+    def model(self) -> Model:
+        return self._account.model
 
     # -- what is asked of the partition --------------------------------------------------------------
 
@@ -100,8 +94,7 @@ class World:
         """The model takes a step, and what it shows must be what the partition shows."""
         now, state = self.partition.now(), self.partition.state
         before = self.model.view(now)
-        step(self.model)
-        self._since.append(step)
+        self._account.take(step)
         real = checks.look(state, now)
         checks.check_transitions(kind, before.states, real.states)
         checks.check_same(real, self.model.view(now))
@@ -131,20 +124,18 @@ class World:
 
     def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
-        self._written = len(self._since)
+        self._account.committed()
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
-            self._settle(self._written, self._written)
+            self._settle(least=self._account.written)
             return
-        dropped = set(offsets(self._state.dropped.runs))
-        if dropped != self.model.view(self.partition.now()).dropped:
-            self.model.retain(dropped)
+        if self._follow_drops():
             checks.check_same(checks.look(self._state, self.partition.now()), self.model.view(self.partition.now()))
         if not self.partition.log.unsynced:
             self._all_kept()
 
-    def read_back(self, offsets: list[int]) -> None:
+    def read_back(self, leased: list[int]) -> None:
         """Items are as they were produced, as long as they are kept."""
-        wanted = [offset for offset in offsets if not self.model.items[offset].dropped]
+        wanted = [offset for offset in leased if not self.model.items[offset].dropped]
         runs = [edge for offset in wanted for edge in (offset, offset + 1)]
         self._look(lambda: checks.check_read_back(self.partition.items(runs), self._produced, wanted))
 
@@ -183,25 +174,25 @@ class World:
         self.say(f"   {failure!r}")
         if isinstance(failure, OutcomeUnknown):
             if self.chance.happens(0.5):
-                self._reopen(len(self._since))
+                self._reopen(refused=False)
             else:
                 self.files.mend()
                 self.die(power=False, sure=0)
         elif self.partition.state is not self._state:
-            self._settle(0, self._written)
+            self._settle(refused=True)
         elif "failing" in repr(self.partition) or self.chance.happens(0.5):
-            self._reopen(self._written)
+            self._reopen(refused=True)
         # else a read failed, and nothing was lost by it: the turn goes on
 
-    def _reopen(self, most: int) -> None:
+    def _reopen(self, *, refused: bool) -> None:
         self.files.mend()
         self.partition.reopen()
-        self._settle(0, most)
+        self._settle(refused=refused)
 
     def die(self, power: bool, sure: int | None = None) -> None:
-        """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
+        """The process ends here; then another one finds what there is. `sure` appends at least must be found."""
         if sure is None:  # going back after an error, it may have dropped what was not synced
-            sure = 0 if any(self._calls < call <= self.files.calls for call in self._errors) else self._written
+            sure = 0 if any(self._calls < call <= self.files.calls for call in self._errors) else self._account.written
         rebooted = False
         while True:
             if power:
@@ -215,7 +206,7 @@ class World:
             except (StorageFailed, OutcomeUnknown):
                 self.files.mend()
                 power = False
-        self._settle(sure, len(self._since), rebooted=rebooted)
+        self._settle(least=sure, rebooted=rebooted)
 
     def _end_process(self, power: bool) -> None:
         if power:
@@ -238,7 +229,7 @@ class World:
             self.clock.reboot(reboot)
         self._delete(path for path in self.files.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
         self._open()
-        self._settle(len(self._since), len(self._since), rebooted=reboot is not None)
+        self._settle(least=self._account.noted, rebooted=reboot is not None)
 
     def _delete(self, paths: Iterable[str]) -> None:
         for path in list(paths):
@@ -250,31 +241,22 @@ class World:
     def _open(self, policy: Policy | None = None) -> None:
         self._directory = Directory.open(ROOT, files=self.files, clock=self.clock, entropy=bytes)
         log = self._directory.log(INCARNATION, PARTITION)
-        self._note_appends(log)
+        self._account.watch(log)
         self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
         assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
 
-    def _note_appends(self, log: FileLog) -> None:
-        append = log.append
-
-        def noting(drafts: Sequence[Draft]) -> int:
-            self._groups.append(len(self._since))
-            return append(drafts)
-
-        log.append = noting  # type: ignore[method-assign]
-
-    def _settle(self, least: int, most: int, *, rebooted: bool = False) -> None:
-        """Find out which of the steps since the last sync are there: at least `least`, at most `most` of them, the oldest first."""
+    def _settle(self, *, least: int = 0, refused: bool = False, rebooted: bool = False) -> None:
+        """Bring the model to what was found: at least so many of the appends, and, if the turn was refused, nothing of it."""
         self._state = self.partition.state
         moment = self._state.moment
-        real = checks.look(self._state, moment)
-        possible = sorted({least, *(count for count in self._groups if least <= count <= most)})
-        models = [(count, self._model_after(count, real.dropped)) for count in possible]
-        matching = [(count, model) for count, model in models if model.view(moment, rebooted=rebooted) == real]
-        if not matching:
-            checks.check_same(real, models[0][1].view(moment, rebooted=rebooted))
-        found, self.model = matching[-1]
-        self.say(f"   found {found} of {len(self._since)} steps (at least {least}, at most {most})")
+        account = self._account
+        found = len(account.appends)
+        self.say(f"   found {found} appends (at least {least}, at most {account.written if refused else 'all'})")
+        assert found >= least, f"only {found} of the {least} appends that were promised were found"
+        assert not refused or found <= account.written, "a turn that was refused was found"
+        account.go_back()
+        self._follow_drops()
+        checks.check_same(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
         if rebooted:
             self.model.rearm(moment)
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
@@ -283,20 +265,14 @@ class World:
         if self.chance.happens(0.3):
             self.replay()
 
-    def _model_after(self, count: int, dropped: set[int]) -> Model:
-        """After so many steps, and what retention then dropped, as far as it might."""
-        model: Model = pickle.loads(self._kept)
-        for step in self._since[:count]:
-            step(model)
-        if dropped != model.view(self._state.moment).dropped:
-            with contextlib.suppress(AssertionError, IndexError):
-                model.retain(dropped)
-        return model
+    def _follow_drops(self) -> bool:
+        """Retention works after the turn is stored and tells nobody; what it took must have been for it to take. Says whether it took any."""
+        dropped = offsets(self._state.dropped.runs)
+        news = len(dropped) != sum(item.dropped for item in self.model.items)
+        if news:
+            self.model.retain(dropped)
+        return news
 
     def _all_kept(self) -> None:
-        """Whatever happens from now on, everything up to here must be found."""
-        self._kept = pickle.dumps(self.model)
-        self._since.clear()
-        self._groups.clear()
-        self._written = 0
+        self._account.all_kept()
         self._owes_sync = False

@@ -1,0 +1,465 @@
+"""repair keeps every whole frame, says for good what is lost, and may be killed at any step."""
+
+import errno
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+
+import msgspec
+import pytest
+
+from penstock.logs.api import Frame, FrameType, Gap
+from penstock.logs.directory import Directory
+from penstock.logs.repair import RepairReport, repair
+from penstock.logs.synced import unpack
+from penstock.logs.verify import verify
+from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
+from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
+from tests.logs.conformance import INCARNATION, PARTITION, Told, base_draft, state_draft, told
+from tests.logs.histories import FOLDER, ROOT, open_log, segments
+from tests.logs.items import fill, items_draft, payload, runs, served
+
+STOP = 120
+
+
+def whole(seed: int = 0) -> SimulatedFiles:
+    """A closed log of five segments: frame 2 n + 1 of segment n holds items; one group of three frames at the end, closed with a checkpoint."""
+    return _whole(seed).copy()
+
+
+@cache
+def _whole(seed: int) -> SimulatedFiles:
+    files = SimulatedFiles(random.Random(seed))
+    log = open_log(files)
+    list(log.recover())
+    fill(log)
+    log.append([items_draft(STOP, STOP + 2), state_draft(STOP + 2), items_draft(STOP + 2, STOP + 4)])
+    log.close()
+    files.kill()
+    return files
+
+
+def lose(files: SimulatedFiles, what: bytes) -> None:
+    """Damage the frame that holds these bytes."""
+    for path in segments(files):
+        at = files.content(path).find(what)
+        if at >= 0:
+            files.flip(path, 8 * at)
+            return
+    raise AssertionError(f"{what!r} is not on the disk")
+
+
+def cut(files: SimulatedFiles, path: str, size: int) -> None:
+    files.plant(path, files.content(path)[:size])
+
+
+def zero(files: SimulatedFiles, path: str, start: int, stop: int) -> None:
+    content = files.content(path)
+    files.plant(path, content[:start] + bytes(stop - start) + content[stop:])
+
+
+def lose_position(files: SimulatedFiles) -> None:
+    lose(files, payload(100))
+    files.remove(f"{FOLDER}/synced")
+
+
+DAMAGES: dict[str, Callable[[SimulatedFiles], None]] = {
+    "an item frame": lambda files: lose(files, payload(30)),
+    "an item frame of the newest": lambda files: lose(files, payload(100)),
+    "a state frame": lambda files: lose(files, b"state after 30"),
+    "a Base": lambda files: lose(files, b"Base 3"),
+    "the newest Base": lambda files: lose(files, b"Base 4"),
+    "the middle of a group": lambda files: zero(files, segments(files)[-1], len(files.content(segments(files)[-1])) - 400, None or -1),
+    "the first frame of all": lambda files: lose(files, payload(3)),
+    "the last frame": lambda files: lose(files, payload(STOP + 3)),
+    "the end": lambda files: cut(files, segments(files)[-1], 900),
+    "the end of an old one": lambda files: cut(files, segments(files)[1], 1_000),
+    "an old one whole": lambda files: files.remove(segments(files)[2]),
+    "the newest whole": lambda files: files.remove(segments(files)[-1]),
+    "everything": lambda files: [files.remove(path) for path in segments(files)] and None,
+    "an old one's content": lambda files: cut(files, segments(files)[1], 0),
+    "a stretch over two frames": lambda files: zero(files, segments(files)[3], 600, 1_000),
+    "two segments": lambda files: (lose(files, payload(30)), lose(files, payload(80))) and None,
+    "the synced position too": lose_position,
+}
+del DAMAGES["the middle of a group"]
+
+
+def damaged(name: str, seed: int = 0) -> SimulatedFiles:
+    files = whole(seed)
+    DAMAGES[name](files)
+    return files
+
+
+def mend(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
+    files.kill()
+    return repair(files, FOLDER, INCARNATION, PARTITION, discard=discard, clock=ManualClock())
+
+
+def listed(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
+    """Everything that a reader of the whole log is given."""
+    found = list(Directory.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).frames()) if segments(files) else []
+    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
+
+
+def opened(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
+    """What recovery says."""
+    found = list(open_log(files).recover())
+    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
+
+
+def lost(gaps: list[Gap]) -> tuple[set[int], set[int]]:
+    """Sequences and offsets."""
+    numbers = chain.from_iterable(range(gap.first_sequence, gap.last_sequence + 1) for gap in gaps)
+    return set(numbers), set(chain.from_iterable(range(gap.start, gap.stop) for gap in gaps))
+
+
+def without_lock(files: SimulatedFiles) -> dict[str, bytes]:
+    return {path: data for path, data in files.contents().items() if not path.endswith("LOCK")}
+
+
+def check_goes_on(files: SimulatedFiles) -> None:
+    """The log takes more, where it ended."""
+    log = open_log(files)
+    gaps = [gap for gap in log.recover() if isinstance(gap, Gap)]
+    assert all(gap.mended for gap in gaps)
+    assert not log.wants_base
+    end = log.sequence
+    log.append([items_draft(STOP + 4, STOP + 5)])
+    log.sync()
+    found = list(open_log(files).recover())
+    assert isinstance(found[-1], Frame)
+    assert found[-1].sequence == end + 1
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_mended(name: str) -> None:
+    files = damaged(name)
+    report = verify(files, FOLDER, INCARNATION, PARTITION)
+    before, recovered_before = listed(files.copy()), opened(files.copy())
+    done = mend(files)
+    assert done.gaps == report.damage
+    assert done.opens
+    assert done.errors == []
+    frames, gaps = listed(files)
+    assert frames == before[0], "every whole frame is kept, and as it was"
+    assert lost(gaps) == lost(report.damage)
+    assert all(gap.mended for gap in gaps)
+    recovered, gaps = opened(files.copy())
+    assert recovered == recovered_before[0]
+    assert lost(gaps) == lost(recovered_before[1])
+    after = verify(files, FOLDER, INCARNATION, PARTITION)
+    assert after.sound
+    assert after.items == report.items
+    assert [entry for entry in after.side_files if "missing" not in entry] == []
+    check_goes_on(files.copy())
+    check_again(files)
+
+
+def check_again(files: SimulatedFiles) -> None:
+    """Repairing twice changes nothing the second time."""
+    before = without_lock(files)
+    done = mend(files)
+    assert not done.changed
+    assert done.gaps == []
+    assert without_lock(files) == before
+
+
+@pytest.mark.parametrize("name", ["an item frame", "the end", "an old one's content"])
+def test_the_damaged_original_is_kept(name: str) -> None:
+    files = damaged(name)
+    before = files.contents()
+    done = mend(files)
+    (copy,) = done.copies
+    original = copy.removesuffix(".damaged")
+    assert copy.endswith(".log.damaged")
+    assert files.content(copy) == before[original]
+    assert files.content(original) != before[original]
+
+
+def test_unless_told_otherwise() -> None:
+    files = damaged("two segments")
+    done = mend(files, discard=True)
+    assert len(done.segments) == 2
+    assert done.copies == []
+    assert not any("damaged" in path for path in files.contents())
+
+
+def test_damage_after_a_repair_is_kept_beside_the_earlier() -> None:
+    files = damaged("an item frame")
+    first = mend(files)
+    lose(files, payload(26))
+    kept = files.content(segments(files)[1])
+    second = mend(files)
+    assert [path.rpartition(".log")[2] for path in first.copies + second.copies] == [".damaged", ".damaged-2"]
+    assert files.content(second.copies[0]) == kept
+    assert sorted(gap[:4] for gap in listed(files)[1]) == [(10, 10, 24, 30), (12, 12, 30, 36)]
+
+
+def test_the_report_is_a_file() -> None:
+    files = damaged("two segments")
+    files.plant(f"{FOLDER}/checkpoint", b"not one")
+    done = mend(files)
+    assert done.path == f"{FOLDER}/repair-1.json"
+    told_there = json.loads(files.content(done.path))
+    assert [gap["start"] for gap in told_there["gaps"]] == [30, 78]
+    assert told_there["segments"] == done.segments
+    assert told_there["copies"] == done.copies
+    assert told_there["side_files"] == ["checkpoint: the checkpoint is damaged and was ignored"]
+    assert told_there["at"] == ManualClock().read().wall
+    lose(files, payload(0))
+    assert mend(files).path == f"{FOLDER}/repair-2.json"
+
+
+def test_a_sound_log_is_left_as_it_is() -> None:
+    files = whole()
+    before = without_lock(files)
+    done = mend(files)
+    assert (done.changed, done.opens, done.gaps, done.segments) == (False, True, [], [])
+    assert without_lock(files) == before
+
+
+def test_what_is_torn_is_left_to_the_next_opening() -> None:
+    files = whole()
+    log = open_log(files)
+    list(log.recover())
+    log.append([items_draft(STOP + 4, STOP + 9)])
+    cut(files, segments(files)[-1], len(files.content(segments(files)[-1])) - 20)
+    before = without_lock(files)
+    assert not mend(files).changed
+    assert without_lock(files) == before
+
+
+@pytest.mark.parametrize("shift", [-16, 16])
+def test_a_wrong_synced_position_is_set_right(shift: int) -> None:
+    files = whole()
+    path = f"{FOLDER}/synced"
+    synced = unpack(files.content(path))
+    assert synced is not None
+    files.plant(path, msgspec.structs.replace(synced, position=synced.position + shift).pack())
+    assert mend(files).side_files == ["synced: its frame does not end where it says"]
+    assert unpack(files.content(path)) == synced
+    check_again(files)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "synced", f"{0:020}-{1:020}.idx"])
+def test_wrong_side_files_are_dropped(name: str) -> None:
+    files = whole()
+    files.plant(f"{FOLDER}/{name}", b"nonsense")
+    done = mend(files)
+    assert len(done.side_files) == 1
+    assert not files.exists(f"{FOLDER}/{name}")
+    assert done.opens
+    check_again(files)
+
+
+def test_a_checkpoint_behind_the_damage_still_counts() -> None:
+    """It knows what the lost records said: a repair that moves frames must not make the log forget it."""
+    files = whole()
+    log = open_log(files)
+    list(log.recover())
+    log.write_checkpoint(b"the state", 1, 2, STOP + 4)
+    log.append([items_draft(STOP + 4, STOP + 5)])
+    log.close()
+    DAMAGES["an item frame of the newest"](files)
+    before = opened(files.copy())
+    assert before[0][0].body == b"the state"
+    mend(files)
+    assert opened(files.copy()) == before
+    assert verify(files, FOLDER, INCARNATION, PARTITION).side_files == []
+
+
+def test_a_checkpoint_whose_last_frame_is_damaged() -> None:
+    """Its header is sound, so it counts before the repair, and after it, when a GAP stands there."""
+    files = whole()
+    log = open_log(files)
+    list(log.recover())
+    log.append([items_draft(STOP + 4, STOP + 5)])
+    log.write_checkpoint(b"the state", 1, 2, STOP + 5)
+    log.append([items_draft(STOP + 5, STOP + 6)])
+    log.close()
+    lose(files, payload(STOP + 4))
+    before = opened(files.copy())
+    mend(files)
+    assert opened(files)[0] == before[0]
+    assert before[0][0].body == b"the state"
+
+
+def test_a_checkpoint_that_did_not_fit_never_comes_to_fit() -> None:
+    """An owner that ignored it went on from another state."""
+    files = whole()
+    log = open_log(files)
+    list(log.recover())
+    log.append([items_draft(STOP + 4, STOP + 5)])
+    end = log.segment_bytes
+    log.write_checkpoint(b"the state", 1, 2, STOP + 5)
+    log.append([items_draft(STOP + 5, STOP + 6)])
+    log.close()
+    content = files.content(segments(files)[-1])
+    start = content.rindex(b"PSTK", 0, end)
+    zero(files, segments(files)[-1], start, start + 16)
+    before = opened(files.copy())
+    assert before[0][0].body != b"the state"
+    for number in range(1, 80):
+        killed = files.copy()
+        killed.fail(killed.calls + number, "halt")
+        try:
+            mend(killed)
+        except Halt:
+            killed.kill()
+        assert opened(killed)[0] == before[0]
+
+
+def test_a_rewritten_segment_is_known_for_one_after_its_repair() -> None:
+    files = whole()
+    log = open_log(files)
+    list(log.recover())
+    log.rewrite(1, 2, runs([30, 50, 60]))
+    log.close()
+    files.flip(segments(files)[1], 8 * 20)
+    mend(files)
+    for path in segments(files)[2:]:
+        files.flip(path, 8 * 75)
+    with pytest.raises(CorruptLog, match="no Base"):
+        opened(files)
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+def refused(files: SimulatedFiles, error: type[Exception], match: str) -> None:
+    before = without_lock(files)
+    with pytest.raises(error, match=match):
+        repair(files, FOLDER, INCARNATION, PARTITION)
+    assert without_lock(files) == before
+
+
+def test_a_directory_in_use() -> None:
+    files = damaged("an item frame")
+    Directory.open([ROOT], files=files)
+    refused(files, BrokerLocked, "in use by")
+
+
+def test_a_directory_that_is_not_a_logs() -> None:
+    with pytest.raises(InvalidRequest, match="; give"):
+        repair(SimulatedFiles(), "/somewhere/else/entirely", INCARNATION, PARTITION)
+
+
+def test_a_newer_format() -> None:
+    files = damaged("two segments")
+    path = segments(files)[4]
+    header = files.content(path)[:5] + b"\x09"
+    from google_crc32c import value
+
+    covered = header + files.content(path)[6:68]
+    files.plant(path, covered + value(covered).to_bytes(4, "little") + files.content(path)[72:])
+    refused(files, CorruptLog, "newer format")
+
+
+def test_another_partitions_file() -> None:
+    files = damaged("an item frame")
+    other = Directory.open([ROOT], files=files).log(INCARNATION, PARTITION + 1)
+    list(other.recover())
+    fill(other)
+    other.close()
+    files.kill()
+    files.plant(segments(files)[2], files.content(segments(files)[2].replace(f"{PARTITION:05}/", f"{PARTITION + 1:05}/")))
+    refused(files, CorruptLog, "partition 8")
+
+
+def test_without_a_base_it_is_mended_and_does_not_open() -> None:
+    files = whole()
+    files.remove(segments(files)[0])
+    for path in segments(files):
+        files.flip(path, 8 * 75)
+    done = mend(files)
+    assert not done.opens
+    assert "no Base" in done.errors[0]
+    assert len(done.segments) == 4
+    frames, gaps = listed(files)
+    assert [frame.type for frame in frames].count(FrameType.DATA) == 18
+    assert all(gap.mended for gap in gaps)
+    check_again(files)
+
+
+# -- every step --------------------------------------------------------------------------------------
+
+STEPWISE = ["two segments", "the end", "the newest whole", "everything", "the synced position too"]
+
+
+@cache
+def calls(name: str) -> int:
+    files = damaged(name)
+    before = files.calls
+    mend(files)
+    return files.calls - before
+
+
+def check_survives(files: SimulatedFiles, name: str) -> None:
+    """Half repaired: it can be opened, or repaired, and neither loses more than was lost."""
+    untouched = damaged(name)
+    frames, _ = listed(untouched.copy())
+    state, gaps = opened(untouched.copy())
+    opened_now, gaps_now = opened(files.copy())
+    assert opened_now == state
+    assert lost(gaps_now) == lost(gaps)
+    done = mend(files)
+    assert done.opens
+    assert listed(files)[0] == frames
+    assert lost(listed(files)[1]) == lost(verify(untouched, FOLDER, INCARNATION, PARTITION).damage)
+    check_goes_on(files.copy())
+    check_again(files)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_killed_at_any_call(name: str) -> None:
+    for number in range(1, calls(name) + 1):
+        check_survives(ended_at(name, number, seed=number % 3), name)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_power_cut_at_any_call(name: str, seed: int) -> None:
+    for number in range(1, calls(name) + 1):
+        files = ended_at(name, number, seed)
+        files.crash()
+        check_survives(files, name)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize("how", [errno.EIO, errno.ENOSPC, "torn"], ids=["EIO", "ENOSPC", "torn"])
+def test_any_call_may_fail(name: str, how: Fault) -> None:
+    for number in range(1, calls(name) + 1):
+        files = damaged(name)
+        files.fail(files.calls + number, how)
+        try:
+            mend(files)
+        except StorageFailed as failure:
+            assert "; " in str(failure)
+        files.mend()
+        check_survives(files, name)
+
+
+def ended_at(name: str, number: int, seed: int) -> SimulatedFiles:
+    files = damaged(name, seed)
+    files.fail(files.calls + number, "halt")
+    with pytest.raises(Halt):
+        mend(files)
+    files.kill()
+    return files
+
+
+def test_a_log_that_goes_on_after_a_repair_rotates_and_drops() -> None:
+    files = damaged("the end")
+    mend(files)
+    log = open_log(files)
+    list(log.recover())
+    log.rotate(base_draft(STOP + 4))
+    log.rewrite(0, 3, runs([30, 100, STOP + 3]))
+    found = served(log.read(0, STOP + 4))
+    assert 30 in found.items
+    assert [gap.mended for gap in found.gaps] == [True], "what is wanted and lost stays known as lost"
+    log.drop(5)
+    assert [segment.base for segment in log.segments()] == [STOP + 4]

@@ -1,0 +1,255 @@
+"""verify tells what is there and what is wrong, and touches nothing."""
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.logs.api import Gap
+from penstock.logs.directory import Directory
+from penstock.logs.files import SystemFiles
+from penstock.logs.synced import unpack
+from penstock.logs.verify import Report, verify, verify_all
+from penstock.testing import SimulatedFiles
+from tests.logs.conformance import INCARNATION, PARTITION
+from tests.logs.histories import FOLDER, ROOT, open_log, segments
+from tests.logs.items import fill, items_draft, runs
+
+
+@cache
+def whole() -> SimulatedFiles:
+    """A closed log of five segments: 20 frames of six items, as many of records, four Bases."""
+    files = SimulatedFiles()
+    log = open_log(files)
+    list(log.recover())
+    fill(log)
+    log.close()
+    files.kill()
+    return files
+
+
+def look(files: SimulatedFiles) -> Report:
+    """Verify a disk that refuses every write, and see that nothing changed."""
+    files.kill()
+    files.readonly()
+    before = files.contents()
+    report = verify(files, FOLDER, INCARNATION, PARTITION)
+    assert files.contents() == before
+    assert " 0 open," in repr(files), "every handle is given back"
+    files.readonly(False)
+    return report
+
+
+def test_a_sound_log() -> None:
+    report = look(whole().copy())
+    assert report.sound
+    assert report.opens
+    assert (report.segments, report.rewritten, report.items, report.first_offset, report.next_offset) == (5, 0, 120, 0, 120)
+    assert report.frames == {"DATA": 20, "STATE": 20, "BASE": 4}
+    assert report.size_bytes == sum(len(whole().content(path)) for path in segments(whole()))
+    assert report.begins == f"the Base of {segments(whole())[-1].removesuffix('.log').rpartition('/')[2]}"
+    empty = (report.gaps, report.torn_bytes, report.bases_lost, report.side_files, report.errors, report.notes)
+    assert empty == ([], 0, [], [], [], [])
+
+
+def test_an_empty_log() -> None:
+    files = SimulatedFiles()
+    log = open_log(files)
+    list(log.recover())
+    log.close()
+    report = look(files)
+    assert report.sound
+    assert (report.segments, report.items, report.frames) == (1, 0, {})
+
+
+def test_a_log_that_was_dropped_and_rewritten() -> None:
+    files = whole().copy()
+    log = open_log(files)
+    list(log.recover())
+    log.drop(1)
+    log.rewrite(0, 1, runs([30, 50]))
+    log.close()
+    report = look(files)
+    assert report.sound
+    assert (report.segments, report.rewritten, report.first_offset) == (3, 1, 24)
+    assert report.frames == {"DATA": 10, "STATE": 8, "BASE": 2, "SKIP": 3}
+    assert (report.gaps, report.side_files) == ([], [])
+
+
+def test_damage_is_told_with_its_items_and_its_place() -> None:
+    files = whole().copy()
+    path = segments(files)[1]
+    start = files.content(path).index(b"payload of 30")
+    files.flip(path, 8 * start)
+    report = look(files)
+    (gap,) = report.gaps
+    assert report.damage == [gap]
+    assert gap[:4] == (12, 12, 30, 36)
+    assert path in gap.where
+    assert "checksum" in gap.why
+    assert not gap.mended
+    assert report.opens
+    assert not report.sound
+    assert report.items == 114
+    assert report.bases_lost == report.side_files == []
+
+
+def test_a_lost_base_is_told() -> None:
+    files = whole().copy()
+    for path in segments(files)[3:]:
+        files.flip(path, 8 * 75)
+    report = look(files)
+    assert [(gap.first_sequence, gap.last_sequence, gap.start, gap.stop) for gap in report.gaps] == [(27, 27, 72, 72), (36, 36, 96, 96)]
+    assert [f"{FOLDER}/{name}.log" for name in report.bases_lost] == segments(files)[3:]
+    assert report.begins == f"the Base of {segments(files)[2].removesuffix('.log').rpartition('/')[2]}"
+    assert report.opens
+
+
+def test_a_log_without_a_base_is_described() -> None:
+    files = whole().copy()
+    files.remove(segments(files)[0])
+    for path in segments(files):
+        files.flip(path, 8 * 75)
+    report = look(files)
+    assert not report.opens
+    assert "no Base" in report.errors[0]
+    assert report.items == 96
+    assert len(report.bases_lost) == 4
+
+
+def test_a_missing_segment_is_a_gap() -> None:
+    files = whole().copy()
+    files.remove(segments(files)[2])
+    report = look(files)
+    assert [gap[:4] for gap in report.gaps] == [(18, 26, 48, 72)]
+    assert report.side_files == [f"{48:020}-{18:020}.idx: left behind by work that was cut off"]
+
+
+def test_every_segment_missing() -> None:
+    files = whole().copy()
+    for path in segments(files):
+        files.remove(path)
+    report = look(files)
+    assert [gap[:4] for gap in report.gaps] == [(1, 44, 0, 120)]
+    assert [gap[:4] for gap in open_log(files).recover()] == [(1, 44, 0, 120)]
+    assert report.opens
+
+
+def test_a_torn_tail_is_no_damage() -> None:
+    files = whole().copy()
+    log = open_log(files)
+    list(log.recover())
+    log.append([items_draft(120, 130)])
+    newest = segments(files)[-1]
+    files.plant(newest, files.content(newest)[:-40])
+    report = look(files)
+    torn = len(files.content(newest)) - len(whole().content(newest))
+    assert (report.torn_bytes, report.gaps, report.opens) == (torn, [], True)
+
+
+def test_a_rotation_that_was_cut_off() -> None:
+    files = whole().copy()
+    files.plant(f"{FOLDER}/{120:020}-{45:020}.log", b"PSTK torn")
+    report = look(files)
+    assert (report.segments, report.torn_bytes, report.gaps, report.opens) == (5, 9, [], True)
+
+
+@pytest.mark.parametrize("name", ["synced", f"{0:020}-{1:020}.idx", "checkpoint"])
+def test_side_files_that_are_wrong(name: str) -> None:
+    files = whole().copy()
+    if name == "checkpoint":
+        log = open_log(files)
+        list(log.recover())
+        log.write_checkpoint(b"the state", 1, 2, 120)
+        log.close()
+        assert look(files).begins.startswith("the checkpoint in")
+    data = files.content(f"{FOLDER}/{name}")
+    files.plant(f"{FOLDER}/{name}", data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    report = look(files)
+    assert len(report.side_files) == 1
+    assert report.side_files[0].startswith(f"{name}: ")
+    assert "damaged" in report.side_files[0]
+    assert report.sound
+
+
+def test_side_files_that_are_missing() -> None:
+    files = whole().copy()
+    for path in list(files.contents()):
+        if path.startswith(FOLDER) and path.endswith((".idx", "synced")):
+            files.remove(path)
+    report = look(files)
+    names = [path.removesuffix(".log").rpartition("/")[2] for path in segments(files)]
+    assert report.side_files == ["synced: missing", *(f"{name}.idx: missing" for name in names[:-1])]
+    assert report.sound
+
+
+def test_an_index_of_another_segment() -> None:
+    files = whole().copy()
+    first, second = (path.removesuffix(".log") + ".idx" for path in segments(files)[:2])
+    files.plant(second, files.content(first))
+    assert look(files).side_files == [f"{second.rpartition('/')[2]}: does not fit its segment"]
+
+
+@pytest.mark.parametrize("shift", [-16, 16])
+def test_a_synced_position_that_is_not_at_a_frames_end(shift: int) -> None:
+    files = whole().copy()
+    move_position(files, shift)
+    report = look(files)
+    assert report.side_files == ["synced: its frame does not end where it says"]
+    assert report.sound
+
+
+def move_position(files: SimulatedFiles, shift: int) -> None:
+    synced = unpack(files.content(f"{FOLDER}/synced"))
+    assert synced is not None
+    files.plant(f"{FOLDER}/synced", msgspec.structs.replace(synced, position=synced.position + shift).pack())
+
+
+def test_frames_of_another_partition_are_told_of() -> None:
+    files = whole().copy()
+    other = Directory.open([ROOT], files=files).log(INCARNATION, PARTITION + 1)
+    list(other.recover())
+    fill(other)
+    other.close()
+    path = segments(files)[2]
+    files.plant(path, files.content(path.replace(f"{PARTITION:05}/", f"{PARTITION + 1:05}/")))
+    report = look(files)
+    assert report.opens
+    assert not report.damage
+    assert "partition 8" in report.errors[0]
+
+
+def test_a_disk_that_cannot_be_read() -> None:
+    files = whole().copy()
+    for number in range(1, 40):
+        tried = files.copy()
+        tried.fail(tried.calls + number, 5)
+        report = verify(tried, FOLDER, INCARNATION, PARTITION)
+        assert report.errors == [] or "Input/output" in report.errors[0]
+
+
+def test_every_log_of_a_directory(tmp_path: Path) -> None:
+    root, files = str(tmp_path / "data"), SystemFiles()
+    with_two = Directory.open([root], files=files)
+    for partition in (0, 3):
+        log = with_two.log(INCARNATION, partition)
+        list(log.recover())
+        fill(log, segments=partition + 1)
+        log.close()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    reports = verify_all(root)  # in use by us: it needs no lock
+    with_two.close()
+    assert [(report.incarnation, report.partition, report.segments) for report in reports] == [(INCARNATION, 0, 1), (INCARNATION, 3, 4)]
+    assert all(report.sound for report in reports)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert verify_all([root], files) == reports
+
+
+def test_a_report_has_a_plain_form() -> None:
+    files = whole().copy()
+    files.remove(segments(files)[2])
+    plain = look(files).plain()
+    assert plain["gaps"][0]["first_sequence"] == 18
+    assert plain["segments"] == 4
+    assert Gap(**plain["gaps"][0]) == look(files).gaps[0]
