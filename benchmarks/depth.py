@@ -2,8 +2,9 @@
 
     make bench-depth                     (python benchmarks/depth.py [--most N] [--no-write])
 
-One partition, 100-byte payloads. Rates are medians of several samples at each depth, taken from the same log as it grows; memory is what the process
-holds beyond what it held before, traced by tracemalloc where the whole is small. Writes benchmarks/results/depth.json.
+One partition, 100-byte payloads. Rates are medians of several samples at each depth, taken from the same log as it grows; memory
+is what the process holds beyond what it held before, traced by tracemalloc where the whole is small. Writes
+benchmarks/results/depth.json.
 """
 
 import argparse
@@ -85,7 +86,8 @@ def at_depth(home: Path, depths: list[int], found: dict[str, Any]) -> None:
         gc.collect()
         found[f"produce_us_at_{depth}"] = statistics.median(produce_sample(part) for _ in range(samples))
         found[f"drain_us_at_{depth}"] = statistics.median(drain_sample(part) for _ in range(samples))
-    found["seek_by_time_ms"] = 1e3 * statistics.median(seconds(lambda: part.offset_at(part.now().wall - random.randrange(10**7))) for _ in range(20))
+    times = [part.now().wall - random.randrange(10**7) for _ in range(20)]
+    found["seek_by_time_ms"] = 1e3 * statistics.median([seconds(lambda when=when: part.offset_at(when)) for when in times])
     part.close()
     opening(place, found)
     shutil.rmtree(place)

@@ -2,8 +2,8 @@
 
     make bench-engine                    (python benchmarks/engine.py [--items N] [--rounds N] [--no-write])
 
-One partition, 100-byte random payloads, batches of 1,000. Every figure is the median of rounds, and what is compared is measured in turn within
-each round, because machines are noisy: read the ratios. Writes benchmarks/results/engine.json.
+One partition, 100-byte random payloads, batches of 1,000. Every figure is the median of rounds, and what is compared is measured
+in turn within each round, because machines are noisy: read the ratios. Writes benchmarks/results/engine.json.
 """
 
 import argparse
@@ -227,7 +227,7 @@ def main() -> None:
         written: dict[str, Any] = {
             **{name: round(value, 3) for name, value in rate.items()},
             "ratios": {name: {"value": round(value, 3), "aim": f"{sign} {aim:g}"} for name, (value, sign, aim) in compared.items()},
-            "setting": {"items": options.items, "rounds": options.rounds, "batch": BATCH, "payload_bytes": PAYLOAD, "keys": KEYS, "hot_keys": HOT_KEYS},
+            "setting": {"items": options.items, "rounds": options.rounds, "batch": BATCH, "keys": KEYS, "hot_keys": HOT_KEYS},
             "machine": {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()},
         }
         RESULTS.parent.mkdir(exist_ok=True)

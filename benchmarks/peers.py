@@ -1,8 +1,8 @@
 """The same work on two embedded queues, each given its best: put, get, acknowledge of 100-byte payloads.
 
-Durable: `synchronous=FULL`, so that an acknowledged item survives a power cut, and batches of 1,000 in one transaction where the queue has transactions.
-Single: one item per call, `synchronous=OFF`.
-They are measured on fewer items than we are, and shallow, because both slow down with depth.
+Durable: `synchronous=FULL`, so that an acknowledged item survives a power cut, and batches of 1,000 in one transaction where the
+queue has transactions. Single: one item per call, `synchronous=OFF`. They are measured on fewer items than we are, and shallow,
+because both slow down with depth.
 """
 
 import os
@@ -45,7 +45,7 @@ def _litequeue(home: Path, found: dict[str, list[float]], rate: Rate, payloads: 
                 work()
 
         if kind == "durable":
-            found["litequeue_durable_produce_per_s"].append(rate(ITEMS, lambda: in_one(put)))  # noqa: B023
+            found["litequeue_durable_produce_per_s"].append(rate(ITEMS, lambda: in_one(put)))
             # `pop` begins a transaction of its own and cannot be batched
             found["litequeue_durable_consume_per_s"].append(rate(ITEMS, take))
         else:

@@ -71,7 +71,6 @@ DAMAGES: dict[str, Callable[[SimulatedFiles], None]] = {
     "a state frame": lambda files: lose(files, b"state after 30"),
     "a Base": lambda files: lose(files, b"Base 3"),
     "the newest Base": lambda files: lose(files, b"Base 4"),
-    "the middle of a group": lambda files: zero(files, segments(files)[-1], len(files.content(segments(files)[-1])) - 400, None or -1),
     "the first frame of all": lambda files: lose(files, payload(3)),
     "the last frame": lambda files: lose(files, payload(STOP + 3)),
     "the end": lambda files: cut(files, segments(files)[-1], 900),
@@ -84,7 +83,6 @@ DAMAGES: dict[str, Callable[[SimulatedFiles], None]] = {
     "two segments": lambda files: (lose(files, payload(30)), lose(files, payload(80))) and None,
     "the synced position too": lose_position,
 }
-del DAMAGES["the middle of a group"]
 
 
 def damaged(name: str, seed: int = 0) -> SimulatedFiles:
@@ -99,8 +97,10 @@ def mend(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
 
 
 def listed(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
-    """Everything that a reader of the whole log is given."""
-    found = list(Directory.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).frames()) if segments(files) else []
+    """Everything that a reader of the whole log is given, once it has been opened."""
+    log = open_log(files.copy())
+    list(log.recover())
+    found = list(log.frames())
     return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
 
 
@@ -138,7 +138,7 @@ def check_goes_on(files: SimulatedFiles) -> None:
 def test_what_is_mended(name: str) -> None:
     files = damaged(name)
     report = verify(files, FOLDER, INCARNATION, PARTITION)
-    before, recovered_before = listed(files.copy()), opened(files.copy())
+    before, recovered_before = listed(files), opened(files.copy())
     done = mend(files)
     assert done.gaps == report.damage
     assert done.opens
@@ -232,14 +232,13 @@ def test_what_is_torn_is_left_to_the_next_opening() -> None:
     assert without_lock(files) == before
 
 
-@pytest.mark.parametrize("shift", [-16, 16])
-def test_a_wrong_synced_position_is_set_right(shift: int) -> None:
+def test_a_wrong_synced_position_is_set_right() -> None:
     files = whole()
     path = f"{FOLDER}/synced"
     synced = unpack(files.content(path))
     assert synced is not None
-    files.plant(path, msgspec.structs.replace(synced, position=synced.position + shift).pack())
-    assert mend(files).side_files == ["synced: its frame does not end where it says"]
+    files.plant(path, msgspec.structs.replace(synced, position=synced.position + 16).pack())
+    assert mend(files).side_files == ["synced: does not fit the log"]
     assert unpack(files.content(path)) == synced
     check_again(files)
 
@@ -378,9 +377,9 @@ def test_without_a_base_it_is_mended_and_does_not_open() -> None:
     assert not done.opens
     assert "no Base" in done.errors[0]
     assert len(done.segments) == 4
-    frames, gaps = listed(files)
-    assert [frame.type for frame in frames].count(FrameType.DATA) == 18
-    assert all(gap.mended for gap in gaps)
+    found = list(Directory.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).frames())
+    assert [frame.type for frame in found if isinstance(frame, Frame)].count(FrameType.DATA) == 18
+    assert all(gap.mended for gap in found if isinstance(gap, Gap))
     check_again(files)
 
 
@@ -400,7 +399,7 @@ def calls(name: str) -> int:
 def check_survives(files: SimulatedFiles, name: str) -> None:
     """Half repaired: it can be opened, or repaired, and neither loses more than was lost."""
     untouched = damaged(name)
-    frames, _ = listed(untouched.copy())
+    frames, _ = listed(untouched)
     state, gaps = opened(untouched.copy())
     opened_now, gaps_now = opened(files.copy())
     assert opened_now == state
@@ -461,5 +460,5 @@ def test_a_log_that_goes_on_after_a_repair_rotates_and_drops() -> None:
     found = served(log.read(0, STOP + 4))
     assert 30 in found.items
     assert [gap.mended for gap in found.gaps] == [True], "what is wanted and lost stays known as lost"
-    log.drop(5)
+    log.drop(2)
     assert [segment.base for segment in log.segments()] == [STOP + 4]

@@ -196,7 +196,7 @@ def test_a_synced_position_that_is_not_at_a_frames_end(shift: int) -> None:
     files = whole().copy()
     move_position(files, shift)
     report = look(files)
-    assert report.side_files == ["synced: its frame does not end where it says"]
+    assert report.side_files == ["synced: does not fit the log"]
     assert report.sound
 
 

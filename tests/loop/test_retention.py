@@ -1,5 +1,6 @@
 """Retention: what may go goes, what is needed stays, and the record comes before the files."""
 
+import contextlib
 import errno
 
 import pytest
@@ -242,10 +243,8 @@ def test_cut_off_at_any_step_nothing_needed_is_lost(trouble: Fault) -> None:
         files = SimulatedFiles()
         part = busy(files)
         files.fail(files.calls + step, trouble)
-        try:
+        with contextlib.suppress(Halt, StorageFailed, OutcomeUnknown):
             part.compact()
-        except (Halt, StorageFailed, OutcomeUnknown):
-            pass
         files.mend()
         files.crash()
         again = Partition(FileLog(files, "/log", 1, 0), ManualClock())

@@ -6,6 +6,7 @@ Beside the simulation's own chance this finds the shortest history that goes wro
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
@@ -197,4 +198,14 @@ class RulesBesideTheModel(RuleBasedStateMachine):
 
 
 def test_the_rules_are_what_the_model_says() -> None:
-    run_state_machine_as_test(RulesBesideTheModel, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+    run(examples=300, steps=40)
+
+
+@pytest.mark.long
+def test_the_rules_are_what_the_model_says_at_length() -> None:
+    run(examples=5_000, steps=80)
+
+
+def run(examples: int, steps: int) -> None:
+    wanted = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    run_state_machine_as_test(RulesBesideTheModel, settings=wanted)

@@ -97,15 +97,12 @@ def _add_columns(parts: list[Buffer], batch: Batch) -> int:
             columns |= _add_constant(parts, bit, encoded, _add_blob) or _add_nullable(parts, encoded)
     if batch.priorities is not None:
         columns |= PRIORITY
-        one = batch.priorities[:1]
-        columns |= _add_constant(parts, PRIORITY, batch.priorities, lambda into, _: _add_padded(into, one)) or _add_padded(parts, batch.priorities)
+        columns |= _add_constant(parts, PRIORITY, batch.priorities, _add_byte) or _add_padded(parts, batch.priorities)
     for name, bit in _NUMBERS.items():
         numbers = getattr(batch, name)
         if numbers is not None:
             columns |= bit
-            columns |= _add_constant(parts, bit, numbers, lambda into, value: _add_padded(into, array("q", [value]).tobytes())) or _add_padded(
-                parts, array("q", numbers).tobytes()
-            )
+            columns |= _add_constant(parts, bit, numbers, _add_number) or _add_padded(parts, array("q", numbers).tobytes())
     if batch.dedups is not None:
         columns |= DEDUP
         _add_padded(parts, _bitmap(batch.dedups))
@@ -127,6 +124,14 @@ def _add_padded(parts: list[Buffer], data: bytes) -> int:
     if len(data) & 7:
         parts.append(_PADDING[len(data) & 7])
     return 0
+
+
+def _add_byte(parts: list[Buffer], number: int) -> int:
+    return _add_padded(parts, bytes([number]))
+
+
+def _add_number(parts: list[Buffer], number: int) -> int:
+    return _add_padded(parts, array("q", [number]).tobytes())
 
 
 def _add_blob(parts: list[Buffer], data: bytes) -> int:

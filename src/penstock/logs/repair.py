@@ -24,7 +24,7 @@ from penstock.logs.marker import LOGS
 from penstock.logs.replay import Replay, front
 from penstock.logs.rewriting import NewSegment
 from penstock.logs.segment import FIRST, LOG, Owner, Segment, SegmentName
-from penstock.logs.sidefiles import end_of
+from penstock.logs.sidefiles import true_position
 from penstock.logs.synced import FILE_NAME as SYNCED
 from penstock.logs.synced import Synced, SyncedFile
 from penstock.logs.verify import Look
@@ -157,8 +157,8 @@ class _Repair:
             for number, name in enumerate(look.damaged):
                 ended = self._mend(look, name, "" if self._discard else report.copies[number])
                 published = ended if name == look.chain.names[-1] else published
-            if published is not None and published.segment == look.chain.names[-1]:
-                self._publish(look, published)
+            if published is not None and published.segment >= look.chain.names[-1]:
+                self._publish(true_position(look.chain, published))
         finally:
             look.chain.close()
 
@@ -184,12 +184,11 @@ class _Repair:
         chain.replace(name, new.path)
         return Synced(name, new.size, replay.sequence, replay.offset, "fsync")
 
-    def _publish(self, look: Look, published: Synced) -> None:
+    def _publish(self, published: Synced) -> None:
         """Set the synced position right: frames may have moved."""
-        end = end_of(look.chain, published)
         file = SyncedFile(self._files, self._directory)
         try:
-            file.publish(msgspec.structs.replace(published, position=end))
+            file.publish(published)
             file.harden()
         finally:
             file.close()

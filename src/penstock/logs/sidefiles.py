@@ -7,6 +7,8 @@ A segment that is damaged is not held against the files that speak of it.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.logs import checkpoint, index, synced
 from penstock.logs.api import FrameType
 from penstock.logs.chain import Chain
@@ -46,14 +48,15 @@ def _synced(files: Files, chain: Chain, published: Synced | None, damaged: Seque
     if published is None:
         there = files.exists(f"{chain.directory}/{synced.FILE_NAME}")
         yield SideFile(synced.FILE_NAME, "damaged" if there else "missing", there)
-    elif published.segment == chain.names[-1] not in damaged and end_of(chain, published) != published.position:
-        yield SideFile(synced.FILE_NAME, "its frame does not end where it says")
+    elif published.segment >= chain.names[-1] not in damaged and published != true_position(chain, published):
+        yield SideFile(synced.FILE_NAME, "does not fit the log")
 
 
-def end_of(chain: Chain, published: Synced) -> int:
-    """Where the frame that is published as the last one ends in its segment; 0 when there is none."""
-    pieces = chain.pieces(published.segment, 0)
-    return next((piece.end for piece in pieces if piece.frame is not None and piece.frame.sequence == published.sequence), 0)
+def true_position(chain: Chain, published: Synced) -> Synced:
+    """The same promise, with the place where its frame ends in the newest segment, or that segment's front when it is not there."""
+    pieces = chain.pieces(chain.names[-1], 0)
+    end = next((piece.end for piece in pieces if piece.frame is not None and piece.frame.sequence == published.sequence), 0)
+    return msgspec.structs.replace(published, segment=chain.names[-1], position=end)
 
 
 def _index(files: Files, chain: Chain, name: SegmentName, sound: bool) -> Iterator[SideFile]:

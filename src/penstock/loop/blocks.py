@@ -1,8 +1,9 @@
 """Items at hand: what was produced or read lately and may be wanted soon.
 
-Owns: `Frames` (items by offset) and `Blocks` (what rules look at of them: key ids and priorities). Caches, never state: anything in them can
-be read again from the log. What is produced is kept as it came, so that a consumer close behind needs neither disk nor decoding; neighbouring
-small frames are joined into one block, so that a backlog produced item by item is looked at as cheaply as one produced in batches.
+Owns: `Frames` (items by offset) and `Blocks` (what rules look at of them: key ids and priorities). Caches, never state: anything
+in them can be read again from the log. What is produced is kept as it came, so that a consumer close behind needs neither disk
+nor decoding; neighbouring small frames are joined into one block, so that a backlog produced item by item is looked at as cheaply
+as one produced in batches.
 Limits: FRAMES_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.
 """
 
@@ -149,7 +150,7 @@ class Blocks:
         raise Missing([offset])
 
     def fetch(self, offset: int) -> None:
-        """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and each asking decides anew."""
+        """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and decide anew each time."""
         if self._holds(offset):
             return
         parts: list[Held] = []

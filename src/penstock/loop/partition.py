@@ -191,11 +191,11 @@ class Partition:
             self.reopen()
         except PenstockError as worse:
             self._failed = True
-            raise OutcomeUnknown(f"storage failed ({error}) and could not be rolled back ({worse}); repeat with the same request id") from worse
+            raise OutcomeUnknown(f"storage failed ({error}) and was not rolled back ({worse}); repeat with the same request id") from worse
         raise error
 
     def _keep_house(self, *, rotate: bool) -> None:
-        """The turn is stored, so its answers stand even if this fails: the partition goes on from what is synced, or fails at the next call."""
+        """The turn is stored, so its answers stand even if this fails: the partition goes on from what is synced, or fails next time."""
         try:
             if rotate:
                 self._rotate()
@@ -209,7 +209,7 @@ class Partition:
                 self._failed = True
 
     def _checkpoint(self) -> None:
-        """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay a small part of the work."""
+        """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
         body = base.dump(self.state)
         self.log.write_checkpoint(body, self.state.moment.elapsed, self.state.moment.wall, self.state.next_offset)
         self._unreplayed = -len(body) // FRAME_WORTH_BYTES
@@ -258,7 +258,7 @@ class Partition:
     # -- retention -----------------------------------------------------------------------------------
 
     def retain(self, *, thorough: bool = False) -> Freed:
-        """Let go of what the policy's retention no longer asks for; done by itself at every rotation. `thorough` rewrites whatever frees anything."""
+        """Let go of what the policy's retention does not ask for; done by itself at every rotation. `thorough`: whatever frees anything."""
         self._usable()
         self.commit()
         try:

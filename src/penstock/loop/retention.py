@@ -1,9 +1,9 @@
 """Which segments may go, which are worth rewriting.
 
-Owns: `plan`, pure. Segments are looked at from the oldest on, as long as a limit of the retention is exceeded and no cursor stands in the way.
-Those without a needed item at the very front are dropped. Behind a needed item everything is pinned: a stretch of pinned segments is rewritten
-into one that holds just what is needed, when at least half of it is not, or when it has become many small files.
-The newest two segments are left alone: recovery must always have a Base to fall back on.
+Owns: `plan`, pure. Segments are looked at from the oldest on, as long as a limit of the retention is exceeded and no cursor
+stands in the way. Those without a needed item at the very front are dropped. Behind a needed item everything is pinned: a stretch
+of pinned segments is rewritten into one that holds just what is needed, when at least half of it is not, or when it has become
+many small files. The newest two segments are left alone: recovery must always have a Base to fall back on.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,8 @@ class Freed(NamedTuple):
     size_bytes: int
 
     def __str__(self) -> str:
-        return f"{self.size_bytes:,} bytes freed: {self.segments} segments dropped, {self.rewritten} rewritten, {self.items:,} resolved items let go"
+        done = f"{self.segments} segments dropped, {self.rewritten} rewritten, {self.items:,} resolved items let go"
+        return f"{self.size_bytes:,} bytes freed: {done}"
 
 
 def plan(segments: "Sequence[SegmentFacts]", state: State, retention: Retention, wall: int, *, thorough: bool = False) -> Plan:

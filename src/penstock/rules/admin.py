@@ -135,12 +135,11 @@ def decide_seek(state: State, command: Seek, now: Moment, peek: Peek) -> tuple[l
 
 
 def apply_sought(state: State, record: Sought, now: Moment) -> None:
-    """Items come again in log order, without a ttl. What had been passed over is put back first, so that keys are in the log's order again."""
+    """Items come again in log order, without a ttl. What had been passed over is put back first, so that keys are in that order too."""
     _forget_places(state, record.runs)
     returning = [(DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)]
     for key, line in state.keys.lines():
-        for run in line.waiting:
-            returning.append((run.lane, Extent(run.start, run.stop, KEYED, run.position, run.ready_at)))
+        returning += [(run.lane, Extent(run.start, run.stop, KEYED, run.position, run.ready_at)) for run in line.waiting]
         line.waiting.clear()
         state.keys.settle(key, line)
     state.away.remove_all(state.passed.runs)

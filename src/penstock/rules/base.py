@@ -1,7 +1,7 @@
 """Base: the whole state as bytes, and back. Replay may start from one instead of from the beginning.
 
-Owns: `dump` and `load`. The bytes are canonical: they depend on what the state means, not on how it came about. So the same records give the same
-bytes, whether they were applied live, replayed from the first, or replayed from a Base in between (tested).
+Owns: `dump` and `load`. The bytes are canonical: they depend on what the state means, not on how it came about. So the same
+records give the same bytes, whether they were applied live, replayed from the first, or replayed from a Base in between (tested).
 What follows from other parts is not stored but derived: `away`, `passed`, held keys, offered heads.
 """
 
@@ -188,10 +188,10 @@ def load(body: bytes | memoryview) -> State:
     state.buried = {offset: Burial(*burial) for offset, burial in image.buried}
     for offset in state.buried:
         state.buried_set.add(offset, offset + 1)
-    for name, deadline, answer in image.requests:
-        state.requests.restore(name, deadline, answer)
-    for name, deadline, offset in image.dedup:
-        state.dedup.restore(name, deadline, offset)
+    for request in image.requests:
+        state.requests.restore(*request)
+    for known in image.dedup:
+        state.dedup.restore(*known)
     state.producers = dict(image.producers)
     state.cursors = dict(image.cursors)
     for others in (state.resolved, state.scheduled, state.passed, state.buried_set):

@@ -110,4 +110,5 @@ class Calendar:
 
 def _sorted(entries: "array[int]") -> list[Entry]:
     each = iter(entries)
-    return sorted(Entry(when, start, start + (last >> _TAG_BITS), last & _TAG_MASK) for when, start, last in zip(each, each, each, strict=True))
+    triples = zip(each, each, each, strict=True)
+    return sorted(Entry(when, start, start + (last >> _TAG_BITS), last & _TAG_MASK) for when, start, last in triples)

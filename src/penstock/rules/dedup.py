@@ -1,8 +1,9 @@
 """Dedup ids, remembered until their window is over, packed.
 
-Owns: `DedupIds`. An id is a 16-byte digest; its first two bytes choose a bucket, in which it lies as 30 bytes: the rest of the digest, the offset of the
-first item produced with it, the deadline. Entries of a bucket come in the order in which they were put, so what is over is trimmed from
-the front whenever the bucket is used. A million ids take some 35 MB; looking one up searches a few hundred bytes.
+Owns: `DedupIds`. An id is a 16-byte digest; its first two bytes choose a bucket, in which it lies as 30 bytes: the rest of the
+digest, the offset of the first item produced with it, the deadline. Entries of a bucket come in the order in which they were put,
+so what is over is trimmed from the front whenever the bucket is used. A million ids take some 35 MB; looking one up searches a
+few hundred bytes.
 """
 
 import struct

@@ -1,8 +1,8 @@
 """What comes due by itself: leases end, schedules arrive, ttls run out.
 
-Owns: `decide_due` and the application of its records. Bounded: about `limit` items per call; whoever calls looks at `State.next_due` and comes again.
-A lease is ended only when its deadline has really passed, whatever the item's attempts; a ttl never buries an item that is leased,
-but one that comes back overdue.
+Owns: `decide_due` and the application of its records. Bounded: about `limit` items per call; whoever calls looks at
+`State.next_due` and comes again. A lease is ended only when its deadline has really passed, whatever the item's attempts; a ttl
+never buries an item that is leased, but one that comes back overdue.
 """
 
 from penstock.rules.calendar import Calendar

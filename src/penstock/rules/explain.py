@@ -62,8 +62,8 @@ def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
             if entry.start <= offset < entry.stop:
                 left = max(0, entry.when - clock) / SECOND
                 what = f"backing off after attempt {failure.attempts} ({failure.reason})" if failure else "scheduled"
-                reason = failure.reason if failure else ""
-                return Explanation(LifeState.SCHEDULED, f"{what}, ready in {left:.1f} s", state.attempts(offset), until=entry.when, reason=reason)
+                reason, why = failure.reason if failure else "", f"{what}, ready in {left:.1f} s"
+                return Explanation(LifeState.SCHEDULED, why, state.attempts(offset), until=entry.when, reason=reason)
     raise AssertionError(f"offset {offset} is scheduled but in no calendar")
 
 

@@ -84,12 +84,10 @@ class Lanes:
         extents.append(Extent(start, stop, flags, position, ready_at))
 
     def trim(self, lane: int, start: int, stop: int, left: Iterable[int] = ()) -> Extent | None:
-        """Take [start, stop) out of the first extent that holds some of it and return what that extent was; `left` stays, known to have no keys."""
+        """Take [start, stop) out of the first extent that holds some of it, and return what that was; `left` stays, without keys."""
         extents = self.lanes[lane]
-        for index, extent in enumerate(extents):
-            if extent.start < stop and start < extent.stop:
-                break
-        else:
+        index, extent = next(((at, one) for at, one in enumerate(extents) if one.start < stop and start < one.stop), (0, None))
+        if extent is None:
             return None
         kept: list[Extent] = []
         self._keep(kept, extent, extent.start, start, extent.flags)

@@ -4,12 +4,12 @@ Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned i
 """
 
 from penstock.rules.commands import Again, Answer, Granted, Lease
-from penstock.rules.keys import Waiting
 from penstock.rules.leases import EPOCH_SHIFT, Grant
 from penstock.rules.plan import Plan
 from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
 from penstock.rules.runs import offsets
 from penstock.rules.state import Peek, State
+from penstock.rules.waiting import Waiting
 from penstock.words.batch import check_name
 from penstock.words.clock import Moment
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within

@@ -1,9 +1,10 @@
 """Making sense of a state after damage took records: what is certain stays, what contradicts it goes.
 
-Owns: `mend`, applied after a replay that met a gap. Without the lost records an item may seem to be in two states, a key to be held by nobody, a
-ready item to stand in no lane. Certain in this order: lost, resolved, buried, leased (the newest lease), scheduled, waiting in a line, ready. What was
-being worked on may so be handled once more; nothing is given up, nothing is held for ever. Ready items are lined up anew in log order, at the
-default priority. The same damage gives the same state, and mending twice changes nothing more.
+Owns: `mend`, applied after a replay that met a gap. Without the lost records an item may seem to be in two states, a key to be
+held by nobody, a ready item to stand in no lane. Certain in this order: lost, resolved, buried, leased (the newest lease),
+scheduled, waiting in a line, ready. What was being worked on may so be handled once more; nothing is given up, nothing is held
+for ever. Ready items are lined up anew in log order, at the default priority. The same damage gives the same state, and mending
+twice changes nothing more.
 """
 
 from penstock.rules.keys import Keys, Line

@@ -1,8 +1,8 @@
 """The plan of a lease: what it would take, found by walking lanes and lines without changing them.
 
-Owns: `Plan`. Candidates are the heads of lanes and the heads of free key lines; the lowest (priority lifted by age, position) wins.
-Items of busy keys met on the way are passed over into their key's line, once. A keyed item may only go when no earlier item of its key can lie
-unread in another lane; where one might, that lane is read first.
+Owns: `Plan`. Candidates are the heads of lanes and the heads of free key lines; the lowest (priority lifted by age, position)
+wins. Items of busy keys met on the way are passed over into their key's line, once. A keyed item may only go when no earlier item
+of its key can lie unread in another lane; where one might, that lane is read first.
 Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, or with `more`.
 """
 
@@ -122,7 +122,8 @@ class Plan:
             entry = ready[0]
             line = self.state.keys.head(lane, *entry)
             if line is not None and entry[2] not in self._touched:
-                return _Candidate((self._lifted(lane, line.waiting.first.ready_at), entry[0], line.waiting.first.fresh, lane), lane, entry, line)
+                first = line.waiting.first
+                return _Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, entry, line)
             heappop(ready)
             if line is not None:
                 self._popped.append((lane, entry))
@@ -192,8 +193,8 @@ class Plan:
         if len(unique) < len(keys):
             doubtful |= {key for key, times in Counter(keys).items() if times > 1}
         doubtful.discard(NO_KEY)
-        jump = next((at for at, key in enumerate(keys) if key in doubtful and self._jumps(walk, walk.start + at, key)), None) if doubtful else None
-        if jump is not None:
+        jumps = (at for at, key in enumerate(keys) if key in doubtful and self._jumps(walk, walk.start + at, key))
+        if doubtful and (jump := next(jumps, None)) is not None:
             keys = keys[: jump + 1]
             unique = set(keys)
             doubtful &= unique

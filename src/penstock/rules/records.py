@@ -1,9 +1,9 @@
 """What happened: the records that a partition writes, reads back and applies. They are the whole truth.
 
 Owns: the record types. A record states facts and is complete in itself: to apply one, nothing but the state before it is needed.
-Records are MessagePack arrays headed by their tag; a field may be added at the end with a default, never moved or removed (docs/format.md).
-Runs are flat `[start, stop, …]` (rules/runs.py). Instants ending in `deadline`, `until` and `due` are elapsed microseconds, `…_at` wall microseconds.
-Key columns are packed little-endian u64, one per offset.
+Records are MessagePack arrays headed by their tag; a field may be added at the end with a default, never moved or removed
+(docs/format.md). Runs are flat `[start, stop, …]` (rules/runs.py). Instants ending in `deadline`, `until` and `due` are elapsed
+microseconds, `…_at` wall microseconds. Key columns are packed little-endian u64, one per offset.
 """
 
 from array import array

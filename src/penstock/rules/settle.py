@@ -1,9 +1,9 @@
 """Settling leases: complete, retry, bury, extend. The lease number is the fence.
 
-Owns: the decisions and their application. A lease that is not live holds nothing: what it presents is refused, except a repeated `complete` of
-what was completed under it. In a batch each item has its own result; good ones are done even when others are refused.
-Several items of one key under one lease are one unit: settled in order; when one goes back or is buried, the later ones return to their places,
-their attempt given back.
+Owns: the decisions and their application. A lease that is not live holds nothing: what it presents is refused, except a repeated
+`complete` of what was completed under it. In a batch each item has its own result; good ones are done even when others are
+refused. Several items of one key under one lease are one unit: settled in order; when one goes back or is buried, the later ones
+return to their places, their attempt given back.
 """
 
 from collections.abc import Sequence

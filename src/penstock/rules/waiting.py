@@ -1,7 +1,8 @@
 """The items that wait behind a busy key, packed.
 
-Owns: `Waiting` (a run of them) and `Packed` (a line of runs). A run costs 40 bytes wherever it lies, and items in a row are one run, so a hot
-key with a million items stays cheap. Runs come and go at the ends; anything in the middle is rare and rebuilds the line.
+Owns: `Waiting` (a run of them) and `Packed` (a line of runs). A run costs 40 bytes wherever it lies, and items in a row are one
+run, so a hot key with a million items stays cheap. Runs come and go at the ends; anything in the middle is rare and rebuilds the
+line.
 """
 
 from array import array

@@ -266,7 +266,7 @@ class World:
             self.replay()
 
     def _follow_drops(self) -> bool:
-        """Retention works after the turn is stored and tells nobody; what it took must have been for it to take. Says whether it took any."""
+        """Retention works after the turn is stored and tells nobody: what it took must be its to take. Says whether it took any."""
         dropped = offsets(self._state.dropped.runs)
         news = len(dropped) != sum(item.dropped for item in self.model.items)
         if news:

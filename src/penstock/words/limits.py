@@ -39,7 +39,7 @@ FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 0, 5, 9
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True):
-    """How long resolved items are kept. A limit of 0 is none; whichever limit is reached first counts. Sizes are those of a partition's log."""
+    """How long resolved items are kept. A limit of 0 is none; whichever is reached first counts. Sizes are those of a partition's log."""
 
     max_age: int = 1 * DAY
     max_bytes: int = 1 * GIB
