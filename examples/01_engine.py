@@ -17,7 +17,6 @@ from collections import Counter
 from penstock.logs.directory import Directory
 from penstock.loop.partition import Partition
 from penstock.rules.commands import Complete, Granted, Lease, Produce, Stored
-from penstock.rules.routing import key_ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SystemClock
 
@@ -29,7 +28,7 @@ def work(place: str) -> None:
     part = Partition(Directory.open(place).log(incarnation=1, partition=0), SystemClock())
     while True:
         keys = [b"customer-%d" % random.randrange(CUSTOMERS) for _ in range(100)]
-        stored = part.run(Produce(Batch([b"an order of " + key for key in keys], keys, key_ids(keys))))
+        stored = part.run(Produce(Batch([b"an order of " + key for key in keys], keys)))
         granted = part.run(Lease(want=90, consumer="demo"))
         part.commit()
         assert isinstance(stored, Stored) and isinstance(granted, Granted)

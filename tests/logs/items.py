@@ -6,6 +6,7 @@ Every item is its offset in all it has, so that one in the wrong place shows.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from penstock.logs import columns
 from penstock.logs.api import Draft, Frame, FrameType, Gap, Log
@@ -79,18 +80,21 @@ def served(found: Iterable[Frame | Gap]) -> Served:
         if isinstance(frame, Gap):
             result.gaps.append(frame)
         elif frame.type is FrameType.DATA:
-            take(result, frame)
+            content = payloads(Told(*frame[:-1], bytes(frame.body)))
+            assert not content.keys() & result.items.keys(), "items are there twice"
+            result.items.update(content)
     return result
 
 
-def take(result: Served, frame: Frame) -> None:
-    found = Columns(frame)
+@cache
+def payloads(frame: Told) -> dict[int, bytes]:
+    """By offset. Each item must be as it was produced, plain or not, or blank."""
+    found, content = Columns(Frame(*frame[:-1], memoryview(frame.body))), {}
     for offset in range(found.base, found.stop):
-        one, whole = found.batch(offset, offset + 1).compact(), batch(offset, offset + 1)
-        plain, blank = Batch([payload(offset)]), Batch([b""])
-        assert offset not in result.items, f"{offset} is there twice"
-        assert one in (whole, plain, blank), f"{offset} is {one}"
-        result.items[offset] = one.payloads[0]
+        one = found.batch(offset, offset + 1).compact()
+        assert one in (batch(offset, offset + 1), Batch([payload(offset)]), Batch([b""])), f"{offset} is {one}"
+        content[offset] = one.payloads[0]
+    return content
 
 
 def recovered(log: Log) -> list[Told]:

@@ -307,7 +307,7 @@ def test_times_in_a_long_segment(home: Home) -> None:
 def test_a_clock_that_stepped_back(home: Home) -> None:
     """What is found was written at or after the time; and the latest such frames are never missed."""
     log = home.start()
-    walls = [*range(0, 50), *range(20, 90)]
+    walls = [*range(50), *range(20, 90)]
     for number, second in enumerate(walls):
         log.append([plain_draft(number, number + 1, START + second * SECOND)])
     for second in range(90):

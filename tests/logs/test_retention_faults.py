@@ -1,5 +1,6 @@
 """Every file call of a drop or a rewrite goes wrong once: the log opens to the same state and serves what was to be kept."""
 
+import contextlib
 import errno
 import random
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from penstock.logs.api import FrameType
 from penstock.logs.filelog import FileLog
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
+from tests.logs.calls import Calls, calls_of
 from tests.logs.conformance import Told, base_draft, told
 from tests.logs.histories import FOLDER, open_log, segments
 from tests.logs.items import fill, items_draft, payload, recovered, runs, served
@@ -57,12 +59,9 @@ def opened(seed: int = 0) -> tuple[SimulatedFiles, FileLog]:
 
 
 @cache
-def calls(work: str) -> int:
-    """How many file calls the work makes when nothing goes wrong."""
+def calls(work: str) -> Calls:
     files, log = opened()
-    before = files.calls
-    assert WORKS[work].do(log) > 0
-    made = files.calls - before
+    made = calls_of(files, lambda: WORKS[work].do(log))
     check(files.copy(), work)
     check_done(files, work)
     return made
@@ -119,13 +118,12 @@ def check_done(files: SimulatedFiles, work: str) -> None:
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("how", [errno.EIO, errno.ENOSPC, "short", "torn"], ids=["EIO", "ENOSPC", "short", "torn"])
 def test_any_call_may_fail(work: str, how: Fault) -> None:
-    for number in range(1, calls(work) + 1):
+    for number in calls(work).all if how == errno.EIO else calls(work).changing:
         files, log = opened()
         files.fail(files.calls + number, how)
         try:
             WORKS[work].do(log)
-        except StorageFailed as failure:
-            assert "; " in str(failure)
+        except StorageFailed:
             check_goes_on(log, work)
         files.mend()
         crashed = files.copy()
@@ -137,10 +135,8 @@ def test_any_call_may_fail(work: str, how: Fault) -> None:
 def check_goes_on(log: FileLog, work: str) -> None:
     """The owner that met the failure: what it had is there, at once or after a reset."""
     check_serves(log, work)
-    try:
+    with contextlib.suppress(StorageFailed):
         log.append([items_draft(STOP, STOP + 1)])
-    except StorageFailed:
-        pass
     log.reset()
     assert told(log.recover()) == list(filled()[1])
     check_serves(log, work)
@@ -148,7 +144,7 @@ def check_goes_on(log: FileLog, work: str) -> None:
 
 @pytest.mark.parametrize("work", WORKS)
 def test_the_process_may_be_killed_at_any_call(work: str) -> None:
-    for number in range(1, calls(work) + 1):
+    for number in calls(work).changing:
         for seed in range(3):
             check(ended_at(work, number, seed), work)
 
@@ -156,7 +152,7 @@ def test_the_process_may_be_killed_at_any_call(work: str) -> None:
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_power_may_be_cut_at_any_call(work: str, seed: int) -> None:
-    for number in range(1, calls(work) + 1):
+    for number in calls(work).changing:
         files = ended_at(work, number, seed)
         files.crash()
         check(files, work)

@@ -203,7 +203,7 @@ def test_the_rules_are_what_the_model_says() -> None:
 
 @pytest.mark.long
 def test_the_rules_are_what_the_model_says_at_length() -> None:
-    run(examples=5_000, steps=80)
+    run(examples=2_000, steps=80)
 
 
 def run(examples: int, steps: int) -> None:

@@ -17,8 +17,7 @@ from penstock.logs.files import Files
 from penstock.logs.frame import AFTER_SYNC
 from penstock.logs.index import SparseIndex
 from penstock.logs.replay import ENDLESS, Promise, Replay, Start
-from penstock.logs.segment import Segment
-from penstock.logs.starting import beginning
+from penstock.logs.starting import beginning, stored_checkpoint
 from penstock.logs.synced import Synced
 from penstock.words.errors import CorruptLog
 
@@ -56,13 +55,15 @@ class Opening:
 
     def frames(self) -> Iterator[Frame | Gap]:
         """Everything from the newest readable Base on."""
-        start, self._checkpoint = beginning(self._files, self._chain, self._notes)
+        stored = self._stored_checkpoint(self._notes)
+        start, at_checkpoint = beginning(self._chain, stored, self._notes)
         self.replay = Replay(self._chain, start, self.promise())
         newest = self._chain.segment(self._chain.names[-1])
-        newest.index = None if self._begins_inside(newest) else SparseIndex()
-        if self._checkpoint is not None:
-            self.replay.last = self._checkpoint.last
-            yield self._checkpoint.frame
+        begins_inside = at_checkpoint and start.number == len(self._chain.names) - 1
+        newest.index = None if begins_inside else SparseIndex()  # what is passed over the index must learn in another way
+        if stored is not None and at_checkpoint:
+            self.replay.last = stored.last
+            yield stored.frame
         for item in self.replay:
             if isinstance(item, Gap):
                 if not self._only_a_base(item):
@@ -72,13 +73,19 @@ class Opening:
                 yield self._replayable(item.frame)
 
     def promise(self) -> Promise:
-        """What must be there."""
-        synced = self._synced
-        if synced is None:
-            return Promise(self._vouched(), known=False)
-        if synced.durability != "fsync":
-            return Promise(self._vouched())
-        return Promise(self._vouched(), synced.sequence, synced.offset)
+        """What must be there: what the published position says, and a checkpoint, before which everything was really synced."""
+        synced, stored, position = self._synced, self._stored_checkpoint([]), self._vouched()
+        promises = [(synced.sequence, synced.offset)] if synced is not None and synced.durability == "fsync" else [(0, 0)]
+        if stored is not None:
+            promises.append((stored.frame.sequence, stored.frame.base))
+            if stored.segment == self._chain.names[-1]:
+                position = max(position, stored.end)
+        return Promise(position, *max(promises), known=synced is not None)
+
+    def _stored_checkpoint(self, notes: list[str]) -> Checkpoint | None:
+        if self._checkpoint is None:
+            self._checkpoint = stored_checkpoint(self._files, self._chain, notes)
+        return self._checkpoint
 
     def _vouched(self) -> int:
         """Where the newest segment's promised bytes end: the published position may lag behind, but later frames vouch for earlier ones."""
@@ -94,10 +101,6 @@ class Opening:
         if frame.type is FrameType.SKIP:
             raise CorruptLog(f"{self._chain.directory} cannot be replayed across a rewritten segment; put a copy in its place")
         return frame
-
-    def _begins_inside(self, newest: Segment) -> bool:
-        """Whether replay passes over a part of the newest segment, which the index must then learn in another way."""
-        return self._checkpoint is not None and self._checkpoint.segment == newest.name
 
     def _only_a_base(self, gap: Gap) -> bool:
         """Whether nothing but a copy of the state is missing: a segment's first frame, with all before it replayed."""

@@ -19,24 +19,23 @@ from penstock.words.errors import CorruptLog
 
 
 class Beginning(NamedTuple):
-    """A place, and the checkpoint that tells the state there; without one the frames from there on do."""
+    """A place, and whether a checkpoint tells the state there; otherwise the frames from there on do."""
 
     start: Start
-    checkpoint: Checkpoint | None = None
+    at_checkpoint: bool
 
 
-def beginning(files: Files, chain: Chain, notes: list[str]) -> Beginning:
+def beginning(chain: Chain, stored: Checkpoint | None, notes: list[str]) -> Beginning:
     """Where to begin a chain of at least one segment. Says in `notes` what cannot be used; CorruptLog when nothing can."""
     start, lowest = _newest_base(chain, notes)
-    found = stored_checkpoint(files, chain, notes)
-    if found is not None:
-        number = chain.names.index(found.segment)
-        if number >= lowest and (start is None or found.frame.sequence > start.sequence):
-            return Beginning(Start(number, found.end, found.frame.sequence, found.frame.base), found)
+    if stored is not None:
+        number = chain.names.index(stored.segment)
+        if number >= lowest and (start is None or stored.frame.sequence > start.sequence):
+            return Beginning(Start(number, stored.end, stored.frame.sequence, stored.frame.base), at_checkpoint=True)
     if start is None:
         what = f"no Base from which {chain.directory} could be replayed can be read"
         raise CorruptLog(f"{what}; run verify to see what is left, then put a copy in its place")
-    return Beginning(start)
+    return Beginning(start, at_checkpoint=False)
 
 
 def _newest_base(chain: Chain, notes: list[str]) -> tuple[Start | None, int]:

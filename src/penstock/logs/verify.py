@@ -21,7 +21,7 @@ from penstock.logs.opening import Opening
 from penstock.logs.replay import Replay, front
 from penstock.logs.segment import FIRST, Owner, SegmentName
 from penstock.logs.sidefiles import SideFile, judge
-from penstock.logs.starting import beginning
+from penstock.logs.starting import beginning, stored_checkpoint
 from penstock.logs.synced import Synced, SyncedFile
 from penstock.words.errors import CorruptLog, PenstockError, StorageFailed
 
@@ -214,8 +214,8 @@ class Look:
         """See whether the log can be recovered."""
         if not self.chain.names:
             return
-        start, checkpoint = beginning(self._files, self.chain, [])
+        start, at_checkpoint = beginning(self.chain, stored_checkpoint(self._files, self.chain, []), [])
         name = self.chain.names[start.number]
-        what = "the checkpoint in" if checkpoint is not None else "the Base of" if self.chain.begins_with_base(name) else "the front of"
+        what = "the checkpoint in" if at_checkpoint else "the Base of" if self.chain.begins_with_base(name) else "the front of"
         self.report.begins = f"{what} {name}"
         deque(self.opening.frames(), maxlen=0)

@@ -177,12 +177,15 @@ class Partition:
                 self._owes_sync = False
         except StorageFailed as error:
             self._fail(error)
+        except BaseException:  # state and log may differ now
+            self._failed = True
+            raise
         if full or self._unreplayed > CHECKPOINT_FRAMES:
             self._keep_house(rotate=full)
 
     def _usable(self) -> None:
         if self._failed:
-            raise StorageFailed("the partition is failing; reopen it, then try again")
+            raise StorageFailed("the partition failed before and could not go on; reopen it, then try again")
 
     def _fail(self, error: StorageFailed) -> NoReturn:
         """Go back to what is synced. If even that fails, nobody can say what will be found."""
@@ -215,8 +218,12 @@ class Partition:
         self._unreplayed = -len(body) // FRAME_WORTH_BYTES
 
     def _stage(self, records: Sequence[Record]) -> None:
-        for record in records:
-            machine.apply(self.state, record, self._turn)
+        try:
+            for record in records:
+                machine.apply(self.state, record, self._turn)
+        except BaseException:  # an interrupt, or a mistake of ours: the state may be half changed and must not be used
+            self._failed = True
+            raise
         self._staged += records
 
     def _append(self) -> None:

@@ -10,7 +10,7 @@ from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take,
 from penstock.rules.runs import offsets
 from penstock.rules.state import Peek, State
 from penstock.rules.waiting import Waiting
-from penstock.words.batch import check_name
+from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
 
@@ -23,10 +23,12 @@ def validate_lease(command: Lease) -> Lease:
     if command.timeout:
         within("lease_timeout", command.timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
     check_name("consumer", command.consumer)
+    check_request(command.request)
     return command
 
 
 def decide_lease(state: State, command: Lease, now: Moment, peek: Peek) -> tuple[list[Record], Answer]:
+    validate_lease(command)
     if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
         grant = state.leases.live.get(known.lease)
         return [], NOTHING if grant is None else granted(state, grant.number, grant.deadline, grant.runs())

@@ -4,20 +4,29 @@ Owns: `decide_produce`, `apply_produced`. A request that was stored before, a de
 not new: each answers what it answered then and adds nothing.
 """
 
+from collections.abc import Sequence
+
+import msgspec
+
 from penstock.rules.commands import Produce, Stored
 from penstock.rules.lanes import KEYED, SPARSE
 from penstock.rules.records import Answered, Produced, Record
-from penstock.rules.routing import NO_KEY
+from penstock.rules.routing import NO_KEY, key_ids
 from penstock.rules.runs import from_offsets, pairs
 from penstock.rules.state import Peek, Remembered, State
-from penstock.words.batch import Batch
+from penstock.words.batch import Batch, check_request, validate
 from penstock.words.clock import Moment
-from penstock.words.errors import QueueFull, QueueHeld
+from penstock.words.errors import InvalidRequest, QueueFull, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_DEDUP_IDS
 
 
 def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> tuple[list[Record], Stored]:
     base = state.next_offset
+    batch = command.batch
+    if isinstance(batch, Batch) and batch.keys is not None and batch.key_ids is None:
+        batch = command.batch = msgspec.structs.replace(batch, key_ids=_ids_of(batch.keys))
+    validate(batch)
+    check_request(command.request)
     if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
         return [], Stored(known.base, known.count, known.ids, again=True)
     if command.source is not None:
@@ -26,7 +35,7 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
             return [], Stored(base, 0, again=True)
     elif state.paused_produce:
         raise QueueHeld("producing is paused; resume it or try again later")
-    batch = command.batch.compact()
+    batch = batch.own().compact()
     ids: list[int] | None = None
     if batch.dedups is not None:
         batch, ids = _without_duplicates(state, batch, now)
@@ -35,6 +44,13 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
     answer = Stored(base, len(batch), ids)
     remembered = ids if command.request is not None else None
     return [Produced(base, batch, command.request, remembered, command.source, command.sequence)], answer
+
+
+def _ids_of(keys: Sequence[bytes | None]) -> list[int]:
+    try:
+        return key_ids(keys)
+    except TypeError:
+        raise InvalidRequest("a key is not bytes; give bytes, or None for no key") from None
 
 
 def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch, list[int] | None]:

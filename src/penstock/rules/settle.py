@@ -17,6 +17,7 @@ from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets
 from penstock.rules.state import Burial, Failure, Peek, Remembered, State
 from penstock.rules.waiting import Waiting
+from penstock.words.batch import check_request
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost
 from penstock.words.limits import MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_REASON_BYTES, MIN_LEASE_TIMEOUT, within
@@ -34,6 +35,7 @@ def validate_retry(command: Retry) -> Retry:
 
 
 def validate_extend(command: Extend) -> Extend:
+    check_request(command.request)
     if command.timeout:
         within("lease_timeout", command.timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
     return command
@@ -50,6 +52,7 @@ def cut_reason(reason: str) -> str:
 
 
 def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    _validate(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant = state.leases.live.get(command.lease)
@@ -69,6 +72,8 @@ def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) ->
 
 
 def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    _validate(command)
+    validate_retry(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, command.lease, command.offsets)
@@ -88,6 +93,7 @@ def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple
 
 
 def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    _validate(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, command.lease, command.offsets)
@@ -96,6 +102,7 @@ def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[l
 
 
 def decide_extend(state: State, command: Extend, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    validate_extend(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant = state.leases.live.get(command.lease)
@@ -110,6 +117,14 @@ def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tup
     if command.request is not None and records:
         records.append(Answered(command.request, answer.done, command.lease, answer.refused, answer.early))
     return records, answer
+
+
+def _validate(command: Complete | Retry | Bury) -> None:
+    if type(command.lease) is not int:
+        raise InvalidRequest(f"the lease is {type(command.lease).__name__}; give the number that the lease answered")
+    if command.offsets is not None and set(map(type, command.offsets)) - {int}:
+        raise InvalidRequest("an offset is not a whole number; give those that the lease answered")
+    check_request(command.request)
 
 
 def _answered(state: State, command: Settle, now: Moment) -> Settled | None:

@@ -72,6 +72,7 @@ class Batch(msgspec.Struct, gc=False):
         """Nothing but payloads."""
         return (
             self.key_ids is None
+            and self.keys is None
             and self.encodings is None
             and self.headers is None
             and self.priorities is None
@@ -81,6 +82,13 @@ class Batch(msgspec.Struct, gc=False):
             and self.ttls is None
             and self.dedups is None
         )
+
+    def own(self) -> "Batch":
+        """A batch that its giver cannot change any more."""
+        if self.plain:
+            return Batch(list(self.payloads))
+        columns = (getattr(self, name) for name in self.__struct_fields__)
+        return Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
 
     def compact(self) -> "Batch":
         """Self, without the columns that say nothing: so a batch has one form, before it is written and after it is read."""
@@ -110,22 +118,36 @@ def validate(batch: Batch) -> Batch:
     """Return the batch, or say which item breaks which limit."""
     if not isinstance(batch, Batch):
         raise InvalidRequest(f"items are {type(batch).__name__}; give a Batch")
-    count = len(batch.payloads)
+    payloads, plain = batch.payloads, batch.plain
+    _check_sequence("payloads", payloads)
+    if plain and len(payloads) == 1 and type(payloads[0]) is bytes and len(payloads[0]) <= MAX_PAYLOAD_BYTES:
+        return batch  # the commonest small batch
+    count = len(payloads)
     if not 1 <= count <= MAX_BATCH_ITEMS:
         raise InvalidRequest(f"the batch has {count} items; give 1 to {MAX_BATCH_ITEMS}")
-    for name in batch.__struct_fields__:
+    size = _check_bytes("payload", payloads, MAX_PAYLOAD_BYTES, required=True)
+    if size > MAX_BATCH_BYTES:
+        raise InvalidRequest(f"the batch has {size} payload bytes; give at most {MAX_BATCH_BYTES}")
+    return batch if plain else _validate_columns(batch, count)
+
+
+def _validate_columns(batch: Batch, count: int) -> Batch:
+    """Everything but the payloads."""
+    for name in batch.__struct_fields__[1:]:
         column = getattr(batch, name)
-        if column is not None and len(column) != count:
-            raise InvalidRequest(f"{name} has {len(column)} entries for {count} items; give one each")
-    _check_bytes("payload", batch.payloads, MAX_PAYLOAD_BYTES, required=True)
+        if column is not None:
+            _check_sequence(name, column)
+            if len(column) != count:
+                raise InvalidRequest(f"{name} has {len(column)} entries for {count} items; give one each")
     _check_bytes("key", batch.keys, MAX_KEY_BYTES)
     _check_bytes("headers", batch.headers, MAX_HEADERS_BYTES)
-    if batch.size_bytes > MAX_BATCH_BYTES:
-        raise InvalidRequest(f"the batch has {batch.size_bytes} payload bytes; give at most {MAX_BATCH_BYTES}")
     for name in ("kinds", "encodings", "references"):
         _check_texts(name[:-1], getattr(batch, name))
-    if batch.priorities is not None and (not isinstance(batch.priorities, bytes) or max(batch.priorities) > LAST_PRIORITY):
-        raise InvalidRequest(f"a priority is out of bounds; give 0 (first) to {LAST_PRIORITY}")
+    if batch.priorities is not None and not isinstance(batch.priorities, bytes):
+        raise InvalidRequest(f"priorities are {type(batch.priorities).__name__}; give bytes, one byte an item")
+    if batch.priorities is not None and max(batch.priorities) > LAST_PRIORITY:
+        raise InvalidRequest(f"a priority is {max(batch.priorities)}; give 0 (first) to {LAST_PRIORITY}")
+    _check_numbers("key_id", batch.key_ids, (1 << 64) - 1, "numbers")
     _check_numbers("at", batch.ats, 1 << 62)
     _check_numbers("ttl", batch.ttls, MAX_DELAY)
     if (batch.keys is None) != (batch.key_ids is None):
@@ -135,18 +157,25 @@ def validate(batch: Batch) -> Batch:
     return batch
 
 
-def _check_bytes(name: str, column: Sequence[bytes | None] | None, most: int, *, required: bool = False) -> None:
+def _check_sequence(name: str, column: object) -> None:
+    if not isinstance(column, Sequence) and not hasattr(column, "__getitem__"):
+        raise InvalidRequest(f"{name} are {type(column).__name__}; give a list, one entry an item")
+
+
+def _check_bytes(name: str, column: Sequence[bytes | None] | None, most: int, *, required: bool = False) -> int:
+    """How many bytes they are together."""
     if column is None:
-        return
+        return 0
     kinds = set(map(type, column))
     if not required:
         kinds.discard(type(None))
     if kinds - {bytes}:
         wrong = next(iter(kinds - {bytes})).__name__
         raise InvalidRequest(f"a {name} is {wrong}; give bytes")
-    longest = max((len(value) for value in column if value is not None), default=0) if not required else max(map(len, column))  # type: ignore[arg-type]
-    if longest > most:
-        raise InvalidRequest(f"a {name} has {longest} bytes; give at most {most}")
+    sizes = [len(value) for value in column if value is not None]
+    if sizes and max(sizes) > most:
+        raise InvalidRequest(f"a {name} has {max(sizes)} bytes; give at most {most}")
+    return sum(sizes)
 
 
 def _check_texts(name: str, column: Texts) -> None:
@@ -169,8 +198,14 @@ def check_name(what: str, text: str | None) -> None:
         raise InvalidRequest(f"a {what} has {size} bytes; give at most {MAX_NAME_BYTES}")
 
 
-def _check_numbers(name: str, column: Sequence[int] | None, most: int) -> None:
+def check_request(request: bytes | None) -> None:
+    """Say so when a request id is not the digest it must be."""
+    if request is not None and (type(request) is not bytes or len(request) != 16):
+        raise InvalidRequest("the request id is not a 16-byte digest; make it with routing.digest")
+
+
+def _check_numbers(name: str, column: Sequence[int] | None, most: int, unit: str = "microseconds") -> None:
     if column is None:
         return
     if set(map(type, column)) != {int} or min(column) < 0 or max(column) > most:
-        raise InvalidRequest(f"{name} is out of bounds; give whole microseconds from 0 (none) to {most}")
+        raise InvalidRequest(f"{name} is out of bounds; give whole {unit} from 0 (none) to {most}")
