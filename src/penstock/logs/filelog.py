@@ -232,6 +232,8 @@ class FileLog:
         chain.open_newest()
         yield from opening.frames()
         tail.begin(opening.replay)
+        if opening.unfit_checkpoint():
+            tail.remove_checkpoint()
         self._settle(opening)
 
     def _settle(self, opening: Opening) -> None:

@@ -10,6 +10,7 @@ Owns: `Opening`, one pass over what a crash may have left. It decides and report
 
 from collections.abc import Iterator
 
+from penstock.logs import checkpoint
 from penstock.logs.api import Frame, FrameType, Gap
 from penstock.logs.chain import Chain
 from penstock.logs.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ from penstock.logs.files import Files
 from penstock.logs.frame import AFTER_SYNC
 from penstock.logs.index import SparseIndex
 from penstock.logs.replay import ENDLESS, Promise, Replay, Start
+from penstock.logs.segment import SegmentName
 from penstock.logs.starting import beginning, stored_checkpoint
 from penstock.logs.synced import Synced
 from penstock.words.errors import CorruptLog
@@ -31,6 +33,7 @@ class Opening:
         self._synced = synced
         self._notes = notes
         self._checkpoint: Checkpoint | None = None
+        self._begun: SegmentName | None = None  # a rotation, cut off, that was to begin this segment
         self.replay = Replay(chain, Start(0, 0, 0, 0), Promise())
 
     @property
@@ -47,11 +50,12 @@ class Opening:
         return self.replay.short or self.replay.end < self.solid
 
     def torn_rotation(self) -> bool:
-        """Whether the newest segment never got its first frame."""
-        if len(self._chain.names) == 1 or self.solid:
+        """Whether the newest segment never got its first frame. Then everything before it was synced, or it would not have been begun."""
+        newest = self._chain.names[-1]
+        if len(self._chain.names) == 1 or self.solid or any(piece.frame is not None for piece in self._chain.pieces(newest, 0)):
             return False
-        pieces = self._chain.pieces(self._chain.names[-1], 0)
-        return all(piece.frame is None for piece in pieces)
+        self._begun = newest
+        return True
 
     def frames(self) -> Iterator[Frame | Gap]:
         """Everything from the newest readable Base on."""
@@ -73,14 +77,26 @@ class Opening:
                 yield self._replayable(item.frame)
 
     def promise(self) -> Promise:
-        """What must be there: what the published position says, and a checkpoint, before which everything was really synced."""
-        synced, stored, position = self._synced, self._stored_checkpoint([]), self._vouched()
+        """What must be there: what the published position says, and what was really synced before a checkpoint or a rotation."""
+        synced, stored, begun, position = self._synced, self._stored_checkpoint([]), self._begun, self._vouched()
         promises = [(synced.sequence, synced.offset)] if synced is not None and synced.durability == "fsync" else [(0, 0)]
         if stored is not None:
             promises.append((stored.frame.sequence, stored.frame.base))
             if stored.segment == self._chain.names[-1]:
                 position = max(position, stored.end)
+        if begun is not None and self._ends_before(begun):
+            promises.append((begun.first_sequence - 1, begun.base))
+            position = ENDLESS
         return Promise(position, *max(promises), known=synced is not None)
+
+    def _ends_before(self, begun: SegmentName) -> bool:
+        """Whether nothing was appended after a rotation was cut off: its file may be one whose removal a power cut has undone."""
+        pieces = self._chain.pieces(self._chain.names[-1], 0)
+        return all(piece.frame is None or piece.frame.sequence < begun.first_sequence for piece in pieces)
+
+    def unfit_checkpoint(self) -> bool:
+        """Whether there is a checkpoint that does not count. It must go: the log may yet grow into something that it seems to fit."""
+        return self._checkpoint is None and self._files.exists(f"{self._chain.directory}/{checkpoint.FILE_NAME}")
 
     def _stored_checkpoint(self, notes: list[str]) -> Checkpoint | None:
         if self._checkpoint is None:

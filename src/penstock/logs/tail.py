@@ -110,6 +110,10 @@ class Tail:
         self._chain.store_index(segment)
         replace_file(self._files, self._chain.directory, checkpoint.FILE_NAME, data)
 
+    def remove_checkpoint(self) -> None:
+        self._files.remove(f"{self._chain.directory}/{checkpoint.FILE_NAME}")
+        self._files.sync_directory(self._chain.directory)
+
     # -- opening -------------------------------------------------------------------------------------
 
     def published(self) -> Synced | None:

@@ -1,6 +1,7 @@
 """What can be asked of a partition, and what it answers.
 
-Owns: command and answer types. A command is checked when it is decided, before anything else: a wrong one changes nothing. Durations and instants are microseconds; `request` is the 16-byte digest of a caller's request id.
+Owns: command and answer types. A command is checked when it is decided, before anything else: a wrong one changes nothing.
+Durations and instants are microseconds; `request` is the 16-byte digest of a caller's request id.
 """
 
 from collections.abc import Sequence

@@ -171,19 +171,32 @@ class Plan:
 
     def _take_block(self, walk: "_Walk") -> None:
         """From the part of an extent that one block covers, looking at priorities and keys."""
+        if self._skipped_away(walk):
+            return
         block = self._find(walk.start)
         if self.lost is not None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
         if walk.extent.fresh and walk.extent.flags & KEYED:
             stop = min(stop, self._unread(walk.lane)[0])  # beyond it, an earlier item of a key may lie in another lane
-        mixed = block.priorities is not None and walk.extent.flags & SPARSE
+        mixed = walk.extent.flags & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
         elif block.key_ids is None or mixed or self.state.away.within(walk.start, stop):
             self._take_some(walk, block, stop)
         else:
             self._take_most(walk, block.key_ids[walk.start - block.base : stop - block.base])
+
+    def _skipped_away(self, walk: "_Walk") -> bool:
+        """Pass by items at the front that are not ready any more. They are not looked at: retention may have let go of their bytes."""
+        assert walk.extent is not None
+        start, stop = walk.start, min(self.state.away.first_missing(walk.start), walk.extent.stop)
+        if start == stop:
+            return False
+        self.takes.append(Take(walk.lane, start, stop, []))
+        self.scanned += 1
+        walk.advance(stop)
+        return True
 
     def _take_most(self, walk: "_Walk", keys: list[int]) -> None:
         """The common case: nearly every key is free and comes once. Only the others are looked at one by one."""
@@ -273,9 +286,8 @@ class Plan:
         """(offset, key) of the items of this lane that are ready here."""
         wanted = offsets(self.state.away.missing(walk.start, stop))
         base = block.base
-        if block.priorities is not None and walk.extent is not None and walk.extent.flags & SPARSE:
-            priorities, lane = block.priorities, walk.lane
-            wanted = [offset for offset in wanted if priorities[offset - base] == lane]
+        if walk.extent is not None and walk.extent.flags & SPARSE:
+            wanted = [offset for offset in wanted if block.priority_of(offset) == walk.lane]
         if block.key_ids is None:
             return [(offset, NO_KEY) for offset in wanted]
         keys = block.key_ids
@@ -296,6 +308,8 @@ class Plan:
         extent = self.state.lanes.first_keyed(lane)
         assert extent is not None
         walk = _Walk(lane, [extent])
+        if self._skipped_away(walk):
+            return
         block = self._find(walk.start)
         if self.lost is not None or walk.extent is None:
             return
