@@ -6,7 +6,7 @@ The work is in the modules beneath: frame and compress (bytes of a frame), segme
 Limits: one thread, one process; the frames of one `append` go to one segment.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import NoReturn
 
@@ -109,20 +109,10 @@ class FileLog:
 
     def flush(self) -> None:
         """Really sync, whatever the durability mode: in "interval" mode a timer calls this."""
-        if self._state is not _OPEN:
-            self._refuse()
-        try:
-            self._tail.flush()
-        except OSError as error:
-            self._fail(error, "syncing")
+        self._attempt(self._tail.flush, "syncing")
 
     def publish(self) -> None:
-        if self._state is not _OPEN:
-            self._refuse()
-        try:
-            self._tail.publish()
-        except OSError as error:
-            self._fail(error, "publishing the synced position of")
+        self._attempt(self._tail.publish, "publishing the synced position of")
 
     def rotate(self, base: Draft) -> None:
         if self._state not in (_OPEN, State.WANTS_BASE):
@@ -281,6 +271,14 @@ class FileLog:
         self._tail.close()
 
     # -- refusing ------------------------------------------------------------------------------------
+
+    def _attempt(self, step: Callable[[], None], doing: str) -> None:
+        if self._state is not _OPEN:
+            self._refuse()
+        try:
+            step()
+        except OSError as error:
+            self._fail(error, doing)
 
     def _fail(self, error: OSError, doing: str) -> NoReturn:
         self._state = State.FAILED
