@@ -147,8 +147,7 @@ def opened(files: SimulatedFiles) -> Opened | None:
     log = open_log(files.copy())
     try:
         recovered = list(log.recover())
-    except CorruptLog as error:
-        assert "; " in str(error)
+    except CorruptLog:
         return None
     frames = list(log.frames())
     return Opened(only_frames(recovered), only_gaps(recovered), only_frames(frames), only_gaps(frames))

@@ -11,10 +11,11 @@ import pytest
 
 from penstock.logs.api import FrameType
 from penstock.logs.filelog import FileLog
+from penstock.logs.verify import verify
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
 from tests.logs.calls import Calls, calls_of
-from tests.logs.conformance import Told, base_draft, told
+from tests.logs.conformance import INCARNATION, PARTITION, Told, base_draft, told
 from tests.logs.histories import FOLDER, open_log, segments
 from tests.logs.items import fill, items_draft, payload, recovered, runs, served
 
@@ -69,6 +70,9 @@ def calls(work: str) -> Calls:
 
 def check(files: SimulatedFiles, work: str) -> None:
     """Open the disk anew: same state, every kept item served, nothing missing but what retention took, and the work can be done again."""
+    report = verify(files, FOLDER, INCARNATION, PARTITION)
+    assert report.sound
+    assert not [entry for entry in report.side_files if "does not fit" in entry], "no index outlives the bytes that it speaks of"
     log = open_log(files)
     assert tuple(recovered(log)) == filled()[1]
     check_serves(log, work)

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from penstock.logs.api import Gap, Log
+from penstock.logs.api import Frame, Gap, Log
 from penstock.logs.columns import Columns
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
@@ -23,6 +23,7 @@ FRAMES_BYTES = 8 * MIB
 ENTRY_BYTES = 400
 ITEM_BYTES = 40
 READ_AHEAD_ITEMS = 64
+FETCH_BYTES = 1 * MIB
 BLOCKS = 64
 BLOCK_ITEMS = 1_000
 AHEAD_ITEMS = 4_000
@@ -105,9 +106,22 @@ class Frames:
             self._drop_read()
         if self._bytes > FRAMES_BYTES // 2:
             self.clear()
-        for frame in self._log.read(start, max(stop, start + READ_AHEAD_ITEMS)):
+        for frame in self._read_some(start, max(stop, start + READ_AHEAD_ITEMS)):
             if not isinstance(frame, Gap) and self._find(frame.base) is None:
                 self._add(Columns(frame))
+
+    def _read_some(self, start: int, stop: int) -> Iterator[Frame | Gap]:
+        """From `start` on, at most about FETCH_BYTES at a time: nobody knows how large items are before one is read."""
+        first = self._log.read(start, start + 1)
+        yield from first
+        frame = first[-1] if first else None
+        if isinstance(frame, Frame):
+            there = frame.base + frame.count
+            more = min(stop - there, FETCH_BYTES * frame.count // max(1, len(frame.body)) - frame.count)
+            if more > 0:
+                yield from self._log.read(there, there + more)
+        elif stop > start + 1:
+            yield from self._log.read(start + 1, min(stop, start + READ_AHEAD_ITEMS))
 
     def _add(self, held: Held) -> None:
         self._held[held.base] = held
@@ -154,14 +168,20 @@ class Blocks:
         if self._holds(offset):
             return
         parts: list[Held] = []
+        size = 0
         for held in self._frames.read(offset, offset + AHEAD_ITEMS):
+            size += held.size_bytes
+            if size > FETCH_BYTES and parts:
+                break
             if parts and (held.base != parts[-1].stop or held.stop - parts[0].base > BLOCK_ITEMS):
                 self._add(parts)
                 parts = []
             parts.append(held)
         self._add(parts)
-        if not self._holds(offset):
-            self._keep(Block(offset, offset + 1, lost=True))
+        if not self._holds(offset):  # lost, as far as the next that is there
+            at = bisect_right(self._bases, offset)
+            following = self._bases[at] if at < len(self._bases) else offset + AHEAD_ITEMS
+            self._keep(Block(offset, min(following, offset + AHEAD_ITEMS), lost=True))
 
     def _holds(self, offset: int) -> bool:
         at = bisect_right(self._bases, offset) - 1

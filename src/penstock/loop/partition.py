@@ -10,6 +10,7 @@ and the epoch keeps its token from being given twice.
 Single-threaded: whoever runs the turn.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
@@ -21,18 +22,15 @@ from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.lease import NOTHING
 from penstock.rules.mend import mend
 from penstock.rules.records import Answered, Leased, Lost, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, Clock, Moment
-from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
 
-ROUNDS = 50
-"""How often one command may ask to be decided again within a turn."""
 DUE_ITEMS = 2_000
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
@@ -80,6 +78,8 @@ class Partition:
         self._owes_sync = False
         self._fetched = False
         self._failed = False
+        self._undone = False
+        self._closed = False
         self._open()
 
     # -- opening -------------------------------------------------------------------------------------
@@ -99,7 +99,8 @@ class Partition:
         self._plan_rotation(0)
         if self.log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
             self._rotate()
-        self._stage([Opened(state.epoch + 1, self._clock.boot, shift, rebooted)])
+        lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may have been an opening
+        self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted)])
         self._append()
         if self._policy is not None:
             self.run(Configure(self._policy))
@@ -107,20 +108,28 @@ class Partition:
         self.log.sync()
         self._owes_sync = False
         self._policy = None  # said once: a reopening must not undo what was configured since
+        self._failed = self._undone = False
 
     def reopen(self) -> None:
         """After a failure: forget everything that is not synced and begin again from what is."""
+        self._failed = True
         self._staged.clear()
         self.log.reset()
-        self._failed, self._owes_sync = False, False
+        self._owes_sync = False
         self._open()
 
     def close(self) -> None:
         """Write what is owed, leave a checkpoint so that the next opening is quick, and let go of the log."""
-        if not self._failed:
-            self.commit()
-            self._checkpoint()
-        self.log.close()
+        if self._closed:
+            return
+        try:
+            if not self._failed:
+                self.commit()
+                with contextlib.suppress(StorageFailed):  # a checkpoint only makes the next opening quicker
+                    self._checkpoint()
+        finally:
+            self._closed = True
+            self.log.close()
 
     # -- the turn ------------------------------------------------------------------------------------
 
@@ -132,26 +141,29 @@ class Partition:
             self._turn = Moment(elapsed if elapsed > last else last, raw.wall)
         return self._turn
 
-    def run(self, command: Command) -> Answer:
-        """Decide a command and apply it in memory. The answer may leave after `commit`."""
+    def run(self, command: Command, rounds: int = 0) -> Answer:
+        """Decide a command and apply it in memory. The answer may leave after `commit`.
+
+        With `rounds`, a lease that must look through much gives up after so many and answers `Again`: commit, then ask again.
+        A storage failure in here undoes everything run since the last commit, and `commit` will say so too.
+        """
         self._usable()
         if self._floor.bytes and type(command) is Produce and command.source is None:
             self._floor.check()
-        now, rounds = self.now(), 0
+        now = self.now()
         if self._fetched:
             self._blocks.trim()
             self._fetched = False
-        while rounds < ROUNDS:
+        while True:
             try:
                 records, answer = machine.decide(self.state, command, now, self._blocks)
             except Missing as missing:
                 self._fetch(missing.offsets)
                 continue
             self._stage(records)
-            if type(answer) is not Again:
+            rounds -= 1
+            if type(answer) is not Again or rounds == 0:
                 return answer
-            rounds += 1
-        return NOTHING
 
     def due(self, limit: int = DUE_ITEMS) -> int:
         """Do what came due by itself, about `limit` items of it; says how many records that took."""
@@ -168,6 +180,10 @@ class Partition:
 
     def commit(self) -> None:
         """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
+        self._usable()
+        if self._undone:
+            self.reopen()
+            raise StorageFailed("storage failed during the turn and everything in it was undone; run it again")
         try:
             if self._staged:
                 self._append()
@@ -177,13 +193,12 @@ class Partition:
                 self._owes_sync = False
         except StorageFailed as error:
             self._fail(error)
-        except BaseException:  # state and log may differ now
-            self._failed = True
-            raise
         if full or self._unreplayed > CHECKPOINT_FRAMES:
             self._keep_house(rotate=full)
 
     def _usable(self) -> None:
+        if self._closed:
+            raise BrokerClosed("the partition is closed; open it again")
         if self._failed:
             raise StorageFailed("the partition failed before and could not go on; reopen it, then try again")
 
@@ -206,10 +221,10 @@ class Partition:
             else:
                 self._checkpoint()
         except StorageFailed:
-            try:
+            with contextlib.suppress(PenstockError):
                 self.reopen()
-            except PenstockError:
-                self._failed = True
+        except InvalidRequest:  # a state too large for one frame: the segment goes on
+            self._plan_rotation(self._segment_bytes)
 
     def _checkpoint(self) -> None:
         """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
@@ -221,12 +236,21 @@ class Partition:
         try:
             for record in records:
                 machine.apply(self.state, record, self._turn)
+            self._staged += records
         except BaseException:  # an interrupt, or a mistake of ours: the state may be half changed and must not be used
             self._failed = True
             raise
-        self._staged += records
 
     def _append(self) -> None:
+        try:
+            self._write()
+        except StorageFailed:
+            raise
+        except BaseException:  # state and log may differ now
+            self._failed = True
+            raise
+
+    def _write(self) -> None:
         staged, self._staged = self._staged, []
         for record in staged:
             if type(record) is Produced:
@@ -241,18 +265,27 @@ class Partition:
 
     def _fetch(self, offsets: list[int]) -> None:
         """Bring blocks to hand; what they may hold is written first, so that it can be read."""
-        if self._staged:
-            try:
-                self._append()
-            except StorageFailed as error:
-                self._fail(error)
+        self._flush()
         self._fetched = True
         for offset in offsets:
             self._blocks.fetch(offset)
 
+    def _flush(self) -> None:
+        """Write what the turn has so far, so that it can be read. If that fails the turn is undone, and `commit` must not say otherwise."""
+        if self._staged:
+            try:
+                self._append()
+            except StorageFailed as error:
+                try:
+                    self._fail(error)
+                finally:
+                    self._undone = True
+
     def _rotate(self) -> None:
         """Begin a new segment with a Base. A large Base makes for larger segments, so that writing it stays a small part of the work."""
-        body = base.dump(self.state)
+        state = self.state
+        state.ttl.keep(lambda entry: state.resolved.missing(entry.start, entry.stop))  # what is resolved has no ttl any more
+        body = base.dump(state)
         self.log.rotate(codec.base(body, self._turn, self.state.next_offset))
         self._owes_sync = False
         self._unreplayed = 0
@@ -329,8 +362,7 @@ class Partition:
 
     def _read(self, runs: Sequence[int]) -> list[tuple[Held, int, int]]:
         self._usable()
-        if self._staged:
-            self._append()
+        self._flush()
         found: list[tuple[Held, int, int]] = []
         lost: list[int] = []
         for start, stop in pairs(runs):

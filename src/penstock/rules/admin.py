@@ -147,15 +147,17 @@ def apply_sought(state: State, record: Sought, now: Moment) -> None:
     state.resolved.remove_all(record.runs)
     state.away.remove_all(record.runs)
     state.lanes.merge(returning)
-    state.ttl.keep(lambda entry: RunSet((entry.start, entry.stop)).without(record.runs))
+    sought = RunSet(record.runs)
+    state.ttl.keep(lambda entry: sought.missing(entry.start, entry.stop))
 
 
 def _forget_places(state: State, runs: list[int]) -> None:
     """Items that come back stand where they are put now: an extent or schedule from before must not speak for them too."""
     state.lanes.drop(runs)
+    these = RunSet(runs)
     for calendar in (state.by_wall, state.by_elapsed):
         if calendar:
-            calendar.keep(lambda entry: RunSet((entry.start, entry.stop)).without(runs))
+            calendar.keep(lambda entry: these.missing(entry.start, entry.stop))
 
 
 # -- redrive -----------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> t
     for offset in chosen:
         after(state.state_of(offset), Event.REDRIVEN)
     blocks = find_all(peek, chosen)
-    lost = [edge for block in blocks if block.lost for edge in (block.base, block.stop)]
+    lost = [edge for block in blocks if block.lost for edge in (block.base, min(block.stop, state.next_offset))]
     if lost:
         return [Lost(lost)], Again()
     keys = [block.key_of(offset) for offset, block in zip(chosen, blocks, strict=True)]

@@ -86,6 +86,9 @@ class Calendar:
                 if entry.when == when and entry.stop > last + 1:
                     insort(self._head, entry._replace(start=last + 1), lo=end)
             self._taken = end
+            if end > 1_000 and end * 2 > len(self._head):
+                del self._head[:end]
+                self._taken = 0
             if self._taken < len(self._head) or not self._buckets:
                 return
 

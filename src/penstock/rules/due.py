@@ -101,13 +101,20 @@ def apply_due(state: State, record: Due, now: Moment) -> None:
     calendar.discard(record.until, record.last)
     for (start, stop), tag in zip(pairs(record.runs), record.tags, strict=True):
         lane = tag & PRIORITY_MASK
-        if start in state.backing_off:
-            for offset in range(start, stop):
+        if not state.backing_off or not tag & KEYED:
+            _into_lane(state, start, stop, tag, now)
+            continue
+        for offset in range(start, stop):
+            if offset in state.backing_off:
                 _back_in_line(state, offset, lane, now)
-        else:
-            state.scheduled.remove(start, stop)
-            state.away.remove(start, stop)
-            state.lanes.add(lane, start, stop, tag & KEYED, state.next_offset, now.elapsed)
+            else:
+                _into_lane(state, offset, offset + 1, tag, now)
+
+
+def _into_lane(state: State, start: int, stop: int, tag: int, now: Moment) -> None:
+    state.scheduled.remove(start, stop)
+    state.away.remove(start, stop)
+    state.lanes.add(tag & PRIORITY_MASK, start, stop, tag & KEYED, state.next_offset, now.elapsed)
 
 
 def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:

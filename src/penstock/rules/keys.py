@@ -47,6 +47,8 @@ class Line:
             self._insert(new)
 
     def _insert(self, new: Waiting) -> None:
+        if self.waiting.insert(new):
+            return
         runs = [new]
         for run in self.waiting:
             runs += run.cut(new.position) if run.fresh and run.start < new.position < run.stop else (run,)
@@ -54,12 +56,7 @@ class Line:
 
     def drop(self, offset: int) -> bool:
         """Take one item out of the line."""
-        runs = list(self.waiting)
-        for index, run in enumerate(runs):
-            if run.start <= offset < run.stop:
-                self.waiting = Packed([*runs[:index], *run.without(offset), *runs[index + 1 :]])
-                return True
-        return False
+        return self.waiting.drop(offset)
 
 
 class Keys:

@@ -166,7 +166,7 @@ class Plan:
     def _find(self, offset: int) -> Block:
         block = self.peek.find(offset)
         if block.lost:
-            self.lost = [block.base, block.stop]
+            self.lost = [block.base, min(block.stop, self.state.next_offset)]
         return block
 
     def _take_block(self, walk: "_Walk") -> None:

@@ -55,7 +55,7 @@ def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) ->
     _validate(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant = state.leases.live.get(command.lease)
+    grant = _live(state, command.lease, now)
     if command.offsets is None:
         if grant is None:
             if command.lease in state.leases.finished:
@@ -76,7 +76,7 @@ def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple
     validate_retry(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant, chosen, refused, early = _held(state, command.lease, command.offsets)
+    grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
     first = _firsts(grant, chosen)
     expired = [offset for offset in first if offset in state.overdue]
     most = state.policy.max_attempts if command.counted else 0
@@ -96,7 +96,7 @@ def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[l
     _validate(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant, chosen, refused, early = _held(state, command.lease, command.offsets)
+    grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
     records: list[Record] = [_bury(state, grant, chosen, cut_reason(command.reason))] if chosen else []
     return _with_answer(command, records, Settled(len(chosen), refused, early))
 
@@ -105,7 +105,7 @@ def decide_extend(state: State, command: Extend, now: Moment, peek: Peek) -> tup
     validate_extend(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant = state.leases.live.get(command.lease)
+    grant = _live(state, command.lease, now)
     if grant is None:
         raise _lost(command.lease)
     deadline = now.elapsed + (command.timeout or grant.timeout)
@@ -134,13 +134,21 @@ def _answered(state: State, command: Settle, now: Moment) -> Settled | None:
     return None if known is None else Settled(known.count, known.refused, known.early)
 
 
-def _lost(lease: int) -> LeaseLost:
+def _lost(lease: int) -> LeaseLost | InvalidRequest:
+    if not lease:
+        return InvalidRequest("lease 0 is none: there was nothing to give; look at `granted.lease` first")
     return LeaseLost(f"lease {lease:#x} has ended; drop the work, its items may be with someone else")
 
 
-def _held(state: State, lease: int, wanted: Sequence[int] | None) -> tuple[Grant, list[int], list[int], list[int]]:
-    """The live lease, and its offsets (None: all) sorted out as by `_sort`."""
+def _live(state: State, lease: int, now: Moment) -> Grant | None:
+    """The lease, unless it has ended: by its deadline, too, whether or not somebody has come by to take its items back."""
     grant = state.leases.live.get(lease)
+    return None if grant is None or grant.deadline <= now.elapsed else grant
+
+
+def _held(state: State, now: Moment, lease: int, wanted: Sequence[int] | None) -> tuple[Grant, list[int], list[int], list[int]]:
+    """The live lease, and its offsets (None: all) sorted out as by `_sort`."""
+    grant = _live(state, lease, now)
     if grant is None:
         raise _lost(lease)
     if wanted is None:
@@ -168,8 +176,11 @@ def _sort(grant: Grant, wanted: Sequence[int]) -> tuple[list[int], list[int], li
 
 def _repeated(state: State, lease: int, wanted: Sequence[int]) -> Settled:
     """Of a lease that ended: what was completed under it is done; the rest is refused."""
-    finished = lease in state.leases.finished
-    known = state.resolved if finished else RunSet(state.leases.past.get(lease, (0, []))[1])
+    overdue = state.leases.live.get(lease)
+    if overdue is not None:
+        known = overdue.done or RunSet()
+    else:
+        known = state.resolved if lease in state.leases.finished else RunSet(state.leases.past.get(lease, (0, []))[1])
     unique = dict.fromkeys(wanted)
     refused = [offset for offset in unique if offset not in known]
     return Settled(len(unique) - len(refused), refused)

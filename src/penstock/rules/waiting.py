@@ -6,6 +6,7 @@ line.
 """
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 from penstock.rules.lanes import JOIN_WITHIN
@@ -93,6 +94,36 @@ class Packed:
     def extend_last(self, stop: int) -> None:
         """The last run goes on to `stop`."""
         self._data[_STOP] = stop
+
+    def drop(self, offset: int) -> bool:
+        """Take one item out, wherever it stands."""
+        data = self._data
+        starts = data[self._at :: _FIELDS]
+        index = bisect_right(starts, offset) - 1  # where it is as long as everything stands at its own offset
+        if index < 0 or not starts[index] <= offset < data[self._at + index * _FIELDS + 1]:
+            stops = data[self._at + 1 :: _FIELDS]
+            index = next((at for at, (start, stop) in enumerate(zip(starts, stops, strict=True)) if start <= offset < stop), -1)
+        if index < 0:
+            return False
+        at = self._at + index * _FIELDS
+        left = Waiting(*data[at : at + _FIELDS]).without(offset)
+        data[at : at + _FIELDS] = array("q", [number for run in left for number in run.astuple()])
+        return True
+
+    def insert(self, new: Waiting) -> bool:
+        """Put a run in by position; False when it falls inside another or beside its equal, which is for the caller to sort out."""
+        data = self._data
+        positions = data[self._at + 3 :: _FIELDS]
+        index = bisect_left(positions, new.position)
+        start = self._at + (index - 1) * _FIELDS
+        before = Waiting(*data[start : start + _FIELDS]) if index else None
+        if (index < len(positions) and positions[index] == new.position) or (
+            before is not None and before.fresh and new.position < before.stop
+        ):
+            return False
+        at = self._at + index * _FIELDS
+        data[at:at] = array("q", new.astuple())
+        return True
 
     def step(self) -> None:
         """The first item leaves."""

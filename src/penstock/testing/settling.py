@@ -21,7 +21,7 @@ def complete(ledger: Ledger, command: Complete, now: Moment, answer: Any) -> Non
     if _settled_before(ledger, command, now, answer):
         return
     holding = ledger.holdings.get(command.lease)
-    if holding is None or holding.ended_at is not None:
+    if holding is None or _over(holding, now):
         _complete_ended(ledger, holding, command, now, answer)
         return
     wanted = list(holding.open) if command.offsets is None else command.offsets
@@ -37,11 +37,20 @@ def complete(ledger: Ledger, command: Complete, now: Moment, answer: Any) -> Non
         ledger.remember(command.request, now, answer)
 
 
+def _over(holding: Holding, now: Moment) -> bool:
+    """Ended, or past its deadline, whether or not its items were taken back yet."""
+    return holding.ended_at is not None or holding.deadline <= now.elapsed
+
+
 def _complete_ended(ledger: Ledger, holding: Holding | None, command: Complete, now: Moment, answer: Any) -> None:
     """What was completed under a lease may be completed again for a while; all else is refused."""
     lost = isinstance(answer, LeaseLost) or answer.refused == list(command.offsets or [])
-    if holding is None or holding.ended_at is None:
+    if holding is None:
         assert lost, f"a lease never given was taken: {answer}"
+    elif holding.ended_at is None:
+        assert lost if command.offsets is None else set(command.offsets) - set(answer.refused) <= set(holding.done), (
+            f"an overdue lease was taken: {answer}"
+        )
     elif now.elapsed >= min(holding.ended_at, holding.given_at + MAX_LEASE_TIMEOUT) + ledger.policy.remember:
         return  # forgotten, or not yet; a lease extended beyond the longest timeout may be forgotten as soon as it ends
     elif command.offsets is None:
@@ -93,7 +102,7 @@ def extend(ledger: Ledger, command: Extend, now: Moment, answer: Any) -> None:
     if _settled_before(ledger, command, now, answer):
         return
     holding = ledger.holdings.get(command.lease)
-    if holding is None or holding.ended_at is not None:
+    if holding is None or _over(holding, now):
         assert isinstance(answer, LeaseLost), f"a stale lease was extended: {answer}"
         return
     _expect(answer, len(holding.open), [], [])
@@ -106,7 +115,7 @@ def _held(ledger: Ledger, command: Retry | Bury, now: Moment, answer: Any) -> tu
     if _settled_before(ledger, command, now, answer):
         return None
     holding = ledger.holdings.get(command.lease)
-    if holding is None or holding.ended_at is not None:
+    if holding is None or _over(holding, now):
         assert isinstance(answer, LeaseLost), f"a stale lease was taken: {answer}"
         return None
     wanted = list(holding.open) if command.offsets is None else command.offsets
