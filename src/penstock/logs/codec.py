@@ -14,7 +14,10 @@ from penstock.logs.api import Draft, Frame, FrameType
 from penstock.rules.records import Produced, Record, StateRecord
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
+from penstock.words.limits import MIB
 
+FRAME_BYTES = 64 * MIB
+"""Payload bytes after which a turn's produces go on in another frame."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[StateRecord])
 
@@ -26,9 +29,23 @@ def drafts(written: Sequence[Record], now: Moment, next_offset: int) -> list[Dra
     found: list[Draft] = []
     at = next((record.base for record in written if type(record) is Produced), next_offset)
     for data, group in groupby(written, lambda record: type(record) is Produced):
-        found.append(_draft(list(group), data, now, at))
+        found += [_draft(share, data, now, at) for share in (_shares(list(group)) if data else [list(group)])]
         at = found[-1].base + found[-1].count if data else at  # what follows stands behind these items, not behind the whole turn's
     return found
+
+
+def _shares(group: list[Record]) -> list[list[Record]]:
+    """Produces in shares that a frame can hold."""
+    shares: list[list[Record]] = []
+    room = 0
+    for record in group:
+        size = record.batch.size_bytes if isinstance(record, Produced) else 0
+        if not shares or size > room:
+            shares.append([])
+            room = FRAME_BYTES
+        shares[-1].append(record)
+        room -= size
+    return shares
 
 
 def _draft(group: Sequence[Record], data: bool, now: Moment, next_offset: int) -> Draft:

@@ -21,12 +21,16 @@ from penstock.logs.published import PublishedLog
 from penstock.logs.segment import Owner
 from penstock.logs.writing import keep_names
 from penstock.words.clock import Clock, SystemClock
-from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
+from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
+from penstock.words.limits import within
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 MIN_FREE_BYTES = 1024 * 1024
 """A new root is not begun with less space than this."""
 BROKER_ID_BYTES = 8
+MAX_NUMBER = 99_999
+"""Highest number of a partition: numbers are never reused, so there may be more of them than partitions."""
+DURABILITIES = ("fsync", "interval", "os")
 
 
 class Root(NamedTuple):
@@ -71,6 +75,9 @@ class Directory:
     ) -> "Directory":
         """Open storage roots, the first being the primary one; make them when they are new."""
         found = _roots(roots)
+        if durability not in DURABILITIES:
+            raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
+        within("segment_bytes", segment_bytes, 1, 1 << 40)
         directory = cls(files or SystemFiles(), found, durability, segment_bytes, compression, read_only)
         directory._open(clock or SystemClock(), entropy)
         _opened.add(directory)
@@ -81,7 +88,9 @@ class Directory:
         self._usable()
         if self.read_only:
             raise InvalidRequest(f"{self.roots[0].path} is open read-only; use reader(), or open it for writing")
-        owner = Owner(incarnation, partition)
+        owner = Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
+        if any(log.owner == owner and not log.closed for log in self._logs):
+            raise BrokerLocked(f"{owner} is open already in this process; close that log first")
         if owner not in self._places and not create:
             raise _missing(owner, self.roots)
         root = self._places.get(owner) or self._roomiest()
@@ -119,9 +128,13 @@ class Directory:
         return _log_path(self._places[owner], owner)
 
     def close(self) -> None:
-        """Give up the locks. Logs are closed by their owners, before."""
+        """Close the logs that are still open, then give up the locks: nobody may write without them."""
         self._closed = True
-        self._unlock()
+        try:
+            for log in list(self._logs):
+                log.close()
+        finally:
+            self._unlock()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"
@@ -206,9 +219,10 @@ class Directory:
 
     def _abandon(self) -> None:
         """In a forked child: a copy of the lock's handle would keep the directory locked after its parent's death."""
-        self.close()
+        self._closed = True
         for log in list(self._logs):
             log.abandon()
+        self._unlock()
 
 
 _opened: "weakref.WeakSet[Directory]" = weakref.WeakSet()
@@ -246,6 +260,8 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
 
 def _owners(files: Files, path: str) -> Iterable[Owner]:
     for incarnation in files.list(path) if files.exists(path) else []:
+        if incarnation.startswith("."):  # a desktop's own files
+            continue
         for partition in files.list(f"{path}/{incarnation}"):
             try:
                 yield Owner(int(incarnation, 16), int(partition))

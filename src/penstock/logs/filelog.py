@@ -70,6 +70,14 @@ class FileLog:
         return 0 if self._state in (State.UNREAD, State.CLOSED) else self._tail.segment.size
 
     @property
+    def owner(self) -> Owner:
+        return self._chain.owner
+
+    @property
+    def closed(self) -> bool:
+        return self._state is State.CLOSED
+
+    @property
     def sequence(self) -> int:
         """Of the last frame."""
         return self._tail.sequence

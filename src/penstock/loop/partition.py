@@ -362,6 +362,8 @@ class Partition:
 
     def _read(self, runs: Sequence[int]) -> list[tuple[Held, int, int]]:
         self._usable()
+        if len(runs) % 2:
+            raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
         self._flush()
         found: list[tuple[Held, int, int]] = []
         lost: list[int] = []

@@ -25,7 +25,8 @@ from penstock.rules.settle import SPENT, leave_line
 from penstock.rules.state import Peek, State, find_all
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
-from penstock.words.limits import DEFAULT_PRIORITY, within
+from penstock.words.errors import InvalidRequest
+from penstock.words.limits import DEFAULT_PRIORITY, Policy, within
 
 # -- opening -----------------------------------------------------------------------------------------
 
@@ -42,6 +43,8 @@ def apply_opened(state: State, record: Opened, now: Moment) -> None:
 
 
 def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    if not isinstance(command.policy, Policy):
+        raise InvalidRequest(f"the policy is {type(command.policy).__name__}; give a Policy")
     policy = command.policy.validate()
     if policy == state.policy:
         return [], Counted(0)
@@ -64,6 +67,8 @@ def apply_configured(state: State, record: Configured, now: Moment) -> None:
 
 
 def decide_pause(state: State, command: Pause, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    if {type(command.lease), type(command.produce)} - {bool, type(None)}:
+        raise InvalidRequest("pause takes True, False or None for lease and produce")
     lease = state.paused_lease if command.lease is None else command.lease
     produce = state.paused_produce if command.produce is None else command.produce
     if (lease, produce) == (state.paused_lease, state.paused_produce):

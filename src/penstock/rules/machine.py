@@ -12,6 +12,7 @@ from penstock.rules import admin, commands, due, lease, produce, records, retent
 from penstock.rules.due import decide_due
 from penstock.rules.state import Peek, State
 from penstock.words.clock import Moment
+from penstock.words.errors import InvalidRequest
 
 _DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Record], commands.Answer]]] = {
     commands.Produce: produce.decide_produce,
@@ -57,7 +58,10 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
 
 def decide(state: State, command: commands.Command, now: Moment, peek: Peek) -> tuple[list[records.Record], commands.Answer]:
     """What a command leads to. May raise Missing (fetch and ask again) or a PenstockError (refused)."""
-    return _DECIDE[type(command)](state, command, now, peek)
+    rule = _DECIDE.get(type(command))
+    if rule is None:
+        raise InvalidRequest(f"{type(command).__name__} is not a command; use one of penstock.rules.commands")
+    return rule(state, command, now, peek)
 
 
 def apply(state: State, record: records.Record, now: Moment) -> None:

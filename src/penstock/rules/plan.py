@@ -156,7 +156,7 @@ class Plan:
     def _take_plain(self, walk: "_Walk", stop: int) -> None:
         """From an extent (or the part of it before `stop`) in which every item that is not away may be taken."""
         start = walk.start
-        stop = min(stop, start + max(self.room, 1))
+        stop = min(stop, self.state.away.first_missing(start) + max(self.room, 1))  # past what is not ready any more in one step
         runs = self.state.away.missing(start, stop)
         self.takes.append(Take(walk.lane, start, stop, None if runs == [start, stop] else runs))
         self._took(runs)
@@ -200,7 +200,7 @@ class Plan:
 
     def _take_most(self, walk: "_Walk", keys: list[int]) -> None:
         """The common case: nearly every key is free and comes once. Only the others are looked at one by one."""
-        keys = keys[: self.room]
+        keys = keys[: self._far(keys)]
         unique = set(keys)
         doubtful = (self.state.keys.map.keys() & unique) | (self._touched & unique) | (self._left.keys() & unique)
         if len(unique) < len(keys):
@@ -226,6 +226,17 @@ class Plan:
             self._took([start, stop])
         self.scanned += stop - start
         walk.advance(stop)
+
+    def _far(self, keys: list[int]) -> int:
+        """How far to look: to the last that could be taken. So many of one busy key in a row are passed in one step."""
+        if len(keys) <= self.room:
+            return len(keys)
+        busy, free = self.state.keys.map, 0
+        for index, key in enumerate(keys):
+            free += key not in busy
+            if free == self.room:
+                return index + 1
+        return len(keys)
 
     def _add_cut(self, lane: int, start: int, stop: int, packed: bytes, passed: list[int]) -> None:
         """Take [start, stop), whose key ids are packed, but for the items at the indexes `passed`."""

@@ -27,6 +27,8 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
         batch = command.batch = msgspec.structs.replace(batch, key_ids=_ids_of(batch.keys))
     validate(batch)
     check_request(command.request)
+    if command.source is not None and (type(command.source) is not bytes or type(command.sequence) is not int):
+        raise InvalidRequest("a transfer's source is not bytes or its sequence not a number; give both as the outbox says")
     if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
         return [], Stored(known.base, known.count, known.ids, again=True)
     if command.source is not None:

@@ -31,6 +31,8 @@ def needed(state: State, stop: int) -> RunSet:
 
 
 def decide_drop(state: State, command: Drop, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    if len(command.runs) % 2 or any(type(edge) is not int or edge < 0 for edge in command.runs):
+        raise InvalidRequest("the runs to drop are not pairs of offsets; give [start, stop, …]")
     new = RunSet(command.runs)
     new.remove_all(state.dropped.runs)
     kept = needed(state, state.next_offset)

@@ -30,6 +30,8 @@ LEASE_EXPIRED = "lease expired"
 
 def validate_retry(command: Retry) -> Retry:
     within("delay", command.delay, 0, MAX_DELAY)
+    if type(command.counted) is not bool:
+        raise InvalidRequest(f"counted is {type(command.counted).__name__}; give True or False")
     command.reason = cut_reason(command.reason)
     return command
 

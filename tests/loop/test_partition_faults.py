@@ -1,0 +1,184 @@
+"""What a caller may do wrong, and what storage may do to a turn: nothing is acknowledged that is not stored."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.logs.directory import Directory
+from penstock.logs.filelog import FileLog
+from penstock.loop.partition import Partition
+from penstock.rules import base
+from penstock.rules.commands import Complete, Configure, Drop, Extend, Granted, Lease, Pause, Produce, Retry, Stored
+from penstock.testing import ManualClock, SimulatedFiles
+from penstock.words.batch import Batch
+from penstock.words.clock import SECOND
+from penstock.words.errors import BrokerClosed, BrokerLocked, InvalidRequest, PenstockError, StorageFailed
+
+WRONG: list[Any] = [
+    None,
+    Batch([b"x"]),
+    Produce([b"x"]),  # type: ignore[arg-type]
+    Produce(Batch(["text"])),  # type: ignore[list-item]
+    Produce(Batch([b"x"], ["key"])),  # type: ignore[list-item]
+    Produce(Batch([b"a", b"b"], [b"k"], [7])),
+    Produce(Batch([b"x"], priorities=bytes([10]))),
+    Produce(Batch([b"x"], ats=[1 << 70])),
+    Produce(Batch([b"x"]), request="r"),  # type: ignore[arg-type]
+    Produce(Batch([b"x"]), source="s", sequence=1),  # type: ignore[arg-type]
+    Lease(0),
+    Lease(-1),
+    Lease(10**9),
+    Lease(1, consumer=None),  # type: ignore[arg-type]
+    Lease(1, timeout=0.5 * SECOND),  # type: ignore[arg-type]
+    Lease(1, per_key=0),
+    Complete("x"),  # type: ignore[arg-type]
+    Complete(0),
+    Complete(1, ["0"]),  # type: ignore[list-item]
+    Retry(1, delay=0.5),  # type: ignore[arg-type]
+    Retry(1, delay=-1),
+    Retry(1, reason=None),  # type: ignore[arg-type]
+    Retry(1, counted=None),  # type: ignore[arg-type]
+    Extend(1, timeout=1.5),  # type: ignore[arg-type]
+    Pause(1, 1),  # type: ignore[arg-type]
+    Configure(None),  # type: ignore[arg-type]
+    Drop([-5, -1]),
+    Drop([0]),
+]
+
+
+@pytest.mark.parametrize("command", WRONG, ids=repr)
+def test_a_wrong_command_is_refused_with_a_sentence_and_changes_nothing(command: Any) -> None:
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    part.run(Produce(Batch([b"good"])))
+    before = base.dump(part.state)
+    with pytest.raises(InvalidRequest, match=r"; |takes"):
+        part.run(command)
+    assert base.dump(part.state) == before
+    part.commit()
+    assert part.payloads([0, 1]) == [b"good"]
+
+
+def test_what_is_given_is_copied() -> None:
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    payloads = [b"as given"]
+    part.run(Produce(Batch(payloads)))
+    payloads[0] = b"changed since"
+    part.commit()
+    assert part.payloads([0, 1]) == [b"as given"]
+
+
+def test_a_failure_within_a_turn_is_said_by_its_commit_too() -> None:
+    files = SimulatedFiles()
+    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part.run(Produce(Batch([b"keyed"], [b"k"])))
+    part.commit()
+    part.reopen()
+    part.run(Produce(Batch([b"lost with its turn"])))
+    files.fail(files.calls + 1, errno.EIO)
+    with pytest.raises(StorageFailed):
+        part.run(Lease(2))  # must look at keys, and writes first what the turn has
+    files.mend()
+    with pytest.raises(StorageFailed, match="undone"):
+        part.commit()
+    assert part.state.next_offset == 1
+    part.run(Produce(Batch([b"again"])))
+    part.commit()
+    part.reopen()
+    assert part.payloads([0, 2]) == [b"keyed", b"again"]
+
+
+def test_a_reopening_that_fails_leaves_nothing_usable() -> None:
+    files = SimulatedFiles()
+    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part.run(Produce(Batch([b"never stored"])))
+    for ahead in range(1, 40):
+        files.fail(files.calls + ahead, errno.EIO)
+    with pytest.raises(PenstockError):
+        part.commit()
+    with pytest.raises(PenstockError):
+        part.reopen()
+    with pytest.raises(StorageFailed):
+        part.run(Produce(Batch([b"x"])))
+    with pytest.raises(StorageFailed):
+        part.commit()
+    files.mend()
+    part.reopen()
+    assert part.state.next_offset == 0
+
+
+def test_a_closed_partition_says_so() -> None:
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    part.close()
+    part.close()
+    for use in (lambda: part.run(Lease(1)), part.commit, part.due, lambda: part.payloads([0, 1]), lambda: part.explain(0)):
+        with pytest.raises(BrokerClosed):
+            use()
+
+
+def test_a_full_disk_does_not_keep_a_partition_from_closing() -> None:
+    files = SimulatedFiles()
+    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part.run(Produce(Batch([b"stored"])))
+    part.commit()
+    files.fill(0)
+    part.close()
+    files.fill(None)
+    again = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    assert again.payloads([0, 1]) == [b"stored"]
+
+
+def test_one_log_has_one_owner(tmp_path: Path) -> None:
+    directory = Directory.open(tmp_path)
+    part = Partition(directory.log(1, 0), ManualClock())
+    with pytest.raises(BrokerLocked, match="open already"):
+        directory.log(1, 0)
+    directory.close()
+    part.run(Produce(Batch([b"x"])))
+    with pytest.raises(BrokerClosed):
+        part.commit()
+    again = Directory.open(tmp_path)
+    Partition(again.log(1, 0), ManualClock()).close()
+    Partition(again.log(1, 0), ManualClock()).close()
+    again.close()
+
+
+def test_a_lease_for_one_passes_a_hot_key_in_few_steps() -> None:
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    for _ in range(30):
+        part.run(Produce(Batch([b"hot"] * 1_000, [b"hot"] * 1_000)))
+    part.run(Produce(Batch([b"cold"], [b"cold"])))
+    part.commit()
+    first, second = part.run(Lease(1)), part.run(Lease(1))
+    part.commit()
+    assert isinstance(first, Granted) and isinstance(second, Granted)
+    assert part.payloads([*first.runs, *second.runs]) == [b"hot", b"cold"]
+    records = sum(frame.count for frame in part.log.frames() if hasattr(frame, "type") and frame.type.name == "STATE")
+    assert records < 20
+
+
+def test_a_turn_may_hold_more_than_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.logs.codec.FRAME_BYTES", 1_000)
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    stored = [part.run(Produce(Batch([bytes([number]) * 400]))) for number in range(7)]
+    part.commit()
+    assert [answer.base for answer in stored if isinstance(answer, Stored)] == list(range(7))
+    part.reopen()
+    assert part.payloads([0, 7]) == [bytes([number]) * 400 for number in range(7)]
+
+
+def test_an_expired_lease_is_refused_even_before_its_items_are_taken_back() -> None:
+    clock = ManualClock()
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), clock)
+    part.run(Produce(Batch([b"a", b"b"])))
+    granted = part.run(Lease(2, timeout=10 * SECOND))
+    assert isinstance(granted, Granted)
+    part.run(Complete(granted.lease, [0]))
+    part.commit()
+    clock.advance(10 * SECOND)
+    late = part.run(Complete(granted.lease, [0, 1]))
+    assert (late.done, late.refused) == (1, [1])  # type: ignore[union-attr]
+    for command in (Complete(granted.lease), Retry(granted.lease), Extend(granted.lease)):
+        with pytest.raises(PenstockError, match="has ended"):
+            part.run(command)
