@@ -16,11 +16,18 @@ from tests.logs.items import SECOND, START, fill, items_draft, payload, runs, se
 
 STOP = 120
 KEPT = [0, 14, 15, 30, 50, 70]
+
+
+def _rotate_and_drop(log: FileLog) -> int:
+    log.rotate(base_draft(STOP))
+    return log.drop(5)
+
+
 ACTIONS: dict[str, Callable[[FileLog], object]] = {
     "drop": lambda log: log.drop(2),
     "rewrite": lambda log: log.rewrite(0, 2, runs(KEPT)),
     "both": lambda log: (log.rewrite(0, 2, runs(KEPT)), log.drop(1)),
-    "rotate and drop all before": lambda log: (log.rotate(base_draft(STOP)), log.drop(5)),
+    "rotate and drop all before": lambda log: _rotate_and_drop(log),
 }
 STILL_THERE = {"drop": range(48, STOP), "rewrite": range(72, STOP), "both": range(72, STOP), "rotate and drop all before": range(0)}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.logs.api import Frame, FrameType
 from penstock.logs.directory import Directory
 from penstock.logs.filelog import FileLog
 from penstock.loop.partition import Partition
@@ -154,7 +155,7 @@ def test_a_lease_for_one_passes_a_hot_key_in_few_steps() -> None:
     part.commit()
     assert isinstance(first, Granted) and isinstance(second, Granted)
     assert part.payloads([*first.runs, *second.runs]) == [b"hot", b"cold"]
-    records = sum(frame.count for frame in part.log.frames() if hasattr(frame, "type") and frame.type.name == "STATE")
+    records = sum(frame.count for frame in part.log.frames() if isinstance(frame, Frame) and frame.type is FrameType.STATE)
     assert records < 20
 
 
