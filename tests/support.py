@@ -16,7 +16,8 @@ from penstock.logs.api import Durability, Frame, Log
 from penstock.logs.filelog import FileLog
 from penstock.logs.files import SystemFiles
 from penstock.logs.memory import MemoryLog
-from penstock.loop.partition import Partition, replay
+from penstock.loop.opening import replay
+from penstock.loop.partition import Partition
 from penstock.rules import base, routing
 from penstock.rules.commands import (
     Bury,

@@ -335,6 +335,40 @@ def test_a_rewritten_segment_is_known_for_one_after_its_repair() -> None:
         opened(files)
 
 
+GROUPED = {"first": payload(STOP), "middle": b"what happened", "last": payload(STOP + 3)}
+
+
+@pytest.mark.parametrize("which", GROUPED)
+def test_what_is_left_of_a_group_stays_also_without_the_synced_position(which: str) -> None:
+    files = whole()
+    newest = segments(files)[-1]
+    files.flip(newest, 8 * files.content(newest).rindex(GROUPED[which]))
+    before = listed(files)[0]
+    assert {frame.sequence for frame in before} & {45, 46, 47} == {45, 46, 47} - {45 + list(GROUPED).index(which)}
+    mend(files)
+    files.remove(f"{FOLDER}/synced")
+    assert listed(files)[0] == before
+    assert opened(files)[0][-1].sequence == before[-1].sequence
+
+
+def test_damage_before_a_gap_is_never_a_torn_tail() -> None:
+    """The published position may lag behind after a power cut: a GAP frame, which was synced, vouches for what is before it."""
+    files = whole()
+    log = open_log(files)
+    list(log.recover())
+    lagging = files.content(f"{FOLDER}/synced")
+    for offset in (STOP + 4, STOP + 5, STOP + 6):
+        log.append([items_draft(offset, offset + 1)])
+    log.close()
+    lose(files, payload(STOP + 6))
+    mend(files)
+    lose(files, payload(STOP + 4))
+    files.plant(f"{FOLDER}/synced", lagging)
+    frames, gaps = opened(files)
+    assert [(gap.first_sequence, gap.last_sequence, gap.mended) for gap in gaps] == [(48, 48, False), (50, 50, True)]
+    assert frames[-1].sequence == 49
+
+
 # -- refusals ----------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,7 @@ def calls(work: str) -> Calls:
 
 def check(files: SimulatedFiles, work: str) -> None:
     """Open the disk anew: same state, every kept item served, nothing missing but what retention took, and the work can be done again."""
+    files.kill()
     report = verify(files, FOLDER, INCARNATION, PARTITION)
     assert report.sound
     assert not [entry for entry in report.side_files if "does not fit" in entry], "no index outlives the bytes that it speaks of"

@@ -12,7 +12,7 @@ from penstock.logs import replay
 from penstock.logs.tail import Tail
 from penstock.loop import retention as planning
 from penstock.loop.partition import Partition
-from penstock.rules import admin, due, machine, records, retention, settle
+from penstock.rules import admin, due, machine, records, retention, settle, settled
 from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.commands import Settled
 from penstock.rules.dedup import DedupIds
@@ -83,7 +83,7 @@ def a_late_finisher_is_believed(patch: Patch) -> None:
 
 @bug
 def attempts_are_not_counted(patch: Patch) -> None:
-    patch.setattr(settle, "note_failure", lambda *_: None)
+    patch.setattr(settled, "note_failure", lambda *_: None)
 
 
 @bug

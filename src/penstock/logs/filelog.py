@@ -17,7 +17,7 @@ from penstock.logs.files import Files
 from penstock.logs.frame import Encoder
 from penstock.logs.opening import Opening
 from penstock.logs.reader import LogReading
-from penstock.logs.rewriting import put_in_place, rewrite
+from penstock.logs.rewriting import put_in_place, rewrite, spare
 from penstock.logs.segment import Owner
 from penstock.logs.tail import Tail
 from penstock.rules.runs import RunSet
@@ -166,8 +166,9 @@ class FileLog:
     def drop(self, count: int) -> int:
         if not count:
             return 0
-        self._spare(0, count - 1, spared=1)
+        self.flush()
         try:
+            spare(self._chain, 0, count - 1, spared=1)
             return self._chain.drop_oldest(count)
         except OSError as error:
             self._fail(error, "dropping segments of")
@@ -175,9 +176,10 @@ class FileLog:
             self._reading.forget()
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
-        self._spare(first, last, spared=2)
+        self.flush()
         encoder = Encoder(self.incarnation, self.partition, self._compression)
         try:
+            spare(self._chain, first, last, spared=2)
             new = rewrite(self._files, self._chain, first, last, RunSet(keep), encoder)
         except OSError as error:
             raise storage_failed(error, "rewriting segments of", self.directory) from error
@@ -187,15 +189,6 @@ class FileLog:
             self._fail(error, "rewriting segments of")
         finally:
             self._reading.forget()
-
-    def _spare(self, first: int, last: int, spared: int) -> None:
-        """Make sure that recovery does without the segments from `first` to `last`: a synced Base that can be read is left behind them."""
-        self.flush()
-        names = self._chain.names
-        if not 0 <= first <= last < len(names) - spared:
-            raise InvalidRequest(f"segments {first} to {last} of {len(names)} cannot go, the newest {spared} must stay; give lower numbers")
-        if not any(self._chain.begins_with_base(name) for name in reversed(names[last + 1 :])):
-            raise InvalidRequest(f"no Base behind segment {last} of {self.directory} can be read; call rotate() with a Base first")
 
     def free_bytes(self) -> int:
         try:

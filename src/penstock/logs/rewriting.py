@@ -1,6 +1,7 @@
 """Writing a segment anew, beside the old one, and putting it in its place.
 
-Owns: `NewSegment`, a file of frames under a temporary name; `rewrite`, which fills one with what is to be kept, and `put_in_place`.
+Owns: `NewSegment`, a file of frames under a temporary name; `spare`, which says what may go; `rewrite`, which fills a new segment with what
+is to be kept; `put_in_place`.
 A new segment is whole and synced before it takes its name. What came of a rewrite begins and ends with a SKIP, so that it is known for what
 it is also when one of them is damaged, and has one wherever frames are missing.
 """
@@ -18,7 +19,7 @@ from penstock.logs.trim import trimmed
 from penstock.logs.writing import TEMPORARY, write_all
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
-from penstock.words.errors import CorruptLog
+from penstock.words.errors import CorruptLog, InvalidRequest
 
 WRITE_BYTES = 1 << 20
 """Small frames are gathered up to this size before they are written."""
@@ -75,6 +76,15 @@ class NewSegment:
         if self._handle is not None:
             self._files.close(self._handle)
             self._handle = None
+
+
+def spare(chain: Chain, first: int, last: int, spared: int) -> None:
+    """Make sure that recovery does without the segments from `first` to `last`: a synced Base that can be read is left behind them."""
+    names = chain.names
+    if not 0 <= first <= last < len(names) - spared:
+        raise InvalidRequest(f"segments {first} to {last} of {len(names)} cannot go, the newest {spared} must stay; give lower numbers")
+    if not any(chain.begins_with_base(name) for name in reversed(names[last + 1 :])):
+        raise InvalidRequest(f"no Base behind segment {last} of {chain.directory} can be read; call rotate() with a Base first")
 
 
 def rewrite(files: Files, chain: Chain, first: int, last: int, keep: RunSet, encoder: Encoder) -> NewSegment:

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from penstock.logs import codec
-from penstock.logs.api import FrameType, Gap, Log
+from penstock.logs.api import Gap, Log
 from penstock.loop.blocks import Blocks, Frames, Held
 from penstock.loop.floor import Floor
+from penstock.loop.opening import continued, replay
 from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.mend import mend
 from penstock.rules.records import Answered, Leased, Lost, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
@@ -87,12 +87,7 @@ class Partition:
     def _open(self) -> None:
         self.state, self.gaps = replay(self.log)
         state, raw = self.state, self._clock.read()
-        if state.epoch == 0:
-            shift, rebooted = -raw.elapsed, False
-        elif state.boot == self._clock.boot:
-            shift, rebooted = max(state.shift, state.moment.elapsed - raw.elapsed), False
-        else:  # elapsed time began anew; the wall says about how long the machine was away
-            shift, rebooted = state.moment.elapsed + max(0, raw.wall - state.moment.wall) - raw.elapsed, True
+        shift, rebooted = continued(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
         self._frames.clear()
         self._blocks.clear()
@@ -395,23 +390,3 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"Partition({self.log.partition}, {self.state!r}{', failing' if self._failed else ''})"
-
-
-def replay(log: Log) -> tuple[State, list[Gap]]:
-    """The state that a log tells, from its latest Base on, and the gaps met on the way."""
-    state, gaps = State(), []
-    for found in log.recover():
-        if isinstance(found, Gap):
-            gaps.append(found)
-            machine.apply(state, Lost([found.start, found.stop]), state.moment)
-        elif found.type is FrameType.BASE:
-            state = base.load(found.body)
-        else:
-            now = Moment(found.elapsed, found.wall)
-            for record in codec.records(found, outline=True):
-                machine.apply(state, record, now)
-    for gap in gaps:  # once more: records behind a gap may have spoken of what it took
-        machine.apply(state, Lost([gap.start, gap.stop]), state.moment)
-    if gaps:
-        mend(state)
-    return state, gaps

@@ -21,7 +21,8 @@ from penstock.rules.records import (
 )
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
-from penstock.rules.settle import SPENT, leave_line
+from penstock.rules.settle import SPENT
+from penstock.rules.settled import leave_line
 from penstock.rules.state import Peek, State, find_all
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment

@@ -11,7 +11,8 @@ from penstock.rules.leases import Grant
 from penstock.rules.records import Aged, Buried, Due, Expired, Record, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
-from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT, come_back
+from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT
+from penstock.rules.settled import come_back
 from penstock.rules.state import Peek, State, find_all
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment

@@ -8,7 +8,7 @@ Owns: the two tables that join commands and records to their rules, and nothing 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, due, lease, produce, records, retention, settle
+from penstock.rules import admin, commands, due, lease, produce, records, retention, settle, settled
 from penstock.rules.due import decide_due
 from penstock.rules.state import Peek, State
 from penstock.words.clock import Moment
@@ -35,11 +35,11 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Produced: produce.apply_produced,
     records.Leased: lease.apply_leased,
     records.Passed: lease.apply_passed,
-    records.Completed: settle.apply_completed,
-    records.Retried: settle.apply_retried,
-    records.Extended: settle.apply_extended,
-    records.Buried: settle.apply_buried,
-    records.Answered: settle.apply_answered,
+    records.Completed: settled.apply_completed,
+    records.Retried: settled.apply_retried,
+    records.Extended: settled.apply_extended,
+    records.Buried: settled.apply_buried,
+    records.Answered: settled.apply_answered,
     records.Expired: due.apply_expired,
     records.Due: due.apply_due,
     records.Aged: due.apply_aged,

@@ -76,13 +76,13 @@ def retry(ledger: Ledger, command: Retry, now: Moment, answer: Any) -> None:
     holding, chosen = found
     first = [offset for offset in chosen if not any(offset in _behind(ledger, holding, other) for other in chosen)]
     back = {later for offset in first for later in _behind(ledger, holding, offset)}
+    _give_back(ledger, back, now)
     for number, offset in enumerate(first):
         item = ledger.items[offset]
         if item.overdue or (command.counted and ledger.attempts_spent(item)):
             ledger.bury(item, EXPIRED if item.overdue else SPENT, counted=True)
         else:
             ledger.come_back(item, now, command.reason, command.delay, ("retried", 0, number), counted=command.counted)
-    _give_back(ledger, back, now)
     holding.close([*first, *back], now)
 
 

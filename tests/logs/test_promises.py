@@ -1,0 +1,141 @@
+"""What was really synced is damage when it is gone, never a torn tail: rotations and checkpoints vouch for what is before them.
+
+And the other way round: a checkpoint counts for the frames it was made of, and for no others.
+"""
+
+import random
+
+import pytest
+
+from penstock.logs.api import Durability, Frame, Gap
+from penstock.logs.verify import verify
+from penstock.testing import SimulatedFiles
+from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft, expected, told
+from tests.logs.histories import FOLDER, open_log, segments
+
+DRAFTS = [draft(number, 1, b"item %d" % number) for number in range(6)]
+
+
+def written(*, rotated: bool = False, checkpoint: bool = False) -> SimulatedFiles:
+    """Six frames, of which it is not known how far they are synced."""
+    files = SimulatedFiles()
+    log = open_log(files)
+    list(log.recover())
+    for step in DRAFTS:
+        log.append([step])
+    if rotated:
+        log.rotate(base_draft(6))
+    if checkpoint:
+        log.write_checkpoint(b"the state", 1, 2, 6)
+    log.close()
+    files.remove(f"{FOLDER}/synced")
+    files.kill()
+    return files
+
+
+def lose(files: SimulatedFiles, number: int) -> None:
+    path = segments(files)[0]
+    files.flip(path, 8 * files.content(path).index(b"item %d" % number))
+
+
+def opened(files: SimulatedFiles) -> tuple[list[Frame], list[Gap], list[Frame | Gap]]:
+    """What recovery gives, and the whole log after it."""
+    log = open_log(files)
+    found = list(log.recover())
+    return [one for one in found if isinstance(one, Frame)], [one for one in found if isinstance(one, Gap)], list(log.frames())
+
+
+def test_without_either_the_last_frame_may_be_torn() -> None:
+    files = written()
+    lose(files, 5)
+    frames, gaps, _ = opened(files)
+    assert told(frames) == expected(DRAFTS[:5])
+    assert gaps == []
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_rotation_that_is_lost_vouches_for_the_segment_before_it(number: int) -> None:
+    files = written(rotated=True)
+    newest = segments(files)[-1]
+    files.plant(newest, bytes(len(files.content(newest))))
+    lose(files, number)
+    frames, gaps, _ = opened(files)
+    assert [frame.sequence for frame in frames] == [sequence for sequence in range(1, 7) if sequence != number + 1]
+    assert [gap[:4] for gap in gaps] == [(number + 1, number + 1, number, number + 1)]
+
+
+def test_also_for_what_is_cut_off_there() -> None:
+    files = written(rotated=True)
+    oldest, newest = segments(files)
+    files.plant(newest, b"")
+    files.plant(oldest, files.content(oldest)[:200])
+    frames, gaps, _ = opened(files)
+    assert [frame.sequence for frame in frames] == [1, 2]
+    assert [gap[:4] for gap in gaps] == [(3, 6, 2, 6)]
+
+
+def test_not_for_what_was_appended_after_it_was_given_up() -> None:
+    """A removal that a power cut has undone: what the log holds beyond that name came later, and its groups count whole or not at all."""
+    files = written()
+    log = open_log(files)
+    list(log.recover())
+    log.append([draft(6, 1, b"item 6"), draft(7, 1, b"item 7")])
+    lose(files, 7)
+    files.plant(f"{FOLDER}/{5:020}-{6:020}.log", b"")
+    files.remove(f"{FOLDER}/synced")
+    frames, gaps, _ = opened(files)
+    assert [frame.sequence for frame in frames] == [1, 2, 3, 4, 5, 6]
+    assert gaps == []
+
+
+def test_a_checkpoint_vouches_for_what_is_before_it() -> None:
+    files = written(checkpoint=True)
+    lose(files, 5)
+    size = len(files.content(segments(files)[0]))
+    frames, gaps, everything = opened(files)
+    assert [bytes(frame.body) for frame in frames] == [b"the state"]
+    assert gaps == []
+    assert len(files.content(segments(files)[0])) == size
+    assert [gap[:4] for gap in everything if isinstance(gap, Gap)] == [(6, 6, 5, 6)]
+
+
+def test_also_frame_by_frame() -> None:
+    """What it vouches for are finished groups: of one that is hurt the other frames are there."""
+    files = SimulatedFiles()
+    log = open_log(files)
+    list(log.recover())
+    log.append(DRAFTS[:3])
+    log.write_checkpoint(b"the state", 1, 2, 3)
+    log.close()
+    files.remove(f"{FOLDER}/synced")
+    lose(files, 1)
+    assert [gap[:4] for gap in verify(files, FOLDER, INCARNATION, PARTITION).gaps] == [(2, 2, 1, 2)]
+
+
+def test_and_counts_for_no_other_log() -> None:
+    """Everything but the checkpoint is gone, and a log is begun that looks just like the old one."""
+    files = written(checkpoint=True)
+    for path in segments(files):
+        files.remove(path)
+    log = open_log(files)
+    assert list(log.recover()) == []
+    assert log.notes == ["the checkpoint does not fit the log and was ignored"]
+    others = [draft(number, 1, b"ITEM %d" % number) for number in range(6)]
+    for step in others:
+        log.append([step])
+    log.sync()
+    assert told(open_log(files).recover()) == expected(others)
+
+
+@pytest.mark.parametrize("durability", ["interval", "os"])
+@pytest.mark.parametrize("seed", range(10))
+def test_in_every_mode_a_checkpoint_rests_on_synced_frames(durability: Durability, seed: int) -> None:
+    """Otherwise it could outlive them, and seem to fit those written in their place."""
+    files = SimulatedFiles(random.Random(seed))
+    log = open_log(files, durability)
+    list(log.recover())
+    for step in DRAFTS:
+        log.append([step])
+    log.write_checkpoint(b"the state", 1, 2, 6)
+    files.crash()
+    assert [frame.body for frame in told(open_log(files, durability).recover())] == [b"the state"]
