@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-long bench-engine clean
+.PHONY: demo test check test-long bench-engine bench-depth clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -25,6 +25,9 @@ test-long: check
 
 bench-engine: $(READY)
 	@$(BIN)/python benchmarks/engine.py
+
+bench-depth: $(READY)
+	@$(BIN)/python benchmarks/depth.py
 
 # The stamp is written last, so an install that was interrupted is done again.
 $(READY): pyproject.toml constraints.txt

@@ -1,13 +1,6 @@
-"""repair keeps every whole frame, says for good what is lost, and may be killed at any step."""
+"""repair keeps every whole frame and says for good what is lost."""
 
-import contextlib
-import errno
 import json
-import random
-from collections.abc import Callable
-from functools import cache
-from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -15,133 +8,30 @@ from google_crc32c import value
 
 from penstock.logs.api import Frame, FrameType, Gap
 from penstock.logs.directory import Directory
-from penstock.logs.repair import RepairReport, repair
+from penstock.logs.repair import repair
 from penstock.logs.synced import unpack
 from penstock.logs.verify import verify
-from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
-from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
-from tests.logs.calls import Calls, calls_of
-from tests.logs.conformance import INCARNATION, PARTITION, Told, base_draft, state_draft, told
+from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
+from tests.logs.conformance import INCARNATION, PARTITION, base_draft
+from tests.logs.damages import (
+    DAMAGES,
+    STOP,
+    check_again,
+    check_goes_on,
+    cut,
+    damaged,
+    listed,
+    lose,
+    lost,
+    mend,
+    opened,
+    whole,
+    without_lock,
+    zero,
+)
 from tests.logs.histories import FOLDER, ROOT, open_log, segments
 from tests.logs.items import fill, items_draft, payload, runs, served
-
-STOP = 120
-
-
-def whole(seed: int = 0) -> SimulatedFiles:
-    """A closed log of five segments; the last one ends with a group of three frames."""
-    return _whole(seed).copy()
-
-
-@cache
-def _whole(seed: int) -> SimulatedFiles:
-    files = SimulatedFiles(random.Random(seed))
-    log = open_log(files)
-    list(log.recover())
-    fill(log)
-    log.append([items_draft(STOP, STOP + 2), state_draft(STOP + 2), items_draft(STOP + 2, STOP + 4)])
-    log.close()
-    files.kill()
-    return files
-
-
-def lose(files: SimulatedFiles, *contents: bytes) -> None:
-    """Damage the frames that hold these bytes."""
-    for content in contents:
-        path = next(path for path in segments(files) if content in files.content(path))
-        files.flip(path, 8 * files.content(path).index(content))
-
-
-def remove(files: SimulatedFiles, paths: list[str]) -> None:
-    for path in paths:
-        files.remove(path)
-
-
-def cut(files: SimulatedFiles, path: str, size: int) -> None:
-    files.plant(path, files.content(path)[:size])
-
-
-def zero(files: SimulatedFiles, path: str, start: int, stop: int) -> None:
-    content = files.content(path)
-    files.plant(path, content[:start] + bytes(stop - start) + content[stop:])
-
-
-def lose_position(files: SimulatedFiles) -> None:
-    lose(files, payload(100))
-    files.remove(f"{FOLDER}/synced")
-
-
-DAMAGES: dict[str, Callable[[SimulatedFiles], None]] = {
-    "an item frame": lambda files: lose(files, payload(30)),
-    "an item frame of the newest": lambda files: lose(files, payload(100)),
-    "a state frame": lambda files: lose(files, b"state after 30"),
-    "a Base": lambda files: lose(files, b"Base 3"),
-    "the newest Base": lambda files: lose(files, b"Base 4"),
-    "the first frame of all": lambda files: lose(files, payload(3)),
-    "the last frame": lambda files: lose(files, payload(STOP + 3)),
-    "the end": lambda files: cut(files, segments(files)[-1], 900),
-    "the end of an old one": lambda files: cut(files, segments(files)[1], 1_000),
-    "an old one whole": lambda files: files.remove(segments(files)[2]),
-    "the newest whole": lambda files: files.remove(segments(files)[-1]),
-    "everything": lambda files: remove(files, segments(files)),
-    "an old one's content": lambda files: cut(files, segments(files)[1], 0),
-    "a stretch over two frames": lambda files: zero(files, segments(files)[3], 600, 1_000),
-    "two segments": lambda files: lose(files, payload(30), payload(80)),
-    "the synced position too": lose_position,
-}
-
-
-def damaged(name: str, seed: int = 0) -> SimulatedFiles:
-    """A disk with that damage, which a power cut does not undo."""
-    files = whole(seed)
-    DAMAGES[name](files)
-    for path, data in files.contents().items():
-        if not path.endswith("/"):
-            files.plant(path, data)
-    return files
-
-
-def mend(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
-    files.kill()
-    return repair(files, FOLDER, INCARNATION, PARTITION, discard=discard, clock=ManualClock())
-
-
-def listed(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
-    """Everything that a reader of the whole log is given, once it has been opened."""
-    log = open_log(files.copy())
-    list(log.recover())
-    found = list(log.frames())
-    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
-
-
-def opened(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
-    """What recovery says."""
-    found = list(open_log(files).recover())
-    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
-
-
-def lost(gaps: list[Gap]) -> tuple[set[int], set[int]]:
-    """Sequences and offsets."""
-    numbers = chain.from_iterable(range(gap.first_sequence, gap.last_sequence + 1) for gap in gaps)
-    return set(numbers), set(chain.from_iterable(range(gap.start, gap.stop) for gap in gaps))
-
-
-def without_lock(files: SimulatedFiles) -> dict[str, bytes]:
-    return {path: data for path, data in files.contents().items() if not path.endswith("LOCK")}
-
-
-def check_goes_on(files: SimulatedFiles) -> None:
-    """The log takes more, where it ended."""
-    log = open_log(files)
-    gaps = [gap for gap in log.recover() if isinstance(gap, Gap)]
-    assert all(gap.mended for gap in gaps)
-    assert not log.wants_base
-    end = log.sequence
-    log.append([items_draft(STOP + 4, STOP + 5)])
-    log.sync()
-    found = list(open_log(files).recover())
-    assert isinstance(found[-1], Frame)
-    assert found[-1].sequence == end + 1
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -166,15 +56,6 @@ def test_what_is_mended(name: str) -> None:
     assert [entry for entry in after.side_files if "missing" not in entry] == []
     check_goes_on(files.copy())
     check_again(files)
-
-
-def check_again(files: SimulatedFiles) -> None:
-    """Repairing twice changes nothing the second time."""
-    before = without_lock(files)
-    done = mend(files)
-    assert not done.changed
-    assert done.gaps == []
-    assert without_lock(files) == before
 
 
 @pytest.mark.parametrize("name", ["an item frame", "the end", "an old one's content"])
@@ -423,84 +304,6 @@ def test_without_a_base_it_is_mended_and_does_not_open() -> None:
     assert [frame.type for frame in found if isinstance(frame, Frame)].count(FrameType.DATA) == 18
     assert all(gap.mended for gap in found if isinstance(gap, Gap))
     check_again(files)
-
-
-# -- every step --------------------------------------------------------------------------------------
-
-STEPWISE = ["two segments", "the end", "the newest whole", "everything", "the synced position too"]
-
-
-@cache
-def calls(name: str) -> Calls:
-    files = damaged(name)
-    return calls_of(files, lambda: mend(files))
-
-
-class Before(NamedTuple):
-    """What a damaged log says before anything is done about it."""
-
-    frames: list[Told]
-    state: list[Told]
-    missed: tuple[set[int], set[int]]
-    """By recovery."""
-    lost: tuple[set[int], set[int]]
-
-
-@cache
-def before_repair(name: str) -> Before:
-    files = damaged(name)
-    state, gaps = opened(files.copy())
-    return Before(listed(files)[0], state, lost(gaps), lost(verify(files, FOLDER, INCARNATION, PARTITION).damage))
-
-
-def check_survives(files: SimulatedFiles, name: str) -> None:
-    """Half repaired: it can be opened, or repaired, and neither loses more than was lost."""
-    before = before_repair(name)
-    state, gaps = opened(files.copy())
-    assert state == before.state
-    assert lost(gaps) == before.missed
-    assert mend(files).opens
-    frames, gaps = listed(files)
-    assert frames == before.frames
-    assert lost(gaps) == before.lost
-    check_goes_on(files.copy())
-    check_again(files)
-
-
-@pytest.mark.parametrize("name", STEPWISE)
-def test_killed_at_any_call(name: str) -> None:
-    for number in calls(name).changing:
-        check_survives(ended_at(name, number, seed=number % 3), name)
-
-
-@pytest.mark.parametrize("name", STEPWISE)
-@pytest.mark.parametrize("seed", range(3))
-def test_the_power_cut_at_any_call(name: str, seed: int) -> None:
-    for number in calls(name).changing:
-        files = ended_at(name, number, seed)
-        files.crash()
-        check_survives(files, name)
-
-
-@pytest.mark.parametrize("name", STEPWISE)
-@pytest.mark.parametrize("how", [errno.EIO, errno.ENOSPC, "torn"], ids=["EIO", "ENOSPC", "torn"])
-def test_any_call_may_fail(name: str, how: Fault) -> None:
-    for number in calls(name).all if how == errno.EIO else calls(name).changing:
-        files = damaged(name)
-        files.fail(files.calls + number, how)
-        with contextlib.suppress(StorageFailed):
-            mend(files)
-        files.mend()
-        check_survives(files, name)
-
-
-def ended_at(name: str, number: int, seed: int) -> SimulatedFiles:
-    files = damaged(name, seed)
-    files.fail(files.calls + number, "halt")
-    with pytest.raises(Halt):
-        mend(files)
-    files.kill()
-    return files
 
 
 def test_a_log_that_goes_on_after_a_repair_rotates_and_drops() -> None:

@@ -20,6 +20,7 @@ from penstock.logs.frame import JOINS, MORE
 from penstock.logs.segment import LOG, Piece, SegmentName
 
 ENDLESS = 1 << 63
+_DATA, _ORDINARY = FrameType.DATA, FrameType.BASE  # types up to this one stand for nothing but themselves
 
 
 class Start(NamedTuple):
@@ -90,7 +91,11 @@ class Replay:
                 if frame.type is FrameType.SKIP and not self._damage:
                     self.sequence, self.offset = following.first_sequence - 1, max(self.offset, following.base)
                 break
-            yield from self._judge(name, piece, ENDLESS)
+            if frame is not None and frame.sequence == self.sequence + 1 and frame.type <= _ORDINARY:  # most are: no time is lost on them
+                self._pass(piece, frame)
+                yield piece
+            else:
+                yield from self._judge(name, piece, ENDLESS)
         if self.sequence + 1 < following.first_sequence:
             yield self._gap(following.first_sequence, following.base)
         self._damage.clear()
@@ -98,6 +103,11 @@ class Replay:
     def _newest(self, name: SegmentName) -> Iterator[Piece | Gap]:
         safe = self._promise.position
         for piece in self._chain.pieces(name, self.end):
+            frame = piece.frame
+            if frame is not None and piece.end <= safe and frame.sequence == self.sequence + 1 and frame.type <= _ORDINARY:
+                self._pass(piece, frame)
+                yield piece
+                continue
             damage = len(self._damage)
             yield from self._judge(name, piece, safe)
             if len(self._damage) > damage and self._promise.known and piece.end > safe:
@@ -151,16 +161,20 @@ class Replay:
                     yield from self._count(whole, whole.frame)
 
     def _count(self, piece: Piece, frame: Frame) -> Iterator[Piece | Gap]:
-        kind = frame.type
-        if frame.sequence != self.sequence + 1 or kind is FrameType.SKIP:
+        if frame.sequence != self.sequence + 1 or frame.type is FrameType.SKIP:
             yield from self._missing(frame)
-        self._damage.clear()
+        self._pass(piece, frame)
+        yield marks.lost(frame, self._where(piece)) if frame.type is FrameType.GAP else piece
+
+    def _pass(self, piece: Piece, frame: Frame) -> None:
+        """Go on behind a frame that counts."""
+        if self._damage:
+            self._damage.clear()
         self.sequence, self.last, self.end = frame.sequence, piece.position, piece.end
-        if kind is FrameType.DATA:
+        if frame.type is _DATA:
             self.offset = frame.base + frame.count
         elif frame.base > self.offset:
             self.offset = frame.base
-        yield marks.lost(frame, self._where(piece)) if kind is FrameType.GAP else piece
 
     def _missing(self, frame: Frame) -> Iterator[Gap]:
         """The Gap before a frame that does not follow the one before, unless the frame itself accounts for it."""

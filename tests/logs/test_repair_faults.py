@@ -1,0 +1,99 @@
+"""Every file call of a repair goes wrong once: the log can be opened, or repaired again, and nothing more is lost."""
+
+import contextlib
+import errno
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+from penstock.logs.verify import verify
+from penstock.testing import Fault, Halt, SimulatedFiles
+from penstock.words.errors import StorageFailed
+from tests.logs.calls import Calls, calls_of
+from tests.logs.conformance import INCARNATION, PARTITION, Told
+from tests.logs.damages import (
+    check_again,
+    check_goes_on,
+    damaged,
+    listed,
+    lost,
+    mend,
+    opened,
+)
+from tests.logs.histories import FOLDER
+
+STEPWISE = ["two segments", "the end", "the newest whole", "everything", "the synced position too"]
+
+
+@cache
+def calls(name: str) -> Calls:
+    files = damaged(name)
+    return calls_of(files, lambda: mend(files))
+
+
+class Before(NamedTuple):
+    """What a damaged log says before anything is done about it."""
+
+    frames: list[Told]
+    state: list[Told]
+    missed: tuple[set[int], set[int]]
+    """By recovery."""
+    lost: tuple[set[int], set[int]]
+
+
+@cache
+def before_repair(name: str) -> Before:
+    files = damaged(name)
+    state, gaps = opened(files.copy())
+    return Before(listed(files)[0], state, lost(gaps), lost(verify(files, FOLDER, INCARNATION, PARTITION).damage))
+
+
+def check_survives(files: SimulatedFiles, name: str) -> None:
+    """Half repaired: it can be opened, or repaired, and neither loses more than was lost."""
+    before = before_repair(name)
+    state, gaps = opened(files.copy())
+    assert state == before.state
+    assert lost(gaps) == before.missed
+    assert mend(files).opens
+    frames, gaps = listed(files)
+    assert frames == before.frames
+    assert lost(gaps) == before.lost
+    check_goes_on(files.copy())
+    check_again(files)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_killed_at_any_call(name: str) -> None:
+    for number in calls(name).changing:
+        check_survives(ended_at(name, number, seed=number % 3), name)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_power_cut_at_any_call(name: str, seed: int) -> None:
+    for number in calls(name).changing:
+        files = ended_at(name, number, seed)
+        files.crash()
+        check_survives(files, name)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize("how", [errno.EIO, errno.ENOSPC, "torn"], ids=["EIO", "ENOSPC", "torn"])
+def test_any_call_may_fail(name: str, how: Fault) -> None:
+    for number in calls(name).all if how == errno.EIO else calls(name).changing:
+        files = damaged(name)
+        files.fail(files.calls + number, how)
+        with contextlib.suppress(StorageFailed):
+            mend(files)
+        files.mend()
+        check_survives(files, name)
+
+
+def ended_at(name: str, number: int, seed: int) -> SimulatedFiles:
+    files = damaged(name, seed)
+    files.fail(files.calls + number, "halt")
+    with pytest.raises(Halt):
+        mend(files)
+    files.kill()
+    return files
