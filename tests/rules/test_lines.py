@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.rules.keys import Keys, Line
+from penstock.rules.runs import RunSet
 from penstock.rules.waiting import Waiting
 
 KEY, OTHER = 11, 22
@@ -108,5 +109,5 @@ def test_damage_takes_an_item_out_of_whatever_holds_its_key() -> None:
     line.parked, line.backing_off = [1], (2, 5)
     line.push(waiting(3, 5))
     for offset in (1, 2, 3):
-        keys.forget(offset)
+        keys.forget(RunSet((offset, offset + 1)))
     assert heads(keys) == [4]

@@ -120,7 +120,7 @@ class Partition:
         try:
             if not self._failed:
                 self.commit()
-                with contextlib.suppress(StorageFailed):  # a checkpoint only makes the next opening quicker
+                with contextlib.suppress(PenstockError):  # a checkpoint only makes the next opening quicker
                     self._checkpoint()
         finally:
             self._closed = True

@@ -222,8 +222,9 @@ def apply_lost(state: State, record: Lost, now: Moment) -> None:
         in_lines = RunSet(state.passed.within(start, stop))
         in_lines.add_all(offset for o in state.backing_off if start <= o < stop for offset in (o, o + 1))
         in_lines.add_all(state.buried_set.within(start, stop))
+        if in_lines:
+            state.keys.forget(in_lines)
         for offset in offsets(in_lines.runs):
-            state.keys.forget(offset)
             state.backing_off.pop(offset, None)
             state.buried.pop(offset, None)
         for gone in (state.passed, state.scheduled, state.buried_set, state.overdue):

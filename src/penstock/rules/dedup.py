@@ -17,11 +17,13 @@ _NAME_BYTES = 14
 class DedupIds:
     """Offsets by 16-byte id, each until its deadline."""
 
-    __slots__ = ("_buckets", "total")
+    __slots__ = ("_buckets", "next_over", "total")
 
     def __init__(self) -> None:
         self._buckets: dict[bytes, bytearray] = {}
         self.total = 0
+        self.next_over = 0
+        """When `forget` can next let go of something, as far as is known."""
 
     def __len__(self) -> int:
         return self.total
@@ -68,6 +70,7 @@ class DedupIds:
         kept = self.live(now)
         self._buckets.clear()
         self.total = 0
+        self.next_over = kept[0][1] if kept else 0
         for name, deadline, offset in kept:
             self.restore(name, deadline, offset)
 

@@ -10,6 +10,7 @@ checked against the line when they come up.
 from collections.abc import Sequence
 from heapq import heappush
 
+from penstock.rules.runs import RunSet, offsets
 from penstock.rules.waiting import Packed, Waiting
 from penstock.words.limits import LAST_PRIORITY
 
@@ -140,14 +141,15 @@ class Keys:
             else:
                 found.drop(offset)
 
-    def forget(self, offset: int) -> None:
-        """Damage took an item whose key can no longer be read: look through all lines."""
+    def forget(self, gone: RunSet) -> None:
+        """Damage took items whose keys can no longer be read: look through all lines, once."""
         for key, line in self.lines():
-            changed = line.drop(offset)
-            if line.backing_off and line.backing_off[0] == offset:
-                line.backing_off, changed = None, True
-            if offset in line.parked:
-                line.parked.remove(offset)
-                changed = True
-            if changed:
+            lost = [offset for run in line.waiting for offset in offsets(gone.within(run.start, run.stop))]
+            for offset in lost:
+                line.drop(offset)
+            parked = [offset for offset in line.parked if offset not in gone]
+            backing_off = line.backing_off is not None and line.backing_off[0] in gone
+            if lost or backing_off or len(parked) < len(line.parked):
+                line.parked = parked
+                line.backing_off = None if backing_off else line.backing_off
                 self.settle(key, line)

@@ -69,7 +69,7 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
             if name is not None:
                 seen[name] = first
         ids.append(first)
-    if len(state.dedup) + len(seen) > MAX_DEDUP_IDS:
+    if len(state.dedup) + len(seen) > MAX_DEDUP_IDS and now.elapsed >= state.dedup.next_over:
         state.dedup.forget(now.elapsed)  # what is over does not count
     if len(state.dedup) + len(seen) > MAX_DEDUP_IDS:
         raise QueueFull(f"the partition remembers {MAX_DEDUP_IDS} dedup ids; wait for the window to pass or shorten it")

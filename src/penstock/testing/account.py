@@ -26,12 +26,11 @@ class Account:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.appends: list[Append] = []
-        """Those that a power cut may take back, oldest first."""
-        self.noted = 0
-        """How many there were, found or not."""
+        self.appended = 0
+        """How many of the steps that a power cut may take back were appended, found again or not."""
         self.written = 0
         """How many of them a process kill may not take back."""
+        self._appends: list[Append] = []
         self._steps: list[Callable[[Model], None]] = []
         self._kept = pickle.dumps(model)  # the model before them
         self._opening = True
@@ -47,8 +46,8 @@ class Account:
 
         def noting_append(drafts: Sequence[Draft]) -> int:
             if not self._opening:  # what opening writes is no step
-                self.appends.append(Append(log.sequence + len(drafts), len(self._steps)))  # also if it fails: it may be there
-                self.noted += 1
+                self.appended = len(self._steps)
+                self._appends.append(Append(log.sequence + len(drafts), self.appended))  # also if it fails: it may be there
             return append(drafts)
 
         def noting_recover() -> Iterator[Frame | Gap]:
@@ -56,23 +55,28 @@ class Account:
             for found in recover():
                 last = found.sequence if isinstance(found, Frame) else last
                 yield found
-            self.appends = [one for one in self.appends if one.last_sequence <= last]
+            self._appends = [one for one in self._appends if one.last_sequence <= last]
 
         log.append, log.recover = noting_append, noting_recover  # type: ignore[method-assign]
 
     def committed(self) -> None:
         """Answers leave: from now on a process kill may take nothing back."""
-        self.written = self.noted
+        self.written = self.appended
 
     def all_kept(self) -> None:
         """Whatever happens from now on, everything up to here must be found."""
         self._kept = pickle.dumps(self.model)
         self._steps.clear()
-        self.appends.clear()
-        self.noted, self.written, self._opening = 0, 0, False
+        self._appends.clear()
+        self.appended, self.written, self._opening = 0, 0, False
+
+    @property
+    def found(self) -> int:
+        """How many steps are there."""
+        return self._appends[-1].steps if self._appends else 0
 
     def go_back(self) -> None:
-        """Make the model what it was after the last append that is there."""
+        """Make the model what it was after the steps that are there."""
         self.model = pickle.loads(self._kept)
-        for step in self._steps[: self.appends[-1].steps if self.appends else 0]:
+        for step in self._steps[: self.found]:
             step(self.model)

@@ -190,7 +190,7 @@ class World:
         self._settle(refused=refused)
 
     def die(self, power: bool, sure: int | None = None) -> None:
-        """The process ends here; then another one finds what there is. `sure` appends at least must be found."""
+        """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
         if sure is None:  # going back after an error, it may have dropped what was not synced
             sure = 0 if any(self._calls < call <= self.files.calls for call in self._errors) else self._account.written
         rebooted = False
@@ -229,7 +229,7 @@ class World:
             self.clock.reboot(reboot)
         self._delete(path for path in self.files.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
         self._open()
-        self._settle(least=self._account.noted, rebooted=reboot is not None)
+        self._settle(least=self._account.appended, rebooted=reboot is not None)
 
     def _delete(self, paths: Iterable[str]) -> None:
         for path in list(paths):
@@ -246,14 +246,13 @@ class World:
         assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
 
     def _settle(self, *, least: int = 0, refused: bool = False, rebooted: bool = False) -> None:
-        """Bring the model to what was found: at least so many of the appends, and, if the turn was refused, nothing of it."""
+        """Bring the model to what was found: at least so many of the steps, and, if the turn was refused, nothing of it."""
         self._state = self.partition.state
         moment = self._state.moment
         account = self._account
-        found = len(account.appends)
-        self.say(f"   found {found} appends (at least {least}, at most {account.written if refused else 'all'})")
-        assert found >= least, f"only {found} of the {least} appends that were promised were found"
-        assert not refused or found <= account.written, "a turn that was refused was found"
+        self.say(f"   found {account.found} steps (at least {least}, at most {account.written if refused else account.appended})")
+        assert account.found >= least, f"only {account.found} of the {least} steps that were promised were found"
+        assert not refused or account.found <= account.written, "a turn that was refused was found"
         account.go_back()
         self._follow_drops()
         checks.check_same(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
