@@ -3,11 +3,13 @@
 Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned in plan.py.
 """
 
+from itertools import groupby
+
 from penstock.rules.commands import Again, Answer, Granted, Lease
 from penstock.rules.leases import EPOCH_SHIFT, Grant
 from penstock.rules.plan import Plan
 from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
-from penstock.rules.runs import offsets
+from penstock.rules.runs import offsets, pairs
 from penstock.rules.state import Peek, State
 from penstock.rules.waiting import Waiting
 from penstock.words.batch import check_name, check_request
@@ -102,6 +104,10 @@ def _apply_take(state: State, take: Take, lease: int, now: Moment) -> None:
     ready_at = now.elapsed if extent is None else extent.ready_at
     state.away.add_all(take.passed)
     state.passed.add_all(take.passed)
-    for offset, key in zip(offsets(take.passed), unpack_keys(take.passed_keys), strict=True):
-        position = offset if extent is None or extent.fresh else extent.position
-        state.keys.pass_over(key, Waiting(offset, offset + 1, take.lane, position, ready_at))
+    keys = unpack_keys(take.passed_keys)
+    for start, stop in pairs(take.passed):
+        for key, same in groupby(zip(keys, range(start, stop)), lambda pair: pair[0]):  # noqa: B905 (keys go on)
+            items = [offset for _, offset in same]
+            position = items[0] if extent is None or extent.fresh else extent.position
+            state.keys.pass_over(key, Waiting(items[0], items[-1] + 1, take.lane, position, ready_at))
+        del keys[: stop - start]
