@@ -75,8 +75,8 @@ class Account:
         """How many steps are there."""
         return self._appends[-1].steps if self._appends else 0
 
-    def go_back(self) -> None:
-        """Make the model what it was after the steps that are there."""
+    def go_back(self, steps: int) -> None:
+        """Make the model what it was after so many steps."""
         self.model = pickle.loads(self._kept)
-        for step in self._steps[: self.found]:
+        for step in self._steps[:steps]:
             step(self.model)
