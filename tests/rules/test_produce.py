@@ -156,8 +156,8 @@ def test_produces_of_one_turn_share_it_and_come_out_in_order(bench: Bench) -> No
 
 def test_a_transfer_is_taken_by_its_sequence_whatever_its_dedup_id(bench: Bench) -> None:
     bench.produce("first", dedups=["order-1"])
-    again = bench.store(items("first, moved here", dedups=["order-1"]), source=b"elsewhere", sequence=1)
+    again = bench.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1)
     assert (again.count, again.again) == (1, False)
-    assert bench.store(items("first, moved here", dedups=["order-1"]), source=b"elsewhere", sequence=1).again
+    assert bench.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1).again
     bench.restart()
     assert bench.partition.state.producers == {b"elsewhere": 1}
