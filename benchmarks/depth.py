@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine import lease
+
 from penstock.logs.filelog import FileLog
 from penstock.logs.files import SystemFiles
 from penstock.loop.partition import Partition
@@ -44,13 +46,6 @@ def produce(part: Partition, items: int) -> None:
     for _ in range(items // BATCH):
         part.run(Produce(Batch(PAYLOADS)))
         part.commit()
-
-
-def lease(part: Partition, want: int) -> Granted:
-    granted = part.run(Lease(want))
-    part.commit()
-    assert isinstance(granted, Granted)
-    return granted
 
 
 def seconds(work: Callable[[], object]) -> float:

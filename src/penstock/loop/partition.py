@@ -199,11 +199,9 @@ class Partition:
 
     def _fail(self, error: StorageFailed) -> NoReturn:
         """Go back to what is synced. If even that fails, nobody can say what will be found."""
-        self._failed = True
         try:
             self.reopen()
         except PenstockError as worse:
-            self._failed = True
             raise OutcomeUnknown(f"storage failed ({error}) and was not rolled back ({worse}); repeat with the same request id") from worse
         raise error
 
@@ -294,7 +292,6 @@ class Partition:
 
     def retain(self, *, thorough: bool = False) -> Freed:
         """Let go of what the policy's retention does not ask for; done by itself at every rotation. `thorough`: whatever frees anything."""
-        self._usable()
         self.commit()
         try:
             return self._tidy(thorough=thorough)
@@ -303,7 +300,6 @@ class Partition:
 
     def compact(self) -> Freed:
         """Close the newest segment and let go of everything that may go."""
-        self._usable()
         self.commit()
         try:
             self._rotate()

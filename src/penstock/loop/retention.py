@@ -7,15 +7,13 @@ many small files. The newest two segments are left alone: recovery must always h
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from penstock.logs.api import SegmentFacts
 from penstock.rules.retention import needed
-from penstock.rules.runs import RunSet
+from penstock.rules.runs import RunSet, count
 from penstock.rules.state import State
 from penstock.words.limits import Retention
-
-if TYPE_CHECKING:
-    from penstock.logs.api import SegmentFacts
 
 UNTOUCHED = 2
 MERGE_SEGMENTS = 8
@@ -51,7 +49,7 @@ class Freed(NamedTuple):
         return f"{self.size_bytes:,} bytes freed: {done}"
 
 
-def plan(segments: "Sequence[SegmentFacts]", state: State, retention: Retention, wall: int, *, thorough: bool = False) -> Plan:
+def plan(segments: Sequence[SegmentFacts], state: State, retention: Retention, wall: int, *, thorough: bool = False) -> Plan:
     """What retention asks for now. `thorough`: rewrite whatever frees anything."""
     due = _due(segments, retention, wall)
     ends = [segments[number + 1].base for number in range(due)]
@@ -76,7 +74,7 @@ def plan(segments: "Sequence[SegmentFacts]", state: State, retention: Retention,
     return Plan(drop, drop, pinned - 1, keep, forget.runs)
 
 
-def _due(segments: "Sequence[SegmentFacts]", retention: Retention, wall: int) -> int:
+def _due(segments: Sequence[SegmentFacts], retention: Retention, wall: int) -> int:
     """How many of the oldest segments exceed a limit."""
     total = sum(segment.size_bytes for segment in segments)
     most = max(0, len(segments) - max(1, retention.min_segments))
@@ -91,10 +89,10 @@ def _due(segments: "Sequence[SegmentFacts]", retention: Retention, wall: int) ->
     return most
 
 
-def _worth_it(segments: "Sequence[SegmentFacts]", start: int, stop: int, kept: RunSet, state: State, thorough: bool) -> bool:
+def _worth_it(segments: Sequence[SegmentFacts], start: int, stop: int, kept: RunSet, state: State, thorough: bool) -> bool:
     """Whether rewriting these segments frees enough."""
-    live = sum(kept.within(start, stop)[1::2]) - sum(kept.within(start, stop)[::2])
+    live = count(kept.within(start, stop))
     there = stop - start
     if all(segment.rewritten for segment in segments):  # what was let go then is not there any more
-        there -= sum(state.dropped.within(start, stop)[1::2]) - sum(state.dropped.within(start, stop)[::2])
+        there -= count(state.dropped.within(start, stop))
     return live * 2 <= there or len(segments) >= MERGE_SEGMENTS or (thorough and live < there)

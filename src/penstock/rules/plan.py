@@ -163,18 +163,20 @@ class Plan:
         self.scanned += 1
         walk.advance(stop)
 
-    def _find(self, offset: int) -> Block:
-        block = self.peek.find(offset)
+    def _look(self, walk: "_Walk") -> Block | None:
+        """The block where a walk stands; None when it had to pass by what is not ready any more, or damage took the block."""
+        if self._skipped_away(walk):
+            return None
+        block = self.peek.find(walk.start)
         if block.lost:
             self.lost = [block.base, min(block.stop, self.state.next_offset)]
+            return None
         return block
 
     def _take_block(self, walk: "_Walk") -> None:
         """From the part of an extent that one block covers, looking at priorities and keys."""
-        if self._skipped_away(walk):
-            return
-        block = self._find(walk.start)
-        if self.lost is not None or walk.extent is None:
+        block = self._look(walk)
+        if block is None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
         if walk.extent.fresh and walk.extent.flags & KEYED:
@@ -319,10 +321,8 @@ class Plan:
         extent = self.state.lanes.first_keyed(lane)
         assert extent is not None
         walk = _Walk(lane, [extent])
-        if self._skipped_away(walk):
-            return
-        block = self._find(walk.start)
-        if self.lost is not None or walk.extent is None:
+        block = self._look(walk)
+        if block is None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
         found = self._candidates(walk, block, stop)

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 
-MICROSECOND = 1
 MILLISECOND = 1_000
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
+from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from penstock.words.errors import InvalidRequest
 
 KIB = 1024
@@ -30,7 +30,7 @@ MAX_LEASE_TIMEOUT = 12 * HOUR
 MAX_DELAY = 10 * 365 * 24 * HOUR
 MAX_DEDUP_IDS = 10_000_000
 """Dedup ids remembered by one partition; beyond it, produce with a dedup id is refused rather than forgetting."""
-IMMEDIATE = 100_000
+IMMEDIATE = 100 * MILLISECOND
 """`at` no further ahead than this is now."""
 REMEMBER = 15 * MINUTE
 """Results of requests are kept at least so long, or two lease timeouts if that is longer."""
