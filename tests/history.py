@@ -3,8 +3,9 @@
 Owns: `everything`, for tests that ask whether a whole state survives something. It leaves something in every part of the state.
 """
 
+from penstock.rules.commands import Letter
 from penstock.words.clock import SECOND
-from tests.support import Bench, items
+from tests.support import ELSEWHERE, Bench, items
 
 
 def everything(bench: Bench) -> None:
@@ -14,6 +15,8 @@ def everything(bench: Bench) -> None:
     _settle(bench)
     _come_due(bench)
     _operate(bench)
+    _transfer(bench)
+    _resize(bench)
     _leave_something_of_everything(bench)
 
 
@@ -56,6 +59,29 @@ def _operate(bench: Bench) -> None:
         bench.move_cursor(name, 2)
     bench.release_cursor("gone")
     bench.seek(2)
+
+
+def _transfer(bench: Bench) -> None:
+    plain, parked, _ = bench.produce("plain", "parked", "left behind", keys=[None, "left", "left"], priority=0)
+    bench.send(plain)
+    bench.deliver(70)
+    bench.bury(bench.lease(1).lease, reason="a dead letter")
+    bench.send(parked)
+    bench.deliver(71)
+    bench.release("left")
+    bench.complete(bench.lease(1).lease, then=[Letter(ELSEWHERE, b"a follow-up")])
+    bench.send(*bench.produce("on their way", "in one transfer"))
+
+
+def _resize(bench: Bench) -> None:
+    narrowed = bench.fence("lifted", "narrowed")
+    bench.produce("1", "2", "3", keys=["lifted", "narrowed", None], priority=0)
+    bench.complete(bench.lease(1).lease)
+    bench.narrow(narrowed, "lifted", "narrowed")
+    bench.lift(narrowed, "lifted")
+    bench.complete(bench.lease(1).lease)
+    bench.fence("whole slots")
+    bench.produce("1", "2", key="whole slots", priority=0)
 
 
 def _leave_something_of_everything(bench: Bench) -> None:

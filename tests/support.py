@@ -6,7 +6,7 @@ Every verb is a turn of its own: it is committed before it returns. Times are se
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,27 +19,38 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop.opening import replay
 from penstock.loop.partition import Partition
 from penstock.rules import base, routing
+from penstock.rules.barriers import pack_slots
 from penstock.rules.commands import (
     Bury,
     Clear,
     Complete,
     Configure,
+    Confirm,
     Counted,
     Drop,
     Extend,
+    FenceOff,
     Granted,
     Lease,
+    Letter,
+    Lift,
     MoveCursor,
+    Narrow,
     Pause,
     Produce,
     Redrive,
+    Release,
     ReleaseCursor,
     Retry,
     Seek,
+    Send,
     Settled,
     Stored,
+    Strayed,
 )
 from penstock.rules.life import State as Life
+from penstock.rules.outbox import destination
+from penstock.rules.records import Barrier
 from penstock.rules.runs import offsets
 from penstock.rules.state import Counts
 from penstock.testing import ManualClock
@@ -47,6 +58,8 @@ from penstock.words.batch import Batch, validate
 from penstock.words.clock import SECOND
 
 INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
+ELSEWHERE = destination(0xDEAD, 3)
+"""Another partition, where items are sent unless a test says otherwise."""
 MOST_TURNS = 1_000
 """More than any test here needs: whoever goes on has met a bug."""
 
@@ -140,11 +153,29 @@ class Bench:
     def store(self, batch: Batch, request: str | None = None, source: bytes | None = None, sequence: int = 0) -> Stored:
         return cast(Stored, self._turn(Produce(batch, _named(request), source, sequence)))
 
-    def lease(self, want: int = 100, consumer: str = "", *, timeout: float = 0, per_key: int = 1, request: str | None = None) -> Granted:
-        return cast(Granted, self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request))))
+    def lease(
+        self,
+        want: int = 100,
+        consumer: str = "",
+        *,
+        timeout: float = 0,
+        per_key: int = 1,
+        request: str | None = None,
+        departed: Mapping[int, int] | None = None,
+    ) -> Granted:
+        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed))
+        assert isinstance(answer, Granted), f"{answer} is no lease"
+        return answer
 
-    def complete(self, lease: int, which: Sequence[int] | None = None, request: str | None = None) -> Settled:
-        return cast(Settled, self._turn(Complete(lease, which, _named(request))))
+    def strays(self, departed: Mapping[int, int], want: int = 100) -> list[int]:
+        """Lease, and give what is answered to be astray instead."""
+        answer = self._turn(Lease(want, departed=departed))
+        return answer.offsets if isinstance(answer, Strayed) else []
+
+    def complete(
+        self, lease: int, which: Sequence[int] | None = None, request: str | None = None, *, then: Sequence[Letter] = ()
+    ) -> Settled:
+        return cast(Settled, self._turn(Complete(lease, which, _named(request), then)))
 
     def retry(
         self,
@@ -206,6 +237,33 @@ class Bench:
     def release_cursor(self, name: str) -> None:
         self._turn(ReleaseCursor(name))
 
+    # -- a queue's verbs: transfers and fences -----------------------------------------------------------
+
+    def send(self, *which: int, to: bytes = ELSEWHERE) -> int:
+        return self._count(Send(which, to))
+
+    def confirm(self, sequence: int, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
+        return self._count(Confirm(to, sequence, base))
+
+    def deliver(self, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
+        """Say that the first transfer for a destination arrived there."""
+        return self.confirm(self.partition.state.outbox[to][0].sequence, base, to=to)
+
+    def fence(self, *keys: str, source: int = 3, mark: int = 100, version: int = 0) -> int:
+        """The slots of these keys came here from `source`; gives the number of their fence."""
+        barrier = Barrier(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
+        self._turn(FenceOff(version or self.partition.state.fence_version + 1, [barrier]))
+        return self.partition.state.fences_given
+
+    def narrow(self, fence: int, *keys: str) -> int:
+        return self._count(Narrow(fence, [key_id(key) for key in keys]))
+
+    def lift(self, fence: int, *keys: str) -> int:
+        return self._count(Lift(fence, [key_id(key) for key in keys]))
+
+    def release(self, key: str) -> int:
+        return self._count(Release(key_id(key)))
+
     # -- time ------------------------------------------------------------------------------------------
 
     @property
@@ -264,7 +322,7 @@ class Bench:
     def recount(self) -> list[int]:
         """The counts, item by item."""
         lives = [self.life(offset) for offset in range(self.partition.state.next_offset)]
-        return [lives.count(life) for life in (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED)]
+        return [lives.count(life) for life in (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED, Life.MOVING)]
 
     def life(self, offset: int) -> Life | None:
         return self.partition.state.state_of(offset)
@@ -286,6 +344,14 @@ class Bench:
 
 def _named(request: str | None) -> bytes | None:
     return None if request is None else routing.digest(request.encode())
+
+
+def key_id(key: str) -> int:
+    return routing.key_id(key.encode())
+
+
+def slot(key: str) -> int:
+    return routing.slot(key.encode())
 
 
 def given(granted: Granted) -> list[int]:

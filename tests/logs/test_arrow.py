@@ -23,6 +23,7 @@ NAMES = {
     "priority": "priorities",
     "at": "ats",
     "ttl": "ttls",
+    "origin": "origins",
 }
 MIXED = Batch(
     [b"a", b"bb", b"ccc"],
@@ -33,6 +34,7 @@ MIXED = Batch(
     priorities=bytes([1, 2, 3]),
     ats=[1, 2, 3],
     ttls=[4, 5, 6],
+    origins=[b"o", None, b"oo"],
 )
 
 

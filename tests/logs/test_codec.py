@@ -5,33 +5,41 @@ from typing import get_args
 import msgspec
 import pytest
 
-from penstock.logs import codec
+from penstock.logs import codec, columns
 from penstock.logs.api import Frame, FrameType
 from penstock.logs.memory import MemoryLog
 from penstock.rules import base, machine
 from penstock.rules.records import (
     Aged,
     Answered,
+    Barrier,
     Buried,
     Cleared,
     Completed,
     Configured,
     CursorMoved,
     CursorReleased,
+    Delivered,
     Dropped,
     Due,
     Expired,
     Extended,
+    Fenced,
     Head,
     Leased,
+    Lifted,
     Lost,
+    Narrowed,
     Opened,
     Passed,
     Paused,
     Produced,
+    Promised,
     Record,
     Redriven,
+    Released,
     Retried,
+    Sent,
     Sought,
     StateRecord,
     Take,
@@ -77,6 +85,16 @@ SAMPLES: list[Record] = [
     Dropped([0, 9]),
     CursorMoved("audit", 1 << 60),
     CursorReleased("audit"),
+    Fenced(3, [Barrier(1, 2, 1 << 40, 5, b"\x01\x00", KEYS), Barrier(2, 2, 0, 5, None)], [(bytes(16), 9, 1 << 60)]),
+    Fenced(1, []),
+    Narrowed(1, KEYS),
+    Lifted(1, KEYS),
+    Sent(b"there", 1 << 40, [0, 2], KEYS),
+    Sent(b"there", 1, [0, 2]),
+    Promised(b"there", 2, b"items"),
+    Delivered(b"there", 1, 7),
+    Delivered(b"there", 1),
+    Released((1 << 64) - 1),
 ]
 
 
@@ -132,13 +150,13 @@ def test_an_outline_tells_replay_all_it_needs() -> None:
 
 
 def test_an_outline_leaves_payloads_keys_and_texts_unread() -> None:
-    record = Produced(0, Batch([b"a"], [b"k"], [1], [b"h"], ["kind"], ttls=[5]))
+    record = Produced(0, Batch([b"a"], [b"k"], [1], [b"h"], ["kind"], ttls=[5], origins=[b"o"]))
     [frame] = [framed(draft) for draft in codec.drafts([record], NOW, 1)]
     [outline] = codec.records(frame, outline=True)
     assert isinstance(outline, Produced)
     batch = outline.batch
     assert (len(batch), list(batch.key_ids or []), list(batch.ttls or [])) == (1, [1], [5])
-    assert (batch.headers, batch.kinds) == (None, None)
+    assert (batch.headers, batch.kinds, batch.origins) == (None, None, None)
     assert b"a" not in batch.payloads
 
 
@@ -151,7 +169,7 @@ def test_a_frame_that_makes_no_sense_is_refused_with_a_word_on_what_to_do(body: 
 def test_a_column_from_a_newer_penstock_is_refused() -> None:
     [frame] = [framed(draft) for draft in codec.drafts([produced(0, b"a")], NOW, 1)]
     with pytest.raises(CorruptLog, match="; use a newer Penstock"):
-        codec.records(frame._replace(columns=1 << 10))
+        codec.records(frame._replace(columns=columns.KNOWN + 1))
 
 
 def test_a_field_added_at_the_end_by_a_newer_penstock_is_passed_over() -> None:

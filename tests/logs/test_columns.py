@@ -2,13 +2,16 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.logs.api import Frame, FrameType
 from penstock.logs.columns import Columns, encode
+from penstock.logs.trim import trimmed
 from penstock.rules.records import Produced
+from penstock.rules.runs import RunSet, from_offsets
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from tests.logs.batches import batches, framed
@@ -26,6 +29,7 @@ FULL = Batch(
     [0, 8, 0],
     [3] * 3,
     [None, bytes(range(16)), bytes(16)],
+    [b"", None, b"o"],
 )
 OPTIONAL = [("keys", "key_ids"), *((name,) for name in Batch.__struct_fields__[3:])]
 
@@ -63,9 +67,41 @@ def test_produces_of_one_frame_come_back_apart_with_what_is_remembered_of_them(s
         request = data.draw(st.none() | st.binary(min_size=16, max_size=16))
         ids = data.draw(st.none() | st.lists(st.integers(0, 99))) if request is not None else None
         source = data.draw(st.none() | st.binary(min_size=1, max_size=20))
-        records.append(Produced(base, batch, request, ids, source, data.draw(st.integers(0, 1 << 60)) if source is not None else 0))
+        sequence = data.draw(st.integers(0, 1 << 60)) if source is not None else 0
+        places = data.draw(st.none() | st.lists(st.integers(0, 1 << 60), min_size=2, max_size=6))
+        records.append(Produced(base, batch, request, ids, source, sequence, places))
         base += len(batch)
     assert Columns(encoded(*records)).records() == records
+
+
+@given(batches(), st.data())
+def test_places_come_back_in_an_outline_too(batch: Batch, data: st.DataObject) -> None:
+    places = data.draw(st.none() | st.lists(st.integers(0, 1 << 60), min_size=2))
+    [outline] = Columns(encoded(Produced(9, batch, places=places))).records(outline=True)
+    assert (outline.base, len(outline.batch), outline.places) == (9, len(batch), places)
+
+
+def test_a_part_without_places_is_read_as_it_was_written_before_there_were_any() -> None:
+    frame = encoded(Produced(0, Batch([b"a"]), bytes(16), source=b"s", sequence=3))
+    with_places = msgspec.msgpack.encode([[1, bytes(16), None, b"s", 3, None]])
+    without = msgspec.msgpack.encode([[1, bytes(16), None, b"s", 3]])
+    assert with_places in bytes(frame.body)
+    size = len(with_places).to_bytes(4, "little"), len(without).to_bytes(4, "little")
+    body = bytes(frame.body).replace(size[0] + with_places, size[1] + without)
+    assert Columns(frame._replace(body=memoryview(body))).records() == [Produced(0, Batch([b"a"]), bytes(16), source=b"s", sequence=3)]
+
+
+@given(batches(), st.data())
+def test_a_trimmed_frame_has_what_is_kept_as_it_was_and_nothing_of_the_rest(batch: Batch, data: st.DataObject) -> None:
+    kept = sorted(data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1)))
+    draft = trimmed(encoded(Produced(50, batch, bytes(16), places=[50, 7])), RunSet(from_offsets(50 + index for index in kept)))
+    assert draft is not None
+    [record] = Columns(framed(draft)).records()
+    assert (record.base, record.request, record.places) == (50 + kept[0], None, None)
+    assert record.batch.pick([index - kept[0] for index in kept]).compact() == batch.pick(kept).compact()
+    others = sorted(set(range(kept[0], kept[-1])) - set(kept))
+    blank = record.batch.pick([index - kept[0] for index in others]).compact()
+    assert blank == Batch([b""] * len(others))
 
 
 @given(batches())

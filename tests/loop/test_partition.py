@@ -29,7 +29,7 @@ def test_commands_of_a_turn_see_each_other_and_are_one_group(bench: Bench) -> No
     bench.partition.run(Complete(granted.lease))
     bench.partition.commit()
     bench.kill()
-    assert bench.counts == (0, 0, 0, 2, 0)
+    assert bench.counts == (0, 0, 0, 2, 0, 0)
 
 
 def test_what_was_not_committed_is_not_there(bench: Bench) -> None:

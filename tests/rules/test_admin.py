@@ -35,7 +35,7 @@ def test_clear_of_everything_leaves_nothing(bench: Bench) -> None:
     one_in_each_state(bench)
     assert bench.clear(ready=True, scheduled=True, leased=True, buried=True) == 4
     bench.advance(1_000)
-    assert bench.counts == (0, 0, 0, 5, 0)
+    assert bench.counts == (0, 0, 0, 5, 0, 0)
     assert bench.clear(ready=True, scheduled=True, leased=True, buried=True) == 0
 
 

@@ -1,5 +1,7 @@
 """Base: the whole state as bytes, the same however it came about."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 
@@ -7,6 +9,7 @@ from penstock.logs import codec
 from penstock.logs.api import Frame, FrameType
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
+from penstock.rules.records import Lost, Produced, StateRecord
 from penstock.rules.state import State
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
@@ -28,6 +31,12 @@ def test_a_full_history_leaves_something_in_every_part_of_a_base(bench: Bench) -
     image = msgspec.to_builtins(base._decoder.decode(base.dump(bench.partition.state)))
     empty = [name for name, value in zip(base._Image.__struct_fields__, image, strict=True) if not value]
     assert empty == ["paused_produce", "lost"]
+
+
+def test_a_full_history_has_every_kind_of_record_but_lost(bench: Bench) -> None:
+    everything(bench)
+    written = {type(record) for frame in frames(bench) if frame.type is not FrameType.BASE for record in codec.records(frame)}
+    assert written == {Produced, *get_args(StateRecord)} - {Lost}
 
 
 def test_replay_from_a_base_at_any_point_gives_the_same_bytes(bench: Bench) -> None:

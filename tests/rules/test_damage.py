@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.logs.api import Frame, FrameType
+from penstock.rules.commands import Lift, Narrow
 from penstock.rules.life import State
 from tests.history import everything
 from tests.support import Bench, FileHome, given
@@ -57,7 +58,7 @@ def test_a_lost_frame_found_at_a_lease_is_not_served_and_the_rest_is(bench: Benc
     damage(tmp_path, b"broken 2")
     bench.open()  # from a checkpoint: it does not read the frames before that
     assert bench.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
-    assert bench.counts == (0, 0, 0, 6, 0)
+    assert bench.counts == (0, 0, 0, 6, 0, 0)
 
 
 def test_a_lost_item_leaves_the_lease_that_holds_it(bench: Bench, tmp_path: Path) -> None:
@@ -97,7 +98,32 @@ def test_lost_items_are_out_of_every_state(bench: Bench, tmp_path: Path) -> None
     bench.kill()
     assert sorted(bench.drain()) == ["after 0", "after 1", "after 2"]
     bench.advance(10_000)
-    assert bench.counts == (0, 0, 0, 10, 0)
+    assert bench.counts == (0, 0, 0, 10, 0, 0)
+
+
+def test_items_in_line_found_lost_when_their_ttl_ends_are_not_buried(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench, key="k", ttl=100)
+    held = bench.lease(timeout=1_000)
+    assert bench.take() == []
+    bench.partition.close()
+    damage(tmp_path, b"broken 2")
+    bench.open()
+    bench.advance(100)
+    buried, lost = State.BURIED, State.COMPLETED
+    assert [bench.life(offset) for offset in range(6)] == [State.LEASED, buried, lost, lost, buried, buried]
+    bench.complete(held.lease)
+    assert not bench.partition.state.keys.map
+
+
+def test_items_in_line_found_lost_when_their_attempts_are_spent_are_not_buried(bench: Bench, tmp_path: Path) -> None:
+    three_frames(bench, key="k")
+    bench.complete(bench.lease(2, per_key=2).lease)
+    bench.retry(bench.lease().lease)
+    bench.partition.close()
+    damage(tmp_path, b"broken 2")
+    bench.open()
+    assert bench.configure(max_attempts=1) == 0
+    assert (bench.counts.buried, bench.drain()) == (0, ["after 4", "after 5"])
 
 
 def test_lost_items_are_not_sought(bench: Bench, tmp_path: Path) -> None:
@@ -154,7 +180,23 @@ def _work_off(bench: Bench) -> None:
     bench.pause(lease=False)
     bench.advance(20_000)
     bench.redrive()
+    bench.clear(buried=True)  # nothing is buried: it frees the keys parked by what left
+    _deliver_all(bench)
+    _lower_all(bench)
     bench.drain(10)
     bench.advance(20_000)
     assert list(bench.counts) == bench.recount()
-    assert bench.counts[:3] == (0, 0, 0)
+    assert (bench.counts[:3], bench.counts.moving) == ((0, 0, 0), 0)
+
+
+def _deliver_all(bench: Bench) -> None:
+    outbox = bench.partition.state.outbox
+    for to in list(outbox):
+        while to in outbox:
+            assert bench.deliver(70, to=to) == 1
+
+
+def _lower_all(bench: Bench) -> None:
+    for fence in list(bench.partition.state.keys.fences):
+        bench.partition.run(Narrow(fence.number, []) if fence.slots is not None else Lift(fence.number, sorted(fence.keys)))
+    assert not bench.partition.state.keys.fences

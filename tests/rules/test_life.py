@@ -28,7 +28,14 @@ def test_the_diagram_shows_nothing_else() -> None:
 
 def test_what_is_resolved_comes_back_only_by_an_operators_word() -> None:
     back = {event for (state, event), then in TRANSITIONS.items() if state is not None and state.resolved and not then.resolved}
-    assert back == {Event.SOUGHT, Event.REDRIVEN}
+    assert back - {Event.SENT} == {Event.SOUGHT, Event.REDRIVEN}
+    assert after(State.BURIED, Event.SENT) is State.MOVING  # away from here, not back
+
+
+def test_what_is_moving_arrives_or_is_lost_and_nothing_else() -> None:
+    ends = {event: then for (state, event), then in TRANSITIONS.items() if state is State.MOVING}
+    assert ends == {Event.DELIVERED: State.COMPLETED, Event.LOST: State.COMPLETED}
+    assert not State.MOVING.resolved
 
 
 def test_ttl_never_takes_a_leased_item() -> None:

@@ -1,15 +1,23 @@
 """Producing: what goes in comes out as it was, once, in order."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from penstock.rules import routing
-from penstock.rules.commands import Produce
+from penstock.rules.commands import Produce, Stored
 from penstock.rules.life import State
+from penstock.rules.produce import apply_produced
+from penstock.rules.records import Produced
+from penstock.rules.state import Counts
+from penstock.rules.state import State as PartitionState
 from penstock.words.batch import Batch
-from penstock.words.clock import MINUTE, SECOND
-from penstock.words.errors import QueueFull, QueueHeld
+from penstock.words.clock import MINUTE, SECOND, Moment
+from penstock.words.errors import CorruptLog, QueueFull, QueueHeld
 from penstock.words.limits import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MIB
-from tests.support import Bench, given, items
+from penstock.words.origin import Origin, encode
+from tests.support import INCARNATION, PARTITION, Bench, given, items
 
 
 def test_an_item_comes_out_with_every_field_it_went_in_with(bench: Bench) -> None:
@@ -32,7 +40,7 @@ def test_an_item_comes_out_with_every_field_it_went_in_with(bench: Bench) -> Non
     assert (found.start, found.batch, found.produced_at) == (0, batch, bench.wall)
     assert granted.attempts.get(0, 1) == 1
     assert bench.complete(granted.lease).done == 1
-    assert bench.counts == (0, 0, 0, 1, 0)
+    assert bench.counts == Counts(0, 0, 0, completed=1, buried=0)
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"\xff\xfe\x00", bytes(range(256)) * 4, b"z" * 16 * MIB], ids=len)
@@ -137,6 +145,14 @@ def test_a_transfer_is_taken_once_by_its_sequence(bench: Bench) -> None:
     assert bench.take() == ["a", "b", "c"]
 
 
+def test_a_repeated_transfer_says_where_the_first_one_is_if_it_was_the_last(bench: Bench) -> None:
+    bench.produce("before")
+    for sequence, payloads in enumerate(["ab", "cd"], 1):
+        bench.store(items(payloads), source=b"queue", sequence=sequence)
+    bench.kill()
+    assert [bench.store(items("ab"), source=b"queue", sequence=sequence).base for sequence in (2, 1)] == [3, -1]
+
+
 def test_a_pause_holds_producers_but_not_transfers(bench: Bench) -> None:
     bench.pause(produce=True)
     with pytest.raises(QueueHeld, match="; resume"):
@@ -161,3 +177,210 @@ def test_a_transfer_is_taken_by_its_sequence_whatever_its_dedup_id(bench: Bench)
     assert bench.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1).again
     bench.restart()
     assert bench.partition.state.producers == {b"elsewhere": 1}
+
+
+# -- back to the old place ---------------------------------------------------------------------------
+
+
+def coming_back(
+    *payloads: str,
+    old: Sequence[str | None],
+    key: str | None = "k",
+    parked: bool = True,
+    incarnation: int = INCARNATION,
+    source: bytes | None = b"dead letters",
+    sequence: int = 1,
+    **options: Any,
+) -> Produce:
+    """A transfer of what was buried here: `old` are the ids that the items had."""
+    batch = items(payloads, **({"key": key} | options))
+    batch.origins = [None if name is None else encode(Origin("queue", incarnation, name, parked=parked)) for name in old]
+    return Produce(batch, None, source, sequence, INCARNATION, PARTITION)
+
+
+def parked(bench: Bench, *payloads: str, bury: int = 1) -> None:
+    """Items of key k, the first of which are buried and hold the others up."""
+    bench.configure(on_bury="park")
+    bench.produce(*payloads, key="k")
+    bench.bury(bench.lease(bury, per_key=bury).lease)
+    assert bench.counts.buried == bury
+
+
+def arrive(bench: Bench, transfer: Produce) -> list[int]:
+    stored = bench.partition.run(transfer)
+    bench.partition.commit()
+    assert isinstance(stored, Stored)
+    return list(stored.offsets)
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["unread", "read before"])
+def test_an_item_that_parked_its_key_goes_back_to_its_place(bench: Bench, read: bool) -> None:
+    parked(bench, "a", "b", "c")
+    bench.produce("d", key="k")
+    if read:
+        assert bench.take() == []  # passes the others over into the line of their key
+    assert arrive(bench, coming_back("a", old=["7-0"])) == [4]
+    bench.produce("e", key="k")
+    assert bench.life(4) is State.READY
+    assert bench.drain() == ["a", "b", "c", "d", "e"]
+
+
+def test_an_item_is_in_its_place_after_a_kill_and_a_restart(bench: Bench) -> None:
+    parked(bench, "a", "b")
+    arrive(bench, coming_back("a", old=["7-0"]))
+    bench.kill()
+    assert bench.take() == ["a"]
+    bench.restart()
+    assert bench.take() == []
+    assert bench.why(1) == "its key is held: item 2 is leased by an unnamed consumer"
+
+
+def test_a_key_stays_parked_until_all_its_buried_items_are_back_in_their_order(bench: Bench) -> None:
+    parked(bench, "a", "b", "c", bury=2)
+    arrive(bench, coming_back("b", old=["7-1"], sequence=1))
+    assert bench.take() == []
+    assert bench.why(3) == "its key is parked: item 0 was buried; redrive or clear it"
+    arrive(bench, coming_back("a", old=["7-0"], sequence=2))
+    assert bench.drain() == ["a", "b", "c"]
+
+
+def test_items_of_one_transfer_go_each_to_its_place_and_the_others_to_their_lanes(bench: Bench) -> None:
+    parked(bench, "a", "b", "c", bury=2)
+    transfer = coming_back("b", "new", "a", "plain", "later", old=["7-1", None, "7-0", None, None], keys=["k", "k", "k", None, None])
+    transfer.batch.ats = [0, 0, 0, 0, bench.after(10)]
+    arrive(bench, transfer)
+    assert [bench.life(offset) for offset in range(3, 8)] == [State.READY] * 4 + [State.SCHEDULED]
+    in_lanes = {offset for lane in bench.partition.state.lanes.lanes for extent in lane for offset in range(extent.start, extent.stop)}
+    assert in_lanes == {2, 4, 6}
+    assert bench.drain() == ["a", "b", "c", "new", "plain"]
+    bench.advance(10)
+    assert bench.drain() == ["later"]
+
+
+def test_an_item_in_its_old_place_is_not_scheduled_and_keeps_its_priority(bench: Bench) -> None:
+    parked(bench, "a", "b")
+    transfer = coming_back("a", "other", old=["7-0", None], keys=["k", None], priorities=[9, 5], at=bench.after(3_600))
+    assert arrive(bench, transfer) == [2, 3]
+    assert [bench.life(2), bench.life(3)] == [State.READY, State.SCHEDULED]
+    bench.produce("urgent", priority=8)
+    assert bench.drain() == ["urgent", "a", "b"]
+
+
+def test_an_item_in_its_old_place_has_its_ttl(bench: Bench) -> None:
+    parked(bench, "a", "b")
+    arrive(bench, coming_back("a", old=["7-0"], ttl=60))
+    bench.advance(60)
+    assert [bench.life(1), bench.life(2)] == [State.READY, State.BURIED]
+    assert bench.why(1) == "its key is parked: item 2 was buried; redrive or clear it"
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["unread", "read before"])
+@pytest.mark.parametrize("event", ["retry", "delay", "expire", "bury", "redrive", "restart"])
+def test_an_item_in_its_old_place_stays_there_whatever_happens_to_it(bench: Bench, event: str, read: bool) -> None:
+    parked(bench, "a", "b", "c")
+    if read:
+        assert bench.take() == []
+    arrive(bench, coming_back("a", old=["7-0"]))
+    granted = bench.lease(1)
+    assert bench.texts(granted) == ["a"]
+    if event == "restart":
+        bench.restart()
+    if event in ("retry", "delay", "restart"):
+        bench.retry(granted.lease, delay=5 if event == "delay" else 0)
+        bench.advance(5)
+    elif event == "expire":
+        bench.advance(60)
+    else:
+        bench.bury(granted.lease)
+        if event == "redrive":
+            bench.redrive(3)
+        else:
+            arrive(bench, coming_back("a", old=["7-3"], sequence=2))
+    assert bench.drain() == ["a", "b", "c"]
+
+
+def test_a_unit_with_items_in_old_places_returns_in_its_order(bench: Bench) -> None:
+    parked(bench, "a", "b", "c", "d", bury=3)
+    assert bench.take() == []  # d is passed over
+    for sequence, (text, old) in enumerate([("c", "7-2"), ("b", "7-1"), ("a", "7-0")], 1):
+        arrive(bench, coming_back(text, old=[old], sequence=sequence))
+    granted = bench.lease(per_key=4)
+    assert bench.texts(granted) == ["a", "b", "c", "d"]
+    bench.retry(granted.lease)
+    assert bench.drain() == ["a", "b", "c", "d"]
+
+
+def test_places_are_forgotten_with_their_items(bench: Bench) -> None:
+    parked(bench, "a", "b", "c", bury=2)
+    arrive(bench, coming_back("a", "b", old=["7-0", "7-1"], sequence=1))
+    bench.complete(bench.lease(1).lease)
+    bench.bury(bench.lease(1).lease)
+    arrive(bench, coming_back("b", old=["7-4"], sequence=2))
+    line = bench.partition.state.keys.line(routing.key_id(b"k"))
+    assert line.places == {5: 1}
+    assert bench.drain() == ["b", "c"]
+    assert not bench.partition.state.keys.map
+
+
+def test_an_item_whose_origin_came_twice_has_one_place(bench: Bench) -> None:
+    parked(bench, "a", "b")
+    arrive(bench, coming_back("a", "twice", old=["7-0", "7-0"], sequence=1))
+    arrive(bench, coming_back("thrice", old=["7-0"], sequence=2))
+    assert bench.drain() == ["a", "b", "twice", "thrice"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parked": False},
+        {"incarnation": INCARNATION + 1},
+        {"old": ["8-0"]},
+        {"old": ["7-1"]},
+        {"old": ["7-99"]},
+        {"old": [None]},
+        {"source": None},
+        {"key": "another"},
+        {"key": None},
+    ],
+    ids=str,
+)
+def test_an_item_that_did_not_park_this_key_goes_to_its_lane(bench: Bench, options: dict[str, Any]) -> None:
+    parked(bench, "a", "b")
+    arrive(bench, coming_back("came", **{"old": ["7-0"], **options}))
+    other_key = options.get("key", "k") != "k"
+    assert bench.drain() == (["came"] if other_key else [])
+    assert bench.redrive() == 1
+    assert bench.drain() == ["a", "b"] + ([] if other_key else ["came"])
+
+
+def test_an_item_whose_key_went_on_meanwhile_goes_to_its_lane(bench: Bench) -> None:
+    parked(bench, "a", "b", "c")
+    bench.clear(buried=True)
+    assert bench.take() == ["b"]
+    arrive(bench, coming_back("a", old=["7-0"]))
+    assert bench.drain() == []
+    bench.complete(next(iter(bench.partition.state.leases.live)))
+    assert bench.drain() == ["c", "a"]
+
+
+def test_an_item_whose_place_damage_took_goes_to_its_lane() -> None:
+    state = PartitionState()
+    record = Produced(5, items("ab", key="k"), source=b"s", sequence=1, places=[5, 0])
+    apply_produced(state, record, Moment(1, 1))
+    assert [state.state_of(5), state.state_of(6), len(state.passed)] == [State.READY, State.READY, 0]
+    assert [extent.astuple()[:2] for extent in state.lanes.lanes[5]] == [(5, 7)]
+
+
+def test_a_transfer_with_an_origin_that_makes_no_sense_changes_nothing(bench: Bench) -> None:
+    transfer = coming_back("a", old=["7-0"])
+    transfer.batch.origins = [b"nonsense"]
+    with pytest.raises(CorruptLog, match="; run verify"):
+        bench.partition.run(transfer)
+    assert bench.partition.state.next_offset == 0
+
+
+def test_an_item_comes_out_with_the_origin_it_came_with(bench: Bench) -> None:
+    came = coming_back("a", old=["3-17"])
+    arrive(bench, came)
+    [found] = bench.partition.items(bench.lease().runs)
+    assert found.batch.origins == came.batch.origins

@@ -1,4 +1,4 @@
-"""Routing: the vectors of the design, and that keys spread."""
+"""Routing: the vectors of the design, and that keys spread. Dedup digests: that they never change, and say their slot."""
 
 from collections import Counter
 
@@ -44,6 +44,31 @@ def test_no_key_has_the_id_of_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keys_spread_evenly_over_sixteen_partitions(name: str) -> None:
     found = Counter(routing.slot(name.format(number).encode()) % 16 for number in range(40_000))
     assert max(found.values()) / (40_000 / 16) <= 1.1
+
+
+DEDUPS = {
+    (None, b"order-1"): "01cc63f563854ad6c6398965fb8c390d",
+    (b"customer-42", b"order-1"): "077cec63443cf14a7ba36c9e19833ceb",
+    (b"", b""): "0d72ab589cdbdf7beb8592f00087798e",
+    ("kākāriki".encode(), "🦀".encode()): "33a6af4a389050eaab3978fef70f1823",
+}
+
+
+@pytest.mark.parametrize(("given", "digest"), DEDUPS.items())
+def test_the_digest_of_a_dedup_id_never_changes(given: tuple[bytes | None, bytes], digest: str) -> None:
+    assert routing.dedup_digest(*given).hex() == digest
+
+
+@pytest.mark.parametrize("key", VECTORS)
+def test_a_dedup_digest_names_the_slot_that_routes_its_item(key: bytes) -> None:
+    assert routing.dedup_slot(routing.dedup_digest(key, b"order-1")) == routing.slot(key)
+    assert routing.dedup_slot(routing.dedup_digest(None, key)) == routing.slot(key)
+
+
+def test_a_dedup_digest_tells_its_key_and_id_apart() -> None:
+    given = [(None, b"a"), (b"", b"a"), (b"a", b""), (None, b""), (b"a", b"a"), (b"\0", b"a"), (b"a", b"ab"), (b"aa", b"b")]
+    assert len({routing.dedup_digest(key, dedup)[2:] for key, dedup in given}) == len(given)
+    assert {len(routing.dedup_digest(key, dedup)) for key, dedup in given} == {16}
 
 
 def test_a_digest_tells_its_parts_apart() -> None:

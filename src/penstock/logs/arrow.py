@@ -33,6 +33,9 @@ def to_arrow(columns: Columns) -> pa.RecordBatch:
     for name, numbers in columns.numbers.items():
         names.append(_SINGULAR[name])
         arrays.append(_repeated(numbers, count, _INT64) if isinstance(numbers, Constant) else _fixed(numbers.numbers, count, _INT64))
+    if columns.origin is not None:
+        names.append("origin")
+        arrays.append(_binary(columns.origin, count, _BINARY))
     return pa.RecordBatch.from_arrays(arrays, names)
 
 

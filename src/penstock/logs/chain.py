@@ -93,6 +93,7 @@ class Chain:
         for opened in (self._newest, self._older.pop(name, None)):
             if opened is not None:
                 self._retire(opened)
+        self._newest = None  # if opening fails nothing is held
         self._newest = self._open(name, mode)
         return self._newest
 

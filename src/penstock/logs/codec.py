@@ -4,6 +4,7 @@ Owns: `drafts` and `records`. Order is kept exactly: produces that follow each o
 each other share a STATE frame, so reading the frames back gives the very records that were written.
 """
 
+import struct
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -12,12 +13,14 @@ import msgspec
 from penstock.logs import columns
 from penstock.logs.api import Draft, Frame, FrameType
 from penstock.rules.records import Produced, Record, StateRecord
+from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
 from penstock.words.limits import MIB
 
 FRAME_BYTES = 64 * MIB
 """Payload bytes after which a turn's produces go on in another frame."""
+_PACKED = struct.Struct("<II")  # items, columns
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[StateRecord])
 
@@ -52,6 +55,24 @@ def _draft(group: Sequence[Record], data: bool, now: Moment, next_offset: int) -
     if data:
         return columns.encode(group, now)  # type: ignore[arg-type]
     return Draft(FrameType.STATE, next_offset, len(group), 0, now.elapsed, now.wall, [_encoder.encode(group)])
+
+
+def pack_batch(batch: Batch) -> bytes:
+    """Items as bytes, for a record that carries some."""
+    draft = columns.encode([Produced(0, batch)], Moment(0, 0))
+    return b"".join([_PACKED.pack(draft.count, draft.columns), *draft.parts])
+
+
+def unpack_batch(packed: bytes) -> Batch:
+    """The items that `pack_batch` saw."""
+    count, present = _PACKED.unpack_from(packed)
+    body = memoryview(packed)[_PACKED.size :]
+    return columns.Columns(Frame(FrameType.DATA, 0, 0, count, present, 0, 0, body)).batch()
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """One batch of several; a column that only some have is filled up."""
+    return batches[0] if len(batches) == 1 else columns.join(batches)
 
 
 def base(body: bytes, now: Moment, next_offset: int) -> Draft:

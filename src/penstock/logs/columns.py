@@ -23,9 +23,9 @@ from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY
 
-KEY, HEADERS, KIND, ENCODING, REFERENCE, PRIORITY, AT, TTL, DEDUP, PARTS = (1 << bit for bit in range(10))
+KEY, HEADERS, KIND, ENCODING, REFERENCE, PRIORITY, AT, TTL, DEDUP, PARTS, ORIGIN = (1 << bit for bit in range(11))
 CONSTANT_SHIFT: Final = 16
-KNOWN: Final = (1 << 10) - 1
+KNOWN: Final = (1 << 11) - 1
 _TEXTS: Final = {"kinds": KIND, "encodings": ENCODING, "references": REFERENCE}
 _NUMBERS: Final = {"ats": AT, "ttls": TTL}
 _TWO_OFFSETS: Final = struct.Struct("<ii")
@@ -40,6 +40,7 @@ class Part(msgspec.Struct, array_like=True):
     ids: list[int] | None = None
     source: bytes | None = None
     sequence: int = 0
+    places: list[int] | None = None
 
 
 _parts_encoder = msgspec.msgpack.Encoder()
@@ -53,18 +54,21 @@ def encode(records: Sequence[Produced], now: Moment) -> Draft:
     """One DATA frame of the records, which must follow each other."""
     first = records[0]
     alone = len(records) == 1
-    batch = first.batch if alone else _join([record.batch for record in records])
+    batch = first.batch if alone else join([record.batch for record in records])
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
     columns = 0 if batch.plain else _add_columns(parts, batch)
-    if not alone or first.request is not None or first.source is not None:
+    if not alone or first.request is not None or first.source is not None or first.places is not None:
         columns |= PARTS
-        shares = [Part(len(record.batch), record.request, record.ids, record.source, record.sequence) for record in records]
+        shares = [Part(len(r.batch), r.request, r.ids, r.source, r.sequence, r.places) for r in records]
         _add_blob(parts, _parts_encoder.encode(shares))
+    if batch.origins is not None:
+        columns |= ORIGIN
+        _add_nullable(parts, batch.origins)
     return Draft(FrameType.DATA, first.base, len(batch), columns, now.elapsed, now.wall, parts)
 
 
-def _join(batches: Sequence[Batch]) -> Batch:
+def join(batches: Sequence[Batch]) -> Batch:
     """One batch of several; a column that only some have is filled up."""
 
     def column(name: str, missing: Any) -> Any:
@@ -75,12 +79,13 @@ def _join(batches: Sequence[Batch]) -> Batch:
 
     priorities = column("priorities", DEFAULT_PRIORITY)
     numbers = {name: column(name, 0) for name in ("key_ids", *_NUMBERS)}
-    others = {name: column(name, None) for name in ("keys", "headers", *_TEXTS, "dedups")}
+    others = {name: column(name, None) for name in ("keys", "headers", *_TEXTS, "dedups", "origins")}
     payloads = list(chain.from_iterable(batch.payloads for batch in batches))
     return Batch(payloads, priorities=None if priorities is None else bytes(priorities), **numbers, **others)
 
 
 def _add_columns(parts: list[Buffer], batch: Batch) -> int:
+    """The columns whose bits come before that of the parts."""
     columns = 0
     if batch.keys is not None and batch.key_ids is not None:
         columns |= KEY
@@ -239,6 +244,7 @@ class Columns:
     priorities: bytes | None = None
     numbers: Mapping[str, Numbers | Constant] = MappingProxyType({})
     dedup: Digests | None = None
+    origin: Binary | None = None
 
     def __init__(self, frame: Frame) -> None:
         self.base = frame.base
@@ -277,6 +283,8 @@ class Columns:
             self.dedup = Digests(self._take(16 * count), bits)
         if present & PARTS:
             self._parts = _parts_decoder.decode(self._blob())
+        if present & ORIGIN:
+            self.origin = self._nullable()
 
     @property
     def size_bytes(self) -> int:
@@ -332,6 +340,7 @@ class Columns:
             None if self.headers is None else self.headers.values(low, high),
             priorities=None if self.priorities is None else self.priorities[low:high],
             dedups=None if self.dedup is None else self.dedup.values(low, high),
+            origins=None if self.origin is None else self.origin.values(low, high),
             **self._texts(low, high),
             **self._numbers(low, high),
         )
@@ -344,7 +353,7 @@ class Columns:
             batch = self._outline(at, at + part.count) if outline else self.batch(at, at + part.count)
             if len(parts) > 1:
                 batch.compact()
-            found.append(Produced(at, batch, part.request, part.ids, part.source, part.sequence))
+            found.append(Produced(at, batch, part.request, part.ids, part.source, part.sequence, part.places))
             at += part.count
         return found
 

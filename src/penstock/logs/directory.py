@@ -83,7 +83,7 @@ class Directory:
         _opened.add(directory)
         return directory
 
-    def log(self, incarnation: int, partition: int, create: bool = True) -> FileLog:
+    def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> FileLog:
         """The log of a partition, to be recovered; a new one when there is none and `create` is set."""
         self._usable()
         if self.read_only:
@@ -97,9 +97,22 @@ class Directory:
         path = _log_path(root, owner)
         self._make(path)
         self._places[owner] = root
-        log = FileLog(self.files, path, *owner, durability=self.durability, compression=self.compression)
+        log = FileLog(self.files, path, *owner, durability=durability or self.durability, compression=self.compression)
         self._logs.add(log)
         return log
+
+    def remove(self, incarnation: int) -> None:
+        """Remove the logs of a queue that is no more; those that are gone already do not matter."""
+        self._usable()
+        for owner in [owner for owner in self._places if owner.incarnation == incarnation]:
+            if any(log.owner == owner and not log.closed for log in self._logs):
+                raise BrokerLocked(f"{owner} is open; close that log before it is removed")
+        try:
+            for root in self.roots:
+                _remove_tree(self.files, f"{root.path}/{LOGS}/{incarnation:016x}")
+        except OSError as error:
+            raise storage_failed(error, "removing", f"{incarnation:016x}") from error
+        self._places = {owner: root for owner, root in self._places.items() if owner.incarnation != incarnation}
 
     def reader(self, incarnation: int, partition: int) -> PublishedLog:
         """A lock-free reader of a partition."""
@@ -267,6 +280,17 @@ def _owners(files: Files, path: str) -> Iterable[Owner]:
                 yield Owner(int(incarnation, 16), int(partition))
             except ValueError:
                 raise CorruptLog(f"{path}/{incarnation}/{partition} is not the directory of a log; move it away") from None
+
+
+def _remove_tree(files: Files, path: str) -> None:
+    """A queue's directory: partitions with their files, and nothing deeper."""
+    if not files.exists(path):
+        return
+    for partition in files.list(path):
+        for name in files.list(f"{path}/{partition}"):
+            files.remove(f"{path}/{partition}/{name}")
+        files.remove_directory(f"{path}/{partition}")
+    files.remove_directory(path)
 
 
 def _log_path(root: Root, owner: Owner) -> str:

@@ -55,6 +55,10 @@ class Files(Protocol):
 
     def rename(self, source: str, target: str) -> None: ...
     def remove(self, path: str) -> None: ...
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory, which must be empty."""
+        ...
+
     def lock(self, path: str) -> int | None:
         """Take the exclusive lock of a file (created when missing) and give its handle; None when another holder has it."""
         ...
@@ -75,6 +79,7 @@ class SystemFiles:
     close = staticmethod(os.close)
     rename = staticmethod(os.replace)
     remove = staticmethod(os.unlink)
+    remove_directory = staticmethod(os.rmdir)
     exists = staticmethod(os.path.exists)
 
     def open(self, path: str, mode: Mode) -> int:

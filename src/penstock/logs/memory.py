@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from penstock.logs import marks
-from penstock.logs.api import Draft, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap, SegmentFacts
 from penstock.logs.trim import trimmed
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest
@@ -20,6 +20,8 @@ _BEGINS_A_SEGMENT = (FrameType.BASE, FrameType.SKIP)
 
 class MemoryLog:
     """One partition's frames, in a list."""
+
+    durability: Durability = "fsync"
 
     def __init__(self, incarnation: int, partition: int, kept: list[Frame] | None = None) -> None:
         self.incarnation = incarnation

@@ -8,13 +8,14 @@ Limits: FRAMES_BYTES (payloads and about what Python adds to them), BLOCKS block
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from penstock.logs.api import Frame, Gap, Log
 from penstock.logs.columns import Columns
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import pairs
 from penstock.rules.state import Block, Missing
 from penstock.words.batch import Batch
 from penstock.words.limits import DEFAULT_PRIORITY, MIB
@@ -60,6 +61,14 @@ class Fresh:
         return self._batch.cut(start - self.base, stop - self.base)
 
 
+class Items(NamedTuple):
+    """Items that follow each other, from `start` on."""
+
+    start: int
+    batch: Batch
+    produced_at: int
+
+
 Held: TypeAlias = Columns | Fresh
 
 
@@ -93,6 +102,21 @@ class Frames:
             else:
                 yield found
                 start = self._read_to = found.stop
+
+    def collect(self, runs: Sequence[int]) -> tuple[list[tuple[Held, int, int]], list[int]]:
+        """The parts of frames that hold the items of `runs`, and the runs of what was not found."""
+        found: list[tuple[Held, int, int]] = []
+        lost: list[int] = []
+        for start, stop in pairs(runs):
+            at = start
+            for held in self.read(start, stop):
+                if at < held.base:
+                    lost += (at, held.base)
+                at = min(stop, held.stop)
+                found.append((held, max(start, held.base), at))
+            if at < stop:
+                lost += (at, stop)
+        return found, lost
 
     def _find(self, offset: int) -> Held | None:
         at = bisect_right(self._bases, offset) - 1

@@ -12,11 +12,11 @@ Single-threaded: whoever runs the turn.
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from penstock.logs import codec
 from penstock.logs.api import Gap, Log
-from penstock.loop.blocks import Blocks, Frames, Held
+from penstock.loop.blocks import Blocks, Frames, Held, Items
 from penstock.loop.floor import Floor
 from penstock.loop.opening import continued, replay
 from penstock.loop.retention import Freed, plan
@@ -26,7 +26,6 @@ from penstock.rules.explain import Explanation, explain
 from penstock.rules.records import Answered, Leased, Lost, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
-from penstock.words.batch import Batch
 from penstock.words.clock import DAY, Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
@@ -37,14 +36,6 @@ CHECKPOINT_FRAMES = 50_000
 FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
 _NEEDS_NO_SYNC = (Leased, Passed, Answered)
-
-
-class Items(NamedTuple):
-    """Items that follow each other, from `start` on."""
-
-    start: int
-    batch: Batch
-    produced_at: int
 
 
 class Partition:
@@ -63,6 +54,8 @@ class Partition:
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []
+        self.changes = 0
+        """Records applied here, live: it tells whether anything happened."""
         self._clock = clock
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
@@ -77,8 +70,10 @@ class Partition:
         self._turn = Moment(0, 0)
         self._owes_sync = False
         self._fetched = False
-        self._failed = False
+        self.failed = False
+        """It must be reopened before it can go on."""
         self._undone = False
+        self._unsaid: PenstockError | None = None
         self._closed = False
         self._open()
 
@@ -103,11 +98,12 @@ class Partition:
         self.log.sync()
         self._owes_sync = False
         self._policy = None  # said once: a reopening must not undo what was configured since
-        self._failed = self._undone = False
+        self.failed = self._undone = False
 
     def reopen(self) -> None:
         """After a failure: forget everything that is not synced and begin again from what is."""
-        self._failed = True
+        self.failed = True
+        self._unsaid = None
         self._staged.clear()
         self.log.reset()
         self._owes_sync = False
@@ -118,7 +114,7 @@ class Partition:
         if self._closed:
             return
         try:
-            if not self._failed:
+            if not self.failed:
                 self.commit()
                 with contextlib.suppress(PenstockError):  # a checkpoint only makes the next opening quicker
                     self._checkpoint()
@@ -173,8 +169,19 @@ class Partition:
                 self._stage(records)
                 return len(records)
 
+    def prepare(self) -> bool:
+        """Write what is staged, so that only the sync is left for `commit`, which also says what went wrong here. Whether one is owed."""
+        try:
+            self._flush()
+        except PenstockError as error:
+            self._unsaid = error
+        return self._owes_sync or self._unsaid is not None
+
     def commit(self) -> None:
         """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
+        unsaid, self._unsaid = self._unsaid, None
+        if isinstance(unsaid, OutcomeUnknown):
+            raise unsaid
         self._usable()
         if self._undone:
             self.reopen()
@@ -191,10 +198,20 @@ class Partition:
         if full or self._unreplayed > CHECKPOINT_FRAMES:
             self._keep_house(rotate=full)
 
+    def rest(self) -> None:
+        """Nothing more to do just now: in the lesser durability modes, sync or at least tell readers how far the log goes."""
+        try:
+            if self.log.durability == "interval":
+                self.log.flush()
+            else:
+                self.log.publish()
+        except StorageFailed as error:
+            self._fail(error)
+
     def _usable(self) -> None:
         if self._closed:
             raise BrokerClosed("the partition is closed; open it again")
-        if self._failed:
+        if self.failed:
             raise StorageFailed("the partition failed before and could not go on; reopen it, then try again")
 
     def _fail(self, error: StorageFailed) -> NoReturn:
@@ -230,8 +247,9 @@ class Partition:
             for record in records:
                 machine.apply(self.state, record, self._turn)
             self._staged += records
+            self.changes += len(records)
         except BaseException:  # an interrupt, or a mistake of ours: the state may be half changed and must not be used
-            self._failed = True
+            self.failed = True
             raise
 
     def _append(self) -> None:
@@ -240,7 +258,7 @@ class Partition:
         except StorageFailed:
             raise
         except BaseException:  # state and log may differ now
-            self._failed = True
+            self.failed = True
             raise
 
     def _write(self) -> None:
@@ -356,17 +374,7 @@ class Partition:
         if len(runs) % 2:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
         self._flush()
-        found: list[tuple[Held, int, int]] = []
-        lost: list[int] = []
-        for start, stop in pairs(runs):
-            at = start
-            for held in self._frames.read(start, stop):
-                if at < held.base:
-                    lost += (at, held.base)
-                at = min(stop, held.stop)
-                found.append((held, max(start, held.base), at))
-            if at < stop:
-                lost += (at, stop)
+        found, lost = self._frames.collect(runs)
         taken = RunSet(RunSet(lost).within(0, self.state.next_offset))
         taken.remove_all(self.state.dropped.runs)  # what retention let go of was not damaged
         if taken:
@@ -385,4 +393,4 @@ class Partition:
                 self._fetch(missing.offsets)
 
     def __repr__(self) -> str:
-        return f"Partition({self.log.partition}, {self.state!r}{', failing' if self._failed else ''})"
+        return f"Partition({self.log.partition}, {self.state!r}{', failing' if self.failed else ''})"

@@ -1,8 +1,8 @@
 """Which segments may go, which are worth rewriting.
 
-Owns: `plan`, pure. Segments are looked at from the oldest on, as long as a limit of the retention is exceeded and no cursor
-stands in the way. Those without a needed item at the very front are dropped. Behind a needed item everything is pinned: a stretch
-of pinned segments is rewritten into one that holds just what is needed, when at least half of it is not, or when it has become
+Owns: `plan`, and estimates of size, pure. Segments are looked at from the oldest on, as long as a limit of the retention is exceeded
+and no cursor stands in the way. Those without a needed item at the very front are dropped. Behind a needed item everything is pinned: a
+stretch of pinned segments is rewritten into one that holds just what is needed, when at least half of it is not, or when it has become
 many small files. The newest two segments are left alone: recovery must always have a Base to fall back on.
 """
 
@@ -96,3 +96,20 @@ def _worth_it(segments: Sequence[SegmentFacts], start: int, stop: int, kept: Run
     if all(segment.rewritten for segment in segments):  # what was let go then is not there any more
         there -= count(state.dropped.within(start, stop))
     return live * 2 <= there or len(segments) >= MERGE_SEGMENTS or (thorough and live < there)
+
+
+def unresolved_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
+    """About how many bytes unresolved items take: of each segment the share that its unresolved items are of all."""
+    size = 0
+    ends = [facts.base for facts in segments[1:]] + [state.next_offset]
+    for facts, stop in zip(segments, ends, strict=True):
+        items = stop - facts.base
+        if items > 0:
+            done = count(state.resolved.within(facts.base, stop)) + count(state.buried_set.within(facts.base, stop))
+            size += facts.size_bytes * (items - done) // items
+    return size
+
+
+def mean_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
+    """About how many bytes an item takes."""
+    return sum(facts.size_bytes for facts in segments) // max(1, state.next_offset - segments[0].base)

@@ -3,9 +3,11 @@
 Owns: the decisions and their application.
 """
 
-from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Seek
+from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Release, Seek
+from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
 from penstock.rules.life import Event, after
+from penstock.rules.outbox import moved_runs
 from penstock.rules.records import (
     Buried,
     Cleared,
@@ -15,6 +17,7 @@ from penstock.rules.records import (
     Paused,
     Record,
     Redriven,
+    Released,
     Sought,
     pack_keys,
     unpack_keys,
@@ -23,7 +26,7 @@ from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
 from penstock.rules.settle import SPENT
 from penstock.rules.settled import leave_line
-from penstock.rules.state import Peek, State, find_all
+from penstock.rules.state import Peek, State, find_all, lost_runs
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
@@ -43,7 +46,7 @@ def apply_opened(state: State, record: Opened, now: Moment) -> None:
 # -- configure, pause --------------------------------------------------------------------------------
 
 
-def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
     if not isinstance(command.policy, Policy):
         raise InvalidRequest(f"the policy is {type(command.policy).__name__}; give a Policy")
     policy = command.policy.validate()
@@ -54,7 +57,10 @@ def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) 
     spent = sorted(o for o, failure in state.failures.items() if most and failure.attempts >= most and _waits(state, o))
     if spent:
         park = policy.on_bury == "park"
-        keys = [block.key_of(offset) for offset, block in zip(spent, find_all(peek, spent), strict=True)]
+        blocks = find_all(peek, spent)
+        if lost := lost_runs(blocks, state.next_offset):
+            return [Lost(lost)], Again()
+        keys = [block.key_of(offset) for offset, block in zip(spent, blocks, strict=True)]
         records.append(Buried(0, from_offsets(spent), SPENT, pack_keys(keys) if any(keys) else b"", park=park))
     return records, Counted(len(spent))
 
@@ -92,7 +98,10 @@ def decide_clear(state: State, command: Clear, now: Moment, peek: Peek) -> tuple
         state.buried_set.runs if command.buried else [],
     )
     items = sum(map(count, (record.ready, record.scheduled, record.leased, record.buried)))
-    return ([record] if items else []), Counted(items)
+    freed: list[Record] = []
+    if command.buried:  # keys parked for items that were carried away go on too
+        freed += [Released(key) for key, line in state.keys.lines() if line.parked]
+    return [*([record] if items else []), *freed], Counted(items)
 
 
 def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
@@ -137,13 +146,21 @@ def decide_seek(state: State, command: Seek, now: Moment, peek: Peek) -> tuple[l
     found = RunSet(state.resolved.within(command.offset, state.next_offset))
     found.remove_all(state.lost.runs)
     found.remove_all(state.dropped.runs)
+    found.remove_all(moved_runs(state))
     return ([Sought(found.runs)] if found else []), Counted(len(found))
 
 
 def apply_sought(state: State, record: Sought, now: Moment) -> None:
     """Items come again in log order, without a ttl. What had been passed over is put back first, so that keys are in that order too."""
     _forget_places(state, record.runs)
-    returning = [(DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)]
+    if state.keys.fences:  # at their old places they would pass by what fenced keys wait for
+        for start, stop in pairs(record.runs):
+            state.lanes.add(DEFAULT_PRIORITY, start, stop, KEYED, state.next_offset, now.elapsed)
+    returning = (
+        []
+        if state.keys.fences
+        else [(DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)]
+    )
     for key, line in state.keys.lines():
         returning += [(run.lane, Extent(run.start, run.stop, KEYED, run.position, run.ready_at)) for run in line.waiting]
         line.waiting.clear()
@@ -174,8 +191,7 @@ def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> t
     for offset in chosen:
         after(state.state_of(offset), Event.REDRIVEN)
     blocks = find_all(peek, chosen)
-    lost = [edge for block in blocks if block.lost for edge in (block.base, min(block.stop, state.next_offset))]
-    if lost:
+    if lost := lost_runs(blocks, state.next_offset):
         return [Lost(lost)], Again()
     keys = [block.key_of(offset) for offset, block in zip(chosen, blocks, strict=True)]
     tags = [block.priority_of(o) | (KEYED if key else 0) for o, key, block in zip(chosen, keys, blocks, strict=True)]
@@ -192,7 +208,7 @@ def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
         line = state.keys.line(key) if key in state.keys.map else None
         if line is not None and offset in line.parked:
             line.parked.remove(offset)
-            line.push(Waiting(offset, offset + 1, tag & PRIORITY_MASK, offset, now.elapsed))
+            line.push(Waiting(offset, offset + 1, tag & PRIORITY_MASK, line.position(offset), now.elapsed))
             state.passed.add(offset, offset + 1)
             state.keys.settle(key, line)
     for offset, tag in zip(chosen, record.tags, strict=True):
@@ -201,6 +217,18 @@ def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
             state.lanes.add(tag & PRIORITY_MASK, offset, offset + 1, tag & KEYED, state.next_offset, now.elapsed)
         state.buried.pop(offset, None)  # not there when damage took the record of its burial
     state.buried_set.remove_all(record.runs)
+
+
+def decide_release(state: State, command: Release, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    line = state.keys.map.get(command.key)
+    parked = len(line.parked) if isinstance(line, Line) else 0
+    return ([Released(command.key)] if parked else []), Counted(parked)
+
+
+def apply_released(state: State, record: Released, now: Moment) -> None:
+    line = state.keys.line(record.key)
+    line.parked.clear()
+    state.keys.settle(record.key, line)
 
 
 # -- damage ------------------------------------------------------------------------------------------
@@ -222,12 +250,15 @@ def apply_lost(state: State, record: Lost, now: Moment) -> None:
         in_lines = RunSet(state.passed.within(start, stop))
         in_lines.add_all(offset for o in state.backing_off if start <= o < stop for offset in (o, o + 1))
         in_lines.add_all(state.buried_set.within(start, stop))
+        in_lines.add_all(state.moving.within(start, stop))
         if in_lines:
             state.keys.forget(in_lines)
         for offset in offsets(in_lines.runs):
             state.backing_off.pop(offset, None)
             state.buried.pop(offset, None)
-        for gone in (state.passed, state.scheduled, state.buried_set, state.overdue):
+        for entry in (entry for line in state.outbox.values() for entry in line):
+            entry.runs = RunSet(entry.runs).without((start, stop))
+        for gone in (state.passed, state.scheduled, state.buried_set, state.overdue, state.moving):
             gone.remove(start, stop)
         state.lanes.drop((start, stop))
         for offset in [offset for offset in state.failures if start <= offset < stop]:

@@ -13,10 +13,10 @@ from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.keys import Line
 from penstock.rules.lanes import Extent
 from penstock.rules.leases import Grant, Leases
-from penstock.rules.records import Leased, pack_keys, unpack_keys
+from penstock.rules.records import Barrier, Leased, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
-from penstock.rules.state import Burial, Failure, Remembered, State
+from penstock.rules.state import Burial, Failure, Outgoing, Remembered, State
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
@@ -42,6 +42,7 @@ class _LineImage(msgspec.Struct, array_like=True):
     until: int
     parked: list[int]
     waiting: list[tuple[int, int, int, int, int]]
+    places: list[tuple[int, int]] = []
 
 
 class _Image(msgspec.Struct, array_like=True):
@@ -77,6 +78,13 @@ class _Image(msgspec.Struct, array_like=True):
     producers: list[tuple[bytes, int]]
     dropped: list[int] = []
     cursors: list[tuple[str, int]] = []
+    arrivals: list[tuple[bytes, int]] = []
+    outbox: list[tuple[bytes, list[Outgoing]]] = []
+    sequences: list[tuple[bytes, int]] = []
+    moved: list[tuple[int, int, bytes, int]] = []
+    fence_version: int = 0
+    fences_given: int = 0
+    fences: list[Barrier] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -117,13 +125,21 @@ def dump(state: State) -> bytes:
         sorted(state.producers.items()),
         state.dropped.runs,
         sorted(state.cursors.items()),
+        sorted(state.arrivals.items()),
+        sorted(state.outbox.items()),
+        sorted(state.sequences.items()),
+        [(start, *rest) for start, rest in sorted(state.moved.items())],
+        state.fence_version,
+        state.fences_given,
+        [fence.barrier for fence in state.keys.fences],
     )
     return _encoder.encode(image)
 
 
 def _line_image(key: int, line: Line) -> _LineImage:
     until = line.until if line.backing_off else 0
-    return _LineImage(key, line.lease, line.backing_off, until, line.parked, [run.astuple() for run in line.waiting])
+    waiting = [run.astuple() for run in line.waiting]
+    return _LineImage(key, line.lease, line.backing_off, until, line.parked, waiting, sorted(line.places.items()))
 
 
 def _grant_image(grant: Grant) -> _GrantImage:
@@ -175,6 +191,8 @@ def load(body: bytes | memoryview) -> State:
     state.moment = Moment(*image.moment)
     for name in ("resolved", "scheduled", "overdue", "lost", "dropped"):
         setattr(state, name, RunSet(getattr(image, name)))
+    for barrier in image.fences:
+        state.keys.fences.add(barrier)
     for lane, extents in zip(state.lanes.lanes, image.lanes, strict=True):
         lane.extend(Extent(*extent) for extent in extents)
     _load_leases(state, image)
@@ -186,17 +204,30 @@ def load(body: bytes | memoryview) -> State:
             calendar.add(*entry)
     state.failures = {offset: Failure(*failure) for offset, failure in image.failures}
     state.buried = {offset: Burial(*burial) for offset, burial in image.buried}
+    _load_outbox(state, image)
     for offset in state.buried:
-        state.buried_set.add(offset, offset + 1)
+        if offset not in state.moving:
+            state.buried_set.add(offset, offset + 1)
     for request in image.requests:
         state.requests.restore(*request)
     for known in image.dedup:
         state.dedup.restore(*known)
     state.producers = dict(image.producers)
     state.cursors = dict(image.cursors)
-    for others in (state.resolved, state.scheduled, state.passed, state.buried_set):
+    for others in (state.resolved, state.scheduled, state.passed, state.buried_set, state.moving):
         state.away.add_all(others.runs)
     return state
+
+
+def _load_outbox(state: State, image: _Image) -> None:
+    state.arrivals = dict(image.arrivals)
+    state.outbox = dict(image.outbox)
+    state.sequences = dict(image.sequences)
+    state.moved = {start: (stop, destination, base) for start, stop, destination, base in image.moved}
+    state.fence_version, state.fences_given = image.fence_version, image.fences_given
+    for line in state.outbox.values():
+        for entry in line:
+            state.moving.add_all(entry.runs)
 
 
 def _load_leases(state: State, image: _Image) -> None:
@@ -218,6 +249,7 @@ def _load_leases(state: State, image: _Image) -> None:
 def _load_line(state: State, image: _LineImage) -> None:
     line = Line(image.lease)
     line.backing_off, line.until, line.parked = image.backing_off, image.until, image.parked
+    line.places = dict(image.places)
     for run in image.waiting:
         line.waiting.append(Waiting(*run))
         state.passed.add(run[0], run[1])

@@ -4,11 +4,12 @@ Owns: command and answer types. A command is checked when it is decided, before 
 Durations and instants are microseconds; `request` is the 16-byte digest of a caller's request id.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from penstock.rules.records import Barrier
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
@@ -20,6 +21,9 @@ class Produce(msgspec.Struct, gc=False):
     request: bytes | None = None
     source: bytes | None = None
     sequence: int = 0
+    home: int = 0
+    """Of a transfer: the incarnation and number of the partition it arrives in, by which it may know its old place."""
+    partition: int = 0
 
 
 class Lease(msgspec.Struct, gc=False):
@@ -30,14 +34,24 @@ class Lease(msgspec.Struct, gc=False):
     timeout: int = 0
     per_key: int = 1
     request: bytes | None = None
+    departed: Mapping[int, int] | None = None
+    """Slots that live elsewhere → the position from which on their items here are strays. Known to the queue, not to the partition."""
+
+
+class Letter(msgspec.Struct, gc=False):
+    """Items to be produced elsewhere: a destination (outbox.py) and a batch as bytes, which rules do not look into."""
+
+    destination: bytes
+    body: bytes
 
 
 class Complete(msgspec.Struct, gc=False):
-    """These items of a lease are done; None is all that are open."""
+    """These items of a lease are done; None is all that are open. With `then`, all of them and the letters, or nothing."""
 
     lease: int
     offsets: Sequence[int] | None = None
     request: bytes | None = None
+    then: Sequence[Letter] = ()
 
 
 class Retry(msgspec.Struct, gc=False):
@@ -119,8 +133,71 @@ class ReleaseCursor(msgspec.Struct, gc=False):
     name: str
 
 
+class Send(msgspec.Struct, gc=False):
+    """Items that are ready or buried leave for another partition."""
+
+    offsets: Sequence[int]
+    destination: bytes
+
+
+class Confirm(msgspec.Struct, gc=False):
+    """A transfer arrived: its items have offsets from `base` on there (-1: not known)."""
+
+    destination: bytes
+    sequence: int
+    base: int = -1
+
+
+class FenceOff(msgspec.Struct, gc=False):
+    """Slots came here by version `version` of the slot map; their items wait until their old partitions have resolved what they hold."""
+
+    version: int
+    barriers: Sequence[Barrier]
+    adopted: Sequence[tuple[bytes, int, int]] = ()
+    """Dedup ids that come along: (digest, time left, where the first item is)."""
+
+
+class Narrow(msgspec.Struct, gc=False):
+    """The backlog behind a barrier is worked off; only these keys are left of it."""
+
+    number: int
+    keys: Sequence[int]
+
+
+class Lift(msgspec.Struct, gc=False):
+    """These keys of a narrowed barrier are free."""
+
+    number: int
+    keys: Sequence[int]
+
+
+class Release(msgspec.Struct, gc=False):
+    """A parked key goes on without its buried items."""
+
+    key: int
+
+
 Command: TypeAlias = (
-    Produce | Lease | Complete | Retry | Bury | Extend | Configure | Pause | Clear | Seek | Redrive | Drop | MoveCursor | ReleaseCursor
+    Produce
+    | Lease
+    | Complete
+    | Retry
+    | Bury
+    | Extend
+    | Configure
+    | Pause
+    | Clear
+    | Seek
+    | Redrive
+    | Drop
+    | MoveCursor
+    | ReleaseCursor
+    | Send
+    | Confirm
+    | FenceOff
+    | Narrow
+    | Lift
+    | Release
 )
 
 
@@ -171,4 +248,10 @@ class Again(msgspec.Struct, gc=False):
     """Progress was made but not enough to answer: apply the records and ask again."""
 
 
-Answer: TypeAlias = Stored | Granted | Settled | Counted | Again
+class Strayed(msgspec.Struct, gc=False):
+    """These ready items belong elsewhere: send them, then ask again."""
+
+    offsets: list[int]
+
+
+Answer: TypeAlias = Stored | Granted | Settled | Counted | Again | Strayed

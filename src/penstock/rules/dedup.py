@@ -1,16 +1,16 @@
 """Dedup ids, remembered until their window is over, packed.
 
 Owns: `DedupIds`. An id is a 16-byte digest; its first two bytes choose a bucket, in which it lies as 30 bytes: the rest of the
-digest, the offset of the first item produced with it, the deadline. Entries of a bucket come in the order in which they were put,
-so what is over is trimmed from the front whenever the bucket is used. A million ids take some 35 MB; looking one up searches a
-few hundred bytes.
+digest, the offset of the first item produced with it (if that lies elsewhere its number, words/ids.py), the deadline. Entries of a
+bucket come in the order in which they were put, so what is over is trimmed from the front whenever the bucket is used. A million
+ids take some 35 MB; looking one up searches a few hundred bytes.
 """
 
 import struct
 from collections.abc import Iterator
 
-_REST = struct.Struct("<14sqq")
-_VALUES = struct.Struct("<qq")
+_REST = struct.Struct("<14sQq")
+_VALUES = struct.Struct("<Qq")
 _NAME_BYTES = 14
 
 

@@ -8,12 +8,12 @@ never buries an item that is leased, but one that comes back overdue.
 from penstock.rules.calendar import Calendar
 from penstock.rules.lanes import KEYED, PRIORITY_MASK
 from penstock.rules.leases import Grant
-from penstock.rules.records import Aged, Buried, Due, Expired, Record, pack_keys
+from penstock.rules.records import Aged, Buried, Due, Expired, Lost, Record, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT
 from penstock.rules.settled import come_back
-from penstock.rules.state import Peek, State, find_all
+from penstock.rules.state import Peek, State, find_all, lost_runs
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 
@@ -82,19 +82,22 @@ def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
     records: list[Record] = []
     if waiting:
         park = state.policy.on_bury == "park"
-        keys = _keys_of(state, waiting.runs, park, peek)
+        keys, lost = _keys_of(state, waiting.runs, park, peek)
+        if lost:  # first out of the way, then judge the others
+            return [Lost(lost)]
         records.append(Buried(0, waiting.runs, EXPIRED, pack_keys(keys) if any(keys) else b"", park=park))
     records.append(Aged(entry.when, stop - 1, leased.runs))
     return records
 
 
-def _keys_of(state: State, runs: list[int], park: bool, peek: Peek) -> list[int]:
-    """The key of each item whose line is touched by burying it: those in lines, or, to park their keys, all."""
+def _keys_of(state: State, runs: list[int], park: bool, peek: Peek) -> tuple[list[int], list[int]]:
+    """The key of each item whose line is touched by burying it (those in lines, or, to park their keys, all), and what damage took."""
     found = [state.backing_off.get(offset, NO_KEY) for offset in offsets(runs)]
     asked = [(index, offset) for index, offset in enumerate(offsets(runs)) if not found[index] and (park or offset in state.passed)]
-    for (index, offset), block in zip(asked, find_all(peek, [offset for _, offset in asked]), strict=True):
+    blocks = find_all(peek, [offset for _, offset in asked])
+    for (index, offset), block in zip(asked, blocks, strict=True):
         found[index] = block.key_of(offset)
-    return found
+    return found, lost_runs(blocks, state.next_offset)
 
 
 def apply_due(state: State, record: Due, now: Moment) -> None:
@@ -125,7 +128,7 @@ def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
     state.passed.add(offset, offset + 1)
     line = state.keys.line(key)
     line.backing_off = None
-    line.waiting.appendleft(Waiting(offset, offset + 1, lane, offset, now.elapsed))
+    line.waiting.appendleft(Waiting(offset, offset + 1, lane, line.position(offset), now.elapsed))
     state.keys.settle(key, line)
 
 

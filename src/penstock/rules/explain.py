@@ -5,9 +5,12 @@ Owns: `explain`. Reads the state; needs the item's block only when its key must 
 
 import msgspec
 
+from penstock.rules.barriers import Fence
 from penstock.rules.keys import Line
 from penstock.rules.life import State as LifeState
+from penstock.rules.outbox import moved_to, place_of
 from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import RunSet
 from penstock.rules.state import Peek, State
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import InvalidRequest
@@ -26,6 +29,10 @@ class Explanation(msgspec.Struct):
     held_by: int | None = None
     """Offset of the item of the same key that is in the way."""
     reason: str = ""
+    moved_to: tuple[int, int, int] | None = None
+    """Incarnation, partition and offset under which an item that left goes on."""
+    waits_for: int | None = None
+    """The partition that still holds earlier items of its key, after a resize."""
 
 
 def explain(state: State, offset: int, now: Moment, peek: Peek) -> Explanation:
@@ -39,12 +46,24 @@ def explain(state: State, offset: int, now: Moment, peek: Peek) -> Explanation:
         return _scheduled(state, offset, now)
     if found is LifeState.READY:
         return _ready(state, offset, peek)
+    if found is LifeState.MOVING:
+        return _moving(state, offset)
     if found is LifeState.BURIED:
         burial = state.buried[offset]
         return Explanation(found, f"buried because: {burial.reason}", burial.attempts, reason=burial.reason)
+    if (there := moved_to(state, offset)) is not None:
+        return Explanation(found, "moved: it goes on elsewhere", moved_to=there)
     if offset in state.lost:
         return Explanation(found, "lost: damage took its bytes")
     return Explanation(found, "resolved, and let go by retention" if offset in state.dropped else "completed")
+
+
+def _moving(state: State, offset: int) -> Explanation:
+    packed = next(packed for packed, line in state.outbox.items() for entry in line if offset in RunSet(entry.runs))
+    burial = state.buried.get(offset)
+    reason = burial.reason if burial else ""
+    because = f", buried because: {reason}" if burial else ""
+    return Explanation(LifeState.MOVING, f"on its way to partition {place_of(packed)[1]} of its destination{because}", reason=reason)
 
 
 def _leased(state: State, offset: int, now: Moment) -> Explanation:
@@ -75,6 +94,9 @@ def _ready(state: State, offset: int, peek: Peek) -> Explanation:
     key = block.key_of(offset)
     holder = state.keys.map.get(key) if key != NO_KEY else None
     if holder is None:
+        fence = _fence(state, key, _position(state, offset)) if key != NO_KEY and state.keys.fences else None
+        if fence is not None:
+            return _fenced(fence, attempts)
         return Explanation(LifeState.READY, "ready: the next lease that reaches it gets it", attempts)
     return _behind_key(state, offset, key, holder, attempts)
 
@@ -92,7 +114,27 @@ def _behind_key(state: State, offset: int, key: int, holder: int | Line, attempt
     if line.parked:
         why = f"its key is parked: item {line.parked[0]} was buried; redrive or clear it"
         return Explanation(LifeState.READY, why, attempts, held_by=line.parked[0])
-    first = line.waiting.first.start
+    head = line.waiting.first
+    first = head.start
+    fence = _fence(state, key, head.position)
+    if fence is not None:
+        return _fenced(fence, attempts)
     if first == offset:
         return Explanation(LifeState.READY, "ready: first of its key, the next lease that reaches it gets it", attempts)
     return Explanation(LifeState.READY, f"ready, behind item {first} of the same key", attempts, held_by=first)
+
+
+def _position(state: State, offset: int) -> int:
+    """Where a ready item stands that is in no line."""
+    extents = (extent for lane in state.lanes.lanes for extent in lane if extent.start <= offset < extent.stop)
+    return next((offset if extent.fresh else extent.position for extent in extents), offset)
+
+
+def _fence(state: State, key: int, position: int) -> Fence | None:
+    """The fence behind which an item of a key waits."""
+    return next((fence for fence in state.keys.fences if fence.covers(key) and position >= fence.since), None)
+
+
+def _fenced(fence: Fence, attempts: int) -> Explanation:
+    why = f"fenced by a resize: partition {fence.source} still holds earlier items of its key or slot"
+    return Explanation(LifeState.READY, why, attempts, waits_for=fence.source)

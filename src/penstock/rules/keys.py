@@ -10,6 +10,7 @@ checked against the line when they come up.
 from collections.abc import Sequence
 from heapq import heappush
 
+from penstock.rules.barriers import Fences
 from penstock.rules.runs import RunSet, offsets
 from penstock.rules.waiting import Packed, Waiting
 from penstock.words.limits import LAST_PRIORITY
@@ -18,7 +19,7 @@ from penstock.words.limits import LAST_PRIORITY
 class Line:
     """One key: what holds it and what waits behind."""
 
-    __slots__ = ("backing_off", "lease", "parked", "until", "waiting")
+    __slots__ = ("backing_off", "lease", "parked", "places", "until", "waiting")
 
     def __init__(self, lease: int = 0) -> None:
         self.lease = lease
@@ -26,6 +27,8 @@ class Line:
         """(offset, lane) of the item whose delay holds the key."""
         self.until = 0
         self.parked: list[int] = []
+        self.places: dict[int, int] = {}
+        """offset → position of items that came back by a transfer to where they stood before they were buried (produce.py)."""
         self.waiting = Packed()
 
     @property
@@ -35,7 +38,11 @@ class Line:
     @property
     def merely_leased(self) -> bool:
         """Says no more than its lease does."""
-        return not (self.backing_off or self.parked or self.waiting)
+        return not (self.backing_off or self.parked or self.waiting or self.places)
+
+    def position(self, offset: int) -> int:
+        """Where an item of this key stands whenever it returns: at its own offset, or in the place it came back to."""
+        return self.places.get(offset, offset)
 
     def push(self, new: Waiting) -> None:
         """Queue up by position: nearly always at the back."""
@@ -63,9 +70,10 @@ class Line:
 class Keys:
     """All keys that are not simply free."""
 
-    __slots__ = ("map", "ready")
+    __slots__ = ("fences", "map", "ready")
 
-    def __init__(self) -> None:
+    def __init__(self, fences: Fences | None = None) -> None:
+        self.fences = fences or Fences()
         self.map: dict[int, int | Line] = {}
         self.ready: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
         """Per lane: (position, offset, key) of heads that may be leased."""
@@ -86,6 +94,8 @@ class Keys:
         if not isinstance(found, Line) or found.busy or not found.waiting:
             return None
         first = found.waiting.first
+        if self.fences and first.position >= self.fences.limit(key):
+            return None
         return found if (first.lane, first.position, first.start) == (lane, position, offset) else None
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
@@ -113,11 +123,13 @@ class Keys:
                 self.settle(key, found)
 
     def settle(self, key: int, line: Line) -> None:
-        """After a change: a free line offers its head, or goes when it has none."""
+        """After a change: a free line offers its head unless it is fenced, or goes when it has none."""
         if line.busy:
             return
         if line.waiting:
             first = line.waiting.first
+            if self.fences and first.position >= self.fences.limit(key):
+                return
             heappush(self.ready[first.lane], (first.position, first.start, key))
         else:
             del self.map[key]

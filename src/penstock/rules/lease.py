@@ -5,7 +5,7 @@ Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned i
 
 from itertools import groupby
 
-from penstock.rules.commands import Again, Answer, Granted, Lease
+from penstock.rules.commands import Again, Answer, Granted, Lease, Strayed
 from penstock.rules.leases import EPOCH_SHIFT, Grant
 from penstock.rules.plan import Plan
 from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
@@ -44,6 +44,8 @@ def decide_lease(state: State, command: Lease, now: Moment, peek: Peek) -> tuple
     plan.fill()
     if plan.lost is not None:
         return [Lost(plan.lost)], Again()
+    if plan.strays:
+        return [], Strayed(plan.strays)
     if not plan.count:
         return ([Passed(plan.takes)] if plan.takes else []), (Again() if plan.more else NOTHING)
     records: list[Record] = [Leased(lease, deadline, timeout, command.consumer, plan.takes, plan.heads)]

@@ -1,8 +1,9 @@
 """The life of an item: every state, every event, every transition. The whole of it is this table.
 
 An item is SCHEDULED (not before a time), READY (may be leased) or LEASED (someone works on it) until it is resolved:
-COMPLETED or BURIED. What is resolved comes back only by an operator's word (`seek`, `redrive`). An unlisted pair is an error:
-`after` raises, and the simulation checks every record against the table.
+COMPLETED or BURIED. MOVING is an item on its way to another partition, where it goes on as a new one. What is resolved comes back
+only by an operator's word (`seek`, `redrive`). An unlisted pair is an error: `after` raises, and the simulation checks every record
+against the table.
 `python -m penstock.rules.life` prints the diagram of docs/architecture.md from the table.
 """
 
@@ -20,6 +21,7 @@ class State(Enum):
     LEASED = "leased"
     COMPLETED = "completed"
     BURIED = "buried"
+    MOVING = "moving"
 
     @property
     def resolved(self) -> bool:
@@ -45,6 +47,8 @@ class Event(Enum):
     SOUGHT = "sought"
     REDRIVEN = "redriven"
     DROPPED = "dropped"
+    SENT = "sent"
+    DELIVERED = "delivered"
 
 
 TRANSITIONS: Final[dict[tuple[State | None, Event], State]] = {
@@ -70,6 +74,10 @@ TRANSITIONS: Final[dict[tuple[State | None, Event], State]] = {
     (State.BURIED, Event.CLEARED): State.COMPLETED,
     (State.COMPLETED, Event.SOUGHT): State.READY,
     (State.BURIED, Event.REDRIVEN): State.READY,
+    # on its way to another partition: a dead letter, a redrive, a key that lives elsewhere now
+    (State.READY, Event.SENT): State.MOVING,
+    (State.BURIED, Event.SENT): State.MOVING,
+    (State.MOVING, Event.DELIVERED): State.COMPLETED,
     # retention let go of its bytes
     (State.COMPLETED, Event.DROPPED): State.COMPLETED,
     (State.BURIED, Event.DROPPED): State.COMPLETED,
@@ -78,6 +86,7 @@ TRANSITIONS: Final[dict[tuple[State | None, Event], State]] = {
     (State.SCHEDULED, Event.LOST): State.COMPLETED,
     (State.LEASED, Event.LOST): State.COMPLETED,
     (State.BURIED, Event.LOST): State.COMPLETED,
+    (State.MOVING, Event.LOST): State.COMPLETED,
 }
 
 

@@ -8,7 +8,7 @@ Owns: the two tables that join commands and records to their rules, and nothing 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, due, lease, produce, records, retention, settle, settled
+from penstock.rules import admin, commands, due, fencing, lease, outbox, produce, records, retention, settle, settled
 from penstock.rules.due import decide_due
 from penstock.rules.state import Peek, State
 from penstock.words.clock import Moment
@@ -29,6 +29,12 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Reco
     commands.Drop: retention.decide_drop,
     commands.MoveCursor: retention.decide_move,
     commands.ReleaseCursor: retention.decide_release,
+    commands.Send: outbox.decide_send,
+    commands.Confirm: outbox.decide_confirm,
+    commands.FenceOff: fencing.decide_fence,
+    commands.Narrow: fencing.decide_narrow,
+    commands.Lift: fencing.decide_lift,
+    commands.Release: admin.decide_release,
 }
 
 _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
@@ -53,6 +59,13 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Dropped: retention.apply_dropped,
     records.CursorMoved: retention.apply_moved,
     records.CursorReleased: retention.apply_released,
+    records.Sent: outbox.apply_sent,
+    records.Promised: outbox.apply_promised,
+    records.Delivered: outbox.apply_delivered,
+    records.Fenced: fencing.apply_fenced,
+    records.Narrowed: fencing.apply_narrowed,
+    records.Lifted: fencing.apply_lifted,
+    records.Released: admin.apply_released,
 }
 
 

@@ -1,7 +1,7 @@
 """Making sense of a state after damage took records: what is certain stays, what contradicts it goes.
 
 Owns: `mend`, applied after a replay that met a gap. Without the lost records an item may seem to be in two states, a key to be
-held by nobody, a ready item to stand in no lane. Certain in this order: lost, resolved, buried, leased (the newest lease),
+held by nobody, a ready item to stand in no lane. Certain in this order: lost, resolved, moving, buried, leased (the newest lease),
 scheduled, waiting in a line, ready. What was being worked on may so be handled once more; nothing is given up, nothing is held
 for ever. Ready items are lined up anew in log order, at the default priority. The same damage gives the same state, and mending
 twice changes nothing more.
@@ -9,6 +9,7 @@ twice changes nothing more.
 
 from penstock.rules.keys import Keys, Line
 from penstock.rules.lanes import KEYED, Lanes
+from penstock.rules.outbox import moved_to
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, offsets, pairs
 from penstock.rules.state import Burial, State
@@ -19,15 +20,16 @@ from penstock.words.limits import DEFAULT_PRIORITY
 def mend(state: State) -> None:
     """Bring all parts of a state into line."""
     end = state.next_offset
-    for final in (state.resolved, state.buried_set, state.scheduled, state.passed, state.overdue):
+    for final in (state.resolved, state.buried_set, state.scheduled, state.passed, state.overdue, state.moving):
         final.remove(end, 1 << 62)
     state.resolved.add_all(state.lost.runs)
+    _mend_outbox(state)
     _mend_buried(state)
     leased = _mend_leases(state)
     _mend_scheduled(state, leased)
     _mend_keys(state, leased)
     state.away = RunSet()
-    for taken in (state.resolved, state.buried_set, leased, state.scheduled, state.passed):
+    for taken in (state.resolved, state.buried_set, state.moving, leased, state.scheduled, state.passed):
         state.away.add_all(taken.runs)
     state.overdue = _common(state.overdue, leased)
     for offset in [offset for offset in state.failures if offset in state.resolved or offset in state.buried_set]:
@@ -41,11 +43,25 @@ def _common(one: RunSet, other: RunSet) -> RunSet:
     return RunSet(edge for start, stop in pairs(one.runs) for edge in other.within(start, stop))
 
 
+def _mend_outbox(state: State) -> None:
+    """On its way is what an outbox holds, whatever else is said of it: it may have arrived."""
+    state.moving = RunSet()
+    for line in state.outbox.values():
+        for entry in line:
+            runs = RunSet(entry.runs)
+            for firmer in (state.resolved, state.moving):
+                runs.remove_all(firmer.runs)
+            runs.remove(state.next_offset, 1 << 62)
+            entry.runs = runs.runs
+            state.moving.add_all(entry.runs)
+
+
 def _mend_buried(state: State) -> None:
-    """Buried is what is in both records of it and not resolved."""
+    """Buried is what is in both records of it and neither resolved nor on its way."""
     state.buried_set.remove_all(state.resolved.runs)
+    state.buried_set.remove_all(state.moving.runs)
     for offset in list(state.buried):
-        if offset not in state.buried_set:
+        if offset not in state.buried_set and offset not in state.moving:
             del state.buried[offset]
     for offset in offsets(state.buried_set.runs):
         state.buried.setdefault(offset, Burial("unknown: damage took the record", state.moment.wall, 0, 0, 0))
@@ -57,7 +73,7 @@ def _mend_leases(state: State) -> RunSet:
     for number in sorted(state.leases.live, reverse=True):
         grant = state.leases.live[number]
         for offset in list(grant.open):
-            if offset in state.resolved or offset in state.buried_set or offset in held or offset >= state.next_offset:
+            if any(offset in firmer for firmer in (state.resolved, state.buried_set, state.moving, held)) or offset >= state.next_offset:
                 grant.close(offset)
             else:
                 held.add(offset, offset + 1)
@@ -72,14 +88,14 @@ def _mend_scheduled(state: State, leased: RunSet) -> None:
     for calendar in (state.by_wall, state.by_elapsed):
         for entry in calendar:
             due.add_all(state.scheduled.within(entry.start, entry.stop))
-    for firmer in (state.resolved, state.buried_set, leased):
+    for firmer in (state.resolved, state.buried_set, state.moving, leased):
         due.remove_all(firmer.runs)
     state.scheduled = due
 
 
 def _mend_keys(state: State, leased: RunSet) -> None:
     """Lines are made anew: what is leased or backs off holds its key, what is buried may park it, the rest waits."""
-    old, state.keys = state.keys, Keys()
+    old, state.keys = state.keys, Keys(state.keys.fences)
     state.passed, state.backing_off = RunSet(), {}
     for grant in state.leases.live.values():
         state.keys.hold([key for _, key in grant.open.values() if key != NO_KEY], grant.number)
@@ -93,10 +109,13 @@ def _mend_line(state: State, key: int, line: Line, leased: RunSet) -> None:
     if not new.lease and line.backing_off is not None and line.backing_off[0] in state.scheduled:
         new.backing_off, new.until = line.backing_off, line.until
         state.backing_off[line.backing_off[0]] = key
-    new.parked = [offset for offset in line.parked if offset in state.buried_set]
+    new.parked = [
+        offset for offset in line.parked if offset in state.buried_set or offset in state.moving or moved_to(state, offset) is not None
+    ]
+    new.places = line.places
     for run in line.waiting:
         ready = RunSet((run.start, run.stop))
-        for firmer in (state.resolved, state.buried_set, leased, state.scheduled, state.passed):
+        for firmer in (state.resolved, state.buried_set, state.moving, leased, state.scheduled, state.passed):
             ready.remove_all(firmer.within(run.start, run.stop))
         for start, stop in pairs(ready.runs):
             new.push(Waiting(start, stop, run.lane, start if run.fresh else run.position, run.ready_at))

@@ -11,18 +11,18 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, SPARSE, Extent
 from penstock.rules.records import Head, Take, pack_keys
-from penstock.rules.routing import NO_KEY
+from penstock.rules.routing import NO_KEY, SLOT_MASK
 from penstock.rules.runs import count, from_offsets, offsets
 from penstock.rules.state import Block, Peek, State
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 
 SCAN_ITEMS = 20_000
-ENDLESS = 1 << 63
 
 
 class Plan:
@@ -40,6 +40,10 @@ class Plan:
         self.more = False
         """Stopped before it knew whether there is something to give."""
         self.lost: list[int] | None = None
+        self.strays: list[int] = []
+        """Items of slots that live elsewhere: nothing is taken before they are gone."""
+        self._departed = command.departed or {}
+        self._careful = bool(self._departed or state.keys.fences)
         self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
         self._touched: set[int] = set()  # keys of which this plan takes no more
         self._left: dict[int, int] = {}  # keys of which it may take some more
@@ -49,7 +53,7 @@ class Plan:
 
     def fill(self) -> None:
         try:
-            while self.room and self.lost is None and self._step():
+            while self.room and self.lost is None and not self.strays and self._step():
                 if self._jumped or self.scanned >= SCAN_ITEMS:
                     self.more = True
                     return
@@ -135,12 +139,13 @@ class Plan:
         self._touched.add(key)
         allowed = min(self.per_key, self.room)
         unread = self._unread(None)[0] if self.per_key > 1 else ENDLESS
+        limit = self.state.keys.fences.limit(key) if self.per_key > 1 and self.state.keys.fences else ENDLESS
         for place, run in enumerate(line.waiting):
-            if not allowed:
+            if not allowed or run.position >= limit:
                 break
             stop = min(run.stop, run.start + allowed)
             if run.fresh:
-                stop = min(stop, max(unread, run.start + (place == 0)))  # the head itself may go: whoever took it here saw to that
+                stop = min(stop, limit, max(unread, run.start + (place == 0)))  # the head itself may go: whoever took it here saw to that
             if stop <= run.start or run.position > unread:
                 break
             allowed -= stop - run.start
@@ -184,7 +189,7 @@ class Plan:
         mixed = walk.extent.flags & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
-        elif block.key_ids is None or mixed or self.state.away.within(walk.start, stop):
+        elif block.key_ids is None or mixed or self._careful or self.state.away.within(walk.start, stop):
             self._take_some(walk, block, stop)
         else:
             self._take_most(walk, block.key_ids[walk.start - block.base : stop - block.base])
@@ -254,9 +259,12 @@ class Plan:
         self.takes.append(Take(lane, start, stop, runs, b"".join(kept), from_offsets([start + index for index in passed]), passed_keys))
         self._took(runs)
 
-    def _free(self, key: int) -> bool:
+    def _free(self, key: int, position: int = 0) -> bool:
         """Whether the next item of a key may be taken by this plan; noted as taken, or as passed for good."""
         if key in self._touched or key in self.state.keys.map:
+            return False
+        if self._careful and position >= self.state.keys.fences.limit(key):
+            self._touched.add(key)
             return False
         left = self._left.get(key, self.per_key) - 1
         if left:
@@ -270,7 +278,7 @@ class Plan:
         line = self.state.keys.map.get(key)
         if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
             return False
-        position = offset if walk.extent.fresh else walk.extent.position
+        position = _position(walk, offset)
         self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
         return self._jumped
 
@@ -279,11 +287,14 @@ class Plan:
         start = walk.start
         taken: list[tuple[int, int]] = []
         passed: list[tuple[int, int]] = []
-        for offset, key in self._candidates(walk, block, stop):
+        candidates = self._candidates(walk, block, stop)
+        if self._astray(walk, candidates):
+            return
+        for offset, key in candidates:
             if len(taken) == self.room:
                 stop = offset
                 break
-            (taken if key == NO_KEY or self._free(key) else passed).append((offset, key))
+            (taken if key == NO_KEY or self._free(key, _position(walk, offset)) else passed).append((offset, key))
             if key != NO_KEY and self._jumps(walk, offset, key):
                 stop = offset + 1
                 break
@@ -306,6 +317,15 @@ class Plan:
         keys = block.key_ids
         return [(offset, keys[offset - base]) for offset in wanted]
 
+    def _astray(self, walk: "_Walk", candidates: list[tuple[int, int]]) -> bool:
+        """Whether some of these became ready where their slot no longer lives."""
+        if self._departed:
+            for offset, key in candidates:
+                mark = self._departed.get(key & SLOT_MASK) if key != NO_KEY else None
+                if mark is not None and _position(walk, offset) >= mark:
+                    self.strays.append(offset)
+        return bool(self.strays)
+
     def _unread(self, own_lane: int | None) -> tuple[int, int]:
         """The position from which on some lane other than `own_lane` may hold unread items with keys, and that lane."""
         found = (ENDLESS, -1)
@@ -326,9 +346,16 @@ class Plan:
             return
         stop = min(walk.extent.stop, block.stop)
         found = self._candidates(walk, block, stop)
+        if self._astray(walk, found):
+            return
         passed, keys = _split([(offset, key) for offset, key in found if key != NO_KEY])
         left = from_offsets(offset for offset, key in found if key == NO_KEY)
         self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
+
+
+def _position(walk: "_Walk", offset: int) -> int:
+    assert walk.extent is not None
+    return offset if walk.extent.fresh else walk.extent.position
 
 
 def _split(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -1,19 +1,23 @@
 """Produce: items enter, once.
 
 Owns: `decide_produce`, `apply_produced`. A request that was stored before, a dedup id seen inside its window, a transfer whose sequence is
-not new: each answers what it answered then and adds nothing.
+not new: each answers what it answered then and adds nothing. An item that was buried here and parked its key goes back to its old
+place when a transfer returns it: before everything of its key that came later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
 from penstock.rules.commands import Produce, Stored
+from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, SPARSE
 from penstock.rules.records import Answered, Produced, Record
 from penstock.rules.routing import NO_KEY, key_ids
 from penstock.rules.runs import from_offsets, pairs
 from penstock.rules.state import Peek, Remembered, State
+from penstock.rules.waiting import Waiting
+from penstock.words import origin
 from penstock.words.batch import Batch, check_request, validate
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, QueueFull, QueueHeld
@@ -33,8 +37,9 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
         return [], Stored(known.base, known.count, known.ids, again=True)
     if command.source is not None:
         # A transfer was promised by its source: neither pause nor limits hold it up.
-        if command.sequence <= state.producers.get(command.source, 0):
-            return [], Stored(base, 0, again=True)
+        last = state.producers.get(command.source, 0)
+        if command.sequence <= last:
+            return [], Stored(state.arrivals.get(command.source, -1) if command.sequence == last else -1, 0, again=True)
     elif state.paused_produce:
         raise QueueHeld("producing is paused; resume it or try again later")
     batch = batch.own().compact()
@@ -45,7 +50,8 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
             return ([Answered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, again=True)
     answer = Stored(base, len(batch), ids)
     remembered = ids if command.request is not None else None
-    return [Produced(base, batch, command.request, remembered, command.source, command.sequence)], answer
+    places = _places(state, command, batch, base) if command.source is not None else None
+    return [Produced(base, batch, command.request, remembered, command.source, command.sequence, places)], answer
 
 
 def _ids_of(keys: Sequence[bytes | None]) -> list[int]:
@@ -78,15 +84,37 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
     return batch.pick(fresh).compact(), ids
 
 
+def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int] | None:
+    """Which items return to the place of one that was buried here and still parks its key."""
+    if batch.origins is None or batch.key_ids is None:
+        return None
+    found: dict[int, int] = {}
+    for index, (came, key) in enumerate(zip(batch.origins, batch.key_ids, strict=True)):
+        was = None if came is None or key == NO_KEY else origin.decode(came)
+        if was is None or not was.parked or was.incarnation != command.home:
+            continue
+        partition, old = was.place
+        if partition == command.partition and _parked(state, key, old) is not None:
+            found.setdefault(old, base + index)
+    return [offset for old, new in found.items() for offset in (new, old)] or None
+
+
+def _parked(state: State, key: int, offset: int) -> Line | None:
+    """The line of the key, if the burial of that item parks it."""
+    line = state.keys.map.get(key)
+    return line if isinstance(line, Line) and offset in line.parked else None
+
+
 def apply_produced(state: State, record: Produced, now: Moment) -> None:
     batch, base = record.batch, record.base
     stop = base + len(batch)
     if stop > state.next_offset:
         state.next_offset = stop
-    if batch.ats is None:
+    placed = _put_in_places(state, record, now) if record.places else ()
+    if batch.ats is None and not placed:
         _make_ready(state, batch, base, base, stop, now)
     else:
-        _schedule(state, batch, base, now)
+        _spread(state, batch, base, placed, now)
     if batch.ttls is not None or state.policy.ttl:
         _arm_ttl(state, batch, base, now)
     if batch.dedups is not None:
@@ -96,7 +124,13 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
     if record.request is not None:
         state.requests.put(record.request, Remembered(base, len(batch), record.ids), now.elapsed, state.policy.remember)
     if record.source is not None:
-        state.producers[record.source] = max(record.sequence, state.producers.get(record.source, 0))
+        _note_arrival(state, record.source, record.sequence, base)
+
+
+def _note_arrival(state: State, source: bytes, sequence: int, base: int) -> None:
+    if sequence > state.producers.get(source, 0):
+        state.producers[source] = sequence
+        state.arrivals[source] = base
 
 
 def _make_ready(state: State, batch: Batch, base: int, start: int, stop: int, now: Moment) -> None:
@@ -111,16 +145,42 @@ def _make_ready(state: State, batch: Batch, base: int, start: int, stop: int, no
         state.lanes.add(lane, start, stop, flags, start, now.elapsed)
 
 
-def _schedule(state: State, batch: Batch, base: int, now: Moment) -> None:
-    assert batch.ats is not None
+def _put_in_places(state: State, record: Produced, now: Moment) -> set[int]:
+    """Let items stand in their key's line where the old ones stood; says which did, for damage may have taken the record of a burial."""
+    batch, base = record.batch, record.base
+    placed: set[int] = set()
+    touched: dict[int, Line] = {}
+    for new, old in pairs(record.places or ()):
+        key = NO_KEY if batch.key_ids is None else batch.key_ids[new - base]
+        line = _parked(state, key, old)
+        if line is not None:
+            line.parked.remove(old)
+            line.places[new] = line.places.pop(old, old)
+            line.push(Waiting(new, new + 1, _lane(batch, new - base), line.position(new), now.elapsed))
+            state.passed.add(new, new + 1)
+            state.away.add(new, new + 1)
+            state.keys.settle(key, line)
+            placed.add(new)
+            touched[key] = line
+    for line in touched.values():
+        line.places = {offset: at for offset, at in line.places.items() if offset in line.parked or offset not in state.resolved}
+    return placed
+
+
+def _lane(batch: Batch, index: int) -> int:
+    return DEFAULT_PRIORITY if batch.priorities is None else batch.priorities[index]
+
+
+def _spread(state: State, batch: Batch, base: int, placed: Container[int], now: Moment) -> None:
+    """Items that are not in their places already join their lanes, now or, scheduled, later."""
     soon = now.wall + IMMEDIATE
-    for start, stop in pairs(from_offsets(base + index for index, at in enumerate(batch.ats) if at <= soon)):
+    ats = [0] * len(batch) if batch.ats is None else batch.ats
+    for start, stop in pairs(from_offsets(o for o, at in enumerate(ats, base) if at <= soon and o not in placed)):
         _make_ready(state, batch, base, start, stop, now)
-    for index, at in enumerate(batch.ats):
-        if at > soon:
-            offset = base + index
-            tag = DEFAULT_PRIORITY if batch.priorities is None else batch.priorities[index]
-            if batch.key_ids is not None and batch.key_ids[index] != NO_KEY:
+    for offset, at in enumerate(ats, base):
+        if at > soon and offset not in placed:
+            tag = _lane(batch, offset - base)
+            if batch.key_ids is not None and batch.key_ids[offset - base] != NO_KEY:
                 tag |= KEYED
             state.by_wall.add(at, offset, offset + 1, tag)
             state.scheduled.add(offset, offset + 1)

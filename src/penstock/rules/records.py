@@ -42,6 +42,8 @@ class Produced(msgspec.Struct, gc=False):
     """The answer to the request, where some of its items were produced before (dedup)."""
     source: bytes | None = None
     sequence: int = 0
+    places: list[int] | None = None
+    """Items that return to where an item whose burial parked their key stood: flat pairs `[new offset, old offset, …]`."""
 
 
 class Take(msgspec.Struct, array_like=True, gc=False):
@@ -220,6 +222,73 @@ class CursorReleased(msgspec.Struct, array_like=True, gc=False, tag=20):
     name: str
 
 
+class Barrier(msgspec.Struct, array_like=True, gc=False):
+    """Items here from position `since` on wait for those of the same slot (or key) that partition `source` holds from before `mark`."""
+
+    number: int
+    source: int
+    mark: int
+    since: int
+    slots: bytes | None
+    """Packed u16, sorted; None when only keys are left."""
+    keys: bytes = b""
+
+
+class Fenced(msgspec.Struct, array_like=True, gc=False, tag=21):
+    """Slots came here with version `version` of the slot map, and the dedup ids given with them."""
+
+    version: int
+    barriers: list[Barrier]
+    adopted: list[tuple[bytes, int, int]] = []
+    """(digest, deadline, item): an item of another partition as words/ids.py numbers it."""
+
+
+class Narrowed(msgspec.Struct, array_like=True, gc=False, tag=22):
+    """Of a barrier only these keys are left."""
+
+    number: int
+    keys: bytes
+
+
+class Lifted(msgspec.Struct, array_like=True, gc=False, tag=23):
+    """These keys of a narrowed barrier are free; without any left the barrier is gone."""
+
+    number: int
+    keys: bytes
+
+
+class Sent(msgspec.Struct, array_like=True, gc=False, tag=24):
+    """Items are on their way to another partition."""
+
+    destination: bytes
+    sequence: int
+    runs: list[int]
+    keys: bytes = b""
+    """Key ids of `runs` (NO_KEY where there is none, or its line is not touched); empty when no line is touched."""
+
+
+class Promised(msgspec.Struct, array_like=True, gc=False, tag=25):
+    """Items that are not of this partition are on their way to another: follow-ups."""
+
+    destination: bytes
+    sequence: int
+    body: bytes
+
+
+class Delivered(msgspec.Struct, array_like=True, gc=False, tag=26):
+    """A transfer arrived, its items at offsets from `base` on (-1: not known)."""
+
+    destination: bytes
+    sequence: int
+    base: int = -1
+
+
+class Released(msgspec.Struct, array_like=True, gc=False, tag=27):
+    """A parked key goes on without its buried items."""
+
+    key: int
+
+
 StateRecord: TypeAlias = (
     Opened
     | Configured
@@ -241,6 +310,13 @@ StateRecord: TypeAlias = (
     | Dropped
     | CursorMoved
     | CursorReleased
+    | Fenced
+    | Narrowed
+    | Lifted
+    | Sent
+    | Promised
+    | Delivered
+    | Released
 )
 Record: TypeAlias = Produced | StateRecord
 

@@ -6,6 +6,7 @@ The record comes first, durably; the files follow. A crash between the two leave
 """
 
 from penstock.rules.commands import Counted, Drop, MoveCursor, ReleaseCursor
+from penstock.rules.outbox import forget_moved
 from penstock.rules.records import CursorMoved, CursorReleased, Dropped, Record
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Peek, State
@@ -46,6 +47,7 @@ def decide_drop(state: State, command: Drop, now: Moment, peek: Peek) -> tuple[l
 def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
     state.dropped.add_all(record.runs)
     state.resolved.add_all(record.runs)
+    forget_moved(state, record.runs)
     for start, stop in pairs(record.runs):
         gone = state.buried_set.within(start, stop)
         state.buried_set.remove(start, stop)

@@ -35,9 +35,21 @@ def slot(key: bytes) -> int:
 
 
 def digest(*parts: bytes) -> bytes:
-    """A 16-byte name for ids given by callers (dedup ids, request ids). Cryptographic, because a collision would lose an item."""
+    """A 16-byte name for ids given by callers (request ids; `dedup_digest` for dedup ids). Cryptographic: a collision loses an item."""
     whole = hashlib.blake2b(digest_size=16)
     for part in parts:
         whole.update(len(part).to_bytes(4, "little"))
         whole.update(part)
     return whole.digest()
+
+
+def dedup_digest(key: bytes | None, dedup: bytes) -> bytes:
+    """The name of a dedup id within its key, or without one. It begins with the slot that routes the item, and moves with it."""
+    home = slot(dedup if key is None else key)
+    scope = b"\0" if key is None else b"\1" + key
+    return home.to_bytes(2, "big") + digest(b"penstock.dedup", scope, dedup)[:14]
+
+
+def dedup_slot(digest: bytes) -> int:
+    """The slot that a dedup_digest belongs to."""
+    return int.from_bytes(digest[:2], "big")

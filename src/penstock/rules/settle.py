@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
 from penstock.rules.leases import Grant
+from penstock.rules.outbox import promises
 from penstock.rules.records import Answered, Buried, Completed, Extended, Record, Retried, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets
@@ -58,14 +59,25 @@ def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) ->
             if command.lease in state.leases.finished:
                 return [], Settled(0)
             raise _lost(command.lease)
-        return _with_answer(command, [Completed(command.lease)], Settled(grant.count))
+        return _with_answer(command, [Completed(command.lease), *promises(state, command.then)], Settled(grant.count))
     if grant is None:
-        return [], _repeated(state, command.lease, command.offsets)
+        known = _repeated(state, command.lease, command.offsets)
+        _check_whole(command, known.refused)
+        return [], known
     good, refused, early = _sort(grant, command.offsets)
     again = [offset for offset in refused if grant.done is not None and offset in grant.done]
     refused = [offset for offset in refused if offset not in again] if again else refused
-    records: list[Record] = [Completed(command.lease, from_offsets(good))] if good else []
+    _check_whole(command, refused + early)
+    records: list[Record] = [Completed(command.lease, from_offsets(good)), *promises(state, command.then)] if good else []
     return _with_answer(command, records, Settled(len(good) + len(again), refused, early))
+
+
+def _check_whole(command: Complete, refused: list[int]) -> None:
+    """With follow-ups it is all of the items or none."""
+    if command.then and refused:
+        raise LeaseLost(
+            "some of the items are not held by this lease (any more), so nothing was completed and no follow-up made; drop the work"
+        )
 
 
 def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:

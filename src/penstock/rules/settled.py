@@ -62,7 +62,8 @@ def apply_retried(state: State, record: Retried, now: Moment) -> None:
 
 def _give_back(state: State, grant: Grant, returned: list[int], now: Moment) -> None:
     """The later items of a unit return to their places; one whose ttl ended meanwhile is judged anew, now that it waits."""
-    for offset in reversed(offsets(returned)):
+    chosen = set(offsets(returned))
+    for offset in reversed([offset for offset in grant.open if offset in chosen] if chosen else []):  # as they were given, the last first
         lane, key = grant.close(offset)
         _to_front(state, offset, lane, key, now)
         if offset in state.overdue:
@@ -106,7 +107,7 @@ def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: 
         state.scheduled.add(offset, offset + 1)
         state.by_elapsed.add(due, offset, offset + 1, lane | KEYED)
     else:
-        line.waiting.appendleft(Waiting(offset, offset + 1, lane, offset, now.elapsed))
+        line.waiting.appendleft(Waiting(offset, offset + 1, lane, line.position(offset), now.elapsed))
         state.passed.add(offset, offset + 1)
     state.keys.settle(key, line)
 

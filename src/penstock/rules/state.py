@@ -3,7 +3,8 @@
 Owns: `State`. Only `apply` functions (the modules beside this one) change it; anybody may read it.
 An item's state is kept in one way each, and READY is what is left:
 - resolved, buried, scheduled: by their sets; passed: ready, but in its key's line (keys.py);
-- away: everything that is not ready in a lane = resolved + buried + scheduled + passed + leased;
+- moving: on its way to another partition (outbox.py);
+- away: everything that is not ready in a lane = resolved + buried + moving + scheduled + passed + leased;
 - leased: away and in none of the others. Counts follow from the sizes of the sets and are kept nowhere else.
 """
 
@@ -71,6 +72,11 @@ def find_all(peek: Peek, offsets: Iterable[int]) -> list[Block]:
     return found
 
 
+def lost_runs(blocks: Iterable[Block], end: int) -> list[int]:
+    """What damage took of blocks that were looked at; `end` is the partition's next offset."""
+    return [edge for block in blocks if block.lost for edge in (block.base, min(block.stop, end))]
+
+
 class Failure(NamedTuple):
     """What is known of an item that came back."""
 
@@ -88,6 +94,14 @@ class Burial(NamedTuple):
     attempts: int
     first_failed_at: int
     last_failed_at: int
+
+
+class Outgoing(msgspec.Struct, array_like=True):
+    """A transfer on its way: items of this partition, or (follow-ups) a batch as bytes."""
+
+    sequence: int
+    runs: list[int]
+    body: bytes = b""
 
 
 class Remembered(msgspec.Struct, array_like=True):
@@ -109,6 +123,7 @@ class Counts(NamedTuple):
     leased: int
     completed: int
     buried: int
+    moving: int = 0
 
 
 class State:
@@ -152,6 +167,19 @@ class State:
         self.dedup = DedupIds()
         self.producers: dict[bytes, int] = {}
         """source → the last sequence taken from it."""
+        self.arrivals: dict[bytes, int] = {}
+        """source → the offset at which that transfer's items begin."""
+        self.moving = RunSet()
+        """On their way to another partition."""
+        self.outbox: dict[bytes, list[Outgoing]] = {}
+        """destination → transfers not yet known to have arrived, in order."""
+        self.sequences: dict[bytes, int] = {}
+        """destination → the last sequence given."""
+        self.moved: dict[int, tuple[int, bytes, int]] = {}
+        """first offset → (end, destination, base there or -1) of items that went elsewhere."""
+        self.fence_version = 0
+        """The version of the slot map by which slots last came here."""
+        self.fences_given = 0
 
     @property
     def next_lease(self) -> int:
@@ -165,7 +193,7 @@ class State:
     def leased_within(self, start: int, stop: int) -> RunSet:
         """Offsets of [start, stop) that are leased."""
         found = RunSet(self.away.within(start, stop))
-        for others in (self.resolved, self.scheduled, self.passed, self.buried_set):
+        for others in (self.resolved, self.scheduled, self.passed, self.buried_set, self.moving):
             found.remove_all(others.within(start, stop))
         return found
 
@@ -192,13 +220,21 @@ class State:
             return LifeState.COMPLETED
         if offset in self.buried_set:
             return LifeState.BURIED
+        if offset in self.moving:
+            return LifeState.MOVING
         return LifeState.SCHEDULED if offset in self.scheduled else LifeState.LEASED
 
     @property
+    def ready(self) -> int:
+        """How many items are ready, whether or not their keys are free."""
+        return self.next_offset - self.away.total + self.passed.total
+
+    @property
     def counts(self) -> Counts:
-        ready = self.next_offset - len(self.away) + len(self.passed)
-        scheduled, completed, buried = len(self.scheduled), len(self.resolved), len(self.buried_set)
-        return Counts(ready, scheduled, self.next_offset - ready - scheduled - completed - buried, completed, buried)
+        ready = self.ready
+        scheduled, completed, buried, moving = len(self.scheduled), len(self.resolved), len(self.buried_set), len(self.moving)
+        leased = self.next_offset - ready - scheduled - completed - buried - moving
+        return Counts(ready, scheduled, leased, completed, buried, moving)
 
     def next_due(self) -> tuple[int | None, int | None]:
         """When something comes due by itself: by elapsed time, by wall time."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from penstock.logs import codec
 from penstock.logs.api import FrameType, Gap
-from penstock.loop.partition import Items, Partition
+from penstock.loop.blocks import Items
+from penstock.loop.partition import Partition
 from penstock.rules import base, machine
 from penstock.rules.life import TRANSITIONS, Event
 from penstock.rules.life import State as Life

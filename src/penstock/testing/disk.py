@@ -187,6 +187,9 @@ class SimulatedFiles:
     def remove(self, path: str) -> None:
         self._step("remove", path, lambda: self._tree.remove(path), changes=True)
 
+    def remove_directory(self, path: str) -> None:
+        self._step("remove_directory", path, lambda: self._tree.remove_directory(path), changes=True)
+
     def lock(self, path: str) -> int | None:
         return self._step("lock", path, lambda: self._lock(path), changes=True)
 

@@ -62,6 +62,12 @@ class Tree:
         file = self.file(path)
         self.directory(os.path.dirname(path)).change(Unlink(names_of(path)[-1], file))
 
+    def remove_directory(self, path: str) -> None:
+        directory = self.directory(path)
+        if directory.seen:
+            raise error(errno.ENOTEMPTY, path)
+        self.directory(os.path.dirname(path)).change(Unlink(names_of(path)[-1], directory))
+
     def rename(self, source: str, target: str) -> None:
         file = self.file(source)
         self.directory(os.path.dirname(source)).change(Rename(names_of(source)[-1], names_of(target)[-1], file))

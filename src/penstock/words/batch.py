@@ -22,6 +22,7 @@ from penstock.words.limits import (
     MAX_NAME_BYTES,
     MAX_PAYLOAD_BYTES,
 )
+from penstock.words.origin import MAX_ORIGIN_BYTES
 
 Texts = Sequence[str | None] | None
 
@@ -43,7 +44,9 @@ class Batch(msgspec.Struct, gc=False):
     """Wall time before which an item is not ready."""
     ttls: Sequence[int] | None = None
     dedups: Sequence[bytes | None] | None = None
-    """16-byte digests of (key, dedup id)."""
+    """routing.dedup_digest(key, dedup id)."""
+    origins: Sequence[bytes | None] | None = None
+    """Where transferred items came from: origin.encode(Origin)."""
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -81,6 +84,7 @@ class Batch(msgspec.Struct, gc=False):
             and self.ats is None
             and self.ttls is None
             and self.dedups is None
+            and self.origins is None
         )
 
     def own(self) -> "Batch":
@@ -98,7 +102,7 @@ class Batch(msgspec.Struct, gc=False):
             self.keys = self.key_ids = None
         if self.priorities is not None and self.priorities.count(DEFAULT_PRIORITY) == len(self.priorities):
             self.priorities = None
-        for name in ("headers", "kinds", "encodings", "references", "dedups"):
+        for name in ("headers", "kinds", "encodings", "references", "dedups", "origins"):
             column = getattr(self, name)
             if column is not None and all(value is None for value in column):
                 setattr(self, name, None)
@@ -141,6 +145,7 @@ def _validate_columns(batch: Batch, count: int) -> Batch:
                 raise InvalidRequest(f"{name} has {len(column)} entries for {count} items; give one each")
     _check_bytes("key", batch.keys, MAX_KEY_BYTES)
     _check_bytes("headers", batch.headers, MAX_HEADERS_BYTES)
+    _check_bytes("transfer's origin", batch.origins, MAX_ORIGIN_BYTES)
     for name in ("kinds", "encodings", "references"):
         _check_texts(name[:-1], getattr(batch, name))
     if batch.priorities is not None and not isinstance(batch.priorities, bytes):
@@ -153,7 +158,7 @@ def _validate_columns(batch: Batch, count: int) -> Batch:
     if (batch.keys is None) != (batch.key_ids is None):
         raise InvalidRequest("keys and key_ids must be given together; fill key_ids with routing.key_ids(keys)")
     if batch.dedups is not None and any(digest is not None and (type(digest) is not bytes or len(digest) != 16) for digest in batch.dedups):
-        raise InvalidRequest("a dedup digest is not 16 bytes; make it with routing.digest")
+        raise InvalidRequest("a dedup digest is not 16 bytes; make it with routing.dedup_digest")
     return batch
 
 

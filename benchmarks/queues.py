@@ -1,0 +1,258 @@
+"""What does the public API cost over the bare engine, and how does it scale with threads and partitions?
+
+    make bench-queues                    (python benchmarks/queues.py [--items N] [--rounds N] [--no-write])
+
+100-byte random payloads. Every figure is the median of rounds, and what is compared is measured in turn within each round, because
+machines are noisy: read the ratios. Writes benchmarks/results/queues.json.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import engine
+
+import penstock
+from penstock.logs.api import Durability
+
+BATCH = 1_000
+PAYLOAD = 100
+SINGLES = 3_000
+THREADS = 16
+PER_THREAD = 150
+WIDTHS = (1, 2, 4, 8, 64)
+KEYS = 100_000
+PINGS = 500
+RESULTS = Path(__file__).parent / "results" / "queues.json"
+
+Figures = dict[str, list[float]]
+
+
+@contextmanager
+def queue(home: Path, durability: Durability = "fsync", partitions: int = 1) -> Iterator[penstock.Queue]:
+    """A new queue in a directory of its own, removed afterwards."""
+    place = Path(tempfile.mkdtemp(dir=home))
+    broker = penstock.open(place, durability=durability)
+    try:
+        yield broker.create_queue("bench", partitions=partitions)
+    finally:
+        broker.close()
+        shutil.rmtree(place)
+
+
+def produce(target: penstock.Queue, batches: list[list[bytes]]) -> None:
+    for payloads in batches:
+        target.produce_many(payloads)
+
+
+def drain(target: penstock.Queue, batch: int = BATCH) -> int:
+    """Lease, hold every payload as an object, complete, a batch at a time."""
+    done = 0
+    while leases := target.lease(batch):
+        done += len([lease.item.payload for lease in leases])
+        leases.complete()
+    return done
+
+
+async def aproduce_and_drain(place: Path, durability: Durability, batches: list[list[bytes]], figures: Figures, name: str) -> None:
+    async with await penstock.aopen(place, durability=durability) as broker:
+        target = await broker.create_queue("bench")
+        items = sum(map(len, batches))
+        began = time.perf_counter()
+        for payloads in batches:
+            await target.produce_many(payloads)
+        middle = time.perf_counter()
+        done = 0
+        while leases := await target.lease(BATCH):
+            done += len([lease.item.payload for lease in leases])
+            await leases.complete()
+        assert done == items
+        figures[f"{name}_async_produce"].append(items / (middle - began))
+        figures[f"{name}_async_drain"].append(items / (time.perf_counter() - middle))
+
+
+async def aproduce_side_by_side(place: Path, payload: bytes) -> float:
+    """Single durable items from many tasks at once."""
+    async with await penstock.aopen(place) as broker:
+        target = await broker.create_queue("bench")
+
+        async def one() -> None:
+            for _ in range(PER_THREAD):
+                await target.produce(payload)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(one() for _ in range(THREADS)))
+        return THREADS * PER_THREAD / (time.perf_counter() - began)
+
+
+def threads_produce(target: penstock.Queue, threads: int, each: int, payload: bytes) -> float:
+    """Single items from so many threads; items per second."""
+    ready = threading.Barrier(threads + 1)
+
+    def work() -> None:
+        ready.wait()
+        for _ in range(each):
+            target.produce(payload)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    began = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    return threads * each / (time.perf_counter() - began)
+
+
+def ping(target: penstock.Queue) -> list[float]:
+    """How long from produce to a waiting lease, on an idle queue: seconds, each time."""
+    sent: list[float] = []
+    took: list[float] = []
+    listening, heard = threading.Semaphore(0), threading.Semaphore(0)
+
+    def consume() -> None:
+        for _ in range(PINGS):
+            listening.release()
+            leases = target.lease(wait=30)
+            took.append(time.perf_counter() - sent[-1])
+            leases.complete()
+            heard.release()
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    for _ in range(PINGS):
+        listening.acquire()
+        while not target.stats().waiting_consumers:
+            pass
+        sent.append(time.perf_counter())
+        target.produce(b"ping")
+        heard.acquire()
+    consumer.join()
+    return took
+
+
+def against_the_engine(home: Path, batches: list[list[bytes]], figures: Figures) -> None:
+    """Batches through the API and through a bare partition, with and without fsync."""
+    items = sum(map(len, batches))
+    for durability in ("fsync", "os"):
+        with engine.partition(home, durability) as part:
+            figures[f"{durability}_engine_produce"].append(engine.per_second(items, lambda: engine.produce(part, batches)))
+            figures[f"{durability}_engine_drain"].append(engine.per_second(items, lambda: engine.drain(part)))
+        with queue(home, durability) as target:
+            figures[f"{durability}_produce"].append(engine.per_second(items, lambda: produce(target, batches)))
+            figures[f"{durability}_drain"].append(engine.per_second(items, lambda: drain(target)))
+        place = Path(tempfile.mkdtemp(dir=home))
+        asyncio.run(aproduce_and_drain(place, durability, batches, figures, durability))
+        shutil.rmtree(place)
+
+
+def singles(home: Path, payload: bytes, figures: Figures) -> None:
+    """One item a call: produce, lease, complete."""
+    for durability, number in (("fsync", SINGLES // 10), ("os", SINGLES)):
+        with queue(home, durability) as target:
+            figures[f"{durability}_single_produce"].append(
+                engine.per_second(number, lambda: [target.produce(payload) for _ in range(number)])  # noqa: B023
+            )
+            figures[f"{durability}_single_drain"].append(engine.per_second(number, lambda: drain(target, 1)))
+
+
+def side_by_side(home: Path, payload: bytes, figures: Figures) -> None:
+    """Many callers share one sync."""
+    with queue(home) as target:
+        figures["threads_1"].append(threads_produce(target, 1, PER_THREAD, payload))
+        figures[f"threads_{THREADS}"].append(threads_produce(target, THREADS, PER_THREAD, payload))
+    place = Path(tempfile.mkdtemp(dir=home))
+    figures[f"tasks_{THREADS}"].append(asyncio.run(aproduce_side_by_side(place, payload)))
+    shutil.rmtree(place)
+
+
+def widths(home: Path, batches: list[list[bytes]], keys: list[list[str]], figures: Figures) -> None:
+    """One producer and one consumer over more and more partitions, with and without keys."""
+    items = sum(map(len, batches))
+    for width in WIDTHS:
+        with queue(home, partitions=width) as target:
+            figures[f"width_{width}_produce"].append(engine.per_second(items, lambda: produce(target, batches)))
+            figures[f"width_{width}_drain"].append(engine.per_second(items, lambda: drain(target)))
+        with queue(home, partitions=width) as target:
+            keyed = [[penstock.NewItem(p, key=k) for p, k in zip(*pair, strict=True)] for pair in zip(batches, keys, strict=True)]
+            figures[f"width_{width}_keyed_produce"].append(
+                engine.per_second(items, lambda: [target.produce_many(batch) for batch in keyed])  # noqa: B023
+            )
+            figures[f"width_{width}_keyed_drain"].append(engine.per_second(items, lambda: drain(target)))
+
+
+def latency(home: Path, figures: Figures) -> None:
+    for durability in ("fsync", "os"):
+        with queue(home, durability) as target:
+            took = sorted(ping(target))
+            figures[f"{durability}_idle_p50_us"].append(took[len(took) // 2] * 1e6)
+            figures[f"{durability}_idle_p99_us"].append(took[len(took) * 99 // 100] * 1e6)
+
+
+def ratios(found: dict[str, float]) -> dict[str, tuple[float, str]]:
+    """What is to be read: ratio and aim."""
+    made = {
+        f"{verb}, {how}{durability}, of the bare engine": (
+            found[f"{durability}_{key}{verb}"] / found[f"{durability}_engine_{verb}"],
+            "≥ 0.7",
+        )
+        for durability in ("fsync", "os")
+        for how, key in (("", ""), ("async, ", "async_"))
+        for verb in ("produce", "drain")
+    }
+    made[f"{THREADS} threads producing single items with fsync, of one"] = (found[f"threads_{THREADS}"] / found["threads_1"], "≥ 6")
+    made[f"{THREADS} tasks producing single items with fsync, of one thread"] = (found[f"tasks_{THREADS}"] / found["threads_1"], "–")
+    for width in WIDTHS[1:]:
+        for kind in ("produce", "drain", "keyed_produce", "keyed_drain"):
+            made[f"{kind.replace('_', ' ')}, {width} partitions, of one"] = (found[f"width_{width}_{kind}"] / found[f"width_1_{kind}"], "–")
+    return made
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--items", type=int, default=200_000)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--no-write", action="store_true", help="print only")
+    given = arguments.parse_args()
+    rng = random.Random(1)
+    batches = [[rng.randbytes(PAYLOAD) for _ in range(BATCH)] for _ in range(given.items // BATCH)]
+    keys = [[f"key-{rng.randrange(KEYS)}" for _ in range(BATCH)] for _ in batches]
+    figures: Figures = defaultdict(list)
+    steps: list[Callable[[Path], None]] = [
+        lambda home: against_the_engine(home, batches, figures),
+        lambda home: singles(home, batches[0][0], figures),
+        lambda home: side_by_side(home, batches[0][0], figures),
+        lambda home: widths(home, batches[: len(batches) // 4], keys[: len(batches) // 4], figures),
+        lambda home: latency(home, figures),
+    ]
+    for _ in range(given.rounds):
+        for step in steps:
+            with tempfile.TemporaryDirectory(prefix="penstock-bench-") as home:
+                step(Path(home))
+    found = {name: statistics.median(values) for name, values in figures.items()}
+    read = ratios(found)
+    print(f"{'':62} measured     aim")
+    for name, (value, aim) in read.items():
+        print(f"{name:62} {value:8.2f} {aim:>7}")
+    for name in ("fsync_idle_p50_us", "fsync_idle_p99_us", "os_idle_p50_us", "os_idle_p99_us"):
+        print(f"{name:62} {found[name]:8.0f}")
+    if not given.no_write:
+        about = {"items": given.items, "rounds": given.rounds, "python": platform.python_version(), "cores": os.cpu_count()}
+        written = {"about": about, "ratios": {name: round(value, 3) for name, (value, _) in read.items()}, "per_second": found}
+        RESULTS.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

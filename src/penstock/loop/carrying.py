@@ -1,0 +1,240 @@
+"""Transfers: what leaves a queue and what arrives.
+
+Owns: `Carrying`. Dead letters, redrives, follow-ups and items whose key lives elsewhere now all go the same way: a record in the
+source's outbox, durable before anything else happens; a delivery to the queue of the destination, which takes each sequence once; the
+news of its arrival back to the source. One transfer at a time is under way per source and destination, so that they arrive in order.
+One that fails is tried again after a while; nothing is dropped.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from penstock.logs import codec
+from penstock.loop.blocks import Items
+from penstock.loop.member import Member
+from penstock.loop.partitions import Partitions
+from penstock.loop.requests import Arrived, Deliver, Request
+from penstock.rules import commands
+from penstock.rules.commands import Stored
+from penstock.rules.outbox import destination, place_of
+from penstock.rules.routing import NO_KEY, SLOT_MASK
+from penstock.rules.runs import from_offsets, offsets
+from penstock.rules.slots import SlotMap
+from penstock.rules.state import Outgoing
+from penstock.words import ids, origin
+from penstock.words.batch import Batch
+from penstock.words.clock import SECOND
+from penstock.words.errors import PenstockError, QueueNotFound
+from penstock.words.limits import MIB
+from penstock.words.origin import Origin
+
+SEND_ITEMS = 1_000
+SEND_BYTES = 16 * MIB
+"""A transfer holds about so much; an item more, if it is large."""
+READ_ITEMS = 32
+RETRY_AFTER = 1 * SECOND
+
+
+class Office(msgspec.Struct):
+    """How a queue reaches others: set by the broker."""
+
+    post: Callable[[int, Request], None]
+    """Put a request into the inbox of the queue with that incarnation; raises QueueNotFound."""
+    map_of: Callable[[int], tuple[SlotMap, Sequence[int]]]
+    """The slot map and the partitions that take items of a queue; raises QueueNotFound."""
+
+
+class Carrying:
+    """The transfers of a queue."""
+
+    def __init__(self, partitions: Partitions, office: Office) -> None:
+        self._partitions = partitions
+        self._office = office
+        self.dead = 0
+        """The incarnation of the dead queue; 0 is none."""
+        self._spread = 0
+
+    # -- at the source -------------------------------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """With a dead queue, whatever is buried here leaves for it."""
+        for member in self._partitions.healthy():
+            if member.state.buried_set:
+                with suppress(PenstockError):  # it stays buried, and is tried again in the next turn
+                    self.send(member, offsets(member.state.buried_set.runs), self.dead)
+
+    def forward(self, member: Member, strays: Sequence[int]) -> None:
+        """Items that became ready where their slot no longer lives leave for where it does."""
+        self.send(member, strays, self._partitions.incarnation)
+
+    def send(self, member: Member, chosen: Sequence[int], incarnation: int) -> None:
+        """Items leave for another queue (or this one), each for the partition where its key lives there."""
+        slots, active = self._office.map_of(incarnation)
+        shares: dict[int, list[int]] = {}
+        size = items_sent = 0
+        for start in range(0, len(chosen), READ_ITEMS):
+            for items in self._read(member, from_offsets(sorted(chosen[start : start + READ_ITEMS]))):
+                homes = self._homes(items, incarnation, slots, active)
+                for offset, home in zip(_offsets(items), homes, strict=True):
+                    shares.setdefault(home, []).append(offset)
+                size += items.batch.size_bytes
+                items_sent += len(items.batch)
+            if size >= SEND_BYTES or items_sent >= SEND_ITEMS:
+                self._enter(member, shares, incarnation)
+                size = items_sent = 0
+        self._enter(member, shares, incarnation)
+
+    def _enter(self, member: Member, shares: dict[int, list[int]], incarnation: int) -> None:
+        for home, share in shares.items():
+            self._partitions.run(member, commands.Send(share, destination(incarnation, home)))
+        shares.clear()
+        self._spread += 1
+
+    def _homes(self, items: Items, incarnation: int, slots: SlotMap, active: Sequence[int]) -> list[int]:
+        """Where items go: by key; without one all together to one partition after the other; parked ones back to their old place."""
+        anywhere = active[self._spread % len(active)]
+        keys = items.batch.key_ids or [NO_KEY] * len(items.batch)
+        homes = [slots.owners[key & SLOT_MASK] if key != NO_KEY else anywhere for key in keys]
+        if items.batch.origins is not None:
+            for index, packed in enumerate(items.batch.origins):
+                known = origin.decode(packed) if packed is not None else None
+                if known is not None and known.parked and known.incarnation == incarnation and not known.forwarded:
+                    homes[index] = ids.parse_id(known.id)[0]
+        return homes
+
+    def letters(self, then: Sequence[tuple[int, Batch]]) -> list[commands.Letter]:
+        """Follow-ups as letters: cut by destination."""
+        found: list[commands.Letter] = []
+        for incarnation, batch in then:
+            slots, active = self._office.map_of(incarnation)
+            self._spread += 1
+            anywhere = active[self._spread % len(active)]
+            homes = [slots.owners[key & SLOT_MASK] if key != NO_KEY else anywhere for key in batch.key_ids or [NO_KEY] * len(batch)]
+            for home in sorted(set(homes)):
+                share = batch.pick([index for index, there in enumerate(homes) if there == home])
+                found.append(commands.Letter(destination(incarnation, home), codec.pack_batch(share)))
+        return found
+
+    def carry(self, now: int) -> None:
+        """Set out with the first transfer of every outbox that has none under way."""
+        for member in self._partitions.healthy():
+            for packed, line in member.state.outbox.items():
+                under_way = member.carrying.get(packed)
+                if under_way is None or (under_way < 0 and now >= -under_way):
+                    self._set_out(member, packed, line[0], now)
+
+    def _set_out(self, member: Member, packed: bytes, entry: Outgoing, now: int) -> None:
+        incarnation, partition = place_of(packed)
+        try:
+            batch = codec.unpack_batch(entry.body) if entry.body else self._load(member, entry, incarnation)
+            request = Deliver(partition, destination(self._partitions.incarnation, member.number), entry.sequence, batch)
+            request.on_done = self._news(member.number, packed, entry.sequence)
+            member.carrying[packed] = entry.sequence
+            self._office.post(incarnation, request)
+        except PenstockError:
+            member.carrying[packed] = -(now + RETRY_AFTER)
+            self._partitions.touch(member)
+
+    def _news(self, number: int, packed: bytes, sequence: int) -> Callable[[Request], None]:
+        """What to do when a delivery is over, in whatever thread that is: tell the source."""
+
+        def tell(done: Request) -> None:
+            self._partitions.post(Arrived(number, packed, sequence, done.answer if done.error is None else -1, done.error))
+
+        return tell
+
+    def _load(self, member: Member, entry: Outgoing, incarnation: int) -> Batch | None:
+        """The items of a transfer, each with where it comes from."""
+        batches = [self._addressed(member, items, incarnation) for items in self._read(member, entry.runs)]
+        return codec.join_batches(batches) if batches else None
+
+    def _addressed(self, member: Member, items: Items, incarnation: int) -> Batch:
+        """Items as they leave: without what belongs to their past (schedule, dedup id), with where they come from."""
+        batch, known = items.batch, items.batch.origins
+        packed = [
+            origin.encode(self._origin(member, offset, items.produced_at, known[index] if known is not None else None, incarnation))
+            for index, offset in enumerate(_offsets(items))
+        ]
+        forwarded = incarnation == self._partitions.incarnation
+        return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=batch.ttls if forwarded else None, origins=packed)
+
+    def _origin(self, member: Member, offset: int, produced_at: int, before: bytes | None, incarnation: int) -> Origin:
+        state, partitions = member.state, self._partitions
+        burial = state.buried.get(offset)
+        if burial is not None:
+            where = ids.format_id(member.number, offset)
+            parked = state.policy.on_bury == "park"
+            return Origin(
+                partitions.name,
+                partitions.incarnation,
+                where,
+                burial.attempts,
+                burial.reason,
+                produced_at,
+                burial.first_failed_at,
+                burial.last_failed_at,
+                burial.buried_at,
+                parked,
+            )
+        if before is not None:
+            return origin.decode(before)
+        return Origin(
+            partitions.name,
+            partitions.incarnation,
+            ids.format_id(member.number, offset),
+            produced_at=produced_at,
+            forwarded=incarnation == partitions.incarnation,
+        )
+
+    def arrived(self, request: Arrived) -> None:
+        """News of a transfer from here."""
+        member = self._partitions.members.get(request.partition)
+        if member is None or member.carrying.get(request.destination) != request.sequence:
+            return
+        if request.failed is not None:
+            member.carrying[request.destination] = -(self._partitions.now + RETRY_AFTER)
+            self._partitions.touch(member)
+            return
+        del member.carrying[request.destination]
+        if member.healthy:
+            self._partitions.run(member, commands.Confirm(request.destination, request.sequence, request.base))
+            self._partitions.again = True
+
+    # -- at the destination --------------------------------------------------------------------------
+
+    def deliver(self, request: Deliver) -> None:
+        """Take a transfer in, unless it was taken before."""
+        partitions = self._partitions
+        member = partitions.members.get(request.partition)
+        if member is None:
+            raise QueueNotFound(f"queue {partitions.name!r} has no partition {request.partition}; it is tried again")
+        partition = member.open
+        if request.batch is None:
+            partitions.answer(request, (member, Stored(-1, 0)))
+            return
+        command = commands.Produce(request.batch, None, request.source, request.sequence, partitions.incarnation, member.number)
+        stored = partitions.run(member, command)
+        assert isinstance(stored, Stored)
+        if stored.again:
+            stored = Stored(partition.state.arrivals.get(request.source, -1), 0)
+        partitions.answer(request, (member, stored))
+
+    def _read(self, member: Member, runs: list[int]) -> list[Items]:
+        self._partitions.touch(member)
+        return member.open.items(runs)
+
+    @property
+    def under_way(self) -> int:
+        """Transfers in the outboxes of this queue."""
+        return sum(len(line) for member in self._partitions.healthy() for line in member.state.outbox.values())
+
+    def addressed_to(self, incarnation: int) -> int:
+        """Transfers in the outboxes of this queue that are for another."""
+        lines = (pair for member in self._partitions.healthy() for pair in member.state.outbox.items())
+        return sum(len(line) for packed, line in lines if place_of(packed)[0] == incarnation)
+
+
+def _offsets(items: Items) -> range:
+    return range(items.start, items.start + len(items.batch))

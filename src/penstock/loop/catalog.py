@@ -1,0 +1,224 @@
+"""The catalog at work: which queues there are, over a log of its own.
+
+Owns: `Catalog`, the only place where the catalog's state and its log meet. The log is that of incarnation 0, partition 0, which is no
+queue's: STATE frames hold the records of one change, BASE frames the whole catalog; there are no items, so every offset is 0.
+    create, update, reshape, delete, removed     decide, then `run`
+    run(records)                                 append, sync, then apply: all of it or nothing
+Opening is replay through the same `apply`. After a failed write the log goes back to what is synced and is replayed; nothing is retried.
+A change is really synced in every durability mode: the logs of queues come and go by what is said here.
+Not thread-safe: the broker holds a lock.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Concatenate, NoReturn, ParamSpec
+
+import msgspec
+
+from penstock.logs import codec
+from penstock.logs.api import Draft, Frame, FrameType, Gap, Log
+from penstock.rules import catalog, queues
+from penstock.rules.catalog import Entry, Options, Record, State
+from penstock.words.clock import Clock
+from penstock.words.errors import BrokerClosed, CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.limits import MIB
+
+INCARNATION, PARTITION = 0, 0
+"""Whose log it is."""
+SEGMENT_BYTES = 1 * MIB
+"""A larger segment is followed by another, which begins with a Base; a large Base makes for larger segments."""
+KEPT_SEGMENTS = 2
+"""The one before the newest stays, so that a damaged Base does not take every queue with it."""
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Record])
+P = ParamSpec("P")
+
+
+class Catalog:
+    """Every queue of a broker, and the log that tells of them."""
+
+    def __init__(self, log: Log, clock: Clock) -> None:
+        self.state = State()
+        self.gaps: list[Gap] = []
+        """What a repair found lost: queues may be missing, or be there again."""
+        self._log = log
+        self._clock = clock
+        self._base_bytes = 0
+        self._failed = False
+        self._closed = False
+        try:
+            self._open()
+        except BaseException:  # the log cannot be opened again while this one holds it; what went wrong first is what is said
+            with contextlib.suppress(OSError, PenstockError):
+                log.close()
+            raise
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The queues by name."""
+        return [entry for _, entry in sorted(self.state.names.items())]
+
+    @property
+    def deleted(self) -> list[int]:
+        """Incarnations of deleted queues whose files may still be there. (One that is merely unknown may be a queue that damage took.)"""
+        return sorted(self.state.deleted)
+
+    def find(self, name: str) -> Entry:
+        """The queue of that name."""
+        return queues.named(self.state, name)
+
+    def get(self, incarnation: int) -> Entry:
+        """The queue of that incarnation."""
+        return queues.known(self.state, incarnation)
+
+    # -- changing ------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        name: str,
+        options: Options,
+        *,
+        incarnation: int,
+        partitions: int = 1,
+        exist_ok: bool = False,
+        given: Mapping[str, object] | None = None,
+    ) -> Entry:
+        """Make a queue; see rules/queues.py. The answer has another incarnation when the queue was there."""
+        self._do(queues.create, name, options, partitions, incarnation, self._wall(), exist_ok, given)
+        return self.find(name)
+
+    def update(self, incarnation: int, changes: Mapping[str, object]) -> Entry:
+        """Change options of a queue."""
+        self._do(queues.update, incarnation, changes)
+        return self.get(incarnation)
+
+    def reshape(
+        self, incarnation: int, active: Collection[int], *, read_only: Collection[int], marks: Mapping[int, int], keep_since: int
+    ) -> Entry:
+        """Give a queue other partitions."""
+        self._do(queues.reshape, incarnation, active, read_only, marks, self._wall(), keep_since)
+        return self.get(incarnation)
+
+    def delete(self, name: str) -> Entry:
+        """End a queue; its files may go from now on."""
+        self._usable()
+        entry = self.find(name)
+        self._do(queues.delete, name)
+        return entry
+
+    def removed(self, incarnation: int) -> None:
+        """Say that the files of a deleted queue are gone."""
+        self._do(queues.removed, incarnation)
+
+    def run(self, records: Sequence[Record]) -> None:
+        """Store records and make them true, all or none."""
+        self._usable()
+        if not records:
+            return
+        try:
+            self._store(records)
+        except StorageFailed as error:
+            self._fail(error)
+        if self._log.segment_bytes > max(SEGMENT_BYTES, 4 * self._base_bytes):
+            self._keep_house()
+
+    def _do(self, decide: Callable[Concatenate[State, P], Sequence[Record]], *args: P.args, **kwargs: P.kwargs) -> None:
+        self._usable()
+        self.run(decide(self.state, *args, **kwargs))
+
+    def _store(self, records: Sequence[Record]) -> None:
+        now = self._clock.read()
+        self._failed = True  # until all is done: an interrupt may come anywhere, and then state and log may differ
+        self._log.append([Draft(FrameType.STATE, 0, len(records), 0, now.elapsed, now.wall, [_encoder.encode(records)])])
+        self._log.flush()
+        for record in records:
+            catalog.apply(self.state, record)
+        self._failed = False
+
+    def _fail(self, error: StorageFailed) -> NoReturn:
+        """Go back to what is synced. If even that fails, nobody can say what will be found."""
+        try:
+            self.reopen()
+        except PenstockError as worse:
+            what = f"storage failed ({error}) and the catalog was not rolled back ({worse})"
+            raise OutcomeUnknown(f"{what}; open the broker again, then look whether the change is there") from worse
+        raise error
+
+    def _keep_house(self) -> None:
+        """The change is stored and stands even if this fails: the catalog goes on from what is synced, or fails next time."""
+        self._failed = True
+        try:
+            self._rotate()
+            self._log.drop(max(0, len(self._log.segments()) - KEPT_SEGMENTS))
+            self._failed = False
+        except StorageFailed:
+            with contextlib.suppress(PenstockError):
+                self.reopen()
+
+    def _rotate(self) -> None:
+        body = catalog.dump(self.state)
+        self._log.rotate(codec.base(body, self._clock.read(), 0))
+        self._base_bytes = len(body)
+
+    # -- opening and closing -------------------------------------------------------------------------
+
+    def reopen(self) -> None:
+        """After a failure: begin again from what is synced."""
+        self._refuse_closed()
+        self._failed = True
+        self._log.reset()
+        self._open()
+        self._failed = False
+
+    def close(self) -> None:
+        """Let go of the log. Closing twice is fine."""
+        self._closed = True
+        self._log.close()
+
+    def _open(self) -> None:
+        state, gaps = State(), []
+        for found in self._log.recover():
+            if isinstance(found, Gap):
+                gaps.append(_mended(found))
+            elif found.type is FrameType.BASE:
+                state = catalog.load(found.body)
+                self._base_bytes = len(found.body)
+            else:
+                for record in _records(found):
+                    catalog.apply(state, record)
+        self.state, self.gaps = state, gaps
+        if self._log.wants_base or gaps:  # what was made of the damage is said once, in a Base
+            self._rotate()
+
+    def _usable(self) -> None:
+        self._refuse_closed()
+        if self._failed:
+            raise StorageFailed("the catalog failed before and could not go on; reopen it, then try again")
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise BrokerClosed("the catalog is closed; open the broker again")
+
+    def _wall(self) -> int:
+        return self._clock.read().wall
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "failed" if self._failed else "open"
+        return f"Catalog({state}, {len(self.state.names)} queues)"
+
+
+def _mended(gap: Gap) -> Gap:
+    """The gap, unless it is damage that nobody has looked at: which queues there are is not to be guessed."""
+    if not gap.mended:
+        raise CorruptLog(f"the catalog is damaged at {gap.where} ({gap.why}); run verify, then repair")
+    return gap
+
+
+def _records(frame: Frame) -> list[Record]:
+    try:
+        return _decoder.decode(frame.body)
+    except msgspec.MsgspecError as error:
+        what = f"frame {frame.sequence} of the catalog is whole but cannot be understood ({error})"
+        raise CorruptLog(f"{what}; use a newer Penstock") from error

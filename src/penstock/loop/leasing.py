@@ -1,0 +1,140 @@
+"""Leases, for a whole queue: who waits, and who gets what from which partition.
+
+Owns: `Leasing`. Whoever asks waits in line until there is something or the deadline passes; anything that makes an item ready ends in
+a turn, and every turn deals. Items are dealt round-robin (dealing.py). One consumer drains all partitions: each call goes on with the
+partition behind the one where the last call ended, and takes what it can there before it looks at the next.
+"""
+
+from penstock.loop import requests
+from penstock.loop.carrying import Carrying
+from penstock.loop.dealing import shares
+from penstock.loop.member import Member
+from penstock.loop.partitions import Partitions
+from penstock.loop.resizing import Resizing
+from penstock.loop.retention import mean_bytes
+from penstock.rules import commands
+from penstock.rules.commands import Again, Granted, Strayed
+from penstock.rules.routing import digest
+from penstock.words.errors import PenstockError
+from penstock.words.limits import MAX_BATCH_BYTES
+
+MANY = 100
+"""From so many on, large items might make a reply that nobody can hold: the size of those in the log bounds it."""
+ROUNDS = 4
+"""Steps of looking through a backlog of held keys that one lease may take in a turn."""
+
+
+class Leasing:
+    """Those who wait for items."""
+
+    def __init__(self, partitions: Partitions, carrying: Carrying, resizing: Resizing) -> None:
+        self._partitions = partitions
+        self._carrying = carrying
+        self._resizing = resizing
+        self.waiting: list[requests.Lease] = []
+        self._next = 0  # index of the partition to begin with
+        self._unfinished = False  # a partition has to look further before it knows whether it has something
+
+    def run(self, request: requests.Lease) -> None:
+        """Put a request in line, unless it is the repetition of one that was answered."""
+        if request.request is not None and (known := self._known(request)):
+            self._partitions.answer(request, known)
+            return
+        self.waiting.append(request)
+
+    def _known(self, request: requests.Lease) -> list[tuple[Member, Granted]]:
+        command = self._command(request, request.want)
+        found = []
+        for member in self._partitions.members.values():
+            if member.healthy and member.state.requests.get(command.request or b"", member.open.now().elapsed) is not None:
+                granted = self._partitions.run(member, command)
+                if isinstance(granted, Granted) and granted.lease:
+                    found.append((member, granted))
+        return found
+
+    def deal(self, now: int) -> None:
+        """Give out what is ready; tell those whose time is over."""
+        if not self.waiting:
+            return
+        waiting = [request for request in self.waiting if not request.gone]
+        given: list[list[tuple[Member, Granted]]] = [[] for _ in waiting]
+        sources = self._sources()
+        self._unfinished = False
+        if sources:
+            there = sum(member.state.ready for member in sources)
+            left = shares([request.want for request in waiting], there)
+            self._hand_out(waiting, given, left, sources)
+        self.waiting = []
+        for request, parts in zip(waiting, given, strict=True):
+            if parts:
+                self._partitions.answer(request, parts)
+            elif request.deadline <= now and not self._unfinished:
+                request.finish([])
+            else:
+                self.waiting.append(request)
+
+    def _sources(self) -> list[Member]:
+        """Partitions that may have something, beginning behind the last one used."""
+        members = list(self._partitions.members.values())
+        found = members[self._next :] + members[: self._next]
+        return [m for m in found if m.error is None and m.partition is not None and m.state.ready and not m.state.paused_lease]
+
+    def _hand_out(
+        self, waiting: list[requests.Lease], given: list[list[tuple[Member, Granted]]], left: list[int], sources: list[Member]
+    ) -> None:
+        """Rounds of dealing. Among several each takes a part at a time, as held keys may make items scarcer than they seem.
+
+        One whose request has an id takes all at once: a partition remembers one lease for it.
+        """
+        crowd = len(waiting)
+        handed = True
+        while handed and sources:
+            handed = False
+            for index, request in enumerate(waiting):
+                alone = crowd == 1 or request.request is not None
+                portion = left[index] if alone else min(left[index], max(1, request.want // crowd))
+                if not portion:
+                    continue
+                parts = self._take(request, portion, sources)
+                given[index] += parts
+                left[index] = 0 if alone else left[index] - sum(granted.count for _, granted in parts)
+                handed = handed or bool(parts)
+
+    def _take(self, request: requests.Lease, want: int, sources: list[Member]) -> list[tuple[Member, Granted]]:
+        """Up to `want` items, from as few partitions as need be; those that have nothing (more) to give are left out from now on."""
+        parts: list[tuple[Member, Granted]] = []
+        while want and sources:
+            granted = self._lease(sources[0], self._command(request, want))
+            if granted is not None and granted.lease:
+                parts.append((sources[0], granted))
+                want -= granted.count
+            if want:
+                sources.pop(0)
+        if parts:
+            numbers = list(self._partitions.members)
+            self._next = (numbers.index(parts[-1][0].number) + 1) % len(numbers)
+        if sources and len(sources) > 1:
+            sources.append(sources.pop(0))  # the next one begins elsewhere
+        return parts
+
+    def _lease(self, member: Member, command: commands.Lease) -> Granted | None:
+        partitions = self._partitions
+        command.departed = self._resizing.departed(member.number)
+        if command.want > MANY:
+            command.want = max(1, min(command.want, MAX_BATCH_BYTES // max(1, mean_bytes(member.open.log.segments(), member.state))))
+        while True:
+            try:
+                answer = partitions.run(member, command, rounds=ROUNDS)
+                if isinstance(answer, Strayed):
+                    self._carrying.forward(member, answer.offsets)
+                    continue
+            except PenstockError:
+                return None  # the commit says what is wrong
+            if isinstance(answer, Again):  # looked far enough for one turn
+                partitions.again = self._unfinished = True
+                return None
+            return answer if isinstance(answer, Granted) else None
+
+    def _command(self, request: requests.Lease, want: int) -> commands.Lease:
+        name = None if request.request is None else digest(b"lease", request.request)
+        return commands.Lease(want, request.consumer, request.timeout, request.per_key, name)

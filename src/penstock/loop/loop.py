@@ -1,0 +1,245 @@
+"""The loop: who runs a queue's turns, and how callers reach them.
+
+Owns: `Loop`. Group commit by flat combining: a caller puts its request into the inbox and, if nobody runs a turn, runs one itself, with
+everything that waits; else it sleeps until its answer is there or it is woken to lead the next turn. So a lone caller never changes
+threads, and many share one sync. One runner thread, begun when first needed, runs turns when something comes due, for those who cannot
+run one themselves (`submit`: async callers, other queues) and for those who wait.
+Every request ends: by its answer, by its deadline, when its caller is gone, or at shutdown.
+Without threads (`threaded=False`) nothing runs by itself: whoever holds the loop calls `turn`, which is how simulations drive it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from penstock.loop.inbox import Inbox, closed
+from penstock.loop.meter import Meter
+from penstock.loop.requests import Lease, Request, Watch
+from penstock.loop.turn import Turns
+from penstock.words.clock import SECOND
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy
+
+TAKE = 1_000
+"""Requests of one turn."""
+GRACE = 5 * SECOND
+"""A waiting request is answered by the turn in which its deadline passes; after this its caller gives up on that."""
+IDLE_SECONDS = 60.0
+_log = logging.getLogger("penstock")
+
+
+class Loop:
+    """One queue at work."""
+
+    def __init__(self, turns: Turns, *, threaded: bool = True) -> None:
+        self.turns = turns
+        self.meter = Meter()
+        self._inbox = Inbox(turns.name)
+        self._turning = threading.Lock()
+        self._starting = threading.Lock()
+        self._threaded = threaded
+        self._runner: threading.Thread | None = None
+        self._alarm: SimpleQueue[None] = SimpleQueue()
+        self._wakes_at: int | None = None
+        self._closed = False
+        turns.post = self._post
+
+    # -- for callers ---------------------------------------------------------------------------------
+
+    def call(self, request: Request) -> Any:
+        """Put a request and wait for its answer; the calling thread runs the turn if nobody else does."""
+        request.make_gate()
+        self._enter(request)
+        try:
+            while not request.done:
+                if self._turning.acquire(blocking=False):
+                    try:
+                        self._lead(request)
+                    finally:
+                        self._turning.release()
+                    self._pass_on()
+                    if request.done:
+                        break
+                self._sleep(request)
+        except BaseException:
+            self.cancel(request)
+            self.wake()  # it may have been this one's turn to lead
+            raise
+        return request.result()
+
+    def submit(self, request: Request) -> None:
+        """Put a request; `request.on_done` is called with its answer, by whichever thread has it."""
+        self._enter(request)
+        self.wake()
+
+    def cancel(self, request: Request) -> None:
+        """The caller is gone: its place is free, and what a turn has leased to it meanwhile goes back."""
+        request.gone = True
+        if not request.claim() and request.done and isinstance(request, Lease) and request.answer:
+            with suppress(BrokerClosed):
+                self.turns.settling.give_back(request.answer)
+        self.wake()
+
+    def _enter(self, request: Request) -> None:
+        if self._closed:
+            raise closed(self.turns.name)
+        turns = self.turns
+        request.entered_at = turns.clock.read().elapsed
+        held = len(turns.leasing.waiting) + len(turns.producing.waiting) + len(turns.watching)
+        self._inbox.enter(request, held)
+
+    def _post(self, request: Request) -> None:
+        """A message of the queue's own, or of another queue: never refused while the loop is open."""
+        if self._closed:
+            raise closed(self.turns.name)
+        request.entered_at = self.turns.clock.read().elapsed
+        self._inbox.post(request)
+        self.wake()
+
+    post = _post
+
+    def _sleep(self, request: Request) -> None:
+        """Until there is an answer, or it is time to lead, or the deadline is past."""
+        if not request.deadline:
+            request.sleep(IDLE_SECONDS)
+            return
+        left = request.deadline - self.turns.clock.read().elapsed
+        if left > 0:
+            request.sleep(left / SECOND)
+        elif request.claim():
+            request.gone = True
+            request.finish(error=late(self.turns.name))
+            self.wake()  # it may have been this one's turn to lead
+        elif left > -GRACE:  # the turn that has it will answer
+            request.sleep((left + GRACE) / SECOND)
+        else:
+            request.gone = True
+            request.finish(error=OutcomeUnknown("the answer did not come in time; repeat with the same request id"))
+
+    # -- turns ---------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Run one turn by hand; whether there is more to do at once."""
+        with self._turning:
+            self._turn()
+        return self.busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn now would find something to do."""
+        return self.turns.again or len(self._inbox) > 0
+
+    def _lead(self, request: Request) -> None:
+        """Run turns until this caller's request is answered or has to wait for something."""
+        while True:
+            self._turn()
+            if request.done or (request.taken and not self.turns.again):
+                return
+
+    def _turn(self) -> None:
+        turns = self.turns
+        taken = self._inbox.take(TAKE)
+        now = turns.clock.read().elapsed
+        for request in taken:
+            if request.deadline and now > request.deadline and not isinstance(request, Lease | Watch):
+                request.finish(error=late(turns.name))
+        before = turns.produced
+        turns.turn([request for request in taken if not request.done] if taken else taken, now)
+        if taken or turns.answered:
+            self.meter.turn(taken, turns.answered, turns.clock.read().elapsed, turns.produced - before)
+
+    def _pass_on(self) -> None:
+        """After a turn: somebody must lead the next one, if there is a reason for it, now or later."""
+        if self._inbox and self._inbox.wake_one():
+            return
+        if self.busy:
+            self.wake()
+            return
+        next_run = self.turns.next_run
+        if next_run is not None and (self._wakes_at is None or next_run < self._wakes_at):
+            self.wake()
+
+    # -- the runner ----------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Let the runner look what there is to do."""
+        if not self._threaded or self._closed:
+            return
+        if self._runner is None:
+            with self._starting:
+                if self._runner is None and not self._closed:
+                    runner = threading.Thread(target=self._run, name=f"penstock {self.turns.name}", daemon=True)
+                    self._wakes_at = 0
+                    self._runner = runner
+                    runner.start()
+        self._alarm.put(None)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wakes_at = None  # who plans something from here on rings
+            self._wakes_at = self.turns.next_run
+            if not self.busy:
+                self._rest()
+            self._wakes_at = 0
+            with suppress(Empty):
+                while True:
+                    self._alarm.get_nowait()
+            try:
+                with self._turning:
+                    if not self._closed:
+                        self._turn()
+            except Exception:  # the turn has told its callers and set its partitions aside; the next one may do better
+                _log.exception("a turn of queue %r went wrong", self.turns.name)
+            self._hand_over()
+
+    def _rest(self) -> None:
+        """Sleep until something comes due or somebody calls."""
+        seconds = IDLE_SECONDS
+        if self._wakes_at is not None:
+            seconds = min(seconds, max(0.0, (self._wakes_at - self.turns.clock.read().elapsed) / SECOND))
+        with suppress(Empty):
+            self._alarm.get(timeout=seconds)
+
+    def _hand_over(self) -> None:
+        """A caller that sleeps with its request in the inbox leads its own turn."""
+        if self._inbox:
+            self._inbox.wake_one()
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def inspect(self, look: Callable[[Turns], Any]) -> Any:
+        """Run a function between two turns, without one."""
+        with self._turning:
+            return look(self.turns)
+
+    def close(self, error: PenstockError | None = None) -> None:
+        """Answer everyone, make everything durable, let go. Who still waits gets `error`."""
+        if self._closed:
+            return
+        self._inbox.closed = True
+        with self._turning:
+            try:
+                while self._inbox:  # who came before the end is served, if it can be at once
+                    with suppress(PenstockError):
+                        self._turn()
+            finally:
+                self._closed = True
+                self.turns.refuse_all(error or closed(self.turns.name))
+                self._alarm.put(None)
+                self.turns.close()
+        if self._runner is not None and self._runner is not threading.current_thread():
+            self._runner.join()
+
+    def abandon(self) -> None:
+        """In a forked child: this loop is its parent's."""
+        self._closed = True
+        self._inbox.closed = True
+
+    def __repr__(self) -> str:
+        return f"Loop({self.turns.name!r}, {len(self.turns.members)} partitions{', closed' if self._closed else ''})"
+
+
+def late(name: str) -> QueueBusy:
+    return QueueBusy(f"queue {name!r} did not get to the request in time; nothing was done, try again in a moment")

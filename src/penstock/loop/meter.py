@@ -1,0 +1,85 @@
+"""What a queue did: counters, and how long callers waited.
+
+Owns: `Meter` and `Histogram`. Cheap enough to be always on: a few additions per request. Latencies fall into buckets that grow by a
+quarter each, so a quantile is right to within about a tenth.
+"""
+
+import math
+from collections.abc import Sequence
+
+from penstock.loop.requests import Lease, Request, Settle
+
+BUCKETS = 100
+GROWTH = 1.25
+_LOG_GROWTH = math.log(GROWTH)
+
+
+class Histogram:
+    """How often something took about how many microseconds."""
+
+    __slots__ = ("counts", "total", "worst")
+
+    def __init__(self) -> None:
+        self.counts = [0] * BUCKETS
+        self.total = 0
+        self.worst = 0
+
+    def add(self, microseconds: int) -> None:
+        at = int(math.log(microseconds) / _LOG_GROWTH) if microseconds > 1 else 0
+        self.counts[min(at, BUCKETS - 1)] += 1
+        self.total += 1
+        if microseconds > self.worst:
+            self.worst = microseconds
+
+    def quantile(self, share: float) -> float:
+        """So many microseconds or fewer in that share of all cases; 0 when there were none."""
+        wanted = share * self.total
+        seen = 0
+        for at, number in enumerate(self.counts):
+            seen += number
+            if number and seen >= wanted:
+                return float(min(self.worst, GROWTH ** (at + 0.5)))
+        return 0.0
+
+
+class Meter:
+    """Counters of one queue since it was opened."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.requests: dict[str, int] = {}
+        self.errors: dict[str, int] = {}
+        self.items: dict[str, int] = {}
+        self.latencies: dict[str, Histogram] = {}
+
+    def turn(self, taken: Sequence[Request], answered: Sequence[Request], now: int, produced: int) -> None:
+        """Note what a turn took in and what it answered."""
+        self.turns += 1
+        if produced:
+            self._items("produced", produced)
+        for request in taken:
+            self.requests[request.verb] = self.requests.get(request.verb, 0) + 1
+            if request.error is not None:
+                self.errors[request.error.code] = self.errors.get(request.error.code, 0) + 1
+        for request in answered:
+            found = self.latencies.get(request.verb)
+            if found is None:
+                found = self.latencies[request.verb] = Histogram()
+            found.add(now - request.entered_at)
+            if isinstance(request, Settle):
+                self._settled(request)
+            elif isinstance(request, Lease) and request.answer:
+                self._items("leased", sum(handed.granted.count for handed in request.answer))
+
+    def _settled(self, request: Settle) -> None:
+        done = sum(one.done for one in request.answer or () if not isinstance(one, Exception))
+        refused = sum(1 for one in request.answer or () if isinstance(one, Exception))
+        self._items(_PAST[request.action], done)
+        if refused:
+            self.errors["lease_lost"] = self.errors.get("lease_lost", 0) + refused
+
+    def _items(self, what: str, number: int) -> None:
+        self.items[what] = self.items.get(what, 0) + number
+
+
+_PAST = {"complete": "completed", "retry": "retried", "bury": "buried", "extend": "extended"}

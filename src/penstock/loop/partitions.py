@@ -1,0 +1,98 @@
+"""A queue's partitions, and what all steps of its turn share.
+
+Owns: `Partitions`: the members, the slot map, the answers that wait for the commit, and what the steps of a turn tell each other.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from penstock.loop.member import Member
+from penstock.loop.partition import Partition
+from penstock.loop.requests import Request
+from penstock.loop.retention import unresolved_bytes
+from penstock.rules.commands import Answer, Command
+from penstock.rules.slots import SlotMap
+from penstock.words.clock import Clock
+from penstock.words.errors import PenstockError
+
+
+class Partitions:
+    """The members of one queue."""
+
+    def __init__(
+        self, name: str, incarnation: int, open_partition: Callable[[int], Partition], clock: Clock, chance: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.clock = clock
+        self.members: dict[int, Member] = {}
+        self.active: Sequence[int] = ()
+        """Those that take items."""
+        self.map = SlotMap(0, [])  # type: ignore[arg-type]  # before `shape`
+        self.older_maps: Sequence[SlotMap] = ()
+        """Maps under which requests may have been cut that are still remembered, newest first."""
+        self.now = 0
+        """When the turn began, elapsed."""
+        self.again = False
+        """There is more to do at once."""
+        self.produced = 0
+        self.touched: list[Member] = []
+        """By this turn."""
+        self.used: set[int] = set()
+        """Numbers of the partitions that an operator's word had to do with."""
+        self.pending: list[tuple[Request, Any]] = []
+        self.post: Callable[[Request], None] = lambda request: None
+        """Puts a message of the queue's own into its inbox."""
+        self._open_partition = open_partition
+        self._chance = chance
+
+    def shape(self, slots: SlotMap, active: Sequence[int], numbers: Sequence[int], older: Sequence[SlotMap] = ()) -> None:
+        """The queue has these partitions (`numbers`), of which `active` take items as `slots` says; new ones are opened."""
+        for number in sorted(numbers):
+            self.add(number)
+        self.map, self.active, self.older_maps = slots, active, older
+
+    def add(self, number: int) -> Member:
+        """The member of that number, opened when it is new."""
+        if number not in self.members:
+            self.members[number] = Member(number, self._open_partition, self.clock, self._chance)
+            self.touch(self.members[number])
+        return self.members[number]
+
+    def healthy(self) -> Iterator[Member]:
+        """Partitions that are in order."""
+        return (member for member in list(self.members.values()) if member.error is None and member.partition is not None)
+
+    def run(self, member: Member, command: Command, rounds: int = 0) -> Answer:
+        """Run a command in a partition; it is committed with the turn."""
+        partition = member.open
+        self.touch(member)
+        return partition.run(command, rounds)
+
+    def touch(self, member: Member) -> None:
+        """This partition has to do with the turn: it is committed and planned with it."""
+        if not member.touched:
+            member.touched = True
+            self.touched.append(member)
+        self.used.add(member.number)
+
+    def answer(self, request: Request, result: Any) -> None:
+        """This will be the answer, if what it rests on can be committed."""
+        self.pending.append((request, result))
+
+    def attempt(self, request: Any, step: Callable[[Any], None]) -> None:
+        """One step for a request; a refusal is its answer."""
+        try:
+            step(request)
+        except PenstockError as error:
+            request.finish(error=error)
+
+    def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
+        """Items that are not resolved, and about how many bytes of log they take."""
+        items = size = 0
+        for member in self.healthy():
+            state = member.state
+            items += state.next_offset - state.resolved.total - state.buried_set.total
+            if with_bytes:
+                size += unresolved_bytes(member.open.log.segments(), state)
+        return items, size

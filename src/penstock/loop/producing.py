@@ -1,0 +1,186 @@
+"""Produce, for a whole queue: which partition takes which items.
+
+Owns: `Producing`. An item with a key goes where its slot lives; one without, but with a dedup id or in a request with an id, goes where
+the slot of that id lives, so that its repetition finds it; all others go together to the partition with the least to do that is in
+order. A request that does not fit waits for room until its deadline.
+A request id is remembered by each partition under the version of the slot map that cut the request: a repetition after a resize looks
+up the old versions first and adds only what none of them knows.
+"""
+
+from collections.abc import Sequence
+
+from penstock.loop import requests
+from penstock.loop.member import Member
+from penstock.loop.partitions import Partitions
+from penstock.loop.requests import Placed
+from penstock.rules import commands
+from penstock.rules.commands import Stored
+from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot, digest, slot
+from penstock.rules.slots import SlotMap
+from penstock.words.batch import Batch
+from penstock.words.errors import PenstockError, QueueFull, QueueHeld, StorageFailed
+
+FREE = -1  # goes wherever there is least to do
+
+
+class Producing:
+    """The produces of a queue, and those that wait for room."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self.waiting: list[requests.Produce] = []
+        self.max_items = 0
+        self.max_bytes = 0
+
+    def run(self, request: requests.Produce) -> None:
+        """Store the items, or let the request wait for room."""
+        if (self.max_items or self.max_bytes) and not self._fits(request.batch):
+            self.waiting.append(request)
+            return
+        partitions, batch = self._partitions, request.batch
+        if request.request is None and batch.key_ids is None and batch.dedups is None:
+            number = self._least().number
+            partitions.answer(request, [self._store(number, None, batch, None)])
+            return
+        left: Sequence[int] | None = None
+        placed: list[Placed] = []
+        if request.request is not None:
+            placed, left = self._known(request)
+        if left is None or left:
+            cut = batch if left is None else batch.pick(left)
+            name = None if request.request is None else _name(request.request, partitions.map)
+            for number, indexes in self._cut(cut, request.request, partitions.map).items():
+                share = cut if indexes is None else cut.pick(indexes)
+                whole = indexes if left is None else [left[index] for index in (range(len(cut)) if indexes is None else indexes)]
+                placed.append(self._store(number, whole, share, name))
+        partitions.answer(request, placed)
+
+    def retry(self, now: int) -> None:
+        """Those that wait for room try again, in the order in which they came; who waited too long is told so."""
+        waiting, self.waiting = self.waiting, []
+        for place, request in enumerate(waiting):
+            if request.gone:
+                continue
+            if request.deadline and now >= request.deadline:
+                request.finish(error=self._full())
+            elif not self._fits(request.batch):
+                self.waiting += [request, *waiting[place + 1 :]] if not self._expired(waiting[place + 1 :], now) else [request]
+                return
+            else:
+                self._partitions.attempt(request, self.run)
+
+    def _expired(self, others: list[requests.Produce], now: int) -> bool:
+        """Tell those behind the first whose time is over; whether the rest was put back."""
+        for request in others:
+            if request.deadline and now >= request.deadline:
+                request.finish(error=self._full())
+            elif not request.gone:
+                self.waiting.append(request)
+        return True
+
+    def _full(self) -> PenstockError:
+        return QueueFull(f"queue {self._partitions.name!r} is full; wait until items are resolved, or raise max_items or max_bytes")
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether there is room. A batch larger than the limit itself goes in when nothing else is there."""
+        items, size = self._partitions.unresolved(with_bytes=bool(self.max_bytes))
+        if not items:
+            return True
+        if self.max_items and items + len(batch) > self.max_items:
+            return False
+        return not self.max_bytes or size + batch.size_bytes <= self.max_bytes
+
+    # -- where to ------------------------------------------------------------------------------------
+
+    def _least(self) -> Member:
+        """The partition for items that may go anywhere: in order, taking items, with the fewest ready."""
+        best: Member | None = None
+        fewest = 0
+        paused = False
+        for number in self._partitions.active:
+            member = self._partitions.members[number]
+            if member.error is not None or member.partition is None:
+                continue
+            state = member.partition.state
+            if state.paused_produce:
+                paused = True
+                continue
+            if best is None or state.ready < fewest:
+                best, fewest = member, state.ready
+        if best is None:
+            if paused:
+                raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
+            raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order; try again in a moment")
+        return best
+
+    def _cut(self, batch: Batch, request: bytes | None, slots: SlotMap) -> dict[int, Sequence[int] | None]:
+        """Partition → indexes of its items (None: all)."""
+        homes = _homes(batch, request, slots)
+        if len(set(homes)) == 1:
+            return {homes[0] if homes[0] != FREE else self._least().number: None}
+        found: dict[int, list[int]] = {}
+        for index, home in enumerate(homes):
+            found.setdefault(home, []).append(index)
+        cut: dict[int, Sequence[int] | None] = {home: indexes for home, indexes in found.items() if home != FREE}
+        if FREE in found:
+            least = self._least().number
+            cut[least] = sorted([*(cut.get(least) or ()), *found[FREE]])
+        return cut
+
+    def _store(self, number: int, indexes: Sequence[int] | None, batch: Batch, name: bytes | None) -> Placed:
+        partitions = self._partitions
+        try:
+            member = partitions.members[number]
+            if not member.fenced:
+                raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
+            stored = partitions.run(member, commands.Produce(batch, name))
+        except PenstockError as error:
+            return Placed(number, indexes, None, error)
+        assert isinstance(stored, Stored)
+        partitions.produced += stored.count
+        return Placed(number, indexes, stored)
+
+    # -- repetitions after a resize ------------------------------------------------------------------
+
+    def _known(self, request: requests.Produce) -> tuple[list[Placed], Sequence[int] | None]:
+        """What older versions of the slot map know of a request, and the indexes that none of them does (None: all)."""
+        assert request.request is not None
+        placed: list[Placed] = []
+        left: list[int] | None = None
+        for slots in self._partitions.older_maps:
+            name = _name(request.request, slots)
+            for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
+                member = self._partitions.members.get(number)
+                if member is None or not member.healthy:
+                    continue
+                known = member.state.requests.get(name, member.open.now().elapsed)
+                if known is not None:
+                    left = [i for i in (range(len(request.batch)) if left is None else left) if i not in set(indexes)]
+                    placed.append(Placed(number, indexes, Stored(known.base, known.count, known.ids, again=True)))
+        return placed, left
+
+
+def _name(request: bytes, slots: SlotMap) -> bytes:
+    return digest(b"produce", request, slots.version.to_bytes(4, "big"))
+
+
+def _homes(batch: Batch, request: bytes | None, slots: SlotMap) -> list[int]:
+    """The partition of each item."""
+    owners = slots.owners
+    default = FREE if request is None else owners[slot(request)]
+    if batch.key_ids is None:
+        homes = [default] * len(batch)
+    else:
+        homes = [owners[key & SLOT_MASK] if key != NO_KEY else default for key in batch.key_ids]
+    if batch.dedups is not None:
+        for index, name in enumerate(batch.dedups):
+            if name is not None:
+                homes[index] = owners[dedup_slot(name)]
+    return homes
+
+
+def _grouped(homes: list[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for index, home in enumerate(homes):
+        found.setdefault(home, []).append(index)
+    return found

@@ -1,0 +1,231 @@
+"""Requests: what waits in a queue's inbox, and how its caller learns the answer.
+
+Owns: `Request` and its kinds. A request is filled in by its caller, answered once by a turn, and never shared. Whoever waits holds the
+gate; whoever answers opens it. A gate may also be opened to say that it is this caller's turn to lead.
+Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from penstock.loop.blocks import Items
+from penstock.rules.commands import Granted, Settled, Stored
+from penstock.words.batch import Batch
+from penstock.words.errors import PenstockError
+
+
+class Request:
+    """One call, from its entry to its answer."""
+
+    verb: ClassVar[str] = "request"
+    reserved: ClassVar[bool] = False
+    """May take one of the places kept free for what relieves a queue."""
+
+    def __init__(self, deadline: int = 0) -> None:
+        self.deadline = deadline
+        self.answer: Any = None
+        self.error: PenstockError | None = None
+        self.done = False
+        self.gone = False
+        """The caller waits no longer."""
+        self._unclaimed = [True]
+        self.entered_at = 0
+        self.on_done: Callable[[Request], None] | None = None
+        self._gate: SimpleQueue[None] | None = None
+
+    def finish(self, answer: Any = None, error: PenstockError | None = None) -> None:
+        """Say the answer, once; who is late says nothing."""
+        if self.done:
+            return
+        self.answer, self.error = answer, error
+        self.done = True
+        if self.on_done is not None:
+            with suppress(Exception):  # a caller that cannot be told must not break the turn for others
+                self.on_done(self)
+        self.open_gate()
+
+    def claim(self) -> bool:
+        """Whether this one may decide what becomes of the request: the first turn that takes it, or a caller that gives up before."""
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
+
+    @property
+    def taken(self) -> bool:
+        """In a turn, or waiting for one to have something for it."""
+        return not self._unclaimed
+
+    def make_gate(self) -> None:
+        self._gate = SimpleQueue()
+
+    def open_gate(self) -> bool:
+        """Wake the caller, if there is one that sleeps."""
+        if self._gate is None:
+            return False
+        self._gate.put(None)
+        return True
+
+    def sleep(self, seconds: float | None) -> None:
+        """Until the gate is opened or the time is over."""
+        assert self._gate is not None
+        try:
+            self._gate.get(timeout=seconds)
+        except Empty:
+            return
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else "gone" if self.gone else "taken" if self.taken else "waiting"
+        return f"{type(self).__name__}({state})"
+
+
+class Placed(NamedTuple):
+    """The part of a produce that one partition took or refused: the items at `indexes` (None: all)."""
+
+    partition: int
+    indexes: Sequence[int] | None
+    stored: Stored | None
+    error: PenstockError | None = None
+
+
+class Produce(Request):
+    """Store items. Answered with a list of `Placed`."""
+
+    verb = "produce"
+
+    def __init__(self, batch: Batch, request: bytes | None = None, deadline: int = 0) -> None:
+        super().__init__(deadline)
+        self.batch = batch
+        self.request = request
+
+
+class Handed(NamedTuple):
+    """The part of a lease that one partition gave."""
+
+    partition: int
+    granted: Granted
+    items: list[Items]
+    seconds: float
+    """How long it is given for, counted from now."""
+
+
+class Lease(Request):
+    """Give items. Answered with a list of `Handed`, empty when nothing came before the deadline."""
+
+    verb = "lease"
+
+    def __init__(
+        self, want: int, consumer: str = "", timeout: int = 0, per_key: int = 1, request: bytes | None = None, deadline: int = 0
+    ) -> None:
+        super().__init__(deadline)
+        self.want = want
+        self.consumer = consumer
+        self.timeout = timeout
+        self.per_key = per_key
+        self.request = request
+
+
+class Part(NamedTuple):
+    """Items of one lease: all that are open when offsets are None."""
+
+    partition: int
+    lease: int
+    offsets: Sequence[int] | None = None
+
+
+Verb = Literal["complete", "retry", "bury", "extend"]
+
+
+class Settle(Request):
+    """Settle items of leases. Answered with a `Settled` or an error for each part."""
+
+    reserved = True
+
+    def __init__(
+        self,
+        action: Verb,
+        parts: Sequence[Part],
+        *,
+        delay: int = 0,
+        reason: str = "",
+        counted: bool = True,
+        timeout: int = 0,
+        then: Sequence[tuple[int, Batch]] = (),
+        request: bytes | None = None,
+        deadline: int = 0,
+    ) -> None:
+        super().__init__(deadline)
+        self.action = action
+        self.parts = parts
+        self.delay = delay
+        self.reason = reason
+        self.counted = counted
+        self.timeout = timeout
+        self.then = then
+        """Follow-ups: (incarnation, items)."""
+        self.request = request
+
+    @property
+    def verb(self) -> str:  # type: ignore[override]
+        return self.action
+
+
+SettleAnswer = list[Settled | PenstockError]
+
+
+class Do(Request):
+    """Anything an operator asks: a function of the queue's `Turns`, run in a turn."""
+
+    verb = "admin"
+    reserved = True
+
+    def __init__(self, action: Callable[[Any], Any], deadline: int = 0) -> None:
+        super().__init__(deadline)
+        self.action = action
+
+
+class Watch(Request):
+    """Wait until there are items at or beyond these offsets; answered with True, or False at the deadline."""
+
+    verb = "watch"
+
+    def __init__(self, offsets: dict[int, int], deadline: int = 0) -> None:
+        super().__init__(deadline)
+        self.offsets = offsets
+
+
+class Deliver(Request):
+    """A transfer arrives. Answered with the offset of its first item (-1: not known)."""
+
+    verb = "transfer"
+    reserved = True
+
+    def __init__(self, partition: int, source: bytes, sequence: int, batch: Batch | None) -> None:
+        super().__init__()
+        self.partition = partition
+        self.source = source
+        self.sequence = sequence
+        self.batch = batch
+        """None when damage took all of it."""
+
+
+class Arrived(Request):
+    """What became of a transfer from here: `base` there, or an error."""
+
+    verb = "transfer"
+    reserved = True
+
+    def __init__(self, partition: int, destination: bytes, sequence: int, base: int, failed: PenstockError | None) -> None:
+        super().__init__()
+        self.partition = partition
+        self.destination = destination
+        self.sequence = sequence
+        self.base = base
+        self.failed = failed

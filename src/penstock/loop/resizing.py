@@ -1,0 +1,209 @@
+"""Another width: slots move, order stays.
+
+Owns: `Resizing`. A resize is one record in the catalog: a new version of the slot map, and where each partition stood at that moment
+(its mark). From then on items of the slots that moved go to their new partition, which keeps them back behind fences until the old one
+has resolved what it holds of them from before its mark: whole slots while that backlog drains, then only the keys that are still busy
+there. What a fence waits for is looked up in the old partition itself, on what is committed, at the beginning of a turn. A new
+partition inherits the fences of the old one, so resizes may follow each other. After a crash fences that are missing are put up before
+anything else happens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.loop.member import Member
+from penstock.loop.partitions import Partitions
+from penstock.rules import commands
+from penstock.rules.barriers import ENDLESS, Fence, pack_slots
+from penstock.rules.keys import Line
+from penstock.rules.lanes import KEYED
+from penstock.rules.records import Barrier, pack_keys
+from penstock.rules.routing import SLOT_MASK, dedup_slot
+from penstock.rules.slots import Move, SlotMap, moves
+from penstock.rules.state import State
+from penstock.words import ids
+from penstock.words.errors import PenstockError
+
+ADOPT = 20_000
+"""Dedup ids carried over by one record."""
+
+
+class Change:
+    """One version of the slot map after another, and the mark of each partition then."""
+
+    def __init__(self, old: SlotMap, new: SlotMap, marks: Mapping[int, int]) -> None:
+        self.new = new
+        self.marks = marks
+        self.moves = moves(old, new)
+
+
+class Departed(Mapping[int, int]):
+    """For one partition: the slots that live elsewhere, each with the position from which on its items here are strays."""
+
+    def __init__(self, owners: Sequence[int], number: int, backlog: Mapping[int, int], default: int) -> None:
+        self._owners = owners
+        self._number = number
+        self._backlog = backlog
+        self._default = default
+
+    def __getitem__(self, slot: int) -> int:
+        if self._owners[slot] == self._number:
+            raise KeyError(slot)
+        return self._backlog.get(slot, self._default)
+
+    def get(self, slot: int, default: int | None = None) -> int | None:  # type: ignore[override]
+        return default if self._owners[slot] == self._number else self._backlog.get(slot, self._default)
+
+    def __iter__(self) -> Iterator[int]:
+        return (slot for slot, owner in enumerate(self._owners) if owner != self._number)
+
+    def __len__(self) -> int:
+        return sum(owner != self._number for owner in self._owners)
+
+
+class Resizing:
+    """The fences of a queue."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._changes: list[Change] = []
+        self._departed: dict[int, Departed] = {}
+        self.under_way = False
+        """Whether any fence stands, or should."""
+
+    def begin(self, changes: list[Change]) -> None:
+        """These changes of the map may not have reached every partition."""
+        self._changes = changes
+        for member in self._partitions.members.values():
+            self.check(member)
+        self.look_anew()
+
+    def check(self, member: Member) -> None:
+        """A member may be used for the slots it owns once its fences stand; put up what is missing."""
+        wanted = [c for c in self._changes if any(move.destination == member.number for move in c.moves)]
+        member.fenced = not wanted
+        try:
+            for change in wanted:
+                if member.state.fence_version < change.new.version and not self._put_up(member, change):
+                    return
+            member.fenced = True
+        except PenstockError:
+            return  # tried again when it is in order
+        finally:
+            self.look_anew()
+
+    def look_anew(self) -> None:
+        """Fences may have changed: by a resize, or because a partition was opened anew."""
+        self._departed.clear()
+        members = self._partitions.members.values()
+        self.under_way = any(not m.fenced or (m.partition is not None and m.partition.state.keys.fences) for m in members)
+
+    def _put_up(self, member: Member, change: Change) -> bool:
+        """The fences of one change, durably; False when something stands in the way."""
+        arriving = [move for move in change.moves if move.destination == member.number]
+        sources = [self._partitions.members.get(move.source) for move in arriving]
+        if not all(source is not None and source.healthy for source in sources):
+            return False
+        barriers: list[Barrier] = []
+        adopted: list[tuple[bytes, int, int]] = []
+        for move, source in zip(arriving, sources, strict=True):
+            assert source is not None
+            barriers.append(Barrier(0, source.number, change.marks.get(source.number, source.state.next_offset), 0, pack_slots(move.slots)))
+            barriers += inherited(source.state, move)
+            adopted += self._dedups(source, move)
+        for start in range(0, len(adopted), ADOPT):
+            self._partitions.run(member, commands.FenceOff(0, [], adopted[start : start + ADOPT]))
+        self._partitions.run(member, commands.FenceOff(change.new.version, barriers))
+        return True
+
+    def _dedups(self, source: Member, move: Move) -> list[tuple[bytes, int, int]]:
+        """The dedup ids that go with the slots: (digest, time left, where the first item is)."""
+        now = source.open.now().elapsed
+        slots = set(move.slots)
+        found = []
+        for digest, deadline, number in source.state.dedup.live(now):
+            if dedup_slot(digest) in slots:
+                where = ids.locate(source.number, number)
+                found.append((digest, deadline - now, where[1] if where[0] == move.destination else ids.foreign(*where)))
+        return found
+
+    # -- each turn -----------------------------------------------------------------------------------
+
+    def upkeep(self) -> None:
+        """Lower the fences whose time has come. Only at the beginning of a turn: what is not committed may yet be undone."""
+        for member in self._partitions.healthy():
+            if not member.fenced:
+                self.check(member)
+            for fence in list(member.state.keys.fences):
+                source = self._partitions.members.get(fence.source)
+                if source is not None and source.healthy:
+                    self._lower(member, fence, source.state)
+
+    def _lower(self, member: Member, fence: Fence, source: State) -> None:
+        if fence.slots is not None:
+            if drained(source, fence.mark):
+                left = [key for key in source.keys.map if key & SLOT_MASK in fence.slots and unresolved(source, key, fence.mark)]
+                self._partitions.run(member, commands.Narrow(fence.number, left))
+                self.look_anew()
+            return
+        gone = [key for key in fence.keys if not unresolved(source, key, fence.mark)]
+        if gone:
+            self._partitions.run(member, commands.Lift(fence.number, gone))
+            self.look_anew()
+
+    def departed(self, number: int) -> Departed | None:
+        """What a lease must know of a partition: which of its slots live elsewhere. None when the width never changed."""
+        partitions = self._partitions
+        if partitions.map.version == 1:
+            return None
+        if number not in self._departed:
+            backlog: dict[int, int] = {}
+            for member in partitions.members.values():
+                for fence in member.partition.state.keys.fences if member.partition is not None else ():
+                    if fence.source == number:
+                        for slot in fence.slots or ():
+                            backlog[slot] = max(fence.mark, backlog.get(slot, 0))
+            whole = all(member.partition is not None and member.fenced for member in partitions.members.values())
+            self._departed[number] = Departed(partitions.map.owners, number, backlog, 0 if whole else ENDLESS)
+        return self._departed[number]
+
+    @property
+    def progress(self) -> list[tuple[int, int, int, int]]:
+        """(partition, the one it waits for, slots still fenced, keys still fenced) for every fence that stands."""
+        return [
+            (member.number, fence.source, len(fence.slots or ()), len(fence.keys))
+            for member in self._partitions.healthy()
+            for fence in member.state.keys.fences
+        ]
+
+
+def inherited(source: State, move: Move) -> list[Barrier]:
+    """The fences of a slot's old partition, for its new one: what it waited for there it waits for here."""
+    found: list[Barrier] = []
+    moved = set(move.slots)
+    for fence in source.keys.fences:
+        if fence.source == move.destination:
+            continue  # its own earlier items are in its own order
+        if fence.slots is not None:
+            slots = fence.slots & moved
+            if slots:
+                found.append(Barrier(0, fence.source, fence.mark, 0, pack_slots(slots)))
+        else:
+            keys = sorted(key for key in fence.keys if key & SLOT_MASK in moved)
+            if keys:
+                found.append(Barrier(0, fence.source, fence.mark, 0, None, pack_keys(keys)))
+    return found
+
+
+def drained(state: State, mark: int) -> bool:
+    """Whether nothing with a key stands in a lane from before `mark`: all that is left of that time is known by its key."""
+    if state.next_offset == state.away.total:
+        return True
+    return not any(extent.flags & KEYED and extent.position < mark for lane in state.lanes.lanes for extent in lane)
+
+
+def unresolved(state: State, key: int, mark: int) -> bool:
+    """Whether a key is busy, or has items in line from before `mark`."""
+    found = state.keys.map.get(key)
+    if not isinstance(found, Line):
+        return found is not None
+    return found.busy or (bool(found.waiting) and found.waiting.first.position < mark)

@@ -1,0 +1,57 @@
+"""Complete, retry, bury and extend, for a whole queue: each part goes to the partition whose lease it presents.
+
+Owns: `Settling`. Every part has its own result: good ones are done even when others are refused.
+"""
+
+from collections.abc import Sequence
+
+from penstock.loop import requests
+from penstock.loop.carrying import Carrying
+from penstock.loop.partitions import Partitions
+from penstock.loop.requests import Handed, Part
+from penstock.rules import commands
+from penstock.rules.commands import Settled
+from penstock.rules.routing import digest
+from penstock.words.errors import LeaseLost, PenstockError
+
+
+class Settling:
+    """The settling of a queue's leases."""
+
+    def __init__(self, partitions: Partitions, carrying: Carrying) -> None:
+        self._partitions = partitions
+        self._carrying = carrying
+
+    def run(self, request: requests.Settle) -> None:
+        letters = self._carrying.letters(request.then) if request.then else []
+        self._partitions.answer(request, [self._settle(request, part, letters) for part in request.parts])
+
+    def _settle(self, request: requests.Settle, part: Part, letters: list[commands.Letter]) -> Settled | PenstockError:
+        member = self._partitions.members.get(part.partition)
+        if member is None:
+            return LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work")
+        try:
+            answer = self._partitions.run(member, _command(request, part, letters))
+        except PenstockError as error:
+            return error
+        assert isinstance(answer, Settled)
+        return answer
+
+    def give_back(self, handed: Sequence[Handed]) -> None:
+        """Nobody took these items: they go back in the next turn as if they had not been leased."""
+        for one in handed:
+            self._partitions.post(requests.Settle("retry", [Part(one.partition, one.granted.lease)], counted=False))
+            self._partitions.again = True
+
+
+def _command(request: requests.Settle, part: Part, letters: list[commands.Letter]) -> commands.Command:
+    name = None
+    if request.request is not None:  # one id may settle several leases
+        name = digest(request.action.encode(), request.request, part.lease.to_bytes(8, "big"))
+    if request.action == "complete":
+        return commands.Complete(part.lease, part.offsets, name, letters)
+    if request.action == "retry":
+        return commands.Retry(part.lease, part.offsets, request.delay, request.reason, request.counted, name)
+    if request.action == "bury":
+        return commands.Bury(part.lease, part.offsets, request.reason, name)
+    return commands.Extend(part.lease, request.timeout, name)

@@ -1,0 +1,248 @@
+"""The turn: everything a queue does, one thing at a time.
+
+Owns: `Turns`, a queue's partitions and what they do with a batch of requests:
+    visit what is due → settle → transfers → produce → an operator's word → deal to those who wait → commit side by side → answer
+No answer leaves before the commit of every partition it rests on; a partition that fails fails only its own part of each answer.
+Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from penstock.loop import requests
+from penstock.loop.carrying import Carrying, Office
+from penstock.loop.leasing import Leasing
+from penstock.loop.member import Member
+from penstock.loop.partition import Partition
+from penstock.loop.partitions import Partitions
+from penstock.loop.producing import Producing
+from penstock.loop.requests import Handed, Placed, Request
+from penstock.loop.resizing import Resizing
+from penstock.loop.settling import Settling
+from penstock.words.clock import SECOND, Clock
+from penstock.words.errors import OutcomeUnknown, PenstockError
+
+DUE_ITEMS = 2_000
+"""Items that come due in one partition in one turn; the rest waits for the next, so that others have theirs in between."""
+
+
+class Turns(Partitions):
+    """A queue's partitions, and the requests of the turn that is being run."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        open_partition: Callable[[int], Partition],
+        clock: Clock,
+        chance: Callable[[], float],
+        office: Office,
+        pool: Executor | None = None,
+    ) -> None:
+        super().__init__(name, incarnation, open_partition, clock, chance)
+        self.next_run: int | None = None
+        """When the queue wants a turn, if nobody asks before."""
+        self.answered: list[Request] = []
+        """By the last turn."""
+        self.carrying = Carrying(self, office)
+        self.resizing = Resizing(self)
+        self.producing = Producing(self)
+        self.leasing = Leasing(self, self.carrying, self.resizing)
+        self.settling = Settling(self, self.carrying)
+        self.watching: list[requests.Watch] = []
+        self._next_visit: int | None = 0
+        self._pool = pool
+        self._steps: dict[type[Request], Callable[[Any], None]] = {
+            requests.Settle: self.settling.run,
+            requests.Arrived: self.carrying.arrived,
+            requests.Deliver: self.carrying.deliver,
+            requests.Produce: self.producing.run,
+            requests.Do: self._do,
+            requests.Lease: self.leasing.run,
+            requests.Watch: self.watching.append,
+        }
+        self._order = {kind: place for place, kind in enumerate(self._steps)}
+
+    # -- the turn ------------------------------------------------------------------------------------
+
+    def turn(self, taken: Sequence[Request], now: int) -> None:
+        """Do all of it. Every request of `taken` is answered when this returns, or waits in line here."""
+        self.now = now
+        self.again = False
+        try:
+            if self._next_visit is not None and now >= self._next_visit:
+                self._visit()
+            if self.resizing.under_way:
+                self.resizing.upkeep()
+            if self.producing.waiting:
+                self.producing.retry(now)
+            for request in sorted(taken, key=self._place) if len(taken) > 1 else taken:
+                self.attempt(request, self._steps[type(request)])
+            if self.leasing.waiting:
+                self.leasing.deal(now)
+            if self.carrying.dead:
+                self.carrying.dispatch()
+            self._answer(self._commit() if self.touched else {})
+        except BaseException as error:
+            self._give_up(taken, error)
+            raise
+        self.carrying.carry(now)
+        if self.watching:
+            self._watch()
+        self._plan()
+
+    def _place(self, request: Request) -> int:
+        return self._order[type(request)]
+
+    def _visit(self) -> None:
+        """What failed is tried again, what came due is done."""
+        now = self.now
+        for member in self.members.values():
+            if member.next_run is None or member.next_run > now:
+                continue
+            self.touch(member)
+            failed = member.error is not None
+            if not member.recover(now):
+                continue
+            if failed or not member.fenced:
+                self.resizing.check(member)
+            member.rest(now)
+            try:
+                if member.open.due(DUE_ITEMS):
+                    self.again = True  # there may be more
+            except PenstockError:
+                continue  # the commit says what is wrong
+
+    def _do(self, request: requests.Do) -> None:
+        self.used.clear()
+        result = request.action(self)
+        self.answer(request, (result, set(self.used)))
+
+    def _commit(self) -> dict[int, PenstockError]:
+        """Write and sync what was touched, side by side; gives the partitions that failed, and how."""
+        touched = [member for member in self.touched if member.healthy]
+        owing = [member for member in touched if member.open.prepare()]
+        if self._pool is not None and len(owing) > 1:
+            outcomes = list(zip(owing, self._pool.map(Member.commit, owing), strict=True))
+            rest = [member for member in touched if member not in owing]
+        else:
+            outcomes, rest = [], touched
+        outcomes += [(member, member.commit()) for member in rest]
+        return {member.number: error for member, error in outcomes if error is not None}
+
+    # -- answers -------------------------------------------------------------------------------------
+
+    def _answer(self, failed: dict[int, PenstockError]) -> None:
+        pending, self.pending = self.pending, []
+        self.answered = [request for request, _ in pending]
+        if failed:
+            self.resizing.look_anew()
+        for request, result in pending:
+            try:
+                if isinstance(request, requests.Lease):
+                    self._hand(request, result, failed)
+                elif isinstance(request, requests.Produce):
+                    request.finish([_refused(one, failed[one.partition]) if one.partition in failed else one for one in result])
+                elif isinstance(request, requests.Settle):
+                    request.finish([failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)])
+                elif isinstance(request, requests.Deliver):
+                    member, stored = result
+                    request.finish(stored.base, failed.get(member.number))
+                else:
+                    answer, used = result
+                    wrong = next((failed[number] for number in used if number in failed), None)
+                    request.finish(answer if wrong is None else None, wrong)
+            except PenstockError as error:
+                request.finish(error=error)
+
+    def _hand(self, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
+        """Give leased items out, with their bytes."""
+        handed = []
+        for member, granted in parts:
+            if member.number in failed or not member.healthy:
+                continue
+            items = member.open.items(granted.runs)
+            seconds = (granted.deadline - member.open.now().elapsed) / SECOND
+            handed.append(Handed(member.number, granted, items, seconds))
+        if handed:
+            request.finish(handed)
+            if request.gone:
+                self.settling.give_back(handed)
+        elif request.deadline > self.now:
+            self.leasing.waiting.append(request)
+        else:
+            request.finish([])
+
+    def _watch(self) -> None:
+        """Tell those who follow the queue that there is something new, or that their time is over."""
+        still = []
+        for request in self.watching:
+            if request.gone:
+                continue
+            if any(member.state.next_offset > request.offsets.get(member.number, 0) for member in self.healthy()):
+                request.finish(True)
+            elif request.deadline <= self.now:
+                request.finish(False)
+            else:
+                still.append(request)
+        self.watching[:] = still
+
+    def _give_up(self, taken: Sequence[Request], error: BaseException) -> None:
+        """Something went wrong that must not: nobody may wait for ever, and what was touched is opened anew."""
+        unknown = OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
+        lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
+        for request in (*taken, *(request for request, _ in self.pending)):
+            if isinstance(request, requests.Lease) and request not in self.leasing.waiting:
+                self.leasing.waiting.append(request)  # what it was given is taken back with the turn
+            elif not any(request in line for line in lines):
+                request.finish(error=unknown)
+        self.pending.clear()
+        for member in self.touched:
+            if member.partition is not None:
+                member.partition.failed = True
+                member.fail(unknown)
+        self._plan()
+
+    def _plan(self) -> None:
+        """When the queue wants its next turn, if nobody asks before."""
+        if self.touched:
+            changed = [member.changed() for member in self.touched]
+            for member in self.touched:
+                member.plan(self.now)
+                member.touched = False
+            self.touched.clear()
+            if self.resizing.under_way and any(changed):
+                self.again = True
+            visits = [member.next_run for member in self.members.values() if member.next_run is not None]
+            self._next_visit = min(visits, default=None)
+        self.next_run = self._next_visit
+        if self.leasing.waiting or self.producing.waiting or self.watching:
+            lines: tuple[Sequence[Request], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
+            ends = [request.deadline for line in lines for request in line if request.deadline]
+            self.next_run = min((*ends, *(() if self._next_visit is None else (self._next_visit,))), default=None)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def refuse_all(self, error: PenstockError) -> None:
+        """Everybody who still waits is told that it is over."""
+        for line in (self.leasing.waiting, self.producing.waiting, self.watching):
+            for request in line:
+                request.finish(error=error)
+            line.clear()
+
+    def close(self) -> None:
+        """Close every partition, whatever happens to one of them."""
+        first: PenstockError | None = None
+        for member in self.members.values():
+            try:
+                if member.partition is not None:
+                    member.partition.close()
+            except PenstockError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+
+def _refused(part: Placed, error: PenstockError) -> Placed:
+    return part._replace(stored=None, error=error)

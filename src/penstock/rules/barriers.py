@@ -1,0 +1,78 @@
+"""What a partition must wait for after a resize.
+
+Owns: `Fence` and `Fences`. Items of a fenced slot or key that stand at position `since` or later wait here until partition `source` has
+resolved what it holds of them from before its position `mark`. Earlier items were here before the slot left and came back: they go
+on, since the other partition waits for them in turn. When there are no fences, asking costs nothing.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+from penstock.rules.records import Barrier, pack_keys, unpack_keys
+from penstock.rules.routing import SLOT_MASK
+
+ENDLESS = 1 << 63
+
+
+def pack_slots(slots: Iterable[int]) -> bytes:
+    return array("H", sorted(slots)).tobytes()
+
+
+def unpack_slots(packed: bytes) -> list[int]:
+    return array("H", packed).tolist()
+
+
+class Fence:
+    """One barrier: whole slots while the old partition's backlog drains, then the keys that are left."""
+
+    __slots__ = ("keys", "mark", "number", "since", "slots", "source")
+
+    def __init__(self, barrier: Barrier) -> None:
+        self.number = barrier.number
+        self.source = barrier.source
+        self.mark = barrier.mark
+        self.since = barrier.since
+        self.slots = None if barrier.slots is None else frozenset(unpack_slots(barrier.slots))
+        self.keys = set(unpack_keys(barrier.keys))
+
+    def covers(self, key: int) -> bool:
+        return key in self.keys if self.slots is None else key & SLOT_MASK in self.slots
+
+    @property
+    def barrier(self) -> Barrier:
+        slots = None if self.slots is None else pack_slots(self.slots)
+        return Barrier(self.number, self.source, self.mark, self.since, slots, pack_keys(sorted(self.keys)))
+
+    def __repr__(self) -> str:
+        what = f"{len(self.keys)} keys" if self.slots is None else f"{len(self.slots)} slots"
+        return f"Fence({self.number}: {what} wait for partition {self.source})"
+
+
+class Fences:
+    """All fences of a partition, oldest first."""
+
+    __slots__ = ("_all",)
+
+    def __init__(self) -> None:
+        self._all: list[Fence] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def __iter__(self) -> Iterator[Fence]:
+        return iter(self._all)
+
+    def limit(self, key: int) -> int:
+        """The position from which on items of a key must wait."""
+        return min((fence.since for fence in self._all if fence.covers(key)), default=ENDLESS)
+
+    def add(self, barrier: Barrier) -> None:
+        fence = Fence(barrier)
+        if fence.slots or fence.keys:
+            self._all.append(fence)
+
+    def find(self, number: int) -> Fence | None:
+        return next((fence for fence in self._all if fence.number == number), None)
+
+    def drop_empty(self) -> None:
+        self._all = [fence for fence in self._all if fence.slots or fence.keys]

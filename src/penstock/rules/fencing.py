@@ -1,0 +1,72 @@
+"""Fences go up, narrow and are lifted.
+
+Owns: the decisions about fences (barriers.py) and their application. A fence goes up with the slots that came here, narrows to the
+keys that are still busy in the old partition when the backlog there is worked off, and lets go of each key as it is resolved. The
+queue looks at both partitions and says when (loop/resizing.py). Dedup ids come along with their slots.
+"""
+
+from penstock.rules.commands import Counted, FenceOff, Lift, Narrow
+from penstock.rules.keys import Line
+from penstock.rules.records import Barrier, Fenced, Lifted, Narrowed, Record, pack_keys, unpack_keys
+from penstock.rules.routing import SLOT_MASK
+from penstock.rules.state import Peek, State
+from penstock.words.clock import Moment
+
+
+def decide_fence(state: State, command: FenceOff, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    if command.version <= state.fence_version:
+        return [], Counted(0)
+    barriers = [
+        Barrier(state.fences_given + index, one.source, one.mark, state.next_offset, one.slots, one.keys)
+        for index, one in enumerate(command.barriers, 1)
+    ]
+    known = state.dedup.get  # an id that left with its slot and comes back is still known here, by the item's own number
+    adopted = [(digest, now.elapsed + left, item) for digest, left, item in command.adopted if known(digest, now.elapsed) is None]
+    return [Fenced(command.version, barriers, adopted)], Counted(len(barriers))
+
+
+def apply_fenced(state: State, record: Fenced, now: Moment) -> None:
+    state.fence_version = record.version
+    for barrier in record.barriers:
+        state.fences_given = max(state.fences_given, barrier.number)
+        state.keys.fences.add(barrier)
+    for digest, deadline, item in record.adopted:
+        state.dedup.restore(digest, deadline, item)
+
+
+def decide_narrow(state: State, command: Narrow, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    fence = state.keys.fences.find(command.number)
+    if fence is None or fence.slots is None:
+        return [], Counted(0)
+    return [Narrowed(command.number, pack_keys(sorted(command.keys)))], Counted(len(command.keys))
+
+
+def apply_narrowed(state: State, record: Narrowed, now: Moment) -> None:
+    fence = state.keys.fences.find(record.number)
+    if fence is None or fence.slots is None:
+        return
+    slots, fence.slots = fence.slots, None
+    fence.keys = set(unpack_keys(record.keys))
+    state.keys.fences.drop_empty()
+    for key, line in state.keys.lines():
+        if key & SLOT_MASK in slots and key not in fence.keys:
+            state.keys.settle(key, line)
+
+
+def decide_lift(state: State, command: Lift, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    fence = state.keys.fences.find(command.number)
+    keys = sorted(fence.keys.intersection(command.keys)) if fence is not None and fence.slots is None else []
+    return ([Lifted(command.number, pack_keys(keys))] if keys else []), Counted(len(keys))
+
+
+def apply_lifted(state: State, record: Lifted, now: Moment) -> None:
+    fence = state.keys.fences.find(record.number)
+    if fence is None:
+        return
+    keys = unpack_keys(record.keys)
+    fence.keys.difference_update(keys)
+    state.keys.fences.drop_empty()
+    for key in keys:
+        line = state.keys.map.get(key)
+        if isinstance(line, Line):
+            state.keys.settle(key, line)

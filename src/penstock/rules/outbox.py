@@ -1,0 +1,149 @@
+"""The outbox: items on their way to another partition, of this queue or another.
+
+Owns: `destination`, the decisions about transfers at their source and their application. A transfer is three records: `Sent` (or
+`Promised`) here, a produce there that takes each sequence once, `Delivered` here. Sequences count per destination and carry the
+owner's epoch, so that one is never given twice, even if the record of it was lost with the machine. Until it is delivered an item
+is MOVING: nobody can lease it, its bytes stay, and what was known of its burial is kept for whoever carries it.
+"""
+
+import struct
+from collections.abc import Sequence
+
+from penstock.rules.commands import Again, Confirm, Counted, Letter, Send
+from penstock.rules.leases import EPOCH_SHIFT
+from penstock.rules.life import Event, after
+from penstock.rules.records import Delivered, Lost, Promised, Record, Sent, pack_keys, unpack_keys
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
+from penstock.rules.settled import leave_line
+from penstock.rules.state import Outgoing, Peek, State, find_all, lost_runs
+from penstock.words.clock import Moment
+from penstock.words.errors import InvalidRequest, QueueBusy
+from penstock.words.limits import MAX_BATCH_BYTES
+
+_DESTINATION = struct.Struct(">QI")
+MAX_OUTBOX_BYTES = 2 * MAX_BATCH_BYTES
+"""Follow-ups that wait for their destination; they are kept in memory."""
+
+
+def destination(incarnation: int, partition: int) -> bytes:
+    """A partition of any queue, as outboxes and producers name it."""
+    return _DESTINATION.pack(incarnation, partition)
+
+
+def place_of(packed: bytes) -> tuple[int, int]:
+    """The incarnation and partition that `destination` named."""
+    incarnation, partition = _DESTINATION.unpack(packed)
+    return incarnation, partition
+
+
+def decide_send(state: State, command: Send, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
+    _check(command.destination)
+    chosen = sorted(set(command.offsets))
+    for offset in chosen:
+        after(state.state_of(offset), Event.SENT)
+    if not chosen:
+        return [], Counted(0)
+    in_line = [offset for offset in chosen if offset in state.passed]
+    blocks = find_all(peek, in_line)
+    if lost := lost_runs(blocks, state.next_offset):  # without its key an item cannot be taken out of its line
+        return [Lost(lost)], Again()
+    keys = {offset: block.key_of(offset) for offset, block in zip(in_line, blocks, strict=True)}
+    packed = pack_keys(keys.get(offset, NO_KEY) for offset in chosen) if keys else b""
+    sequence = _next(state, command.destination)
+    return [Sent(command.destination, sequence, from_offsets(chosen), packed)], Counted(len(chosen))
+
+
+def promises(state: State, letters: Sequence[Letter]) -> list[Record]:
+    """The records of follow-ups, one for each letter."""
+    size = sum(len(letter.body) for letter in letters) + sum(len(one.body) for line in state.outbox.values() for one in line)
+    if size > MAX_OUTBOX_BYTES:
+        raise QueueBusy(f"{size} bytes of follow-ups wait for their queues; complete this a little later, when some have arrived")
+    given: dict[bytes, int] = {}
+    records: list[Record] = []
+    for letter in letters:
+        _check(letter.destination)
+        sequence = given.get(letter.destination, _next(state, letter.destination) - 1) + 1
+        given[letter.destination] = sequence
+        records.append(Promised(letter.destination, sequence, letter.body))
+    return records
+
+
+def decide_confirm(state: State, command: Confirm, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+    line = state.outbox.get(command.destination)
+    if not line or line[0].sequence != command.sequence:
+        return [], Counted(0)
+    return [Delivered(command.destination, command.sequence, command.base)], Counted(1)
+
+
+def _check(packed: bytes) -> None:
+    if type(packed) is not bytes or len(packed) != _DESTINATION.size:
+        raise InvalidRequest("the destination is not one; make it with outbox.destination")
+
+
+def _next(state: State, packed: bytes) -> int:
+    return max(state.sequences.get(packed, 0), state.epoch << EPOCH_SHIFT) + 1
+
+
+def apply_sent(state: State, record: Sent, now: Moment) -> None:
+    chosen = offsets(record.runs)
+    keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
+    for offset, key in zip(chosen, keys, strict=True):
+        if offset in state.passed:
+            leave_line(state, offset, key)
+    state.buried_set.remove_all(record.runs)
+    for offset in state.failures.keys() & set(chosen) if state.failures else ():
+        del state.failures[offset]
+    state.away.add_all(record.runs)
+    state.moving.add_all(record.runs)
+    _enter(state, record.destination, Outgoing(record.sequence, record.runs))
+
+
+def apply_promised(state: State, record: Promised, now: Moment) -> None:
+    _enter(state, record.destination, Outgoing(record.sequence, [], record.body))
+
+
+def _enter(state: State, packed: bytes, entry: Outgoing) -> None:
+    state.outbox.setdefault(packed, []).append(entry)
+    state.sequences[packed] = max(entry.sequence, state.sequences.get(packed, 0))
+
+
+def apply_delivered(state: State, record: Delivered, now: Moment) -> None:
+    line = state.outbox.get(record.destination, [])
+    entry = next((one for one in line if one.sequence == record.sequence), None)
+    if entry is None:  # damage took the record of its sending
+        return
+    line.remove(entry)
+    if not line:
+        del state.outbox[record.destination]
+    state.moving.remove_all(entry.runs)
+    state.resolved.add_all(entry.runs)
+    for offset in offsets(entry.runs):
+        state.buried.pop(offset, None)
+    base = record.base
+    for start, stop in pairs(entry.runs):
+        state.moved[start] = (stop, record.destination, base)
+        base += stop - start if base >= 0 else 0
+
+
+def moved_to(state: State, offset: int) -> tuple[int, int, int] | None:
+    """Incarnation, partition and offset under which an item that left goes on; None when it did not, or that is not known."""
+    start = max((start for start in state.moved if start <= offset), default=None)
+    if start is None:
+        return None
+    stop, packed, base = state.moved[start]
+    return (*place_of(packed), base + offset - start) if offset < stop and base >= 0 else None
+
+
+def moved_runs(state: State) -> list[int]:
+    """Everything that went elsewhere."""
+    return [edge for start, (stop, _, _) in state.moved.items() for edge in (start, stop)]
+
+
+def forget_moved(state: State, runs: list[int]) -> None:
+    """These items are gone for good; so is where they went."""
+    gone = RunSet(runs)
+    for first, (last, packed, base) in [(first, entry) for first, entry in state.moved.items() if gone.overlaps(first, entry[0])]:
+        del state.moved[first]
+        for start, stop in pairs(gone.missing(first, last)):
+            state.moved[start] = (stop, packed, base + start - first if base >= 0 else base)

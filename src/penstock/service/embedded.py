@@ -1,0 +1,397 @@
+"""A broker inside this process: its catalog, its queues, and the mail between them.
+
+Owns: `Embedded`. Each queue is a loop of its own; what concerns several queues (which there are, their options and widths) is a record
+in the catalog first and reaches the queues after. Locks are taken in one order: a queue's turn, then the catalog.
+A forked child cannot use its parent's broker: it is told so.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from penstock.logs.api import Durability
+from penstock.logs.directory import SEGMENT_BYTES, Directory, Root
+from penstock.logs.files import Files
+from penstock.loop.carrying import Office
+from penstock.loop.catalog import Catalog
+from penstock.loop.loop import Loop
+from penstock.loop.partition import Partition
+from penstock.loop.requests import Do, Request
+from penstock.loop.turn import Turns
+from penstock.rules import queues
+from penstock.rules.catalog import Entry, Options
+from penstock.rules.commands import Configure
+from penstock.rules.slots import SlotMap
+from penstock.service import admin, looking, shaping
+from penstock.service.reports import BrokerMetrics, Explained, QueueInfo
+from penstock.service.store import MemoryStore, Store
+from penstock.words.clock import SECOND, Clock, SystemClock
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueNotFound, StorageFailed
+from penstock.words.limits import MAX_PARTITIONS, within
+
+MEMORY = "memory://"
+SYNCS_AT_ONCE = 8
+
+
+class Embedded:
+    """Queues in a directory or in memory."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
+        threaded: bool = True,
+        min_free_bytes: int = 0,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.store = store
+        self.clock = clock or SystemClock()
+        self._entropy = entropy
+        self._threaded = threaded
+        self._min_free_bytes = min_free_bytes
+        self._segment_bytes = segment_bytes
+        self._changing = threading.Lock()
+        self._ending: set[int] = set()
+        """Queues that are being deleted: nothing new is sent to them."""
+        self._loops: dict[int, Loop] = {}
+        self._pool: Executor | None = ThreadPoolExecutor(SYNCS_AT_ONCE, "penstock sync") if threaded else None
+        self._office = Office(self._post, self._map_of)
+        self._closed = False
+        self._forked = False
+        try:
+            self.catalog = Catalog(store.log(0, 0), self.clock)
+            self._sweep()
+            for entry in self.catalog.entries:
+                self._open_queue(entry)
+            for loop in list(self._loops.values()):
+                loop.turn()
+                self._look_again(loop)
+        except BaseException:
+            self._let_go()
+            raise
+        _brokers.add(self)
+
+    @classmethod
+    def open(
+        cls,
+        target: "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]",
+        *,
+        durability: Durability = "fsync",
+        files: Files | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        compression: bool = True,
+        clock: Clock | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
+        threaded: bool = True,
+        min_free_bytes: int = 0,
+    ) -> "Embedded":
+        """Open a directory (or several storage roots), or "memory://"."""
+        store: Store
+        if target == MEMORY:
+            store = MemoryStore()
+        else:
+            clock = clock or SystemClock()
+            store = Directory.open(
+                target,
+                files=files,
+                durability=durability,
+                segment_bytes=segment_bytes,
+                compression=compression,
+                clock=clock,
+                entropy=entropy,
+            )
+        return cls(store, clock=clock, entropy=entropy, threaded=threaded, min_free_bytes=min_free_bytes, segment_bytes=segment_bytes)
+
+    # -- queues --------------------------------------------------------------------------------------
+
+    def create(self, name: str, options: Mapping[str, object], partitions: int, exist_ok: bool, given: Mapping[str, object]) -> QueueInfo:
+        """Make a queue; with `exist_ok` the one of that name will do if what was `given` is the same."""
+        self._usable()
+        chosen = queues.merged(Options(), options)
+        with self._recording():
+            incarnation = int.from_bytes(self._entropy(8), "big") or 1
+            entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
+            new = self._open_queue(entry) if entry.incarnation not in self._loops else None
+        if new is not None:
+            new.turn()
+        return info(entry)
+
+    def find(self, name: str) -> QueueInfo:
+        self._usable()
+        return info(self.catalog.find(name))
+
+    def list(self, prefix: str = "", after: str = "", limit: int = 100) -> "list[QueueInfo]":
+        """Queues by name, behind `after`."""
+        self._usable()
+        found = [entry for entry in self.catalog.entries if entry.name.startswith(prefix) and entry.name > after]
+        return [info(entry) for entry in found[:limit]]
+
+    def update(self, incarnation: int, changes: Mapping[str, object]) -> QueueInfo:
+        """Change options; those not named stay. New timeouts count for new leases and items, the rest at once."""
+        loop = self._loop(incarnation)
+        with self._recording():
+            entry = self.catalog.update(incarnation, changes)
+        loop.call(Do(self._configure))
+        return info(entry)
+
+    def delete(self, name: str, timeout: int = 30 * SECOND) -> None:
+        """End a queue and remove its files, once nothing is on its way to it or from it."""
+        self._usable()
+        incarnation = self.catalog.find(name).incarnation
+        queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
+        self._ending.add(incarnation)
+        try:
+            self._wait_for_mail(incarnation, timeout)
+            with self._recording():
+                self.catalog.delete(name)
+                loop = self._loops.pop(incarnation)
+        finally:
+            self._ending.discard(incarnation)
+        with suppress(PenstockError):  # it is gone, whatever its last words
+            loop.close(QueueNotFound(f"queue {name!r} was deleted"))
+        self._remove(incarnation)
+
+    def _wait_for_mail(self, incarnation: int, timeout: int) -> None:
+        """Until no transfer is under way to or from a queue."""
+        deadline = self.now() + timeout
+        for loop in list(self._loops.values()):
+            while loop.call(Do(partial(_mail, incarnation))):
+                if self.now() >= deadline:
+                    name = self.catalog.get(incarnation).name
+                    raise QueueBusy(f"items are on their way to or from queue {name!r}; delete it when they have arrived")
+                if not self._threaded:
+                    raise QueueBusy("items are on their way; run some turns first")
+                threading.Event().wait(0.01)
+
+    def resize(self, incarnation: int, partitions: int) -> QueueInfo:
+        """Give a queue another width; items go on being produced and leased meanwhile."""
+        within("partitions", partitions, 1, MAX_PARTITIONS)
+        return self._reshape(incarnation, lambda entry: shaping.resized(entry, partitions))
+
+    def set_read_only(self, incarnation: int, partition: int, read_only: bool) -> QueueInfo:
+        """Drain a partition: others take its slots; or let it take items again."""
+        return self._reshape(incarnation, lambda entry: shaping.drained(entry, partition, read_only))
+
+    def _reshape(self, incarnation: int, choose: Callable[[Entry], shaping.Shape]) -> QueueInfo:
+        return info(self._loop(incarnation).call(Do(lambda turns: self._change_shape(turns, choose))))
+
+    def _change_shape(self, turns: Turns, choose: Callable[[Entry], shaping.Shape]) -> Entry:
+        """Inside a turn: one record in the catalog, then the new map and its fences."""
+        try:
+            with self._recording():
+                entry = shaping.change(self.catalog, turns, choose, self.clock.read().wall)
+        except (StorageFailed, OutcomeUnknown):
+            entry = self.catalog.get(turns.incarnation)
+            if entry.map.version == turns.map.version:
+                raise
+        shaping.apply(turns, entry)  # it was recorded after all
+        return entry
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        return self.clock.read().elapsed
+
+    def call(self, incarnation: int, request: Request) -> Any:
+        return self._loop(incarnation).call(request)
+
+    def submit(self, incarnation: int, request: Request) -> None:
+        self._loop(incarnation).submit(request)
+
+    def cancel(self, incarnation: int, request: Request) -> None:
+        loop = self._loops.get(incarnation)
+        if loop is not None:
+            loop.cancel(request)
+
+    def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
+        """An operator's verb (admin.py)."""
+        if verb == "send":
+            self._loop(args["to"])
+        answer = self._loop(incarnation).call(Do(partial(admin.run, verb=verb, args=args)))
+        hops = 0
+        while verb == "explain" and isinstance(answer, tuple):  # it went elsewhere: ask there
+            there, partition, offset = answer
+            hops += 1
+            if there not in self._loops or hops > 100:
+                name = f"{args['partition']}-{args['offset']}"
+                return Explained(name, "", "moved", "moved to a queue that is no more")
+            args = {"partition": partition, "offset": offset}
+            answer = self._loop(there).call(Do(partial(admin.run, verb=verb, args=args)))
+        return answer
+
+    def metrics(self) -> BrokerMetrics:
+        """Counters and latencies of every queue since it was opened here."""
+        self._usable()
+        return BrokerMetrics({loop.turns.name: looking.metrics(loop) for loop in list(self._loops.values())})
+
+    def loops(self) -> Sequence[Loop]:
+        """Every queue's loop: for whoever drives them by hand."""
+        return [*self._loops.values()]
+
+    # -- opening and closing -------------------------------------------------------------------------
+
+    def _open_queue(self, entry: Entry) -> Loop:
+        turns = Turns(
+            entry.name,
+            entry.incarnation,
+            lambda number: self._open_partition(entry.incarnation, number),
+            self.clock,
+            lambda: self._entropy(1)[0] / 255,
+            self._office,
+            self._pool,
+        )
+        loop = Loop(turns, threaded=self._threaded)
+        self._loops[entry.incarnation] = loop
+        shaping.apply(turns, entry)
+        self._set_options(turns, entry)
+        return loop
+
+    def _open_partition(self, incarnation: int, number: int) -> Partition:
+        options = self.catalog.get(incarnation).options
+        log = self.store.log(incarnation, number, durability=options.durability or None)
+        try:
+            return Partition(log, self.clock, options.policy, segment_bytes=self._segment_bytes, min_free_bytes=self._min_free_bytes)
+        except BaseException:
+            log.close()
+            raise
+
+    def _set_options(self, turns: Turns, entry: Entry) -> None:
+        options = entry.options
+        turns.producing.max_items, turns.producing.max_bytes = options.max_items, options.max_bytes
+        dead = self.catalog.state.names.get(options.dead_queue)
+        turns.carrying.dead = dead.incarnation if dead is not None else 0
+
+    def _configure(self, turns: Turns) -> None:
+        """Inside a turn: what the catalog says now."""
+        entry = self.catalog.get(turns.incarnation)
+        self._set_options(turns, entry)
+        for member in turns.healthy():
+            turns.run(member, Configure(entry.options.policy))
+        turns.again = True
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """While the catalog is changed. When that fails it is read anew, and what it says then is so."""
+        stale: Sequence[Loop] = ()
+        try:
+            with self._changing:
+                try:
+                    yield
+                except (StorageFailed, OutcomeUnknown):
+                    with suppress(PenstockError):
+                        self.catalog.reopen()
+                        stale = self._catch_up()
+                    raise
+        finally:
+            for loop in stale:  # not while the catalog is held: a turn may be waiting for it
+                with suppress(PenstockError):
+                    loop.close()
+
+    def _catch_up(self) -> Sequence[Loop]:
+        """Open the queues that the catalog has; gives those that it has no more."""
+        for entry in self.catalog.entries:
+            if entry.incarnation not in self._loops:
+                self._open_queue(entry).wake()
+        return [self._loops.pop(one) for one in [*self._loops] if one not in self.catalog.state.entries]
+
+    def _sweep(self) -> None:
+        """Files of queues that were deleted just before the end."""
+        for incarnation in self.catalog.deleted:
+            self._remove(incarnation)
+
+    def _remove(self, incarnation: int) -> None:
+        with suppress(PenstockError):  # tried again at the next opening
+            self.store.remove(incarnation)
+            with self._recording():
+                self.catalog.removed(incarnation)
+
+    def _look_again(self, loop: Loop) -> None:
+        if loop.busy or loop.turns.next_run is not None:
+            loop.wake()
+
+    def close(self) -> None:
+        """Answer everyone, make everything durable, let go of the directory."""
+        if self._closed or self._forked:
+            return
+        self._closed = True
+        errors: list[PenstockError] = []
+        for loop in list(self._loops.values()):
+            try:
+                loop.close()
+            except PenstockError as error:
+                errors.append(error)
+        self._let_go()
+        if errors:
+            raise errors[0]
+
+    def _let_go(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        with suppress(PenstockError, AttributeError):
+            self.catalog.close()
+        self.store.close()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        self._forked = self._closed = True
+        for loop in list(self._loops.values()):
+            loop.abandon()
+
+    # -- helpers -------------------------------------------------------------------------------------
+
+    def _usable(self) -> None:
+        if self._forked:
+            raise BrokerClosed("this broker was opened by the parent process; open one in the child")
+        if self._closed:
+            raise BrokerClosed("the broker is closed; open it again")
+
+    def _loop(self, incarnation: int) -> Loop:
+        self._usable()
+        loop = self._loops.get(incarnation)
+        if loop is None:
+            raise QueueNotFound("the queue was deleted (perhaps created anew since); ask the broker for it by name")
+        return loop
+
+    def _post(self, incarnation: int, request: Request) -> None:
+        loop = self._loops.get(incarnation)
+        if loop is None:
+            raise QueueNotFound(f"there is no queue {incarnation:016x} (any more)")
+        loop.post(request)
+
+    def _map_of(self, incarnation: int) -> tuple[SlotMap, Sequence[int]]:
+        if incarnation in self._ending:
+            raise QueueNotFound("the queue is being deleted; nothing is sent to it")
+        entry = self.catalog.get(incarnation)
+        return entry.map, entry.active
+
+    def __repr__(self) -> str:
+        return f"Embedded({len(self._loops)} queues{', closed' if self._closed else ''})"
+
+
+def _mail(incarnation: int, turns: Turns) -> int:
+    """Transfers that keep a queue from being deleted."""
+    return turns.carrying.under_way if turns.incarnation == incarnation else turns.carrying.addressed_to(incarnation)
+
+
+def info(entry: Entry) -> QueueInfo:
+    return QueueInfo(
+        entry.name, entry.incarnation, entry.created_at, entry.options, len(entry.active), entry.active, entry.retired, entry.read_only
+    )
+
+
+_brokers: "weakref.WeakSet[Embedded]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for broker in list(_brokers):
+        broker.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

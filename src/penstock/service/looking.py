@@ -1,0 +1,315 @@
+"""Looking at a queue, inside a turn: counted exactly, at any depth, without touching an item that was not asked for.
+
+Owns: the reports about one queue. Every function takes the queue's `Turns`; what it answers is plain data.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.loop.blocks import Items
+from penstock.loop.loop import Loop
+from penstock.loop.member import Member
+from penstock.loop.turn import Turns
+from penstock.rules.keys import Line
+from penstock.rules.life import State as Life
+from penstock.rules.runs import RunSet, pairs
+from penstock.rules.state import State
+from penstock.service.reports import Explained, Fencing, HeldKey, Latency, ListedItem, PartitionStats, QueueMetrics, QueueStats
+from penstock.words import origin
+from penstock.words.clock import SECOND
+from penstock.words.errors import InvalidRequest, PenstockError
+from penstock.words.ids import format_id
+
+WALL = 1_000_000_000_000_000
+"""No elapsed time comes so far (31 years), and no date lies before it (2001)."""
+
+# -- counts ------------------------------------------------------------------------------------------
+
+
+def stats(turns: Turns) -> QueueStats:
+    partitions = [_partition(turns, member) for member in turns.members.values()]
+    totals = {
+        name: sum(getattr(one, name) for one in partitions)
+        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced")
+    }
+    waiting = len(turns.leasing.waiting)
+    consumers = _consumers(turns)
+    return QueueStats(
+        name=turns.name,
+        partitions=partitions,
+        waiting_consumers=waiting,
+        waiting_producers=len(turns.producing.waiting),
+        consumers=consumers,
+        resizing=[Fencing(*one) for one in turns.resizing.progress],
+        transfers=turns.carrying.under_way,
+        warnings=list(_warnings(partitions, waiting, consumers)),
+        **totals,
+    )
+
+
+def _partition(turns: Turns, member: Member) -> PartitionStats:
+    if not member.healthy:
+        return PartitionStats(member.number, "failing", error=str(member.error))
+    partition, state = member.open, member.state
+    counts = state.counts
+    status = "active"
+    if member.number not in turns.active:
+        status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
+    return PartitionStats(
+        member.number,
+        status,
+        *counts,
+        state.next_offset,
+        len(state.keys.map),
+        _oldest(state, partition.now().elapsed),
+        sum(facts.size_bytes for facts in partition.log.segments()),
+        state.paused_lease,
+        state.paused_produce,
+        notes=[*partition.log.notes, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
+    )
+
+
+def _oldest(state: State, now: int) -> float:
+    """How long the item at the front of a lane or a line has been ready; what waits behind a held key does not count."""
+    times = [lane[0].ready_at for lane in state.lanes.lanes if lane]
+    for heads in state.keys.ready:
+        if heads:
+            line = state.keys.map.get(heads[0][2])
+            if isinstance(line, Line) and line.waiting:
+                times.append(line.waiting.first.ready_at)
+    return max(0, now - min(times)) / SECOND if times and state.ready else 0.0
+
+
+def _consumers(turns: Turns) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for member in turns.healthy():
+        for grant in member.state.leases.live.values():
+            found[grant.consumer] = found.get(grant.consumer, 0) + grant.count
+    return dict(sorted(found.items()))
+
+
+def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Mapping[str, int]) -> Iterator[str]:
+    ready = sum(one.ready for one in partitions)
+    if ready and not waiting and not consumers:
+        yield f"{ready} items are ready and no consumer is there; start one"
+    for one in partitions:
+        if one.error:
+            yield f"partition {one.partition} is failing: {one.error}"
+        if one.paused_lease and one.ready:
+            yield f"leasing from partition {one.partition} is paused while {one.ready} items are ready; resume it"
+        for note in one.notes:
+            if note.startswith("damage"):
+                yield f"partition {one.partition}: {note}; run verify, then repair"
+
+
+# -- why ---------------------------------------------------------------------------------------------
+
+
+def explain(turns: Turns, partition: int, offset: int) -> Explained | tuple[int, int, int]:
+    """Why an item is not running; for one that went elsewhere, (incarnation, partition, offset) to ask there."""
+    member = turns.members.get(partition)
+    if member is None:
+        raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; the id is of another queue")
+    name = format_id(partition, offset)
+    if not member.healthy:
+        return Explained(name, turns.name, "unknown", f"its partition is failing: {member.error}")
+    turns.touch(member)
+    found = member.open.explain(offset)
+    if found.moved_to is not None:
+        return found.moved_to
+    now = member.open.now()
+    ready_in = None
+    if found.until:
+        clock = now.wall if found.until > WALL else now.elapsed
+        ready_in = max(0, found.until - clock) / SECOND
+    why = found.why
+    if found.waits_for is not None and not turns.members[found.waits_for].healthy:
+        why += f", which is failing: {turns.members[found.waits_for].error}"
+    held_by = "" if found.held_by is None else format_id(partition, found.held_by)
+    return Explained(name, turns.name, found.state.value, why, found.attempts, found.consumer, ready_in, held_by, found.reason)
+
+
+def keys(turns: Turns, limit: int = 100) -> list[HeldKey]:
+    """Keys that are not free, and what holds them."""
+    found: list[HeldKey] = []
+    for member in turns.healthy():
+        for key, line in list(member.state.keys.map.items()):
+            if len(found) >= limit:
+                return found
+            held = _held(member, key, line if isinstance(line, Line) else Line(line))
+            if held is not None:
+                found.append(held)
+    return found
+
+
+def _held(member: Member, key: int, line: Line) -> HeldKey | None:
+    state = member.state
+    waiting = sum(run.stop - run.start for run in line.waiting)
+    if line.lease:
+        grant = state.leases.live[line.lease]
+        why, offset = "leased", next(other for other, (_, its) in grant.open.items() if its == key)
+    elif line.backing_off is not None:
+        why, offset = "backing off", line.backing_off[0]
+    elif line.parked:
+        why, offset = "parked", line.parked[0]
+    else:
+        head = line.waiting.first
+        why, offset = ("fenced" if head.position >= state.keys.fences.limit(key) else "waiting"), head.start
+    if offset in state.dropped or offset in state.lost:
+        return None
+    items = member.open.items([offset, offset + 1])
+    if not items or items[0].batch.keys is None:
+        return None
+    return HeldKey(items[0].batch.keys[0] or b"", member.number, why, format_id(member.number, offset), waiting)
+
+
+# -- lists -------------------------------------------------------------------------------------------
+
+
+def listed(turns: Turns, states: Sequence[str], after: tuple[int, int] | None = None, limit: int = 100) -> list[ListedItem]:
+    """Items in these states, by partition and offset, behind `after`."""
+    wanted = [Life(state) for state in states] if states else list(Life)
+    found: list[ListedItem] = []
+    for member in sorted(turns.healthy(), key=lambda one: one.number):
+        start = 0
+        if after is not None:
+            if member.number < after[0]:
+                continue
+            start = after[1] + 1 if member.number == after[0] else 0
+        runs = _first(_in_states(member.state, wanted, start), limit - len(found))
+        turns.touch(member)
+        for items in member.open.items(runs):
+            found += _listed(member, items)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def redrivable(turns: Turns, after: tuple[int, int] | None = None, limit: int = 1_000) -> list[ListedItem]:
+    """Items that a redrive may take: ready or buried."""
+    return listed(turns, [Life.READY.value, Life.BURIED.value], after, limit)
+
+
+def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
+    found = RunSet()
+    stop = state.next_offset
+    for life in wanted:
+        if life is Life.READY:
+            found.add_all(RunSet(state.ready_runs()).within(start, stop))
+        elif life is Life.LEASED:
+            found.add_all(state.leased_within(start, stop).runs)
+        else:
+            found.add_all(_SETS[life](state).within(start, stop))
+    found.remove_all(state.dropped.runs)
+    found.remove_all(state.lost.runs)
+    return found
+
+
+_SETS = {
+    Life.SCHEDULED: lambda state: state.scheduled,
+    Life.COMPLETED: lambda state: state.resolved,
+    Life.BURIED: lambda state: state.buried_set,
+    Life.MOVING: lambda state: state.moving,
+}
+
+
+def _first(found: RunSet, limit: int) -> list[int]:
+    runs: list[int] = []
+    for start, stop in pairs(found.runs):
+        if limit <= 0:
+            break
+        runs += (start, min(stop, start + limit))
+        limit -= stop - start
+    return runs
+
+
+def _listed(member: Member, items: Items) -> Iterator[ListedItem]:
+    state = member.state
+    for index in range(len(items.batch)):
+        offset = items.start + index
+        life = state.state_of(offset)
+        assert life is not None
+        burial, failure = state.buried.get(offset), state.failures.get(offset)
+        attempts = burial.attempts if burial else state.attempts(offset) + (life is Life.LEASED)
+        reason = burial.reason if burial else failure.reason if failure else ""
+        yield ListedItem(member.number, offset, life.value, items.batch, index, items.produced_at, attempts, reason)
+
+
+# -- history -----------------------------------------------------------------------------------------
+
+
+def ends(turns: Turns) -> dict[int, int]:
+    return {member.number: member.state.next_offset for member in turns.healthy()}
+
+
+def starts(turns: Turns) -> dict[int, int]:
+    return {member.number: member.state.dropped.first_missing(0) for member in turns.healthy()}
+
+
+def offsets_at(turns: Turns, at: int) -> dict[int, int]:
+    return {member.number: member.open.offset_at(at) for member in turns.healthy()}
+
+
+def cursors(turns: Turns) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for member in turns.healthy():
+        for name, offset in member.state.cursors.items():
+            found.setdefault(name, {})[member.number] = offset
+    return found
+
+
+def cursor(turns: Turns, name: str) -> dict[int, int]:
+    """Where a cursor stands in each partition that knows it."""
+    return cursors(turns).get(name, {})
+
+
+def read(turns: Turns, offsets: Mapping[int, int], limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
+    """Retained items from these offsets on, a share from each partition, and where to read on. What was forwarded was read before."""
+    found: list[tuple[int, Items]] = []
+    after = dict(offsets)
+    behind = [member for member in turns.healthy() if member.state.next_offset > offsets.get(member.number, 0)]
+    for place, member in enumerate(behind):
+        share = max(1, -(-limit // (len(behind) - place)))
+        start = offsets.get(member.number, 0)
+        turns.touch(member)
+        try:
+            items = member.open.history(start, share)
+        except PenstockError:
+            continue
+        after[member.number] = items[-1].start + len(items[-1].batch) if items else member.state.next_offset
+        for part in items:
+            found += [(member.number, kept) for kept in _own(turns, part)]
+            limit -= len(part.batch)
+        if limit <= 0:
+            break
+    return found, after
+
+
+def _own(turns: Turns, items: Items) -> list[Items]:
+    """The items that are not copies of ones that came from another partition of this queue."""
+    if items.batch.origins is None:
+        return [items]
+    kept = RunSet()
+    for index, packed in enumerate(items.batch.origins):
+        known = origin.decode(packed) if packed is not None else None
+        if known is None or not (known.forwarded and known.incarnation == turns.incarnation):
+            kept.add(index, index + 1)
+    return [Items(items.start + a, items.batch.cut(a, b), items.produced_at) for a, b in pairs(kept.runs)]
+
+
+# -- what was done ------------------------------------------------------------------------------------
+
+
+def metrics(loop: Loop) -> QueueMetrics:
+    """Counters and latencies since the queue was opened here."""
+    meter = loop.meter
+    latencies = {
+        verb: Latency(
+            found.total,
+            found.quantile(0.5) / SECOND,
+            found.quantile(0.95) / SECOND,
+            found.quantile(0.99) / SECOND,
+            found.worst / SECOND,
+        )
+        for verb, found in dict(meter.latencies).items()
+    }
+    return QueueMetrics(loop.turns.name, meter.turns, dict(meter.requests), dict(meter.errors), dict(meter.items), latencies)

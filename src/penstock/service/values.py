@@ -1,0 +1,210 @@
+"""What callers give and get, and the bytes and numbers it is stored as.
+
+Owns: payload values (by their `encoding`), keys, headers and times. Every `encode` either gives what `decode` turns back, or refuses
+with an InvalidRequest that says what is accepted. Times are stored as whole microseconds.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+import msgspec
+
+from penstock.words.clock import SECOND
+from penstock.words.errors import InvalidRequest
+from penstock.words.limits import MAX_DELAY
+
+JSON: Final = "json"
+TEXT: Final = "text"
+
+
+class Dataclass(Protocol):
+    """An instance of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Value: TypeAlias = bytes | bytearray | memoryview | str | dict[Any, Any] | list[Any] | tuple[Any, ...] | float | msgspec.Struct | Dataclass
+"""What a payload may be given as."""
+Headers: TypeAlias = Mapping[str, str] | Mapping[str, bytes] | Mapping[str, str | bytes]
+
+_BYTES_TYPES = (bytes, bytearray, memoryview)
+_JSON_TYPES = (dict, list, tuple, int, float, msgspec.Struct)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_INSTANT = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_FAR = 1e15  # seconds; what is further away, or not a number, is out of bounds
+_to_json = msgspec.json.Encoder().encode
+_from_json: Any = msgspec.json.Decoder().decode
+_pack = msgspec.msgpack.Encoder().encode
+_unpack: Any = msgspec.msgpack.Decoder().decode
+
+
+# -- payloads ----------------------------------------------------------------------------------------
+
+
+def encode(value: Value) -> tuple[bytes, str | None]:
+    """A payload and the encoding by which `decode` finds the value again."""
+    if isinstance(value, str):
+        return encode_text(value), TEXT
+    if isinstance(value, _BYTES_TYPES):
+        return bytes(value), None
+    if isinstance(value, _JSON_TYPES) or (is_dataclass(value) and not isinstance(value, type)):
+        return _encode_json(value), JSON
+    raise InvalidRequest(
+        f"the payload is {type(value).__name__}; give bytes, str, or for JSON a dict, list, tuple, number, bool, dataclass or Struct"
+    )
+
+
+def encode_as(value: Value, encoding: str | None) -> tuple[bytes, str | None]:
+    """As `encode`, under an encoding of the caller's own. Only bytes and str can be anything; what was written as JSON is JSON."""
+    payload, derived = encode(value)
+    if encoding is None or encoding == derived:
+        return payload, derived
+    if derived == JSON:
+        raise InvalidRequest(f"the encoding is {encoding!r} but the payload is {type(value).__name__}; leave it out, or give bytes or str")
+    return payload, encoding
+
+
+def decode(payload: bytes, encoding: str | None) -> Any:
+    """The value of a payload; of an encoding that is not known here, its bytes as they are."""
+    try:
+        if encoding == JSON:
+            return _from_json(payload)
+        if encoding == TEXT:
+            return payload.decode()
+    except (ValueError, RecursionError) as error:  # those of msgspec are ValueErrors
+        raise InvalidRequest(f"the payload is not what its encoding {encoding!r} says ({error}); take its bytes from `.payload`") from None
+    return payload
+
+
+def encode_text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the payload is not valid Unicode; remove its lone surrogates or give bytes") from None
+
+
+def _encode_json(value: Any) -> bytes:
+    try:
+        payload = _to_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the payload cannot be written as JSON ({error}); mend it or give bytes") from None
+    # JSON has no NaN and no infinity: they are written as null, and would come back as None. So a null is looked at twice.
+    if b"null" in payload and _has_strange_float(msgspec.to_builtins(value)):
+        raise InvalidRequest("the payload has a float that is not finite, which JSON cannot say; give None or a text in its place")
+    return payload
+
+
+def _has_strange_float(value: Any) -> bool:
+    pending = [value]
+    for part in pending:
+        if isinstance(part, float) and not math.isfinite(part):
+            return True
+        if isinstance(part, dict):
+            pending.extend(part.values())
+        elif isinstance(part, list | tuple | set | frozenset):
+            pending.extend(part)
+    return False
+
+
+# -- keys, dedup ids, headers ------------------------------------------------------------------------
+
+
+def encode_key(key: str | bytes, name: str = "key") -> bytes:
+    """The bytes of a key (or of another id, called `name`). Whatever `decode_key` gives can be given again."""
+    if isinstance(key, str):
+        try:
+            return key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"the {name} is not valid Unicode; remove its lone surrogates or give bytes") from None
+    if isinstance(key, bytes):
+        return bytes(key)
+    raise InvalidRequest(f"the {name} is {type(key).__name__}; give str or bytes")
+
+
+def decode_key(key: bytes) -> str:
+    """A key as text. Bytes that are not UTF-8 become lone surrogates, which `encode_key` turns back."""
+    return key.decode("utf-8", "surrogateescape")
+
+
+def encode_headers(headers: Headers | None) -> bytes | None:
+    """Headers as MessagePack; nothing if there are none."""
+    if headers is None:
+        return None
+    if type(headers) is not dict:
+        if not isinstance(headers, Mapping):
+            raise InvalidRequest(f"the headers are {type(headers).__name__}; give a dict of str to str or bytes")
+        headers = dict(headers)
+    _check_headers(headers)
+    try:
+        return _pack(headers) if headers else None
+    except UnicodeEncodeError:
+        raise InvalidRequest("a header is not valid Unicode; remove its lone surrogates or give its value as bytes") from None
+
+
+def decode_headers(headers: bytes | None) -> dict[str, str | bytes]:
+    if headers is None:
+        return {}
+    try:
+        found = _unpack(headers)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the headers are not MessagePack ({error}); write them as a map of str to str or bytes") from None
+    if type(found) is not dict:
+        raise InvalidRequest(f"the headers are {type(found).__name__} in MessagePack; write them as a map of str to str or bytes")
+    _check_headers(found)
+    return found
+
+
+def _check_headers(headers: dict[Any, Any]) -> None:
+    for name, value in headers.items():
+        if type(name) is not str:
+            raise InvalidRequest(f"the name of a header is {type(name).__name__}; give str")
+        if type(value) is not str and type(value) is not bytes:
+            raise InvalidRequest(f"the header {name!r} is {type(value).__name__}; give str or bytes")
+
+
+# -- times -------------------------------------------------------------------------------------------
+
+
+def instant(when: datetime | float, name: str = "at") -> int:
+    """A point in time as wall microseconds. A number is seconds since 1970 (UTC)."""
+    if isinstance(when, datetime):
+        if when.utcoffset() is None:
+            raise InvalidRequest(f"{name} has no timezone; give one, such as datetime.now(timezone.utc) or when.astimezone()")
+        microseconds = (when - _EPOCH) // timedelta(microseconds=1)
+    elif type(when) is int:
+        microseconds = when * SECOND
+    elif isinstance(when, float):
+        microseconds = round(when * SECOND) if abs(when) < _FAR else -1
+    else:
+        raise InvalidRequest(f"{name} is {type(when).__name__}; give a datetime with a timezone, or seconds since 1970")
+    return check_instant(microseconds, name)
+
+
+def check_instant(microseconds: int, name: str = "at") -> int:
+    """Wall microseconds that can be shown as a date and time again."""
+    if not 0 <= microseconds <= LAST_INSTANT:
+        raise InvalidRequest(f"{name} is not between the years 1970 and 9999; give a datetime, or seconds (not milliseconds) since 1970")
+    return microseconds
+
+
+def duration(span: float | timedelta, name: str) -> int:
+    """A length of time as microseconds. A number is seconds. What is above 0 stays above 0, which often means none."""
+    if isinstance(span, timedelta):
+        microseconds = span // timedelta(microseconds=1)
+    elif type(span) is int:
+        microseconds = span * SECOND
+    elif isinstance(span, float):
+        microseconds = (round(span * SECOND) or (span > 0) - (span < 0)) if abs(span) < _FAR else -1
+    else:
+        raise InvalidRequest(f"{name} is {type(span).__name__}; give seconds or a timedelta")
+    if not 0 <= microseconds <= MAX_DELAY:
+        raise InvalidRequest(f"{name} is out of bounds; give 0 to {MAX_DELAY // SECOND} seconds, or a timedelta")
+    return microseconds
+
+
+def timestamp(microseconds: int) -> datetime:
+    """Wall microseconds as an aware datetime in UTC; what a datetime cannot say is cut to the last instant it can."""
+    return _EPOCH + timedelta(microseconds=min(microseconds, LAST_INSTANT))

@@ -1,0 +1,53 @@
+"""Where a transferred item came from.
+
+Owns: `Origin`, which a dead letter, a redriven or a forwarded item carries along, and its bytes: a MessagePack array, to which a field
+may be added at the end with a default. Times are wall microseconds, 0 for none.
+"""
+
+import msgspec
+
+from penstock.words.errors import CorruptLog, InvalidRequest
+from penstock.words.ids import parse_id
+from penstock.words.limits import KIB
+
+MAX_ORIGIN_BYTES = 8 * KIB
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The item that another one was before, and what happened to it there."""
+
+    queue: str
+    incarnation: int
+    id: str
+    attempts: int = 0
+    reason: str = ""
+    produced_at: int = 0
+    first_failed_at: int = 0
+    last_failed_at: int = 0
+    buried_at: int = 0
+    parked: bool = False
+    """Its key was parked at the origin when it was buried."""
+    forwarded: bool = False
+    """The same item, moved to the partition where its key lives now."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The partition and the offset that the id names."""
+        return parse_id(self.id)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Origin)
+
+
+def encode(origin: Origin) -> bytes:
+    return _encoder.encode(origin)
+
+
+def decode(data: bytes) -> Origin:
+    try:
+        origin = _decoder.decode(data)
+        parse_id(origin.id)
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest) as error:
+        raise CorruptLog(f"the origin of an item cannot be understood ({error}); run verify, or use a newer Penstock") from error
+    return origin

@@ -1,0 +1,27 @@
+"""The brokers on which scenarios are tested: each on every store."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.rig import Ground, Memory, Real, Rig, Simulated
+
+GROUNDS: dict[str, Callable[[], Ground]] = {"memory": Memory, "files": Simulated}
+
+
+@pytest.fixture(params=list(GROUNDS))
+def broker(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """A broker run by hand. However a test leaves it, its counts are true and it can be closed."""
+    rig = Rig(GROUNDS[request.param]())
+    yield rig
+    rig.check()
+    rig.broker.close()
+
+
+@pytest.fixture(params=["memory", "files"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    """A broker with real threads and the real clock."""
+    rig = Rig(Memory() if request.param == "memory" else Real(tmp_path), live=True)
+    yield rig
+    rig.broker.close()

@@ -1,0 +1,236 @@
+"""Every file call of a catalog's life goes wrong once: what is found is the catalog before a change or after it, never between."""
+
+import contextlib
+import errno
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+
+from penstock.logs.directory import Directory
+from penstock.logs.memory import MemoryLog
+from penstock.loop import catalog as loop_catalog
+from penstock.loop.catalog import Catalog
+from penstock.rules import catalog
+from penstock.rules.catalog import Created, Deleted, Options
+from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
+from penstock.words.errors import CorruptLog, OutcomeUnknown, StorageFailed
+from penstock.words.limits import Policy
+
+FAULTS: dict[str, Fault] = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "short": "short", "torn": "torn"}
+STEPS: list[Callable[[Catalog], object]] = [
+    lambda found: found.create("dead", Options(), incarnation=1),
+    lambda found: found.create("orders", Options(Policy(max_attempts=7), "dead"), incarnation=2, partitions=3),
+    lambda found: found.update(2, {"ttl": 5, "max_items": 9}),
+    lambda found: found.reshape(2, [0, 1, 2, 3], read_only=[], marks={0: 4, 2: 8}, keep_since=0),
+    lambda found: found.create("old", Options(), incarnation=3),
+    lambda found: found.run([Deleted(3), Created("new", 4, Options(), 2, 77)]),
+    lambda found: found.removed(3),
+    lambda found: found.reshape(2, [1, 3], read_only=[0], marks={1: 9}, keep_since=0),
+    lambda found: found.update(2, {"dead_queue": ""}),
+    lambda found: found.delete("dead"),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that rotating and dropping are among what goes wrong."""
+    monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 500)
+
+
+@cache
+def told() -> list[bytes]:
+    """The catalog before the first step, and after each."""
+    found = Catalog(MemoryLog(0, 0), ManualClock())
+    dumps = [catalog.dump(found.state)]
+    for step in STEPS:
+        step(found)
+        dumps.append(catalog.dump(found.state))
+    assert len(set(dumps)) == len(STEPS) + 1
+    return dumps
+
+
+def place(files: SimulatedFiles) -> Directory:
+    return Directory.open("/data", files=files, clock=ManualClock(), entropy=bytes)
+
+
+def reopened(files: SimulatedFiles) -> bytes:
+    """What a new process finds, twice: opening is no change."""
+    dumps = []
+    for _ in range(2):
+        files.kill()
+        dumps.append(catalog.dump(Catalog(place(files).log(0, 0), ManualClock()).state))
+    assert dumps[0] == dumps[1]
+    return dumps[0]
+
+
+class Life:
+    """A catalog that takes every step, repeating one that was refused."""
+
+    def __init__(self, files: SimulatedFiles) -> None:
+        self.files = files
+        self.done = 0
+        self.refusals: list[str] = []
+        self._directory = place(files)
+        self.begun = files.calls
+
+    def run(self) -> None:
+        found = self._open()
+        while self.done < len(STEPS):
+            try:
+                STEPS[self.done](found)
+                self.done += 1
+            except StorageFailed as error:
+                self._refused(found, error)
+            except OutcomeUnknown:
+                found.reopen()
+                self.done = told().index(catalog.dump(found.state), self.done, self.done + 2)
+            assert catalog.dump(found.state) == told()[self.done]
+        with contextlib.suppress(StorageFailed):
+            found.close()
+
+    def _open(self) -> Catalog:
+        for _ in range(2):
+            with contextlib.suppress(StorageFailed):  # a failed opening lets go of the log
+                return Catalog(self._directory.log(0, 0), ManualClock())
+        return Catalog(self._directory.log(0, 0), ManualClock())
+
+    def _refused(self, found: Catalog, error: StorageFailed) -> None:
+        self.refusals.append(str(error))
+        after = self.files.copy()
+        after.crash()
+        assert reopened(after) == told()[self.done], "a refused change is not there after a power cut"
+        if "failed before" in str(error):  # it was tidying up that failed, twice
+            found.reopen()
+
+
+@cache
+def calls_of_a_life() -> range:
+    life = Life(SimulatedFiles())
+    life.run()
+    assert life.refusals == []
+    assert any(" remove " in call and call.endswith(".log") for call in life.files.trace), "segments are dropped"
+    return range(life.begun + 1, life.files.calls + 1)
+
+
+def lives(how: Fault, seed: int = 0) -> Iterator[Life]:
+    """One life for each call, in which that call goes wrong."""
+    for call in calls_of_a_life():
+        life = Life(SimulatedFiles(random.Random(seed)))
+        life.files.fail(call, how)
+        try:
+            life.run()
+        except Halt:
+            assert how == "halt"
+        yield life
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_any_call_may_fail(how: str) -> None:
+    refusals = set()
+    for life in lives(FAULTS[how]):
+        assert life.done == len(STEPS)
+        refusals.update(life.refusals)
+        life.files.crash()
+        assert reopened(life.files) == told()[-1]
+    assert all("; " in sentence for sentence in refusals)
+    assert how == "short" or len(refusals) > 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_power_may_be_cut_at_any_call(seed: int) -> None:
+    found = set()
+    for life in lives("halt", seed):
+        life.files.crash()
+        step = told().index(reopened(life.files))
+        assert step in (life.done, life.done + 1)
+        found.add(step - life.done)
+    assert found == {0, 1}
+
+
+def test_the_process_may_be_killed_at_any_call() -> None:
+    for life in lives("halt", 9):
+        assert told().index(reopened(life.files)) in (life.done, life.done + 1)
+
+
+def begun(step: int) -> tuple[SimulatedFiles, Catalog]:
+    """A catalog that has taken the steps before that one."""
+    files = SimulatedFiles()
+    found = Catalog(place(files).log(0, 0), ManualClock())
+    for earlier in STEPS[:step]:
+        earlier(found)
+    return files, found
+
+
+def calls_of(step: int) -> int:
+    files, found = begun(step)
+    start = files.calls
+    STEPS[step](found)
+    return files.calls - start
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_when_the_disk_stays_away_the_catalog_waits_until_it_is_back(step: int) -> None:
+    unknown = 0
+    for ahead in range(1, calls_of(step) + 1):
+        files, found = begun(step)
+        for call in range(files.calls + ahead, files.calls + 200):
+            files.fail(call, errno.EIO)
+        try:
+            STEPS[step](found)
+            possible = told()[step + 1 : step + 2]  # it was stored, and tidying up failed
+        except OutcomeUnknown:
+            possible = told()[step : step + 2]
+            unknown += 1
+        for use in (STEPS[step], lambda found: found.delete("nobody"), lambda found: found.run([])):
+            with pytest.raises(StorageFailed, match="failed before and could not go on; reopen it"):
+                use(found)
+        with pytest.raises(StorageFailed):
+            found.reopen()
+        files.mend()
+        crashed = files.copy()
+        crashed.crash()
+        assert reopened(crashed) in possible
+        found.reopen()
+        assert catalog.dump(found.state) in possible
+        if catalog.dump(found.state) == told()[step]:
+            STEPS[step](found)
+        assert reopened(files) == told()[step + 1]
+    assert unknown
+
+
+def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the log and the state: neither is trusted until they are brought together again."""
+    files = SimulatedFiles()
+    log = place(files).log(0, 0)
+    found = Catalog(log, ManualClock())
+    STEPS[0](found)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            STEPS[1](found)
+    with pytest.raises(StorageFailed, match="reopen it"):
+        STEPS[1](found)
+    found.reopen()
+    assert catalog.dump(found.state) == told()[1]
+    STEPS[1](found)
+    assert reopened(files) == told()[2]
+
+
+def test_damage_found_while_going_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 1 << 20)
+    files = SimulatedFiles()
+    found = Catalog(place(files).log(0, 0), ManualClock())
+    STEPS[0](found)
+    STEPS[1](found)
+    path = next(path for path in files.contents() if path.endswith(".log"))
+    files.flip(path, 8 * files.content(path).index(b"dead"))
+    files.fail(files.calls + 1, errno.EIO)
+    with pytest.raises(OutcomeUnknown, match=r"not rolled back \(the catalog is damaged .*\); open the broker again") as caught:
+        STEPS[2](found)
+    assert isinstance(caught.value.__cause__, CorruptLog)

@@ -1,0 +1,81 @@
+"""A catalog under test: its state, every record that made it, and short verbs.
+
+Owns: `Book`, and `refused`, which sees to it that what is refused changes nothing and says what to do.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import pytest
+
+from penstock.rules import catalog, queues
+from penstock.rules.catalog import Entry, Options, Record, State
+from penstock.words.errors import PenstockError
+
+
+class Book:
+    """A catalog's state and every record that made it."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.records: list[Record] = []
+
+    def create(self, name: str, partitions: int = 1, incarnation: int = 0, exist_ok: bool = False, **given: Any) -> Entry:
+        options = queues.merged(Options(), given)
+        number = incarnation or len(self.records) + 1
+        self.take(queues.create(self.state, name, options, partitions, number, 1_000, exist_ok, given))
+        return self.state.names[name]
+
+    def update(self, name: str, **changes: Any) -> Entry:
+        self.take(queues.update(self.state, self.state.names[name].incarnation, changes))
+        return self.state.names[name]
+
+    def reshape(
+        self,
+        name: str,
+        active: Collection[int],
+        *,
+        read_only: Collection[int] = (),
+        marks: Mapping[int, int] | None = None,
+        at: int = 2_000,
+        keep_since: int = 0,
+    ) -> Entry:
+        incarnation = self.state.names[name].incarnation
+        self.take(queues.reshape(self.state, incarnation, active, read_only, marks or {}, at, keep_since))
+        return self.state.names[name]
+
+    def delete(self, name: str) -> int:
+        incarnation = self.state.names[name].incarnation
+        self.take(queues.delete(self.state, name))
+        return incarnation
+
+    def removed(self, incarnation: int) -> None:
+        self.take(queues.removed(self.state, incarnation))
+
+    def take(self, records: list[Record]) -> None:
+        for record in records:
+            catalog.apply(self.state, record)
+        self.records += records
+
+    def check(self) -> None:
+        """Live, replayed, and from a Base in between: the same bytes."""
+        expected = catalog.dump(self.state)
+        replayed = State()
+        for cut, record in enumerate(self.records):
+            loaded = catalog.load(catalog.dump(replayed))
+            for later in self.records[cut:]:
+                catalog.apply(loaded, later)
+            assert catalog.dump(loaded) == expected, f"from a Base before record {cut}"
+            catalog.apply(replayed, record)
+        assert catalog.dump(replayed) == expected
+        assert catalog.load(expected).names == self.state.names
+        assert catalog.load(expected).entries == self.state.entries
+
+
+def refused(book: Book, error: type[PenstockError], match: str, ask: Callable[[], object]) -> None:
+    """What is refused changes nothing and says what to do."""
+    before = catalog.dump(book.state)
+    with pytest.raises(error, match=match) as caught:
+        ask()
+    assert "; " in str(caught.value)
+    assert catalog.dump(book.state) == before

@@ -1,0 +1,315 @@
+"""Transfers and fences among everything else that happens, against a plain model, with histories that Hypothesis draws and makes small.
+
+Owns: `Moving`, the model of tests/simulation with fences and an outbox, and the machine that shows it every command. A fenced item is
+for a lease as good as not ready yet: so the model judges every lease, with its order, as if fenced items were not there.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from penstock.rules import commands as c
+from penstock.rules import machine, routing
+from penstock.rules.barriers import pack_slots
+from penstock.rules.explain import explain
+from penstock.rules.life import TRANSITIONS, Event
+from penstock.rules.life import State as Life
+from penstock.rules.outbox import destination, moved_to
+from penstock.rules.records import Barrier, Opened
+from penstock.rules.runs import offsets
+from penstock.rules.state import State
+from penstock.testing.ledger import EXPIRED, View
+from penstock.testing.model import Model
+from penstock.testing.order import Item
+from penstock.words import ids
+from penstock.words.clock import MINUTE, Moment
+from penstock.words.errors import InvalidRequest, PenstockError
+from penstock.words.limits import DEFAULT_PRIORITY, Policy
+from tests.rules.test_fencing import A2
+from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, REQUESTS, START, TTLS, AllAtHand, RulesBesideTheModel
+
+NAMES = [b"a", b"b", A2.encode()]
+"""The last is of the first one's slot."""
+SOME_NAMES = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
+ITEMS = st.lists(st.tuples(st.sampled_from([None, *NAMES]), PRIORITIES, AHEAD, TTLS, DEDUPS), min_size=1, max_size=4)
+PLACES = st.sampled_from([destination(1, 1), destination(1, 2)])
+SOME_OFFSETS = st.lists(st.integers(0, 12), min_size=1, max_size=3)
+
+
+@dataclass
+class Fence:
+    """Slots, or (when they are None) keys, whose items wait from `since` on."""
+
+    number: int
+    since: int
+    slots: set[int] | None
+    keys: set[int]
+
+    def holds(self, item: Item) -> bool:
+        """An item that came back to its place stands where it was produced."""
+        key = routing.key_id(item.key) if item.key is not None else 0
+        covered = item.key is not None and (key in self.keys if self.slots is None else key & routing.SLOT_MASK in self.slots)
+        return covered and item.earliest >= self.since
+
+
+class Moving(Model):
+    """What a partition should be doing that has fences and an outbox."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.fences: list[Fence] = []
+        self.version = self.given = 0
+        self.outbox: dict[bytes, list[tuple[int, list[int]]]] = {}
+        self.last: dict[bytes, int] = {}
+        self.elsewhere: dict[int, tuple[int, int, int]] = {}
+        self.were_buried: set[int] = set()
+
+    def fenced(self, item: Item) -> bool:
+        return any(fence.holds(item) for fence in self.fences)
+
+    def view(self, now: Moment, *, rebooted: bool = False) -> View:
+        view = super().view(now, rebooted=rebooted)
+        left = [item for item in self.items if item.state is Life.MOVING]
+        burials = {item.offset: (item.attempts, item.reason == EXPIRED) for item in left if item.offset in self.were_buried}
+        failures = {offset: known for offset, known in view.failures.items() if self.items[offset].state is not Life.MOVING}
+        return view._replace(failures=failures, burials=view.burials | burials)
+
+    def judge(self, command: c.Command, now: Moment, answer: c.Answer | PenstockError) -> None:
+        special = getattr(self, "_judge_" + type(command).__name__.lower(), None)
+        if special is None:
+            super().judge(command, now, answer)
+        else:
+            self.step += 1
+            special(command, now, answer)
+
+    def _judge_lease(self, command: c.Lease, now: Moment, answer: c.Answer) -> None:
+        hidden = [item for item in self.items if item.state is Life.READY and self.fenced(item)]
+        for item in hidden:
+            item.state = Life.SCHEDULED
+        super().judge(command, now, answer)
+        for item in hidden:
+            item.state = Life.READY
+
+    def _judge_seek(self, command: c.Seek, now: Moment, answer: c.Answer) -> None:
+        """What went elsewhere is not sought; while there are fences the sought go to the tail."""
+        after = self.items[command.offset :]
+        chosen = [item for item in after if item.state is Life.COMPLETED and item.offset not in self.elsewhere]
+        assert answer == c.Counted(len(chosen)), f"seek gave {answer}, not {len(chosen)}"
+        for item in chosen:
+            item.lane, item.ttl_deadline = DEFAULT_PRIORITY, 0
+            self.to_tail(item, now, position=None if self.fences else item.offset, cause=("sought", 0, item.offset))
+
+    def _judge_clear(self, command: c.Clear, now: Moment, answer: c.Answer) -> None:
+        super().judge(command, now, answer)
+        for item in self.items if command.buried else ():
+            item.parked = False
+
+    def _judge_send(self, command: c.Send, now: Moment, answer: c.Answer | PenstockError) -> None:
+        chosen = [self.items[offset] for offset in sorted(set(command.offsets))]
+        if any(item.state not in (Life.READY, Life.BURIED) for item in chosen):
+            assert isinstance(answer, InvalidRequest), f"{chosen} were sent: {answer}"
+            return
+        assert answer == c.Counted(len(chosen)), f"send gave {answer}, not {len(chosen)}"
+        for item in chosen:
+            if item.state is Life.BURIED:
+                self.were_buried.add(item.offset)
+            else:
+                item.attempts, item.reason = 0, ""
+            item.state, item.jumps = Life.MOVING, False
+        self.last[command.destination] = self.last.get(command.destination, 1 << 40) + 1
+        entry = (self.last[command.destination], [item.offset for item in chosen])
+        self.outbox.setdefault(command.destination, []).append(entry)
+
+    def _judge_confirm(self, command: c.Confirm, now: Moment, answer: c.Answer) -> None:
+        line = self.outbox.get(command.destination, [])
+        if not line or line[0][0] != command.sequence:
+            assert answer == c.Counted(0), f"a transfer that is not the first arrived: {answer}"
+            return
+        assert answer == c.Counted(1), f"an arrival gave {answer}"
+        for index, offset in enumerate(line.pop(0)[1]):
+            item = self.items[offset]
+            item.state, item.attempts, item.reason = Life.COMPLETED, 0, ""  # it may park its key all the same
+            self.elsewhere[offset] = (1, command.destination[-1], command.base + index)
+
+    def _judge_release(self, command: c.Release, now: Moment, answer: c.Answer) -> None:
+        parked = [item for item in self.items if item.parked and item.key is not None and routing.key_id(item.key) == command.key]
+        assert answer == c.Counted(len(parked)), f"release gave {answer}, not {len(parked)}"
+        for item in parked:
+            item.parked = False
+
+    def _judge_fenceoff(self, command: c.FenceOff, now: Moment, answer: c.Answer) -> None:
+        if command.version <= self.version:
+            assert answer == c.Counted(0), f"a version was taken twice: {answer}"
+            return
+        self.version = command.version
+        for barrier in command.barriers:
+            self.given += 1
+            self.fences.append(Fence(self.given, len(self.items), set(memoryview(barrier.slots or b"").cast("H")), set()))
+        for digest, left, number in command.adopted:
+            if self.dedups.get(digest, (0, 0))[0] <= now.elapsed:
+                self.dedups[digest] = (now.elapsed + left, number)
+
+    def _judge_narrow(self, command: c.Narrow, now: Moment, answer: c.Answer) -> None:
+        for fence in self.fences:
+            if fence.number == command.number and fence.slots is not None:
+                fence.slots, fence.keys = None, set(command.keys)
+        self._drop_empty()
+
+    def _judge_lift(self, command: c.Lift, now: Moment, answer: c.Answer) -> None:
+        lifted = [fence.keys & set(command.keys) for fence in self.fences if fence.number == command.number and fence.slots is None]
+        assert answer == c.Counted(sum(map(len, lifted))), f"lift gave {answer}, not {lifted}"
+        for fence in self.fences:
+            if fence.number == command.number and fence.slots is None:
+                fence.keys -= set(command.keys)
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        self.fences = [fence for fence in self.fences if fence.slots or fence.keys]
+
+
+class MovingBesideTheModel(RulesBesideTheModel):
+    """Everything that happens to a partition, and transfers, fences and strays besides."""
+
+    model: Moving
+
+    @initialize(policy=POLICIES)
+    def begin(self, policy: Policy) -> None:
+        self.state, self.model, self.peek, self.now = State(policy), Moving(policy), AllAtHand(), START
+        self.sent = {}
+        self.departed: dict[int, int] = {}
+        self._apply([Opened(1, "boot", 0)])
+
+    @rule(items=ITEMS, request=REQUESTS)
+    def produce(self, items: list[tuple[bytes | None, int, int, int, bytes | None]], request: bytes | None) -> None:
+        super().produce(items, request)
+
+    @rule(want=st.sampled_from([1, 2, 100]), per_key=st.integers(1, 3), request=REQUESTS)
+    def lease(self, want: int, per_key: int, request: bytes | None) -> None:
+        self._send(c.Lease(want, "consumer", 0, per_key, request, self.departed))
+
+    # -- transfers -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.items)
+    @rule(chosen=SOME_OFFSETS, to=PLACES)
+    def send_some(self, chosen: list[int], to: bytes) -> None:
+        self._tell(c.Send([offset % len(self.model.items) for offset in chosen], to), Event.SENT)
+
+    @precondition(lambda self: any(item.state is Life.BURIED for item in self.model.items))
+    @rule(to=PLACES)
+    def send_the_buried(self, to: bytes) -> None:
+        self._tell(c.Send([item.offset for item in self.model.items if item.state is Life.BURIED], to), Event.SENT)
+
+    @precondition(lambda self: self.model.outbox)
+    @rule(to=PLACES, which=st.sampled_from([0, 0, 0, 1, -1]), base=st.integers(0, 50))
+    def confirm(self, to: bytes, which: int, base: int) -> None:
+        first = self.model.outbox.get(to) or [(1, [])]
+        self._tell(c.Confirm(to, first[0][0] + which, base), Event.DELIVERED)
+
+    @rule(name=st.sampled_from(NAMES))
+    def release(self, name: bytes) -> None:
+        self._tell(c.Release(routing.key_id(name)))
+
+    # -- fences --------------------------------------------------------------------------------------
+
+    @rule(names=SOME_NAMES, apart=st.booleans(), again=st.booleans(), adopted=st.booleans())
+    def fence(self, names: list[bytes], apart: bool, again: bool, adopted: bool) -> None:
+        groups = [[name] for name in names] if apart else [names]
+        barriers = [Barrier(0, 3, 9, 0, pack_slots(set(map(routing.slot, group)))) for group in groups]
+        known = [(bytes(16), 1 * MINUTE, ids.foreign(3, 5))] if adopted else []
+        self._tell(c.FenceOff(self.model.version + (not again), barriers, known))
+
+    @precondition(lambda self: self.model.fences)
+    @rule(data=st.data(), names=st.lists(st.sampled_from(NAMES), unique=True))
+    def narrow(self, data: st.DataObject, names: list[bytes]) -> None:
+        fence = data.draw(st.sampled_from(self.model.fences))
+        self._tell(c.Narrow(fence.number, [routing.key_id(name) for name in names if routing.slot(name) in (fence.slots or ())]))
+
+    @precondition(lambda self: self.model.fences)
+    @rule(data=st.data(), names=SOME_NAMES)
+    def lift(self, data: st.DataObject, names: list[bytes]) -> None:
+        fence = data.draw(st.sampled_from(self.model.fences))
+        self._tell(c.Lift(fence.number, [routing.key_id(name) for name in names]))
+
+    @rule(names=SOME_NAMES)
+    def depart(self, names: list[bytes]) -> None:
+        self.departed.update(dict.fromkeys(map(routing.slot, names), len(self.model.items)))
+
+    @rule()
+    def return_all(self) -> None:
+        self.departed.clear()
+
+    # -- how it is told ------------------------------------------------------------------------------
+
+    def _tell(self, command: c.Command, *events: Event) -> None:
+        before = self._view().states
+        answer = self._decide(command)
+        for earlier, then in zip(before, self._view().states, strict=True):
+            assert earlier is then or then in [TRANSITIONS.get((earlier, event)) for event in events]
+        self.model.judge(command, self.now, answer)
+
+    def _send(self, command: c.Command) -> None:
+        """Before a lease, what is astray is sent on."""
+        command = self.sent.get(getattr(command, "request", None) or b"", command)
+        while isinstance(command, c.Lease):
+            records, answer = machine.decide(self.state, command, self.now, self.peek)
+            if isinstance(answer, c.Strayed):
+                assert answer.offsets
+                assert all(self._astray(self.model.items[offset]) for offset in answer.offsets)
+                self._tell(c.Send(answer.offsets, destination(1, 1)), Event.SENT)
+            elif isinstance(answer, c.Again):
+                self._apply(records)
+            else:
+                taken = offsets(answer.runs) if isinstance(answer, c.Granted) and records else []
+                assert not [offset for offset in taken if self._surely_astray(self.model.items[offset])]
+                break
+        super()._send(command)
+
+    def _mark(self, item: Item) -> int | None:
+        return self.departed.get(routing.slot(item.key)) if item.key is not None else None
+
+    def _astray(self, item: Item) -> bool:
+        mark = self._mark(item)
+        return item.state is Life.READY and mark is not None and item.earliest >= mark
+
+    def _surely_astray(self, item: Item) -> bool:
+        """At the mark itself it may have been ready, and in its key's line, before the slot left."""
+        mark = self._mark(item)
+        return mark is not None and item.earliest > mark
+
+    # -- what must hold ------------------------------------------------------------------------------
+
+    @invariant()
+    def what_is_on_its_way_is_in_the_outbox(self) -> None:
+        real = {to: [(entry.sequence, offsets(entry.runs)) for entry in line] for to, line in self.state.outbox.items()}
+        assert real == {to: line for to, line in self.model.outbox.items() if line}
+        assert [moved_to(self.state, item.offset) for item in self.model.items] == [
+            self.model.elsewhere.get(item.offset) for item in self.model.items
+        ]
+
+    @invariant()
+    def every_item_is_explained(self) -> None:
+        for item in self.model.items:
+            said = explain(self.state, item.offset, self.now, self.peek)
+            assert said.state is item.state
+            assert said.moved_to == self.model.elsewhere.get(item.offset)
+            if said.waits_for is not None:
+                assert any(self.model.fenced(one) for one in self.model.items if one.key == item.key)
+            elif item.state is Life.READY and self.model.fenced(item) and not self.state.paused_lease:
+                assert said.held_by is not None, f"{item} is fenced and explained as {said}"
+
+
+def test_transfers_and_fences_are_what_the_model_says() -> None:
+    run(examples=200, steps=40)
+
+
+@pytest.mark.long
+def test_transfers_and_fences_are_what_the_model_says_at_length() -> None:
+    run(examples=2_000, steps=80)
+
+
+def run(examples: int, steps: int) -> None:
+    wanted = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    run_state_machine_as_test(MovingBesideTheModel, settings=wanted)

@@ -1,0 +1,115 @@
+"""Origins: they come back as they were, nonsense is refused, and a batch carries them like any other column."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.words import origin
+from penstock.words.batch import Batch, validate
+from penstock.words.errors import CorruptLog, InvalidRequest
+from penstock.words.origin import MAX_ORIGIN_BYTES, Origin
+
+FORMAT = Path(__file__).parents[2] / "docs" / "format.md"
+TIMES = st.integers(0, 1 << 62)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+IDS = st.builds(lambda partition, offset: f"{partition}-{offset}", st.integers(0, 1_023), st.integers(0, (1 << 48) - 1))
+ORIGINS = st.builds(
+    Origin,
+    TEXTS,
+    st.integers(0, (1 << 64) - 1),
+    IDS,
+    st.integers(0, 65_535),
+    TEXTS,
+    TIMES,
+    TIMES,
+    TIMES,
+    TIMES,
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(ORIGINS)
+def test_an_origin_comes_back_as_it_was(given_: Origin) -> None:
+    assert origin.decode(origin.encode(given_)) == given_
+
+
+def test_an_origin_is_the_array_that_the_format_shows() -> None:
+    fields = re.findall(r"an origin is `\[([a-z_, ]+)\]`", FORMAT.read_text())
+    assert fields == [", ".join(Origin.__struct_fields__)]
+    whole = Origin("orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False)
+    assert msgspec.msgpack.decode(origin.encode(whole)) == ["orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False]
+
+
+def test_what_is_missing_at_the_end_is_none_and_what_a_newer_penstock_adds_is_passed_over() -> None:
+    assert origin.decode(msgspec.msgpack.encode(["orders", 7, "3-17"])) == Origin("orders", 7, "3-17")
+    longer = [*msgspec.to_builtins(Origin("orders", 7, "3-17")), "new"]
+    assert origin.decode(msgspec.msgpack.encode(longer)) == Origin("orders", 7, "3-17")
+
+
+def test_an_id_names_a_partition_and_an_offset() -> None:
+    assert Origin("orders", 7, "3-17").place == (3, 17)
+    assert Origin("orders", 7, "0-281474976710655").place == (0, (1 << 48) - 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\xa1\xff\x07\xa43-17",
+        origin.encode(Origin("orders", 7, "3-17")) + b"\0",
+        msgspec.msgpack.encode({"queue": "orders"}),
+        msgspec.msgpack.encode(["orders", 7]),
+        msgspec.msgpack.encode(["orders", "7", "3-17"]),
+        msgspec.msgpack.encode(["orders", 7, "3-17", "many"]),
+        *(msgspec.msgpack.encode(["orders", 7, name]) for name in ("", "17", "3-", "-17", "3--17", "3-17\n", "a-b", "3-17-1", "٣-١٧")),
+    ],
+)
+def test_nonsense_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptLog, match=r"(?s)^the origin of an item cannot be understood .*; run verify, or use a newer Penstock$"):
+        origin.decode(data)
+
+
+# -- in a batch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("origins", "says"),
+    [
+        ([b"o" * (MAX_ORIGIN_BYTES + 1)], "a transfer's origin has 8193 bytes; give at most 8192"),
+        (["o"], "a transfer's origin is str; give bytes"),
+        ([b"o", b"o"], "origins has 2 entries for 1 items; give one each"),
+        (7, "origins are int; give a list"),
+    ],
+)
+def test_each_wrong_column_has_its_sentence(origins: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        validate(Batch([b"x"], origins=origins))
+    assert str(caught.value).startswith(says)
+
+
+def test_the_longest_origin_is_taken() -> None:
+    batch = Batch([b"x", b"y"], origins=[b"o" * MAX_ORIGIN_BYTES, None])
+    assert validate(batch) is batch
+
+
+def test_a_batch_with_origins_is_not_plain_and_takes_them_along() -> None:
+    batch = Batch([b"a", b"b", b"c"], origins=[b"1", None, b"3"])
+    assert not batch.plain
+    assert batch.pick([2, 0]).origins == [b"3", b"1"]
+    assert batch.cut(1, 3).origins == [None, b"3"]
+    own = batch.own()
+    assert own == batch
+    assert own.origins is not batch.origins
+    assert batch.compact().origins == [b"1", None, b"3"]
+
+
+def test_a_compact_batch_has_no_origins_when_no_item_has_one() -> None:
+    assert Batch([b"a", b"b"], origins=[None, None]).compact() == Batch([b"a", b"b"])
+    assert Batch([b"a"], origins=[b""]).compact().origins == [b""]
