@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-long bench-engine bench-depth clean
+.PHONY: demo test check test-long bench-engine bench-depth bench-queues clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -28,6 +28,9 @@ bench-engine: $(READY)
 
 bench-depth: $(READY)
 	@$(BIN)/python benchmarks/depth.py
+
+bench-queues: $(READY)
+	@$(BIN)/python benchmarks/queues.py
 
 # The stamp is written last, so an install that was interrupted is done again.
 $(READY): pyproject.toml constraints.txt

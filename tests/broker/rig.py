@@ -7,6 +7,8 @@ Two ways to run one:
 Every verb waits for its answer, by hand by running turns until there is nothing more to do. Times are seconds here.
 """
 
+import errno
+import os
 import random
 import threading
 from abc import ABC, abstractmethod
@@ -15,7 +17,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.logs.api import Durability
+from penstock.logs.api import Buffer, Durability
+from penstock.logs.files import Mode
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Handed, Lease, Part, Placed, Produce, Request, Settle, Verb, Watch
 from penstock.rules import routing, slots
@@ -58,6 +61,7 @@ class Ground(ABC):
 
     def kill(self) -> None:
         """End the broker's process without a word."""
+        return
 
 
 class Memory(Ground):
@@ -81,6 +85,49 @@ class Simulated(Ground):
 
     def kill(self) -> None:
         self.files.kill()
+
+
+class PatchyFiles(SimulatedFiles):
+    """A disk of which some places fail for as long as a test wants."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        super().__init__(rng)
+        self.broken: set[str] = set()
+        """Parts of paths where every change fails with EIO."""
+        self.tried: list[str] = []
+        """What was attempted there."""
+        self._paths: dict[int, str] = {}
+
+    def break_partition(self, number: int) -> None:
+        self.broken.add(f"/{number:05d}/")
+
+    def _refuse(self, call: str, path: str) -> None:
+        if any(part in path for part in self.broken):
+            self.tried.append(call)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def open(self, path: str, mode: Mode) -> int:
+        if mode != "read":
+            self._refuse("open", path)
+        handle = super().open(path, mode)
+        self._paths[handle] = path
+        return handle
+
+    def write(self, handle: int, parts: Sequence[Buffer]) -> int:
+        self._refuse("write", self._paths[handle])
+        return super().write(handle, parts)
+
+    def pwrite(self, handle: int, data: Buffer, position: int) -> int:
+        self._refuse("pwrite", self._paths.get(handle, ""))
+        return super().pwrite(handle, data, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._refuse("truncate", self._paths.get(handle, ""))
+        super().truncate(handle, size)
+
+    def sync(self, handle: int) -> None:
+        self._refuse("sync", self._paths.get(handle, ""))
+        super().sync(handle)
 
 
 class Real(Ground):

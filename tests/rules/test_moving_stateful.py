@@ -29,7 +29,7 @@ from penstock.words.clock import MINUTE, Moment
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 from tests.rules.test_fencing import A2
-from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, REQUESTS, START, TTLS, AllAtHand, RulesBesideTheModel
+from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
 
 NAMES = [b"a", b"b", A2.encode()]
 """The last is of the first one's slot."""
@@ -174,6 +174,7 @@ class MovingBesideTheModel(RulesBesideTheModel):
     """Everything that happens to a partition, and transfers, fences and strays besides."""
 
     model: Moving
+    configure = pause = extend = repeat = set_the_date = None  # type: ignore[assignment]  # tested beside; here they would crowd out the rest
 
     @initialize(policy=POLICIES)
     def begin(self, policy: Policy) -> None:
@@ -182,13 +183,22 @@ class MovingBesideTheModel(RulesBesideTheModel):
         self.departed: dict[int, int] = {}
         self._apply([Opened(1, "boot", 0)])
 
-    @rule(items=ITEMS, request=REQUESTS)
-    def produce(self, items: list[tuple[bytes | None, int, int, int, bytes | None]], request: bytes | None) -> None:
-        super().produce(items, request)
+    @rule(items=ITEMS)
+    def produce(self, items: list[tuple[bytes | None, int, int, int, bytes | None]]) -> None:  # type: ignore[override]
+        super().produce(items, None)
 
-    @rule(want=st.sampled_from([1, 2, 100]), per_key=st.integers(1, 3), request=REQUESTS)
-    def lease(self, want: int, per_key: int, request: bytes | None) -> None:
-        self._send(c.Lease(want, "consumer", 0, per_key, request, self.departed))
+    @rule(want=st.sampled_from([1, 2, 100]), per_key=st.integers(1, 3))
+    def lease(self, want: int, per_key: int) -> None:  # type: ignore[override]
+        self._send(c.Lease(want, "consumer", 0, per_key, departed=self.departed))
+
+    @precondition(lambda self: self.model.live())
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:  # type: ignore[override]
+        super().settle(data, None)
+
+    @rule(state=st.sampled_from(["buried", "buried", "ready", "scheduled", "leased"]))
+    def clear(self, state: str) -> None:  # type: ignore[override]
+        self._send(c.Clear(**{state: True}))
 
     # -- transfers -----------------------------------------------------------------------------------
 
@@ -196,6 +206,11 @@ class MovingBesideTheModel(RulesBesideTheModel):
     @rule(chosen=SOME_OFFSETS, to=PLACES)
     def send_some(self, chosen: list[int], to: bytes) -> None:
         self._tell(c.Send([offset % len(self.model.items) for offset in chosen], to), Event.SENT)
+
+    @precondition(lambda self: any(item.state is Life.READY for item in self.model.items))
+    @rule(data=st.data(), to=PLACES)
+    def send_a_ready_one(self, data: st.DataObject, to: bytes) -> None:
+        self._tell(c.Send([data.draw(st.sampled_from([i.offset for i in self.model.items if i.state is Life.READY]))], to), Event.SENT)
 
     @precondition(lambda self: any(item.state is Life.BURIED for item in self.model.items))
     @rule(to=PLACES)

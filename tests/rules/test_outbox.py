@@ -91,6 +91,14 @@ def test_a_buried_item_leaves_with_what_is_known_of_its_burial(bench: Bench) -> 
     assert bench.partition.state.buried == {}
 
 
+def test_clearing_the_buried_leaves_what_is_known_of_those_on_their_way(bench: Bench) -> None:
+    bench.produce("a", "b")
+    bench.bury(bench.lease().lease, reason="no")
+    bench.send(0)
+    assert bench.clear(buried=True) == 1
+    assert [(offset, burial.reason) for offset, burial in bench.partition.state.buried.items()] == [(0, "no")]
+
+
 def test_only_what_is_ready_or_buried_leaves(bench: Bench) -> None:
     bench.produce("completed", "leased", "moving", "ready")
     bench.produce("scheduled", at=bench.after(100))

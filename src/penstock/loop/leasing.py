@@ -14,6 +14,7 @@ from penstock.loop.resizing import Resizing
 from penstock.loop.retention import mean_bytes
 from penstock.rules import commands
 from penstock.rules.commands import Again, Granted, Strayed
+from penstock.rules.lease import validate_lease
 from penstock.rules.routing import digest
 from penstock.words.errors import PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES
@@ -36,7 +37,8 @@ class Leasing:
         self._unfinished = False  # a partition has to look further before it knows whether it has something
 
     def run(self, request: requests.Lease) -> None:
-        """Put a request in line, unless it is the repetition of one that was answered."""
+        """Put a request in line, unless it is wrong, or the repetition of one that was answered."""
+        validate_lease(self._command(request, request.want))
         if request.request is not None and (known := self._known(request)):
             self._partitions.answer(request, known)
             return
@@ -82,11 +84,11 @@ class Leasing:
     def _hand_out(
         self, waiting: list[requests.Lease], given: list[list[tuple[Member, Granted]]], left: list[int], sources: list[Member]
     ) -> None:
-        """Rounds of dealing. Among several each takes a part at a time, as held keys may make items scarcer than they seem.
+        """Rounds of dealing. Where there are keys, each of several takes a part at a time: held keys make items scarcer than they seem.
 
         One whose request has an id takes all at once: a partition remembers one lease for it.
         """
-        crowd = len(waiting)
+        crowd = len(waiting) if any(member.state.keys.map or member.state.lanes.keyed for member in sources) else 1
         handed = True
         while handed and sources:
             handed = False

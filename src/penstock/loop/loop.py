@@ -80,11 +80,13 @@ class Loop:
         if not request.claim() and request.done and isinstance(request, Lease) and request.answer:
             with suppress(BrokerClosed):
                 self.turns.settling.give_back(request.answer)
+        self.turns.again = True  # the next turn frees its place
         self.wake()
 
     def _enter(self, request: Request) -> None:
         if self._closed:
             raise closed(self.turns.name)
+        request.check()
         turns = self.turns
         request.entered_at = turns.clock.read().elapsed
         held = len(turns.leasing.waiting) + len(turns.producing.waiting) + len(turns.watching)
@@ -108,7 +110,7 @@ class Loop:
         left = request.deadline - self.turns.clock.read().elapsed
         if left > 0:
             request.sleep(left / SECOND)
-        elif request.claim():
+        elif (left <= -GRACE or not isinstance(request, Lease | Watch)) and request.claim():  # a late lease still gets what is there
             request.gone = True
             request.finish(error=late(self.turns.name))
             self.wake()  # it may have been this one's turn to lead

@@ -23,7 +23,7 @@ from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.records import Answered, Leased, Lost, Opened, Passed, Produced, Record
+from penstock.rules.records import Answered, Leased, Lost, Noted, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
 from penstock.words.clock import DAY, Clock, Moment
@@ -35,7 +35,7 @@ CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
 FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
-_NEEDS_NO_SYNC = (Leased, Passed, Answered)
+_NEEDS_NO_SYNC = (Leased, Passed, Answered, Noted)
 
 
 class Partition:

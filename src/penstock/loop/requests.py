@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from penstock.loop.blocks import Items
 from penstock.rules.commands import Granted, Settled, Stored
 from penstock.words.batch import Batch
-from penstock.words.errors import PenstockError
+from penstock.words.errors import InvalidRequest, PenstockError
 
 
 class Request:
@@ -34,6 +34,11 @@ class Request:
         self.entered_at = 0
         self.on_done: Callable[[Request], None] | None = None
         self._gate: SimpleQueue[None] | None = None
+
+    def check(self) -> None:
+        """Refuse, in the caller's thread, what would break a turn."""
+        if not isinstance(getattr(self, "request", None), bytes | None):
+            raise InvalidRequest("the request id is not bytes; give bytes, of any text that names the request")
 
     def finish(self, answer: Any = None, error: PenstockError | None = None) -> None:
         """Say the answer, once; who is late says nothing."""

@@ -20,6 +20,7 @@ from penstock.loop.producing import Producing
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
+from penstock.rules.commands import Extend
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError
 
@@ -51,6 +52,8 @@ class Turns(Partitions):
         self.leasing = Leasing(self, self.carrying, self.resizing)
         self.settling = Settling(self, self.carrying)
         self.watching: list[requests.Watch] = []
+        self.kept: dict[tuple[int, int], None] = {}
+        """(partition, lease) of holders inside this process, who are still at work. Changed from any thread."""
         self._next_visit: int | None = 0
         self._pool = pool
         self._steps: dict[type[Request], Callable[[Any], None]] = {
@@ -109,10 +112,20 @@ class Turns(Partitions):
                 self.resizing.check(member)
             member.rest(now)
             try:
+                self._keep_up(member)
                 if member.open.due(DUE_ITEMS):
                     self.again = True  # there may be more
             except PenstockError:
                 continue  # the commit says what is wrong
+
+    def _keep_up(self, member: Member) -> None:
+        """Leases whose holders work in this process do not end while they do, however busy the interpreter is."""
+        for number, lease in [pair for pair in list(self.kept) if pair[0] == member.number]:
+            grant = member.state.leases.live.get(lease)
+            if grant is None:
+                self.kept.pop((number, lease), None)
+            elif grant.deadline <= member.open.now().elapsed:
+                self.run(member, Extend(lease, late=True))
 
     def _do(self, request: requests.Do) -> None:
         self.used.clear()

@@ -125,8 +125,9 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
             state.leases.end(grant, now.elapsed, state.policy.remember)
         state.overdue.clear()
     if record.buried:
-        state.buried.clear()
-        state.buried_set.clear()
+        for offset in offsets(record.buried):  # what is said of those on their way stays
+            state.buried.pop(offset, None)
+        state.buried_set.remove_all(record.buried)
         for key, line in state.keys.lines():
             if line.parked:
                 line.parked.clear()

@@ -85,6 +85,7 @@ class _Image(msgspec.Struct, array_like=True):
     fence_version: int = 0
     fences_given: int = 0
     fences: list[Barrier] = []
+    notes: list[tuple[int, int, str]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -132,6 +133,7 @@ def dump(state: State) -> bytes:
         state.fence_version,
         state.fences_given,
         [fence.barrier for fence in state.keys.fences],
+        [(offset, *note) for offset, note in sorted(state.live_notes().items())],
     )
     return _encoder.encode(image)
 
@@ -224,6 +226,7 @@ def _load_outbox(state: State, image: _Image) -> None:
     state.outbox = dict(image.outbox)
     state.sequences = dict(image.sequences)
     state.moved = {start: (stop, destination, base) for start, stop, destination, base in image.moved}
+    state.notes = {offset: (lease, text) for offset, lease, text in image.notes}
     state.fence_version, state.fences_given = image.fence_version, image.fences_given
     for line in state.outbox.values():
         for entry in line:

@@ -80,6 +80,17 @@ class Extend(msgspec.Struct, gc=False):
     lease: int
     timeout: int = 0
     request: bytes | None = None
+    late: bool = False
+    """Even if its deadline is past, as long as nobody has come by to take its items back: for holders inside the owner's process, who could
+    not be given the time to ask earlier."""
+
+
+class Note(msgspec.Struct, gc=False):
+    """How far the holder of an item has come, in its own words."""
+
+    lease: int
+    offset: int
+    text: str
 
 
 class Configure(msgspec.Struct, gc=False):
@@ -184,6 +195,7 @@ Command: TypeAlias = (
     | Retry
     | Bury
     | Extend
+    | Note
     | Configure
     | Pause
     | Clear

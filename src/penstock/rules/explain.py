@@ -71,6 +71,8 @@ def _leased(state: State, offset: int, now: Moment) -> Explanation:
     left = max(0, grant.deadline - now.elapsed) / SECOND
     who = grant.consumer or "an unnamed consumer"
     why = f"leased by {who} for another {left:.1f} s"
+    if (note := state.live_notes().get(offset)) is not None:
+        why += f" ({note[1]})"
     return Explanation(LifeState.LEASED, why, state.attempts(offset) + 1, grant.number, grant.consumer, grant.deadline)
 
 

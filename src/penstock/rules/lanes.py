@@ -106,6 +106,11 @@ class Lanes:
         if start < stop:
             kept.append(Extent(start, stop, flags, start if old.fresh else old.position, old.ready_at))
 
+    @property
+    def keyed(self) -> bool:
+        """Whether keys must be looked at anywhere."""
+        return any(self.first_keyed(lane) is not None for lane in range(len(self.lanes)))
+
     def first_keyed(self, lane: int) -> Extent | None:
         """The first extent of a lane in which keys must be looked at."""
         return next((extent for extent in self.lanes[lane] if extent.flags & KEYED), None)

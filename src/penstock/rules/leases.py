@@ -153,18 +153,18 @@ class Leases:
 
     def overdue(self, now: int, limit: int) -> list[Grant]:
         """Leases that have ended, up to `limit` items' worth (at least one lease)."""
-        found: list[Grant] = []
+        found: dict[int, Grant] = {}
         kept: list[tuple[int, int]] = []
         items = 0
         while items < limit and (deadline := self.next_deadline()) is not None and deadline <= now:
             kept.append(heappop(self._deadlines))
             grant = self.live[kept[-1][1]]
-            if grant not in found:
-                found.append(grant)
+            if grant.number not in found:
+                found[grant.number] = grant
                 items += grant.count
         for entry in kept:
             heappush(self._deadlines, entry)
-        return found
+        return [*found.values()]
 
     def rearm(self, now: int) -> None:
         """Every lease gets its full timeout again."""

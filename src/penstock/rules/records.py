@@ -222,6 +222,14 @@ class CursorReleased(msgspec.Struct, array_like=True, gc=False, tag=20):
     name: str
 
 
+class Noted(msgspec.Struct, array_like=True, gc=False, tag=28):
+    """The holder of an item said how far it has come."""
+
+    lease: int
+    offset: int
+    text: str
+
+
 class Barrier(msgspec.Struct, array_like=True, gc=False):
     """Items here from position `since` on wait for those of the same slot (or key) that partition `source` holds from before `mark`."""
 
@@ -317,6 +325,7 @@ StateRecord: TypeAlias = (
     | Promised
     | Delivered
     | Released
+    | Noted
 )
 Record: TypeAlias = Produced | StateRecord
 

@@ -9,10 +9,10 @@ return to their places, their attempt given back.
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
+from penstock.rules.commands import Bury, Complete, Extend, Note, Retry, Settled
 from penstock.rules.leases import Grant
 from penstock.rules.outbox import promises
-from penstock.rules.records import Answered, Buried, Completed, Extended, Record, Retried, pack_keys
+from penstock.rules.records import Answered, Buried, Completed, Extended, Noted, Record, Retried, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets
 from penstock.rules.state import Peek, State
@@ -114,11 +114,19 @@ def decide_extend(state: State, command: Extend, now: Moment, peek: Peek) -> tup
     validate_extend(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant = _live(state, command.lease, now)
+    grant = state.leases.live.get(command.lease) if command.late else _live(state, command.lease, now)
     if grant is None:
         raise _lost(command.lease)
     deadline = now.elapsed + (command.timeout or grant.timeout)
     return _with_answer(command, [Extended(command.lease, deadline)], Settled(grant.count))
+
+
+def decide_note(state: State, command: Note, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+    text = cut_reason(command.text)
+    _, chosen, _, _ = _held(state, now, command.lease, [command.offset])
+    if not chosen:
+        raise _lost(command.lease)
+    return [Noted(command.lease, command.offset, text)], Settled(1)
 
 
 def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tuple[list[Record], Settled]:

@@ -6,12 +6,15 @@ Owns: the application of Completed, Retried, Extended, Buried and Answered, and 
 
 from penstock.rules.lanes import KEYED
 from penstock.rules.leases import Grant
-from penstock.rules.records import Answered, Buried, Completed, Extended, Retried, unpack_keys
+from penstock.rules.records import Answered, Buried, Completed, Extended, Noted, Retried, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import offsets
 from penstock.rules.state import Burial, Failure, Remembered, State
 from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
+
+NOTES = 1_000
+"""About so many notes of leases that have ended may lie about."""
 
 
 def apply_completed(state: State, record: Completed, now: Moment) -> None:
@@ -129,6 +132,12 @@ def apply_extended(state: State, record: Extended, now: Moment) -> None:
     grant = state.leases.live.get(record.lease)
     if grant is not None:
         state.leases.extend(grant, record.deadline)
+
+
+def apply_noted(state: State, record: Noted, now: Moment) -> None:
+    if len(state.notes) > 2 * NOTES + len(state.leases.live):
+        state.notes = state.live_notes()
+    state.notes[record.offset] = (record.lease, record.text)
 
 
 def apply_answered(state: State, record: Answered, now: Moment) -> None:

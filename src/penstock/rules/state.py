@@ -177,6 +177,8 @@ class State:
         """destination → the last sequence given."""
         self.moved: dict[int, tuple[int, bytes, int]] = {}
         """first offset → (end, destination, base there or -1) of items that went elsewhere."""
+        self.notes: dict[int, tuple[int, str]] = {}
+        """offset → (lease, text): how far a holder has come. Good while that lease holds the item."""
         self.fence_version = 0
         """The version of the slot map by which slots last came here."""
         self.fences_given = 0
@@ -189,6 +191,11 @@ class State:
         """How often an item was leased and came back."""
         found = self.failures.get(offset)
         return found.attempts if found else 0
+
+    def live_notes(self) -> dict[int, tuple[int, str]]:
+        """The notes of items that are still held by who wrote them."""
+        live = self.leases.live
+        return {o: note for o, note in self.notes.items() if note[0] in live and o in live[note[0]].open} if self.notes else {}
 
     def leased_within(self, start: int, stop: int) -> RunSet:
         """Offsets of [start, stop) that are leased."""

@@ -92,6 +92,12 @@ def release(turns: Turns, key_id: int) -> int:
     return _total(turns, chosen(turns, None), commands.Release(key_id))
 
 
+def note(turns: Turns, partition: int, lease: int, offset: int, text: str) -> None:
+    """A holder says how far it has come."""
+    for member in chosen(turns, partition):
+        turns.run(member, commands.Note(lease, offset, text))
+
+
 def compact(turns: Turns, partition: int | None = None) -> list[Freed]:
     freed = []
     for member in chosen(turns, partition):
@@ -122,6 +128,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "send": send,
     "release": release,
     "compact": compact,
+    "note": note,
     "move_cursor": move_cursor,
     "release_cursor": release_cursor,
     "stats": looking.stats,

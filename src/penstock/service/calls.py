@@ -144,10 +144,10 @@ def sought(item_id: str | None, at: datetime | float | None) -> dict[str, Any]:
 
 def start_of(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
     """Where a cursor begins: at an end, at a time (wall microseconds), or at an item."""
-    if start == "oldest" or start == "newest":
-        return start
     if not isinstance(start, str):
         return values.instant(start, "start")
+    if start in ("oldest", "newest"):
+        return "oldest" if start == "oldest" else "newest"
     try:
         return parse_id(start)
     except InvalidRequest:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from penstock.logs.api import Durability
-from penstock.logs.directory import SEGMENT_BYTES, Directory, Root
+from penstock.logs.directory import SEGMENT_BYTES
 from penstock.logs.files import Files
 from penstock.loop.carrying import Office
 from penstock.loop.catalog import Catalog
@@ -29,12 +29,11 @@ from penstock.rules.commands import Configure
 from penstock.rules.slots import SlotMap
 from penstock.service import admin, looking, shaping
 from penstock.service.reports import BrokerMetrics, Explained, QueueInfo
-from penstock.service.store import MemoryStore, Store
+from penstock.service.store import Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueNotFound, StorageFailed
 from penstock.words.limits import MAX_PARTITIONS, within
 
-MEMORY = "memory://"
 SYNCS_AT_ONCE = 8
 
 
@@ -81,7 +80,7 @@ class Embedded:
     @classmethod
     def open(
         cls,
-        target: "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]",
+        target: Target,
         *,
         durability: Durability = "fsync",
         files: Files | None = None,
@@ -93,20 +92,8 @@ class Embedded:
         min_free_bytes: int = 0,
     ) -> "Embedded":
         """Open a directory (or several storage roots), or "memory://"."""
-        store: Store
-        if target == MEMORY:
-            store = MemoryStore()
-        else:
-            clock = clock or SystemClock()
-            store = Directory.open(
-                target,
-                files=files,
-                durability=durability,
-                segment_bytes=segment_bytes,
-                compression=compression,
-                clock=clock,
-                entropy=entropy,
-            )
+        clock = clock or SystemClock()
+        store = open_store(target, files, durability, segment_bytes, compression, clock, entropy)
         return cls(store, clock=clock, entropy=entropy, threaded=threaded, min_free_bytes=min_free_bytes, segment_bytes=segment_bytes)
 
     # -- queues --------------------------------------------------------------------------------------
@@ -209,6 +196,16 @@ class Embedded:
         loop = self._loops.get(incarnation)
         if loop is not None:
             loop.cancel(request)
+
+    def keep(self, incarnation: int, partition: int, lease: int) -> None:
+        """A holder in this process is at work: its lease does not end before `let_go`."""
+        self._loop(incarnation).turns.kept[partition, lease] = None
+
+    def let_go(self, incarnation: int, partition: int, lease: int) -> None:
+        """That holder is done, or not to be waited for any longer."""
+        loop = self._loops.get(incarnation)
+        if loop is not None:
+            loop.turns.kept.pop((partition, lease), None)
 
     def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
         """An operator's verb (admin.py)."""

@@ -145,7 +145,7 @@ class HeldLease:
 
     @property
     def deadline(self) -> datetime:
-        """When the lease ends unless it is extended. By this machine's date: if that is set, the lease still lasts as long as it was given."""
+        """When the lease ends unless it is extended. Setting the machine's date neither shortens nor lengthens a lease."""
         return values.timestamp(self._grant.deadline)
 
     @property
@@ -335,18 +335,18 @@ class Chosen:
         if lost:
             raise own_error(LeaseLost(_lost_sentence(lost)), lost=lost)
         if early:
-            raise InvalidRequest(f"{_named(early)} come after items of their key that this lease still holds; settle those first")
+            raise InvalidRequest(f"{_named(early)} must wait for earlier items of the same key under this lease; settle those first")
 
 
 def _lost_sentence(lost: list[str]) -> str:
     if len(lost) == 1:
-        return f"the lease of item {lost[0]} has ended; drop the work, the item may be someone else's now"
+        return f"the lease of {_named(lost)} has ended; drop the work, the item may be someone else's now"
     return f"the leases of {_named(lost)} have ended; drop that work, the items may be someone else's now"
 
 
 def _named(ids: list[str]) -> str:
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return f"items {', '.join(ids[:_SHOWN])}{more}"
+    return f"item{'s' if len(ids) > 1 else ''} {', '.join(ids[:_SHOWN])}{more}"
 
 
 def reason_of(error: BaseException) -> str:

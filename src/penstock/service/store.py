@@ -1,13 +1,21 @@
 """Where a broker's logs lie: a directory, or memory.
 
-Owns: `Store` (the contract) and `MemoryStore`. A `logs.directory.Directory` is one too.
+Owns: `Store` (the contract), `MemoryStore` and `open_store`. A `logs.directory.Directory` is a store too.
 """
 
+import os
 from collections import defaultdict
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from penstock.logs.api import Durability, Frame, Log
+from penstock.logs.directory import Directory, Root
+from penstock.logs.files import Files
 from penstock.logs.memory import MemoryLog
+from penstock.words.clock import Clock
+
+MEMORY = "memory://"
+Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
 
 
 class Store(Protocol):
@@ -36,3 +44,26 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def open_store(
+    target: Target,
+    files: Files | None,
+    durability: Durability,
+    segment_bytes: int,
+    compression: bool,
+    clock: Clock,
+    entropy: Callable[[int], bytes],
+) -> Store:
+    """The store that a target names: memory, or a directory (or several), made when it is new."""
+    if target == MEMORY:
+        return MemoryStore()
+    return Directory.open(
+        target,
+        files=files,
+        durability=durability,
+        segment_bytes=segment_bytes,
+        compression=compression,
+        clock=clock,
+        entropy=entropy,
+    )

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from penstock.logs.directory import Root
-from penstock.service.embedded import MEMORY
+from penstock.service.store import MEMORY
 from penstock.words.errors import InvalidRequest
 
-Place: TypeAlias = "str | os.PathLike[str]"
+Place: TypeAlias = str | os.PathLike[str]
 
 
 def place_of(target: Place, roots: Sequence[Place | Root] | None) -> Any:

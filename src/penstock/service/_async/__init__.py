@@ -1,1 +1,1 @@
-"""The public API for asyncio. Its sync twin in `_sync` is generated from these files by scripts/unasync.py."""
+"""The public API, for asyncio and for threads. What is written by hand is the async one; scripts/unasync.py makes the other from it."""

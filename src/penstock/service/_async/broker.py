@@ -6,7 +6,7 @@ Owns: `aopen` and `AsyncBroker`.
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Unpack
 
 from penstock.logs.api import Durability
 from penstock.logs.directory import SEGMENT_BYTES, Root
@@ -19,6 +19,7 @@ from penstock.service.ports import AsyncPort
 from penstock.service.redriving import PAGE, Redriven, Where, by_partition, chooser
 from penstock.service.targets import Place, place_of
 from penstock.words.clock import Clock
+from penstock.words.ids import FOREIGN
 from penstock.words.limits import MAX_PARTITIONS, within
 
 
@@ -76,7 +77,12 @@ class AsyncBroker:
     # -- queues --------------------------------------------------------------------------------------
 
     async def create_queue(
-        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **options: Unpack[QueueOptions]
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        exist_ok: bool = False,
+        **options: Unpack[QueueOptions],
     ) -> AsyncQueue:
         """Make a queue; options left out have their defaults (see `QueueOptions`).
 
@@ -134,7 +140,7 @@ class AsyncBroker:
             page = [ListedItem(one) for one in await self._port.ask(home, "redrivable", after=after, limit=PAGE)]
             if not page:
                 break
-            after = page[-1].partition, page[-1].offset
+            after = _behind(page[-1], ends)
             old = [item for item in page if item.offset < ends.get(item.partition, 0) and (home != there or item.state == "buried")]
             chosen = [item for item in old if meant(item)][:left]
             left -= len(chosen)
@@ -173,3 +179,8 @@ class AsyncBroker:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._target!r}, {'closed' if self._closed else 'open'})"
+
+
+def _behind(item: ListedItem, ends: dict[int, int]) -> tuple[int, int]:
+    """Where the next page begins: behind the item, or, if that is new, behind its partition."""
+    return item.partition, item.offset if item.offset < ends.get(item.partition, 0) else FOREIGN

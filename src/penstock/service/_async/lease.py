@@ -41,7 +41,12 @@ async def complete(port: AsyncPort, chosen: Chosen, then: Sequence[tuple[int, Ba
 
 
 async def retry(
-    port: AsyncPort, chosen: Chosen, delay: Seconds, reason: str, counted: bool = True, request_id: RequestId | None = None
+    port: AsyncPort,
+    chosen: Chosen,
+    delay: Seconds,
+    reason: str,
+    counted: bool = True,
+    request_id: RequestId | None = None,
 ) -> None:
     options = {"delay": span(delay, "delay"), "reason": text("the reason", reason), "counted": flag("counted", counted)}
     await settle(port, chosen, request=request_bytes(request_id), **options)

@@ -5,7 +5,7 @@ Owns: `AsyncOperations`, the half of `AsyncQueue` that looks at a queue and chan
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 from penstock.loop.retention import Freed
 from penstock.service import calls
@@ -16,6 +16,8 @@ from penstock.service.reports import Explained, HeldKey, QueueStats
 from penstock.words.errors import QueueNotFound
 from penstock.words.ids import LAST_PARTITION, parse_id
 from penstock.words.limits import MAX_PARTITIONS, within
+
+Clearable: TypeAlias = Literal["ready", "scheduled", "leased", "buried", "all"]
 
 
 class AsyncOperations:
@@ -70,9 +72,7 @@ class AsyncOperations:
 
     # -- items ---------------------------------------------------------------------------------------
 
-    async def clear(
-        self, state: Literal["ready", "scheduled", "leased", "buried", "all"] = "ready", *, partition: int | None = None
-    ) -> int:
+    async def clear(self, state: Clearable = "ready", *, partition: int | None = None) -> int:
         """Resolve all items in a state, as if they had been completed; gives how many they were."""
         found: int = await self._ask("clear", **calls.cleared(state), partition=calls.partition_number(partition))
         return found

@@ -1,0 +1,39 @@
+"""The plain facts that everybody who judges a simulated broker shares.
+
+Owns: `Book`: the time, every item ever sent, the queues there are, and the census.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from penstock.service.reports import QueueInfo
+from penstock.testing.broker_census import Census
+from penstock.testing.broker_items import Tag
+from penstock.testing.broker_order import Order
+from penstock.testing.broker_sent import Sent
+from penstock.words.clock import MINUTE
+
+REMEMBERED = 15 * MINUTE
+"""So long a request is known by its id, at least."""
+
+
+class Book:
+    """What is known."""
+
+    def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
+        self.now = 0
+        self.era = 0
+        """How often the machine was rebooted: then nobody can say how much time has passed."""
+        self.tags: dict[bytes, Tag] = {}
+        self.queues: dict[int, QueueInfo] = {}
+        self.census = Census(self._tag_of, undisturbed)
+        self.order = Order(self.census)
+
+    def _tag_of(self, payload: bytes) -> Tag:
+        tag = self.tags.get(payload)
+        assert tag is not None, f"{payload!r} was found, which nobody produced"
+        return tag
+
+    def remembers(self, sent: Sent) -> bool:
+        """Whether a request is surely known by its id."""
+        return self.era == sent.era and self.now - sent.since < REMEMBERED

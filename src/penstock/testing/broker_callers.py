@@ -1,0 +1,109 @@
+"""Producers and workers of a simulated broker.
+
+Owns: `Callers`: what they ask, and what they do when an answer does not come. A worker acts at once, stalls, dies, or comes back late
+with a lease that is no longer its own.
+"""
+
+from penstock.loop.requests import Verb
+from penstock.testing.broker_chance import Chance
+from penstock.testing.broker_items import Held
+from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
+from penstock.testing.broker_world import World
+from penstock.words.clock import MINUTE, SECOND
+
+VERBS: list[Verb] = ["complete", "complete", "complete", "retry", "retry", "bury", "extend"]
+
+
+class Callers:
+    """Everybody who uses a queue."""
+
+    def __init__(self, world: World, chance: Chance) -> None:
+        self._world = world
+        self._chance = chance
+        self.sent: list[Sent] = []
+        """Requests with an id, which may be asked again."""
+
+    def _queue(self) -> int:
+        return self._chance.pick(sorted(self._world.model.queues))
+
+    def _ask(self, sent: Sent) -> None:
+        """Ask, and mostly let a turn answer at once."""
+        self._world.submit(sent)
+        if sent.request_id is not None and sent not in self.sent:
+            self.sent.append(sent)
+        if self._chance.happens(0.6):
+            for loop in self._world.broker.loops():
+                if loop.turns.incarnation == sent.incarnation:
+                    self._world.turn(loop)
+
+    def produce(self) -> None:
+        chance, model = self._chance, self._world.model
+        incarnation = self._queue()
+        batch, tags = chance.batch(incarnation, chance.pick([1, 1, 2, 3, 6]), self._world.clock.read().wall)
+        for tag in tags:
+            model.tags[tag.payload] = tag
+        self._ask(SentProduce(incarnation, batch, tags, chance.request_id(), chance.pick([0, 0, 10 * SECOND])))
+
+    def lease(self) -> None:
+        chance = self._chance
+        timeout = chance.pick([0, 0, 0, 2 * SECOND, 5 * MINUTE])
+        want, per_key = chance.pick([1, 1, 2, 3, 10]), chance.pick([1, 1, 2, 3])
+        wait = chance.pick([0, 0, 5 * SECOND, 60 * SECOND])
+        self._ask(SentLease(self._queue(), want, timeout, per_key, chance.request_id(), wait))
+
+    def settle(self) -> None:
+        """A worker is done with something; mostly it is still in time."""
+        held = self._some_lease()
+        if held is None:
+            self.lease()
+            return
+        chance = self._chance
+        wanted = None
+        if chance.happens(0.4):
+            wanted = [offset for offset in (*held.open, *held.done) if chance.happens(0.6)]
+            chance.rng.shuffle(wanted)
+        verb = chance.pick(VERBS)
+        if not wanted or verb == "extend":
+            wanted = None
+        request = chance.request_id()
+        if verb == "complete" and held.open and not held.doubtful and chance.happens(0.3):
+            some = None if wanted is None else [offset for offset in wanted if offset in held.open] or None
+            self._ask(self._with_follow_ups(held, some, request))
+        else:
+            delay = chance.pick([0, 0, 1, 2 * SECOND, 30 * SECOND])
+            timeout = chance.pick([0, 10 * SECOND])
+            self._ask(SentSettle(verb, [(held, wanted)], request, delay=delay, counted=chance.happens(0.85), timeout=timeout))
+
+    def _some_lease(self) -> Held | None:
+        model = self._world.model
+        idle = [held for held in model.leases.held if not held.busy]
+        good = [held for held in idle if held.open and held.valid(model.now)]
+        if good and self._chance.happens(0.85):
+            return self._chance.pick(good)
+        return self._chance.pick(idle[-8:]) if idle else None
+
+    def _with_follow_ups(self, held: Held, wanted: list[int] | None, request: bytes | None) -> SentSettle:
+        chance, model = self._chance, self._world.model
+        target = self._queue()
+        batch, tags = chance.batch(target, chance.pick([1, 2]), self._world.clock.read().wall, plain=True)
+        sent = SentSettle("complete", [(held, wanted)], request, then=[(target, batch)], follow_ups=tags)
+        for tag in tags:
+            tag.parents, tag.scheduled = list(sent.tags), True
+            model.tags[tag.payload] = tag
+        return sent
+
+    def repeat(self) -> None:
+        """An answer was lost, or came late: the caller asks again with the same request id."""
+        model = self._world.model
+        known = [sent for sent in self.sent if model.remembers(sent) and sent.request.done and sent.incarnation in model.queues]
+        known += [sent for sent in self.sent if sent.unknown and model.remembers(sent) and sent.incarnation in model.queues]
+        if known:
+            sent = self._chance.pick(known[-8:])
+            if not (isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)):
+                self._ask(sent)
+
+    def leave(self) -> None:
+        """A caller that waits gives up."""
+        waiting = [sent for sent in self._world.pending if isinstance(sent, SentLease)]
+        if waiting:
+            self._world.cancel(self._chance.pick(waiting))

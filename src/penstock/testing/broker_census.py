@@ -1,0 +1,214 @@
+"""Where every item of a simulated broker is: looked up in its partitions, between two turns.
+
+Owns: `Census`, and the invariants that need no model: an item is in one place at a time, a key is in one lease at a time, counters are
+a recount, nothing counts as damaged.
+Only queues that ran a turn since the last look are looked at again. A partition that fails has nothing to say: while there is one,
+`whole` is False and nobody can say that an item is lost.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from penstock.logs import codec
+from penstock.loop.loop import Loop
+from penstock.loop.member import Member
+from penstock.rules.life import State as Life
+from penstock.rules.runs import offsets
+from penstock.rules.state import State
+from penstock.service import looking
+from penstock.testing.broker_items import Place, Tag
+from penstock.words import origin
+from penstock.words.errors import PenstockError
+from penstock.words.limits import Policy
+from penstock.words.origin import Origin
+
+
+class Spot(NamedTuple):
+    """One copy of an item."""
+
+    place: Place
+    life: Life
+    buried: bool
+    """It was given up there, even if it is on its way to a dead queue already."""
+
+
+class Found:
+    """All copies of an item."""
+
+    __slots__ = ("done", "live", "moving", "promised")
+
+    def __init__(self) -> None:
+        self.live: list[Spot] = []
+        self.moving: list[Spot] = []
+        self.done: list[Spot] = []
+        self.promised = False
+        """A follow-up that waits in the outbox of the partition where it was promised."""
+
+    @property
+    def anywhere(self) -> bool:
+        return bool(self.live or self.moving or self.done or self.promised)
+
+    @property
+    def unresolved(self) -> bool:
+        return bool(self.live or self.moving or self.promised)
+
+    def __repr__(self) -> str:
+        said = [f"{spot.place.partition}-{spot.place.offset} of {spot.place.incarnation:x} {spot.life.value}" for spot in self.spots()]
+        return ", ".join([*said, *(["promised"] * self.promised)]) or "nowhere"
+
+    def spots(self) -> Iterator[Spot]:
+        yield from self.live
+        yield from self.moving
+        yield from self.done
+
+
+NOWHERE = Found()
+
+
+class Room:
+    """What was last seen of one partition."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.tags: list[Tag | None] = []
+        """By offset; None where retention had let go of an item before it was looked at."""
+        self.lives: list[Life] = []
+        self.buried: set[int] = set()
+        self.held: dict[int, list[int]] = {}
+        """Lease → offsets."""
+        self.promised: list[Tag] = []
+        self.policy = Policy()
+        self.healthy = False
+
+
+class Census:
+    """Every partition of every queue, and every item in it."""
+
+    def __init__(self, tag_of: Callable[[bytes], Tag], undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
+        self.rooms: dict[tuple[int, int], Room] = {}
+        self.found: dict[Tag, Found] = {}
+        self.arrivals: list[tuple[Tag, Place, Origin | None]] = []
+        """Copies that were not there at the last look."""
+        self.changed: set[int] = set()
+        """Incarnations of queues that ran a turn since the last look."""
+        self.whole = True
+        self._tag_of = tag_of
+        self._undisturbed = undisturbed
+
+    def look(self, loops: Iterable[Loop]) -> None:
+        """See what has changed."""
+        self.arrivals = []
+        there = {loop.turns.incarnation: loop for loop in loops}
+        for owner in [owner for owner in self.rooms if owner[0] not in there]:
+            del self.rooms[owner]
+        with self._undisturbed():
+            for incarnation, loop in there.items():
+                if incarnation in self.changed:
+                    for member in loop.turns.members.values():
+                        self._look_into(incarnation, member)
+                    _check_stats(loop)
+        self.changed.clear()
+        self.whole = all(room.healthy for room in self.rooms.values())
+        self._gather()
+
+    def _look_into(self, incarnation: int, member: Member) -> None:
+        room = self.rooms.setdefault((incarnation, member.number), Room())
+        room.healthy = member.healthy and not member.open.failed
+        if not room.healthy:
+            return
+        state = member.state
+        assert not state.lost and not member.open.gaps, f"nothing was damaged, and yet partition {member.number} lacks {state.lost.runs}"
+        if state is not room.state:
+            self._forget(room, state)
+        self._read(incarnation, member, room)
+        room.lives = [state.state_of(offset) or Life.COMPLETED for offset in range(state.next_offset)]
+        room.buried = set(state.buried)
+        room.held = {number: offsets(grant.runs()) for number, grant in state.leases.live.items()}
+        room.policy = state.policy
+        bodies = [entry.body for line in state.outbox.values() for entry in line if entry.body]
+        room.promised = [self._tag_of(payload) for body in bodies for payload in codec.unpack_batch(body).payloads]
+        recount = Counter(room.lives)
+        wrong = {name: value for name, value in state.counts._asdict().items() if value != recount[Life(name)]}
+        assert not wrong, f"partition {member.number} counts {wrong}, but one by one there are {recount}"
+
+    def _forget(self, room: Room, state: State) -> None:
+        """A partition was opened anew: offsets that were never durable may be given to other items."""
+        room.tags = [tag if offset in state.dropped else None for offset, tag in enumerate(room.tags[: state.next_offset])]
+        if not any(tag is not None for tag in room.tags):
+            room.tags = []
+        room.state = state
+
+    def _read(self, incarnation: int, member: Member, room: Room) -> None:
+        """Learn what lies at offsets not seen before."""
+        state = member.state
+        room.tags += [None] * (state.next_offset - len(room.tags))
+        unread = [offset for offset, tag in enumerate(room.tags) if tag is None and offset not in state.dropped]
+        if not unread:
+            return
+        for items in member.open.items([edge for offset in unread for edge in (offset, offset + 1)]):
+            for index, payload in enumerate(items.batch.payloads):
+                tag, place = self._tag_of(payload), Place(incarnation, member.number, items.start + index)
+                room.tags[place.offset] = tag
+                if place not in tag.places:
+                    tag.places.append(place)
+                    packed = items.batch.origins[index] if items.batch.origins is not None else None
+                    self.arrivals.append((tag, place, origin.decode(packed) if packed is not None else None))
+
+    def _gather(self) -> None:
+        self.found = {}
+        for (incarnation, partition), room in self.rooms.items():
+            if not room.healthy:
+                continue
+            for offset, (tag, life) in enumerate(zip(room.tags, room.lives, strict=True)):
+                if tag is None:
+                    continue
+                found = self.found.get(tag)
+                if found is None:
+                    found = self.found[tag] = Found()
+                kind = found.done if life is Life.COMPLETED else found.moving if life is Life.MOVING else found.live
+                kind.append(Spot(Place(incarnation, partition, offset), life, offset in room.buried))
+            for tag in room.promised:
+                self.found.setdefault(tag, Found()).promised = True
+
+    # -- looking things up ---------------------------------------------------------------------------
+
+    def of(self, tag: Tag) -> Found:
+        return self.found.get(tag, NOWHERE)
+
+    def at(self, place: Place) -> Tag | None:
+        room = self.rooms.get((place.incarnation, place.partition))
+        return room.tags[place.offset] if room is not None and place.offset < len(room.tags) else None
+
+    def lives_in(self, tag: Tag, incarnation: int) -> Spot | None:
+        """The copy of an item that a queue has, if it is neither resolved nor on its way elsewhere."""
+        return next((spot for spot in self.of(tag).live if spot.place.incarnation == incarnation), None)
+
+    def healthy(self, place: Place) -> bool:
+        room = self.rooms.get((place.incarnation, place.partition))
+        return room is not None and room.healthy
+
+    # -- what needs no model -------------------------------------------------------------------------
+
+    def check_keys(self) -> None:
+        """Of a key, everything that is leased in a queue is in one lease."""
+        holders: dict[tuple[int, bytes], tuple[int, int]] = {}
+        for (incarnation, partition), room in self.rooms.items():
+            for lease, held in room.held.items() if room.healthy else ():
+                for offset in held:
+                    tag = room.tags[offset]
+                    if tag is not None and tag.key is not None:
+                        first = holders.setdefault((incarnation, tag.key), (partition, lease))
+                        assert first == (partition, lease), f"{tag} is leased as {partition, lease} and its key as {first} too"
+
+
+def _check_stats(loop: Loop) -> None:
+    """The counters of a queue are the sums of its partitions'."""
+    try:
+        stats = loop.inspect(looking.stats)
+    except PenstockError:
+        return
+    for name in ("ready", "scheduled", "leased", "completed", "buried", "moving"):
+        total = sum(getattr(member.state.counts, name) for member in loop.turns.members.values() if member.healthy)
+        assert getattr(stats, name) == total, f"{getattr(stats, name)} items of queue {stats.name} are said to be {name}, and {total} are"

@@ -1,0 +1,102 @@
+"""What is known of one item and of one lease in a simulated broker, from the answers that were seen.
+
+Owns: `Tag` (an item, followed by its payload through all queues), `Held` (a lease in somebody's hands), `Place`.
+Times are the world's: microseconds that have passed since it began, which no reboot and no setting of the date changes.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+ENDLESS = 1 << 62
+
+
+class Place(NamedTuple):
+    """Where a copy of an item lies."""
+
+    incarnation: int
+    partition: int
+    offset: int
+
+
+@dataclass(eq=False, slots=True)
+class Tag:
+    """An item, told from all others by its payload."""
+
+    payload: bytes
+    queue: int
+    """The incarnation of the queue that it was produced to."""
+    key: bytes | None = None
+    priority: int = 5
+    dedup: bytes | None = None
+    at: int = 0
+    """Not to be handed out before this date was seen."""
+    scheduled: bool = False
+    """It takes its place when it is due, whenever that is noticed."""
+    acknowledged: bool = False
+    void: bool = False
+    """It must not be found anywhere: it was refused, or was the duplicate of another."""
+    seen: bool = False
+    """It was found stored, whether or not that was acknowledged."""
+    resolved: bool = False
+    """Completed or cleared for good, unless it is sought."""
+    completed_by: "Held | None" = None
+    doers: int = 0
+    """Requests under way, or lost, that may have resolved it."""
+    order: int | None = None
+    """Its number in the order in which items were acknowledged; None when its place in the order of its key is not known."""
+    holder: "Held | None" = None
+    not_before: int = 0
+    """A delay holds it until then."""
+    places: list[Place] = field(default_factory=list)
+    """Every place where it was ever found, in that order."""
+    parents: "list[Tag]" = field(default_factory=list)
+    """The items whose completion was to produce it."""
+
+    def __repr__(self) -> str:
+        key = "" if self.key is None else f", key {self.key.decode(errors='replace')}"
+        return f"item {self.payload.split(b':')[0].decode()}{key}"
+
+    def forget_order(self) -> None:
+        self.order = None
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A lease as its holder knows it."""
+
+    incarnation: int
+    partition: int
+    lease: int
+    open: dict[int, Tag]
+    """By offset, in the order given."""
+    deadline: int
+    timeout: int
+    doubtful: bool = False
+    """It may have ended before its deadline: its record may be lost, or what was asked of it was never answered."""
+    busy: bool = False
+    """Its holder waits for an answer."""
+    done: set[int] = field(default_factory=set)
+    """Completed under it, and acknowledged."""
+
+    def valid(self, now: int) -> bool:
+        """Whether nobody else may have its open items."""
+        return not self.doubtful and now < self.deadline
+
+    def holds(self, tag: Tag, now: int) -> bool:
+        return self.valid(now) and tag.holder is self and any(one is tag for one in self.open.values())
+
+    def close(self, offset: int) -> None:
+        """An item was settled."""
+        self.open.pop(offset, None)
+
+    def close_behind(self, offset: int) -> None:
+        """An item went back or was buried: the later ones of its key go back with it."""
+        tag = self.open.get(offset)
+        if tag is None:
+            return
+        line = [other for other, one in self.open.items() if one.key is not None and one.key == tag.key]
+        for other in line[line.index(offset) :] if line else [offset]:
+            self.close(other)
+
+    def __repr__(self) -> str:
+        return f"lease {self.lease:#x} of partition {self.partition}"

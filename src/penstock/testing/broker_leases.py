@@ -1,0 +1,245 @@
+"""Who holds what in a simulated broker, and whether the answers to lease, complete, retry, bury and extend are right.
+
+Owns: `Leases`. It knows of each lease what its holder knows. A lease is *surely valid* while its deadline lies ahead and nothing was
+lost that it rests on: then nobody else may have its items, and its holder may not be refused. It is *surely stale* when its items were
+given to someone else, or its deadline is past: then it must be refused. Between the two lies what a power cut, a failed disk or a
+lost answer leave in doubt.
+"""
+
+from collections.abc import Iterable
+
+from penstock.loop.loop import Loop
+from penstock.loop.requests import Handed
+from penstock.rules.commands import Settled
+from penstock.rules.runs import offsets
+from penstock.testing.broker_book import Book
+from penstock.testing.broker_items import Held, Place, Tag
+from penstock.testing.broker_sent import SentLease, SentSettle
+from penstock.words.clock import SECOND
+from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError, StorageFailed
+
+
+class Leases:
+    """Every lease in somebody's hands."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._census = book.census
+        self._order = book.order
+        self.held: list[Held] = []
+        self.unknown_until: dict[int, int] = {}
+        """Queue → until when items may be leased to somebody who never learnt of it."""
+        self._states: dict[tuple[int, int], object] = {}
+
+    @property
+    def now(self) -> int:
+        return self._book.now
+
+    # -- time and trouble ----------------------------------------------------------------------------
+
+    def rebooted(self, ended: int, *, power: bool) -> None:
+        for held in self.held:
+            held.doubtful = held.doubtful or power or held.deadline <= ended
+            held.deadline = self.now + held.timeout
+        for tag in self._book.tags.values():
+            tag.not_before = 0
+        for incarnation in self.unknown_until:
+            self.unknown_until[incarnation] = 1 << 62
+
+    def doubt(self, incarnation: int, partition: int | None = None) -> None:
+        """What was given out last may be lost."""
+        for held in self.held:
+            if held.incarnation == incarnation and partition in (None, held.partition):
+                held.doubtful = True
+
+    def watch(self) -> None:
+        """A partition that was opened anew in the same process may have lost leases that were not synced."""
+        for (incarnation, partition), room in self._census.rooms.items():
+            before = self._states.get((incarnation, partition))
+            if not room.healthy or (before is not None and before is not room.state):
+                self.doubt(incarnation, partition)
+            self._states[incarnation, partition] = room.state
+
+    def look_back(self, loops: Iterable[Loop]) -> None:
+        """The process has ended: of partitions that it opened anew in its last moments, leases may be lost too."""
+        for loop in loops:
+            for number, member in loop.turns.members.items():
+                known = self._states.get((loop.turns.incarnation, number))
+                if member.partition is None or not member.healthy or (known is not None and known is not member.partition.state):
+                    self.doubt(loop.turns.incarnation, number)
+        self._states.clear()
+
+    def unknown(self, sent: SentLease) -> None:
+        until = self.now + max(sent.timeout, self._book.queues[sent.incarnation].options.policy.lease_timeout)
+        self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))
+
+    # -- lease ---------------------------------------------------------------------------------------
+
+    def leased(self, sent: SentLease, answer: list[Handed], error: PenstockError | None) -> None:
+        if error is not None:
+            self.unknown(sent)
+            return
+        total = sum(handed.granted.count for handed in answer)
+        assert total <= sent.want, f"{total} items were given to {sent}"
+        for handed in answer:
+            self._handed(sent, handed)
+
+    def _handed(self, sent: SentLease, handed: Handed) -> None:
+        granted = handed.granted
+        given = {
+            part.start + index: self._book.tags[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)
+        }
+        assert list(given) == offsets(granted.runs), f"{sent} was given {granted.runs} and got the items at {list(given)}"
+        token = (sent.incarnation, handed.partition, granted.lease)
+        known = [one for one in self.held if (one.incarnation, one.partition, one.lease) == token]
+        if known:
+            assert not sent.first, f"{known[0]} was given twice"
+            assert known[0].open.keys() >= given.keys() or known[0].doubtful, f"{known[0]} was given again with {list(given)}"
+            return
+        held = Held(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
+        held.timeout = held.deadline - self.now
+        for offset, tag in given.items():
+            self._check_given(held, offset, tag)
+        for tag in given.values():
+            tag.holder = held
+        self._check_contents(handed, given)
+        self._order.check(held, sent.per_key, self.held, self.now)
+        self.held.append(held)
+
+    def _check_given(self, held: Held, offset: int, tag: Tag) -> None:
+        place = Place(held.incarnation, held.partition, offset)
+        there = self._census.at(place)
+        assert there is None or there is tag, f"{held} was given {tag} at {place}, where {there} is"
+        assert not tag.resolved, f"{held} was given {tag}, which is resolved"
+        before = tag.holder
+        assert before is None or not before.holds(tag, self.now), f"{held} was given {tag}, which {before} has"
+        assert not tag.at, f"{held} was given {tag} before its time"
+        assert tag.not_before <= self.now, f"{held} was given {tag} {(tag.not_before - self.now) / SECOND} s before its delay is over"
+
+    def _check_contents(self, handed: Handed, given: dict[int, Tag]) -> None:
+        for part in handed.items:
+            keys = part.batch.keys or [None] * len(part.batch)
+            priorities = part.batch.priorities or bytes([5]) * len(part.batch)
+            for index in range(len(part.batch)):
+                tag = given[part.start + index]
+                assert (keys[index], priorities[index]) == (tag.key, tag.priority), f"{tag} came with key {keys[index]!r}"
+
+    # -- settling ------------------------------------------------------------------------------------
+
+    def settling(self, sent: SentSettle) -> None:
+        for held, _ in sent.parts:
+            held.busy = True
+        if sent.action == "complete":
+            for tag in sent.tags:
+                tag.doers += 1
+
+    def unsettled(self, sent: SentSettle) -> None:
+        """Nobody knows whether it was done."""
+        sent.unknown = True
+        for held, _ in sent.parts:
+            held.doubtful, held.busy = True, False
+        for tag in sent.tags:
+            tag.not_before = 0
+
+    def settled(self, sent: SentSettle, answer: list[Settled | PenstockError], error: PenstockError | None) -> None:
+        for held, _ in sent.parts:
+            held.busy = False
+        if error is not None:
+            answer = [error] * len(sent.parts)
+        if sent.answered is not None and self._book.remembers(sent) and not any(isinstance(one, PenstockError) for one in sent.answered):
+            same = [one for one in answer if not isinstance(one, PenstockError)]
+            assert len(same) < len(answer) or same == sent.answered, f"{sent} was answered with {answer}, and before with {sent.answered}"
+        for (held, wanted), result in zip(sent.wanted, answer, strict=True):
+            if isinstance(result, Settled):
+                self._accepted(sent, held, wanted, result)
+            else:
+                self._refused(sent, held, wanted, result)
+        if all(isinstance(one, Settled) for one in answer):
+            sent.answered = list(answer)
+
+    def _refused(self, sent: SentSettle, held: Held, wanted: list[int], error: PenstockError) -> None:
+        if isinstance(error, OutcomeUnknown):
+            self.unsettled(sent)
+            return
+        if isinstance(error, LeaseLost) and not sent.unknown:
+            sure = held.valid(self.now) and held.incarnation in self._book.queues
+            sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)
+            assert not sure, f"{sent} was refused though {held} is valid for another {(held.deadline - self.now) / SECOND} s: {error}"
+            for offset in wanted:
+                held.close(offset)
+        if isinstance(error, StorageFailed):
+            held.doubtful = True
+        if not sent.unknown:
+            self._undo(sent, held, wanted)
+            for tag in sent.follow_ups:
+                tag.void = tag.void or not tag.seen
+
+    def _undo(self, sent: SentSettle, held: Held, wanted: Iterable[int]) -> None:
+        """These were not completed by this request."""
+        if sent.action == "complete":
+            for tag in sent.tags:
+                if any(tag is held.open.get(offset) for offset in wanted):
+                    tag.doers = max(0, tag.doers - 1)
+
+    def _accepted(self, sent: SentSettle, held: Held, wanted: list[int], result: Settled) -> None:
+        refused = {*result.refused, *result.early}
+        done = [offset for offset in wanted if offset not in refused]
+        if sent.unknown or sent.times > 1:
+            self._accepted_later(sent, held, done)
+            return
+        for offset in done:
+            tag = held.open.get(offset)
+            if tag is None:
+                assert sent.action == "complete" and offset in held.done, f"{held} settled offset {offset}, which it does not hold: {sent}"
+                continue
+            assert tag.holder is held, f"{held} settled {tag}, which {tag.holder} has since"
+            assert self.now < held.deadline or held.doubtful, f"{held} settled {tag} after its end"
+        for offset in refused:
+            tag = held.open.get(offset)
+            sure = tag is not None and held.holds(tag, self.now) and offset not in result.early
+            assert not sure, f"{sent}: {tag} was refused though {held} is valid"
+        self._do(sent, held, done)
+
+    def _accepted_later(self, sent: SentSettle, held: Held, done: list[int]) -> None:
+        """A repetition: what it says was done may have been done the first time."""
+        if sent.action == "complete":
+            for offset in done:
+                tag = held.open.get(offset)
+                if tag is not None:
+                    self._complete(held, offset, tag, sure=False)
+        for offset in done:
+            if sent.action in ("retry", "bury"):
+                held.close_behind(offset)
+        if sent.action == "extend":
+            held.doubtful = True
+        for tag in sent.follow_ups:
+            tag.acknowledged = bool(done) or tag.acknowledged
+
+    def _do(self, sent: SentSettle, held: Held, done: list[int]) -> None:
+        """What the answer means."""
+        if sent.action == "extend":
+            held.deadline = self.now + (sent.timeout or held.timeout)
+            return
+        for offset in done:
+            tag = held.open.get(offset)
+            if tag is None:
+                continue
+            if sent.action == "complete":
+                self._complete(held, offset, tag, sure=True)
+            else:
+                if sent.action == "retry" and sent.delay:
+                    tag.not_before = self.now + sent.delay
+                held.close_behind(offset)
+        for tag in sent.follow_ups:
+            tag.acknowledged = True
+
+    def _complete(self, held: Held, offset: int, tag: Tag, *, sure: bool) -> None:
+        held.close(offset)
+        held.done.add(offset)
+        if tag.completed_by is not None:
+            assert tag.completed_by is held, f"{tag} was completed by {tag.completed_by} and by {held}"
+        if sure:
+            found = self._census.of(tag)
+            assert not found.live or not self._census.whole, f"{tag} was completed by {held}, and is there: {found}"
+            tag.completed_by, tag.resolved = held, True
+            tag.doers = max(0, tag.doers - 1)

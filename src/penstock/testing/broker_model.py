@@ -1,0 +1,328 @@
+"""What a whole broker owes its callers: kept from the answers that were seen, judged against what is found.
+
+Owns: `Model`: every item that was ever sent, the promises made about it, and how they are compared with the census after every turn.
+- what was acknowledged is in one place, or resolved by somebody who asked for that;
+- what was refused is nowhere; what was never answered is there at most once;
+- what was resolved stays so until it is sought.
+Leases are judged in broker_leases.py, keys in broker_order.py. Nothing here knows how a broker works; of its words it uses states only.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from penstock.loop.loop import Loop
+from penstock.loop.requests import Placed
+from penstock.rules.life import State as Life
+from penstock.service.reports import QueueInfo
+from penstock.testing.broker_book import Book
+from penstock.testing.broker_census import Found
+from penstock.testing.broker_items import Place, Tag
+from penstock.testing.broker_leases import Leases
+from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
+from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
+from penstock.words.ids import locate
+from penstock.words.limits import IMMEDIATE
+
+
+@dataclass(slots=True)
+class First:
+    """The first item with a dedup id, and until when others are its duplicates."""
+
+    tag: Tag
+    until: int
+    era: int
+
+
+class Model(Book):
+    """What should be true."""
+
+    def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]], say: Callable[[str], None]) -> None:
+        super().__init__(undisturbed)
+        self.say = say
+        self.leases = Leases(self)
+        self.windows: dict[int, int] = {}
+        """Queue → its dedup window."""
+        self._firsts: dict[tuple[int, bytes | None, bytes], First] = {}
+        self._unsure: dict[tuple[int, bytes | None, bytes], int] = {}
+        """Dedup ids that may or may not be taken, until when."""
+        self.clearing: set[int] = set()
+        """Queues of which items may be resolved by an operator's word."""
+        self.seeking: set[int] = set()
+        self.unsure_queues: set[int] = set()
+        """Queues of which a change was not answered."""
+        self.sought = 0
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def pass_time(self, duration: int, wall: int) -> None:
+        self.now += duration
+        for tag in self.tags.values():
+            if tag.at and tag.at <= wall + IMMEDIATE:
+                tag.at = 0
+
+    def rebooted(self, downtime: int, wall: int, *, power: bool) -> None:
+        """The machine was off: elapsed time began anew, and a power cut took what was not synced."""
+        self.era += 1
+        ended = self.now
+        self.pass_time(downtime, wall)
+        self.leases.rebooted(ended, power=power)
+
+    # -- queues --------------------------------------------------------------------------------------
+
+    def opened(self, there: Sequence[QueueInfo]) -> None:
+        """Another process has the broker: every lost request has now had its effect, or never will."""
+        found = {info.incarnation: info for info in there}
+        for incarnation, info in self.queues.items():
+            assert incarnation in found, f"queue {info.name} is gone"
+            now = found[incarnation]
+            if incarnation in self.unsure_queues:
+                continue
+            assert (now.active, now.options) == (info.active, info.options), f"queue {info.name} is {now}, not {info}"
+        self.queues = found
+        self.unsure_queues.clear()
+        self.clearing.clear()
+        self.seeking.clear()
+        for tag in self.tags.values():
+            tag.doers = 0
+
+    def created(self, info: QueueInfo) -> None:
+        self.queues[info.incarnation] = info
+        self.windows[info.incarnation] = info.options.policy.dedup_window
+
+    def changed(self, incarnation: int, answer: QueueInfo | PenstockError) -> None:
+        """A queue has other options or partitions now, or (an error) not."""
+        if isinstance(answer, QueueInfo):
+            self.queues[incarnation] = answer
+        elif not isinstance(answer, QueueBusy):
+            self.unsure_queues.add(incarnation)
+
+    def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool], answer: int | PenstockError) -> None:
+        """Items were resolved by an operator, or perhaps were."""
+        if chosen["leased"]:
+            self.leases.doubt(incarnation, partition)
+        if chosen["buried"]:
+            self.order.clear_parked(incarnation, partition)
+        if isinstance(answer, int):
+            for tag in self.tags.values():
+                for spot in self.census.of(tag).live:
+                    here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
+                    assert not (here and chosen[spot.life.value] and spot.life is not Life.LEASED), f"{tag} was cleared and is {spot}"
+
+    def over(self, incarnation: int) -> None:
+        """An operator's word was answered, and what it did was looked at."""
+        if self.census.whole:
+            self.clearing.discard(incarnation)
+            self.seeking.discard(incarnation)
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def sending(self, sent: Sent) -> None:
+        if sent.first:
+            sent.since, sent.era = self.now, self.era
+        if isinstance(sent, SentProduce):
+            for tag in sent.tags:
+                tag.void = False
+        elif isinstance(sent, SentSettle):
+            self.leases.settling(sent)
+
+    def lost(self, sent: Sent) -> None:
+        """The process ended before the answer."""
+        sent.unknown = True
+        if isinstance(sent, SentProduce):
+            self._unknown(sent, sent.tags)
+        elif isinstance(sent, SentLease):
+            self.leases.unknown(sent)
+        elif isinstance(sent, SentSettle):
+            self.leases.unsettled(sent)
+
+    def gone(self, sent: Sent) -> None:
+        """A caller went away before it saw the answer."""
+
+    def judge(self, sent: Sent) -> None:
+        """An answer came."""
+        answer, error = sent.request.answer, sent.request.error
+        if isinstance(sent, SentProduce):
+            self._produced(sent, answer, error)
+        elif isinstance(sent, SentLease):
+            self.leases.leased(sent, answer, error)
+        elif isinstance(sent, SentSettle):
+            self.leases.settled(sent, answer, error)
+
+    # -- produce -------------------------------------------------------------------------------------
+
+    def _produced(self, sent: SentProduce, answer: list[Placed], error: PenstockError | None) -> None:
+        every = range(len(sent.tags))
+        if error is not None:
+            self._refused(sent, every, error)
+            return
+        covered = sorted(index for part in answer for index in (every if part.indexes is None else part.indexes))
+        assert covered == list(every), f"the parts of the answer are for {covered} of {len(sent.tags)} items: {answer}"
+        for part in answer:
+            indexes = every if part.indexes is None else part.indexes
+            if part.error is not None:
+                self._refused(sent, indexes, part.error)
+                continue
+            assert part.stored is not None
+            numbers = list(part.stored.offsets)
+            assert len(numbers) == len(indexes), f"{len(indexes)} items got {len(numbers)} ids: {part}"
+            for index, number in zip(indexes, numbers, strict=True):
+                self._stored(sent, index, Place(sent.incarnation, *locate(part.partition, number)), again=part.stored.again)
+
+    def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
+        """Nothing of these is stored, unless the error says that nobody knows."""
+        tags = [sent.tags[index] for index in indexes]
+        if isinstance(error, OutcomeUnknown):
+            sent.unknown = True
+            self._unknown(sent, tags)
+        elif not sent.unknown:
+            for tag in tags:
+                if not tag.seen:
+                    tag.void = True
+
+    def _unknown(self, sent: SentProduce, tags: Iterable[Tag]) -> None:
+        for tag in tags:
+            if tag.dedup is not None:
+                self._unsure[sent.incarnation, tag.key, tag.dedup] = self.now + self.windows[sent.incarnation]
+
+    def _stored(self, sent: SentProduce, index: int, place: Place, *, again: bool) -> None:
+        tag, known = sent.tags[index], sent.ids.get(index)
+        if known is not None and self.remembers(sent):
+            assert place == known, f"{sent} was answered with {place} for {tag}, and before with {known}"
+        sent.ids[index] = place
+        real = self.census.at(place)
+        if real is None:
+            return  # let go of by retention, or its partition fails just now
+        if real is tag:
+            self._stored_anew(sent, tag, place, again=again)
+        else:
+            same = (real.queue, real.key, real.dedup) == (tag.queue, tag.key, tag.dedup) and tag.dedup is not None
+            assert same, f"{tag} was said to be at {place}, where {real} is"
+            self._duplicate(tag, real)
+
+    def _stored_anew(self, sent: SentProduce, tag: Tag, place: Place, *, again: bool) -> None:
+        fresh = sent.first and not again and not tag.acknowledged
+        tag.acknowledged = True
+        if fresh and not tag.scheduled:
+            self.order.enter(tag)
+        if tag.dedup is None:
+            return
+        name = (sent.incarnation, tag.key, tag.dedup)
+        first = self._firsts.get(name)
+        if first is not None and first.tag is not tag and not self._is_unsure(name):
+            assert first.until <= self.now or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
+        if first is None or first.tag is not tag:
+            self._firsts[name] = First(tag, self.now + self.windows[sent.incarnation], self.era)
+            if not fresh:
+                self._unsure[name] = self.now + self.windows[sent.incarnation]
+
+    def _duplicate(self, tag: Tag, real: Tag) -> None:
+        assert tag.dedup is not None
+        name = (tag.queue, tag.key, tag.dedup)
+        first = self._firsts.get(name)
+        if not self._is_unsure(name):
+            assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
+            assert first.until > self.now or first.era != self.era, f"{tag} was taken for a duplicate of {real}, whose window is over"
+        tag.void = True
+
+    def _is_unsure(self, name: tuple[int, bytes | None, bytes]) -> bool:
+        return self._unsure.get(name, -1) >= self.now
+
+    # -- after every turn ----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """What happened by itself, or by an operator's word."""
+        for tag, place, came in self.census.arrivals:
+            if came is not None and came.incarnation != place.incarnation:
+                known = any((came.incarnation, *came.place) == old for old in tag.places)
+                assert known, f"{tag} came to {place} from {came}, where it never was"
+        self.order.follow()
+        self.leases.watch()
+
+    def compare(self) -> None:
+        """Every item is where it should be."""
+        census = self.census
+        for tag in self.tags.values():
+            found = census.of(tag)
+            if tag.resolved and not found.live:
+                continue
+            assert len(found.live) <= 1, f"{tag} is in several places: {found}"
+            if found.anywhere:
+                tag.seen = True
+                assert not tag.void, f"{tag} was refused, and yet it is there: {found}"
+            if census.whole:
+                self._compare(tag, found)
+        census.check_keys()
+
+    def _compare(self, tag: Tag, found: Found) -> None:
+        if tag.resolved:
+            where = found.live[0].place.incarnation
+            assert where in self.seeking, f"{tag} was resolved, and is there again: {found}"
+            tag.resolved, tag.completed_by = False, None
+            tag.forget_order()
+            self.sought += 1
+        elif found.unresolved:
+            assert tag.completed_by is None, f"{tag} was completed by {tag.completed_by}, and is there: {found}"
+        elif found.done:
+            clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
+            assert tag.doers or clearing, f"{tag} was resolved and nobody asked for that: {found}"
+            tag.resolved = True
+        else:
+            assert not tag.acknowledged and not tag.seen, f"{tag} was stored, and is nowhere"
+
+    # -- at rest -------------------------------------------------------------------------------------
+
+    def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
+        """No queue wants a turn: whoever waits must have a reason."""
+        for sent in pending:
+            deadline = sent.request.deadline
+            assert not (deadline and deadline < now), f"{sent} was not answered by its deadline"
+            assert deadline, f"{sent} does not wait, and was not answered"
+            if isinstance(sent, SentLease):
+                self._check_waiting(sent, next(loop for loop in loops if loop.turns.incarnation == sent.incarnation))
+
+    def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
+        """Whoever waits for items waits because there is none to be had."""
+        members = [member for member in loop.turns.members.values() if member.healthy]
+        if len(members) < len(loop.turns.members) or any(member.state.paused_lease for member in members):
+            return
+        held: set[bytes] = set()
+        ready: list[Tag] = []
+        for tag, found in self.census.found.items():
+            spots = [spot for spot in (*found.live, *found.moving) if spot.place.incarnation == sent.incarnation]
+            if found.moving and tag.key is not None:
+                held.add(tag.key)
+            for spot in spots:
+                if spot.life is Life.READY:
+                    ready.append(tag)
+                elif tag.key is not None and spot.life is not Life.BURIED:
+                    held.add(tag.key)
+        for tag in ready:
+            free = tag.key is None or (tag.key not in held and not self.order.is_parked(sent.incarnation, tag.key))
+            assert not free, f"{sent} waits though {tag} is ready: {self.census.of(tag)}"
+
+    # -- when nothing goes wrong ---------------------------------------------------------------------
+
+    def settled(self, loops: Sequence[Loop]) -> bool:
+        """Whether every partition works and nothing is on its way."""
+        return self.census.whole and not any(loop.turns.carrying.under_way for loop in loops)
+
+    def check_calm(self, loops: Sequence[Loop]) -> None:
+        """Long enough without trouble, everything that was acknowledged has arrived, once."""
+        failing = [f"{loop.turns.name} {member}" for loop in loops for member in loop.turns.members.values() if not member.healthy]
+        assert not failing, f"nothing goes wrong any more, and yet {failing}"
+        stuck = [loop.turns.name for loop in loops if loop.turns.carrying.under_way]
+        assert not stuck, f"transfers from {stuck} do not arrive"
+        for tag in self.tags.values():
+            found = self.census.of(tag)
+            assert not found.moving and not found.promised, f"{tag} is on its way for ever: {found}"
+
+    def left(self) -> list[Tag]:
+        """Items that were stored and not resolved."""
+        return [tag for tag in self.tags.values() if (tag.acknowledged or tag.seen) and not tag.resolved]
+
+    def check_end(self, loops: Sequence[Loop]) -> None:
+        """Everything was worked off: nothing is left behind."""
+        for loop in loops:
+            fences = loop.turns.resizing.progress
+            assert not fences, f"queue {loop.turns.name} still waits for {fences}"

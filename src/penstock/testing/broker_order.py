@@ -1,0 +1,116 @@
+"""Whose turn is it in a whole queue? Keys are strict, whatever partitions an item of a key lies in.
+
+Owns: `Order`: in which order items of a key were acknowledged, which keys an item that was given up parks, and the check of every lease
+that was handed out. An item loses its place in the order when nobody can say what it is: it was scheduled, sought, sent to another
+queue, given up without parking its key, or the answer to its produce was lost.
+"""
+
+from itertools import count
+
+from penstock.rules.life import State as Life
+from penstock.testing.broker_census import Census, Spot
+from penstock.testing.broker_items import Held, Place, Tag
+
+HOLDS = (Life.READY, Life.LEASED, Life.SCHEDULED)
+
+
+class Order:
+    """The order of keys, queue by queue."""
+
+    def __init__(self, census: Census) -> None:
+        self._census = census
+        self._numbers = count(1)
+        self._lines: dict[tuple[int, bytes], list[Tag]] = {}
+        self.parked: dict[tuple[int, bytes], dict[Tag, int]] = {}
+        """Queue and key → items that hold it though they were given up, each with the partition where that happened."""
+        self._graves: dict[Place, Tag] = {}
+        """Places where an item was found buried, or as it left for a dead queue."""
+        self._on_bury: dict[tuple[int, int], str] = {}
+
+    def enter(self, tag: Tag) -> None:
+        """An item with a key was acknowledged, behind all others."""
+        if tag.key is not None:
+            tag.order = next(self._numbers)
+            self._lines.setdefault((tag.queue, tag.key), []).append(tag)
+
+    # -- what happens to items by themselves ---------------------------------------------------------
+
+    def follow(self) -> None:
+        """Items that were given up, came back, or left."""
+        graves: dict[Place, Tag] = {}
+        for tag, found in self._census.found.items():
+            for spot in (*found.live, *found.moving):
+                if spot.buried:
+                    graves[spot.place] = tag
+                    if spot.place not in self._graves:
+                        self._give_up(tag, spot)
+                elif tag.key is not None and spot.life in HOLDS:
+                    self._return(tag, spot)
+                elif spot.life is Life.MOVING:
+                    tag.forget_order()
+        self._graves = graves
+        self._on_bury = {owner: room.policy.on_bury for owner, room in self._census.rooms.items()}
+
+    def _give_up(self, tag: Tag, spot: Spot) -> None:
+        owner = spot.place[:2]
+        now = self._census.rooms[owner].policy.on_bury
+        parks = now == "park" and self._on_bury.get(owner, now) == "park"
+        if tag.key is None or not parks:
+            tag.forget_order()
+            return
+        self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place.partition
+
+    def _return(self, tag: Tag, spot: Spot) -> None:
+        assert tag.key is not None
+        holders = self.parked.get((spot.place.incarnation, tag.key))
+        if holders is not None and holders.pop(tag, None) is None:
+            return
+        if spot.place.incarnation != tag.queue:
+            return
+
+    def release(self, incarnation: int, key: bytes) -> None:
+        """A key goes on without what was given up."""
+        for tag in self.parked.pop((incarnation, key), {}):
+            tag.forget_order()
+
+    def clear_parked(self, incarnation: int, partition: int | None) -> None:
+        for (queue, _), holders in self.parked.items():
+            if queue == incarnation:
+                for tag in [tag for tag, where in holders.items() if partition in (None, where)]:
+                    del holders[tag]
+                    tag.forget_order()
+
+    def is_parked(self, incarnation: int, key: bytes) -> bool:
+        return bool(self.parked.get((incarnation, key)))
+
+    # -- a lease was handed out ----------------------------------------------------------------------
+
+    def check(self, held: Held, per_key: int, others: list[Held], now: int) -> None:
+        """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
+        given: dict[bytes, list[Tag]] = {}
+        for tag in held.open.values():
+            if tag.key is not None:
+                given.setdefault(tag.key, []).append(tag)
+        for key, tags in given.items():
+            assert len(tags) <= per_key, f"{tags} were given together, more than {per_key} of a key"
+            self._check_alone(held, key, others, now)
+            for place, tag in enumerate(tags):
+                self._check_earlier(held, tag, tags[:place])
+
+    def _check_alone(self, held: Held, key: bytes, others: list[Held], now: int) -> None:
+        for other in others:
+            if other is not held and other.incarnation == held.incarnation and other.valid(now):
+                for tag in other.open.values():
+                    assert tag.key != key or tag.holder is not other, f"{held} has key {key!r} while {other} has {tag}"
+        holders = [tag for tag in self.parked.get((held.incarnation, key), {}) if tag not in held.open.values()]
+        assert not holders, f"{held} was given key {key!r}, which is parked because {holders[0]} was given up"
+
+    def _check_earlier(self, held: Held, tag: Tag, before: list[Tag]) -> None:
+        """Nothing of its key that was acknowledged earlier waits in the queue."""
+        if tag.order is None or tag.key is None or tag.queue != held.incarnation:
+            return
+        for earlier in self._lines[tag.queue, tag.key]:
+            if earlier.order is None or earlier.order >= tag.order or earlier in before:
+                continue
+            spot = self._census.lives_in(earlier, tag.queue)
+            assert spot is None or spot.life not in HOLDS, f"{tag} was given before {earlier}, which is {self._census.of(earlier)}"

@@ -1,0 +1,247 @@
+"""A broker that dies and lives on: on a simulated disk, under a manual clock, every turn run by hand.
+
+Owns: `World`: the broker and its fate. Requests are put into a queue's inbox and answered by whichever turn comes; turns of different
+queues interleave as chance has it. After every turn the census is taken, the answers that were seen are judged by the model, and
+both must agree. `Disk` is a simulated disk that can be looked at without disturbing it.
+"""
+
+import errno
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.loop.loop import Loop
+from penstock.service.embedded import Embedded
+from penstock.testing.broker_model import Model
+from penstock.testing.broker_sent import Sent
+from penstock.testing.clock import ManualClock
+from penstock.testing.disk import Fault, Halt, SimulatedFiles
+from penstock.words.clock import HOUR, MINUTE, SECOND
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
+
+ROOT = "/data"
+FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt"]
+MOST_TURNS = 400
+"""So many turns in a row without any time passing are no progress any more."""
+
+
+class Disk(SimulatedFiles):
+    """A simulated disk that can be read as if nothing were ever wrong with it."""
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Calls in here meet no fault and do not count."""
+        kept = self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly
+        self._faults, self._next_write_fails, self._capacity, self._readonly = {}, False, None, False
+        try:
+            yield
+        finally:
+            self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly = kept
+
+    @property
+    def troubled(self) -> bool:
+        """Whether something may still go wrong."""
+        return bool(self._faults or self._next_write_fails or self._capacity is not None or self._readonly)
+
+    def heal(self) -> None:
+        self.mend()
+        self.fill(None)
+        self.readonly(False)
+
+
+class World:
+    """A broker, what it owes, and its bad luck."""
+
+    def __init__(self, seed: int, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.rng = random.Random(seed)
+        self.clock = ManualClock()
+        self.disk = Disk(random.Random(seed + 1))
+        self.model = Model(self.disk.undisturbed, say)
+        self.segment_bytes = self.rng.choice([600, 2_000, 1 << 20])
+        self._entropy = random.Random(seed + 2)
+        self._pending: list[Sent] = []
+        """Put into an inbox and not answered."""
+        self._answers: list[Sent] = []
+        """Answered, and not judged yet."""
+        self._unjudged: list[Sent] = []
+        """Answered by a process that is gone, and not judged yet."""
+        self._open()
+
+    @property
+    def pending(self) -> list[Sent]:
+        return self._pending
+
+    # -- what is asked of the broker -----------------------------------------------------------------
+
+    def submit(self, sent: Sent) -> None:
+        """Put a request into the inbox of its queue."""
+        self.say(f"   {sent}")
+        sent.make(self.broker.now())
+        sent.request.on_done = lambda _: self._answers.append(sent)
+        self._pending.append(sent)
+        self.model.sending(sent)
+        try:
+            self.broker.submit(sent.incarnation, sent.request)
+        except (QueueNotFound, BrokerClosed) as error:
+            sent.request.finish(error=error)
+        self._digest()
+
+    def cancel(self, sent: Sent) -> None:
+        """The caller is gone and will not see the answer."""
+        self.say(f"   gone: {sent}")
+        self.broker.cancel(sent.incarnation, sent.request)
+        self._pending = [other for other in self._pending if other is not sent]
+        self._answers = [other for other in self._answers if other is not sent]
+        sent.request.on_done = None
+        self.model.gone(sent)
+
+    def operate(self, what: str, incarnation: int, action: Callable[[], Any], then: Callable[[Any], None] | None = None) -> Any:
+        """An operator's word: done at once, with whatever waits in that queue. `then` is told of the answer before others are judged."""
+        answer: Any
+        try:
+            answer = action()
+        except PenstockError as error:
+            answer = error
+        self.say(f"   {what} → {answer!r:.300}")
+        self.model.census.changed.add(incarnation)
+        self._digest(lambda: then(answer) if then is not None else None)
+        return answer
+
+    # -- turns ---------------------------------------------------------------------------------------
+
+    def turn(self, loop: Loop) -> None:
+        """One turn of one queue."""
+        self.say(f"   turn of {loop.turns.name}")
+        self.model.census.changed.add(loop.turns.incarnation)
+        loop.turn()
+        self._digest()
+
+    def wanting(self) -> list[Loop]:
+        """Queues that would run a turn by themselves now."""
+        now = self.broker.now()
+        return [loop for loop in self.broker.loops() if loop.busy or (loop.turns.next_run is not None and loop.turns.next_run <= now)]
+
+    def rest(self) -> None:
+        """Run turns, in any order, until no queue wants one."""
+        for _ in range(MOST_TURNS):
+            loops = self.wanting()
+            if not loops:
+                break
+            self.turn(self.rng.choice(loops))
+        else:
+            raise AssertionError(f"{self.wanting()} find no rest")
+        self.model.at_rest(self.broker.loops(), self._pending, self.broker.now(), troubled=self.disk.troubled)
+
+    def calm(self) -> None:
+        """Nothing goes wrong for a while: what fails is tried again, what is under way arrives."""
+        self.disk.heal()
+        for _ in range(12):
+            self.rest()
+            if self.model.settled(self.broker.loops()):
+                break
+            self.advance(1 * SECOND)
+        self.model.check_calm(self.broker.loops())
+
+    def advance(self, duration: int) -> None:
+        self.say(f"   {duration / SECOND} s pass")
+        self.clock.advance(duration)
+        self.model.pass_time(duration, self.clock.read().wall)
+
+    def step_wall(self, step: int) -> None:
+        self.clock.step_wall(step)
+        self.model.pass_time(0, self.clock.read().wall)
+
+    def _digest(self, effect: Callable[[], None] | None = None) -> None:
+        """Look at everything that has changed and judge every answer."""
+        if not self.model.census.changed and not self._answers and effect is None:
+            return
+        model = self.model
+        model.census.look(self.broker.loops())
+        if effect is not None:
+            effect()
+        model.follow()
+        answers, self._answers = self._answers, []
+        for sent in answers:
+            self._pending = [other for other in self._pending if other is not sent]
+            self.say(f"   answer to {sent}: {sent.request.error or sent.request.answer!r:.400}")
+            model.judge(sent)
+        model.compare()
+
+    # -- bad luck ------------------------------------------------------------------------------------
+
+    def arm(self, fault: Fault, ahead: int) -> None:
+        """One of the next file calls will go wrong."""
+        self.say(f"   call {self.disk.calls + ahead} will meet {fault}")
+        self.disk.fail(self.disk.calls + ahead, fault)
+
+    def die(self, power: bool) -> None:
+        """The process ends here; then another one finds what there is."""
+        self._end(power)
+        self._open()
+
+    def _end(self, power: bool) -> None:
+        """What was answered was answered; what was not is nobody's to know."""
+        self._unjudged, self._answers = self._answers, []
+        for sent in self._pending:
+            if sent not in self._unjudged:
+                self.model.lost(sent)
+        self._pending.clear()
+        self.model.leases.look_back(self.broker.loops())
+        if power:
+            downtime = self.rng.choice([0, MINUTE, HOUR])
+            self.disk.crash()
+            self.clock.reboot(downtime)
+            self.model.rebooted(downtime, self.clock.read().wall, power=True)
+        else:
+            self.disk.kill()
+        self.say(f"   {'power cut' if power else 'killed'}: {self.disk!r}")
+
+    def restart(self, reboot: int | None) -> None:
+        """Close and open again, perhaps after a reboot that took so long."""
+        try:
+            self.broker.close()
+        except (StorageFailed, OutcomeUnknown) as error:
+            self.say(f"   closing: {error!r}")
+            self.die(power=False)
+            return
+        self._unjudged, self._answers = self._answers, []
+        self.model.leases.look_back(self.broker.loops())
+        for sent in self._pending:
+            assert sent in self._unjudged, f"{sent} was not answered when the broker was closed"
+        self._pending.clear()
+        if reboot is not None:
+            self.clock.reboot(reboot)
+            self.model.rebooted(reboot, self.clock.read().wall, power=False)
+        self._open()
+
+    def _open(self) -> None:
+        while True:
+            try:
+                self.broker = Embedded.open(
+                    ROOT,
+                    files=self.disk,
+                    clock=self.clock,
+                    entropy=self._entropy.randbytes,
+                    threaded=False,
+                    segment_bytes=self.segment_bytes,
+                    compression=False,
+                )
+                break
+            except Halt:
+                power = self.rng.random() < 0.5
+                if power:
+                    self.disk.crash()
+                    self.clock.reboot(MINUTE)
+                    self.model.rebooted(MINUTE, self.clock.read().wall, power=True)
+                else:
+                    self.disk.kill()
+            except (StorageFailed, OutcomeUnknown) as error:
+                self.say(f"   opening: {error!r}")
+                self.disk.heal()
+                self.disk.kill()
+        self.model.opened(self.broker.list())
+        self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
+        self._answers, self._unjudged = self._unjudged, []
+        self._digest()

@@ -1,0 +1,115 @@
+"""Whole brokers in a world that goes wrong, run from one seed.
+
+Owns: `Simulation`: what happens next. Callers produce, workers lease and settle at once, late, or never; operators redrive, resize, pause
+and clear; time passes, the date is set back, files fail, the process is killed, the power is cut. World (broker_world.py) sees to it
+that after every turn the broker is what its model says. At the end everything that is left must come out.
+A failure is an AssertionError that ends in the line to repeat it: `python -m penstock.testing.brokers --seed 1234`.
+"""
+
+import argparse
+from collections.abc import Callable
+
+from penstock.testing.broker_callers import Callers
+from penstock.testing.broker_chance import Chance
+from penstock.testing.broker_operator import Operator
+from penstock.testing.broker_world import FAULTS, World
+from penstock.testing.disk import Halt
+from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
+
+STEPS = 80
+STEP_WEIGHTS = {
+    "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 2, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
+    "send": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "update": 2, "resize": 4, "drain": 1,
+    "recreate": 1, "look": 2,
+    "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1,
+}  # fmt: skip
+
+
+def _silence(line: str) -> None:
+    """Nobody listens."""
+
+
+class Simulation:
+    """One seed's story."""
+
+    def __init__(self, seed: int, steps: int = STEPS, say: Callable[[str], None] = _silence) -> None:
+        self.seed = seed
+        self.steps = steps
+        self._say = say
+        self.world = World(seed, say)
+        self._chance = Chance(self.world.rng)
+        self._callers = Callers(self.world, self._chance)
+        self._operator = Operator(self.world, self._chance, self._callers)
+
+    def run(self) -> None:
+        """Live through all steps; raises AssertionError when something is not as it should be."""
+        try:
+            self._operator.begin()
+            for number in range(self.steps):
+                self._step(number)
+            self._say("-- finish")
+            self._operator.finish()
+        except Exception as error:
+            what = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            steps = "" if self.steps == STEPS else f" --steps {self.steps}"
+            raise AssertionError(f"{what}\npython -m penstock.testing.brokers --seed {self.seed}{steps}") from error
+
+    def _step(self, number: int) -> None:
+        kind = self._chance.rng.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()))[0]
+        self._say(f"-- {number} {kind}")
+        try:
+            for owner in (self, self._callers, self._operator):
+                action = getattr(owner, kind, None)
+                if action is not None:
+                    action()
+                    return
+            raise NotImplementedError(kind)
+        except Halt:
+            self.world.die(power=self._chance.happens(0.5))
+
+    # -- time and trouble ----------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """A queue runs a turn: mostly one that wants to."""
+        loops = self.world.wanting()
+        self.world.turn(self._chance.pick(loops if loops and self._chance.happens(0.9) else list(self.world.broker.loops())))
+
+    def rest(self) -> None:
+        self.world.rest()
+
+    def let_time_pass(self) -> None:
+        self.world.advance(self._chance.duration())
+
+    def step_wall(self) -> None:
+        self.world.step_wall(self._chance.pick([-DAY, -HOUR, -SECOND, SECOND, HOUR, DAY]))
+
+    def disturb(self) -> None:
+        if self._chance.happens(0.1):
+            self.world.disk.fill(self._chance.rng.randrange(400))
+        else:
+            self.world.arm(self._chance.pick(FAULTS), self._chance.rng.randint(1, 14))
+
+    def calm(self) -> None:
+        self.world.calm()
+
+    def kill(self) -> None:
+        self.world.die(power=False)
+
+    def cut_power(self) -> None:
+        self.world.die(power=True)
+
+    def restart(self) -> None:
+        self.world.restart(self._chance.pick([None, None, MINUTE, DAY]))
+
+
+def main() -> None:
+    """Run one seed and tell every step of it."""
+    parser = argparse.ArgumentParser(description="Run one simulated broker and print each step.")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    given = parser.parse_args()
+    Simulation(given.seed, given.steps, say=print).run()
+
+
+if __name__ == "__main__":
+    main()

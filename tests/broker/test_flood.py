@@ -1,0 +1,70 @@
+"""A great many leases end at once: bounded work a turn, and everybody else goes on in between."""
+
+from penstock.loop.requests import Lease, Produce, Settle
+from penstock.loop.turn import DUE_ITEMS
+from penstock.words.clock import SECOND
+from tests.broker.rig import Desk, Rig, batch_of
+
+SMALL, LARGE, SIZE = 20_000, 5_000, 196
+"""So many leases of one item, and so many of SIZE items."""
+TOTAL = SMALL + LARGE * SIZE
+TIMEOUT = 100
+
+
+def leased_out(rig: Rig, partitions: int) -> Desk:
+    """A queue whose items are all leased, by leases that end at the same moment."""
+    desk = rig.create(partitions=partitions)
+    for start in range(0, TOTAL, 10_000):
+        desk.submit(Produce(batch_of(*map(str, range(start, start + 10_000)))))
+    rig.turn()
+    for _ in range(0, SMALL, 1_000):
+        leases = [desk.submit(Lease(1, timeout=TIMEOUT * SECOND)) for _ in range(1_000)]
+        rig.turn()
+        assert all(len(asked.held) == 1 for asked in leases)
+    for _ in range(LARGE):
+        assert len(desk.lease(SIZE, timeout=TIMEOUT)) == SIZE
+    assert desk.counts() == {"leased": TOTAL}
+    return desk
+
+
+def test_a_flood_of_expiries_stops_nobody(broker: Rig) -> None:
+    partitions = 2
+    desk = leased_out(broker, partitions)
+    desk.produce(*[f"kept-{number}" for number in range(1_000)])
+    held = [desk.lease(1, timeout=10_000) for _ in range(500)]
+    desk.drain()
+    broker.clock.advance(TIMEOUT * SECOND)
+    left = desk.loop.turns
+    turns = 0
+    before = sum(member.state.counts.leased for member in left.healthy())
+    while True:
+        request = desk.submit(Produce(batch_of(f"new-{turns}")))
+        settled = desk.submit(Settle("complete", held.pop().parts))
+        desk.loop.turn()
+        turns += 1
+        assert request.result[0].error is None and settled.result[0].done == 1, "answered by the turn that took them"
+        now = sum(member.state.counts.leased for member in left.healthy())
+        ended = before - now - 1
+        assert ended <= partitions * (DUE_ITEMS + SIZE), "no turn does more than its part"
+        before = now
+        if not ended:
+            break
+    assert turns > TOTAL / (partitions * (DUE_ITEMS + SIZE))
+    assert before == len(held)
+    assert desk.stats().ready == TOTAL + turns
+
+
+def test_those_who_wait_share_what_comes_back(broker: Rig) -> None:
+    desk = broker.create(partitions=4)
+    desk.submit(Produce(batch_of(*map(str, range(5_000)))))
+    desk.submit(Produce(batch_of(*map(str, range(5_000)))))
+    broker.turn()
+    while held := desk.lease(100, timeout=TIMEOUT):
+        assert len(held) == 100
+    line = [desk.waiter(2_000, wait=1_000) for _ in range(10)]
+    broker.pass_by(TIMEOUT)
+    counts = [len(asked.held) for asked in line]
+    assert len(set(counts)) == 1 and sum(counts) >= DUE_ITEMS, "each has as much as the others"
+    assert all(attempt == 2 for asked in line for attempt in asked.held.attempts)
+    again = [len(desk.lease(10_000, wait=0)) for _ in range(2)]
+    assert again == [10_000 - sum(counts), 0], "nothing is given twice, nothing is forgotten"

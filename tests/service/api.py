@@ -1,0 +1,102 @@
+"""The public API under test: one set of tests for the sync and the async one.
+
+Owns: `Bridge`, which lets a test use an object of the async API as if it were a sync one, and `Place`, where brokers are opened.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from typing import Any, cast
+
+import penstock
+from penstock import Broker
+from penstock.testing import ManualClock
+
+BRIDGED = (penstock.AsyncBroker, penstock.AsyncQueue, penstock.AsyncLease, penstock.AsyncLeaseBatch, penstock.AsyncCursor)
+WAIT = 20.0
+"""Seconds for something that certainly comes: only a broken test waits so long."""
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class Bridge:
+    """An object of the async API whose verbs are waited for."""
+
+    def __init__(self, run: Run, target: Any) -> None:
+        self._run = run
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return self._bridged(getattr(self._target, name))
+
+    def _bridged(self, found: Any) -> Any:
+        """Whatever comes out, usable without `await`."""
+        if isinstance(found, BRIDGED):
+            return Bridge(self._run, found)
+        if asyncio.iscoroutine(found):
+            return self._bridged(self._run(found))
+        if callable(found) and hasattr(found, "__self__"):
+            return lambda *args, **named: self._bridged(found(*map(bare, args), **{name: bare(arg) for name, arg in named.items()}))
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self._target, penstock.AsyncLeaseBatch):
+            return map(self._bridged, self._target)
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._run(self._target.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._target[index]
+        return [self._bridged(one) for one in found] if isinstance(index, slice) else self._bridged(found)
+
+    def __len__(self) -> int:
+        return len(self._target)
+
+    def __enter__(self) -> Any:
+        return self._bridged(self._target.__aenter__())
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._run(self._target.__aexit__(*error))
+
+    def __repr__(self) -> str:
+        return repr(self._target).removeprefix("Async")
+
+
+def bare(given: Any) -> Any:
+    """What was bridged, as the async API knows it."""
+    if isinstance(given, Bridge):
+        return given._target
+    return [bare(one) for one in given] if isinstance(given, list) else given
+
+
+class Place:
+    """Where brokers are opened, one after the other: a directory or memory, through either API."""
+
+    def __init__(self, target: str, is_async: bool, stack: ExitStack) -> None:
+        self.target = target
+        self._is_async = is_async
+        self._stack = stack
+        self._runner = stack.enter_context(asyncio.Runner()) if is_async else None
+        self.clock = ManualClock()
+
+    def open(self, **options: Any) -> Broker:
+        if self._runner is None:
+            return self._stack.enter_context(penstock.open(self.target, **options))
+        broker = Bridge(self._runner.run, self._runner.run(penstock.aopen(self.target, **options)))
+        return cast(Broker, self._stack.enter_context(broker))
+
+    def timed(self, **options: Any) -> Broker:
+        """A broker whose time stands still: `clock.advance` moves it. Nothing that waits can be used."""
+        return self.open(clock=self.clock, **options)
+
+
+def work_off(broker: Broker) -> None:
+    """Run turns until nothing is to be done at once: for brokers opened with threaded=False."""
+    loops = broker._port.broker.loops()
+    while any([loop.busy and loop.turn() is not None for loop in loops]):
+        pass
