@@ -90,6 +90,7 @@ def _leave_something_of_everything(bench: Bench) -> None:
         bench.produce("1", "2", "3", key=key, priority=0)
     held = bench.lease(3, "holder", timeout=300, per_key=1)
     bench.bury(held.lease, [held.runs[0]], reason="parked")
+    bench.note(held.lease, held.runs[0] + 3, "half way")
     bench.retry(held.lease, [held.runs[0] + 6], delay=200, reason="slow")
     bench.lease(1, timeout=300)
     bench.produce("overdue", priority=0, ttl=1)

@@ -19,7 +19,7 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop.opening import replay
 from penstock.loop.partition import Partition
 from penstock.rules import base, routing
-from penstock.rules.barriers import pack_slots
+from penstock.rules.barriers import Departed, pack_slots
 from penstock.rules.commands import (
     Bury,
     Clear,
@@ -36,6 +36,7 @@ from penstock.rules.commands import (
     Lift,
     MoveCursor,
     Narrow,
+    Note,
     Pause,
     Produce,
     Redrive,
@@ -163,13 +164,13 @@ class Bench:
         request: str | None = None,
         departed: Mapping[int, int] | None = None,
     ) -> Granted:
-        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed))
+        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed_of(departed)))
         assert isinstance(answer, Granted), f"{answer} is no lease"
         return answer
 
     def strays(self, departed: Mapping[int, int], want: int = 100) -> list[int]:
         """Lease, and give what is answered to be astray instead."""
-        answer = self._turn(Lease(want, departed=departed))
+        answer = self._turn(Lease(want, departed=departed_of(departed)))
         return answer.offsets if isinstance(answer, Strayed) else []
 
     def complete(
@@ -194,6 +195,9 @@ class Bench:
 
     def extend(self, lease: int, timeout: float = 0, request: str | None = None) -> Settled:
         return cast(Settled, self._turn(Extend(lease, int(timeout * SECOND), _named(request))))
+
+    def note(self, lease: int, offset: int, text: str) -> None:
+        self._turn(Note(lease, offset, text))
 
     def take(self, want: int = 100, **options: Any) -> list[str]:
         """Lease, and give the payloads."""
@@ -357,3 +361,10 @@ def slot(key: str) -> int:
 def given(granted: Granted) -> list[int]:
     """Every offset of a lease, in order."""
     return offsets(granted.runs)
+
+
+def departed_of(marks: Mapping[int, int] | None) -> Departed | None:
+    """These slots live elsewhere, each from its mark on; all others here."""
+    if not marks:
+        return None
+    return Departed([int(slot in marks) for slot in range(routing.SLOTS)], 0, marks)

@@ -4,12 +4,14 @@ Owns: `Moving`, the model of tests/simulation with fences and an outbox, and the
 for a lease as good as not ready yet: so the model judges every lease, with its order, as if fenced items were not there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from penstock.rules import commands as c
 from penstock.rules import machine, routing
@@ -25,18 +27,24 @@ from penstock.testing.ledger import EXPIRED, View
 from penstock.testing.model import Model
 from penstock.testing.order import Item
 from penstock.words import ids
-from penstock.words.clock import MINUTE, Moment
+from penstock.words.clock import MINUTE, SECOND, Moment
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 from tests.rules.test_fencing import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
+from tests.support import departed_of
 
 NAMES = [b"a", b"b", A2.encode()]
 """The last is of the first one's slot."""
 SOME_NAMES = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
 ITEMS = st.lists(st.tuples(st.sampled_from([None, *NAMES]), PRIORITIES, AHEAD, TTLS, DEDUPS), min_size=1, max_size=4)
 PLACES = st.sampled_from([destination(1, 1), destination(1, 2)])
-SOME_OFFSETS = st.lists(st.integers(0, 12), min_size=1, max_size=3)
+WEIGHTS = {
+    "produce": 5, "lease": 8, "settle": 5, "pass_time": 3, "operate": 2, "reload": 1,
+    "send": 4, "confirm": 3, "release": 1, "fence": 2, "narrow": 2, "lift": 2, "depart": 1, "return": 1,
+}  # fmt: skip
+NEXT = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
+Draw = Callable[..., Any]
 
 
 @dataclass
@@ -141,10 +149,10 @@ class Moving(Model):
             item.parked = False
 
     def _judge_fenceoff(self, command: c.FenceOff, now: Moment, answer: c.Answer) -> None:
-        if command.version <= self.version:
+        if 0 < command.version <= self.version:
             assert answer == c.Counted(0), f"a version was taken twice: {answer}"
             return
-        self.version = command.version
+        self.version = max(command.version, self.version)
         for barrier in command.barriers:
             self.given += 1
             self.fences.append(Fence(self.given, len(self.items), set(memoryview(barrier.slots or b"").cast("H")), set()))
@@ -171,10 +179,11 @@ class Moving(Model):
 
 
 class MovingBesideTheModel(RulesBesideTheModel):
-    """Everything that happens to a partition, and transfers, fences and strays besides."""
+    """Everything that happens to a partition, and transfers, fences and strays besides: what happens next is drawn by weight."""
 
     model: Moving
-    configure = pause = extend = repeat = set_the_date = None  # type: ignore[assignment]  # tested beside; here they would crowd out the rest
+    produce = lease = settle = extend = repeat = configure = pause = clear = seek = redrive = None  # type: ignore[assignment]
+    pass_time = set_the_date = due = reload = None  # type: ignore[assignment]
 
     @initialize(policy=POLICIES)
     def begin(self, policy: Policy) -> None:
@@ -183,77 +192,80 @@ class MovingBesideTheModel(RulesBesideTheModel):
         self.departed: dict[int, int] = {}
         self._apply([Opened(1, "boot", 0)])
 
-    @rule(items=ITEMS)
-    def produce(self, items: list[tuple[bytes | None, int, int, int, bytes | None]]) -> None:  # type: ignore[override]
-        super().produce(items, None)
-
-    @rule(want=st.sampled_from([1, 2, 100]), per_key=st.integers(1, 3))
-    def lease(self, want: int, per_key: int) -> None:  # type: ignore[override]
-        self._send(c.Lease(want, "consumer", 0, per_key, departed=self.departed))
-
-    @precondition(lambda self: self.model.live())
     @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:  # type: ignore[override]
-        super().settle(data, None)
+    def step(self, data: st.DataObject) -> None:
+        getattr(self, "_do_" + data.draw(st.sampled_from(NEXT), label="next"))(data.draw)
 
-    @rule(state=st.sampled_from(["buried", "buried", "ready", "scheduled", "leased"]))
-    def clear(self, state: str) -> None:  # type: ignore[override]
-        self._send(c.Clear(**{state: True}))
+    def _offsets(self, *lives: Life) -> list[int]:
+        return [item.offset for item in self.model.items if not lives or item.state in lives]
+
+    def _do_produce(self, draw: Draw) -> None:
+        RulesBesideTheModel.produce(self, draw(ITEMS), None)
+
+    def _do_lease(self, draw: Draw) -> None:
+        self._send(c.Lease(draw(st.sampled_from([1, 2, 100])), "consumer", 0, draw(st.integers(1, 3)), departed=departed_of(self.departed)))
+
+    def _do_settle(self, draw: Draw) -> None:
+        for holding in self.model.live()[:1]:
+            which = draw(st.none() | st.lists(st.sampled_from(holding.open), min_size=1, max_size=3, unique=True))
+            delay = draw(st.sampled_from([0, 5 * SECOND]))
+            verbs = [c.Complete(holding.number, which), c.Retry(holding.number, which, delay, "no"), c.Bury(holding.number, which, "no")]
+            self._send(draw(st.sampled_from(verbs)))
+
+    def _do_pass_time(self, draw: Draw) -> None:
+        duration = draw(st.sampled_from([1 * SECOND, 5 * SECOND, 2 * MINUTE]))
+        self.now = Moment(self.now.elapsed + duration, self.now.wall + duration)
+        for _ in range(draw(st.integers(0, 3))):
+            RulesBesideTheModel.due(self, draw(st.sampled_from([1, 100])))
+
+    def _do_operate(self, draw: Draw) -> None:
+        lives = draw(st.sampled_from(["buried", "buried", "ready", "scheduled", "leased"]))
+        self._send(draw(st.sampled_from([c.Clear(**{lives: True}), c.Redrive(None), c.Seek(0), c.Seek(2)])))
+
+    def _do_reload(self, draw: Draw) -> None:
+        RulesBesideTheModel.reload(self)
 
     # -- transfers -----------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.model.items)
-    @rule(chosen=SOME_OFFSETS, to=PLACES)
-    def send_some(self, chosen: list[int], to: bytes) -> None:
-        self._tell(c.Send([offset % len(self.model.items) for offset in chosen], to), Event.SENT)
+    def _do_send(self, draw: Draw) -> None:
+        chosen = draw(st.sampled_from([self._offsets(Life.READY), self._offsets(Life.BURIED), self._offsets()]))
+        if chosen:
+            some = st.lists(st.sampled_from(chosen), min_size=1, max_size=2)
+            self._tell(c.Send(draw(some), draw(PLACES)), Event.SENT)
 
-    @precondition(lambda self: any(item.state is Life.READY for item in self.model.items))
-    @rule(data=st.data(), to=PLACES)
-    def send_a_ready_one(self, data: st.DataObject, to: bytes) -> None:
-        self._tell(c.Send([data.draw(st.sampled_from([i.offset for i in self.model.items if i.state is Life.READY]))], to), Event.SENT)
-
-    @precondition(lambda self: any(item.state is Life.BURIED for item in self.model.items))
-    @rule(to=PLACES)
-    def send_the_buried(self, to: bytes) -> None:
-        self._tell(c.Send([item.offset for item in self.model.items if item.state is Life.BURIED], to), Event.SENT)
-
-    @precondition(lambda self: self.model.outbox)
-    @rule(to=PLACES, which=st.sampled_from([0, 0, 0, 1, -1]), base=st.integers(0, 50))
-    def confirm(self, to: bytes, which: int, base: int) -> None:
+    def _do_confirm(self, draw: Draw) -> None:
+        to = draw(PLACES)
         first = self.model.outbox.get(to) or [(1, [])]
-        self._tell(c.Confirm(to, first[0][0] + which, base), Event.DELIVERED)
+        self._tell(c.Confirm(to, first[0][0] + draw(st.sampled_from([0, 0, 0, 1, -1])), draw(st.integers(0, 50))), Event.DELIVERED)
 
-    @rule(name=st.sampled_from(NAMES))
-    def release(self, name: bytes) -> None:
-        self._tell(c.Release(routing.key_id(name)))
+    def _do_release(self, draw: Draw) -> None:
+        self._tell(c.Release(routing.key_id(draw(st.sampled_from(NAMES)))))
 
     # -- fences --------------------------------------------------------------------------------------
 
-    @rule(names=SOME_NAMES, apart=st.booleans(), again=st.booleans(), adopted=st.booleans())
-    def fence(self, names: list[bytes], apart: bool, again: bool, adopted: bool) -> None:
-        groups = [[name] for name in names] if apart else [names]
+    def _do_fence(self, draw: Draw) -> None:
+        names = draw(SOME_NAMES)
+        groups = draw(st.sampled_from([[names], [[name] for name in names]]))
         barriers = [Barrier(0, 3, 9, 0, pack_slots(set(map(routing.slot, group)))) for group in groups]
-        known = [(bytes(16), 1 * MINUTE, ids.foreign(3, 5))] if adopted else []
-        self._tell(c.FenceOff(self.model.version + (not again), barriers, known))
+        known = draw(st.sampled_from([[], [(bytes(16), 1 * MINUTE, ids.foreign(3, 5))]]))
+        new = self.model.version + 1
+        what = st.sampled_from([(new, barriers), (new, barriers), (max(1, self.model.version), barriers), (0, [])])
+        self._tell(c.FenceOff(*draw(what), known))
 
-    @precondition(lambda self: self.model.fences)
-    @rule(data=st.data(), names=st.lists(st.sampled_from(NAMES), unique=True))
-    def narrow(self, data: st.DataObject, names: list[bytes]) -> None:
-        fence = data.draw(st.sampled_from(self.model.fences))
-        self._tell(c.Narrow(fence.number, [routing.key_id(name) for name in names if routing.slot(name) in (fence.slots or ())]))
+    def _do_narrow(self, draw: Draw) -> None:
+        if self.model.fences:
+            fence, names = draw(st.sampled_from(self.model.fences)), draw(st.lists(st.sampled_from(NAMES), unique=True))
+            self._tell(c.Narrow(fence.number, [routing.key_id(name) for name in names if routing.slot(name) in (fence.slots or ())]))
 
-    @precondition(lambda self: self.model.fences)
-    @rule(data=st.data(), names=SOME_NAMES)
-    def lift(self, data: st.DataObject, names: list[bytes]) -> None:
-        fence = data.draw(st.sampled_from(self.model.fences))
-        self._tell(c.Lift(fence.number, [routing.key_id(name) for name in names]))
+    def _do_lift(self, draw: Draw) -> None:
+        if self.model.fences:
+            fence = draw(st.sampled_from(self.model.fences))
+            self._tell(c.Lift(fence.number, [routing.key_id(name) for name in draw(SOME_NAMES)]))
 
-    @rule(names=SOME_NAMES)
-    def depart(self, names: list[bytes]) -> None:
-        self.departed.update(dict.fromkeys(map(routing.slot, names), len(self.model.items)))
+    def _do_depart(self, draw: Draw) -> None:
+        self.departed.update(dict.fromkeys(map(routing.slot, draw(SOME_NAMES)), len(self.model.items)))
 
-    @rule()
-    def return_all(self) -> None:
+    def _do_return(self, draw: Draw) -> None:
         self.departed.clear()
 
     # -- how it is told ------------------------------------------------------------------------------

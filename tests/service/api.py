@@ -79,16 +79,23 @@ class Place:
 
     def __init__(self, target: str, is_async: bool, stack: ExitStack) -> None:
         self.target = target
-        self._is_async = is_async
-        self._stack = stack
         self._runner = stack.enter_context(asyncio.Runner()) if is_async else None
         self.clock = ManualClock()
+        self._opened: list[Broker] = []
+        stack.callback(self.close)
 
     def open(self, **options: Any) -> Broker:
         if self._runner is None:
-            return self._stack.enter_context(penstock.open(self.target, **options))
-        broker = Bridge(self._runner.run, self._runner.run(penstock.aopen(self.target, **options)))
-        return cast(Broker, self._stack.enter_context(broker))
+            broker = penstock.open(self.target, **options)
+        else:
+            broker = cast(Broker, Bridge(self._runner.run, self._runner.run(penstock.aopen(self.target, **options))))
+        self._opened.append(broker)
+        return broker
+
+    def close(self) -> None:
+        """Close every broker that was opened here."""
+        for broker in self._opened:
+            broker.close()
 
     def timed(self, **options: Any) -> Broker:
         """A broker whose time stands still: `clock.advance` moves it. Nothing that waits can be used."""
@@ -98,5 +105,6 @@ class Place:
 def work_off(broker: Broker) -> None:
     """Run turns until nothing is to be done at once: for brokers opened with threaded=False."""
     loops = broker._port.broker.loops()
-    while any([loop.busy and loop.turn() is not None for loop in loops]):
-        pass
+    while busy := [loop for loop in loops if loop.busy]:
+        for loop in busy:
+            loop.turn()

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock import Broker, Item, NewItem, Queue
+import penstock
+from penstock import Broker, Item, NewItem, Queue, Redriven
 from penstock.errors import InvalidRequest, LeaseLost, QueueNotFound
+from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
-from tests.service.api import WAIT, Place
+from tests.service.api import WAIT, Place, work_off
 
 
 @pytest.fixture
@@ -46,6 +48,7 @@ def test_explain_says_why_an_item_is_not_running(queue: Queue) -> None:
     assert queue.explain(first).why.startswith("leased by host-1")
     found = queue.explain(second)
     assert (found.state, found.held_by) == ("ready", first)
+    assert not queue.lease()  # met, and put into its key's line
     (key,) = queue.held_keys()
     assert (key.key, key.why, key.item, key.waiting) == (b"k", "leased", first, 1)
 
@@ -145,12 +148,16 @@ def test_a_parked_key_waits_until_it_is_released_or_redriven(broker: Broker) -> 
 
 def test_compact_tells_what_it_freed(place: Place) -> None:
     queue = place.open(segment_bytes=4096).create_queue("orders", retention={"max_age": 0, "max_bytes": 1})
-    queue.produce_many([b"x" * 1000] * 50)
-    queue.lease(50).complete()
+    for _ in range(10):
+        queue.produce_many([b"x" * 1000] * 50)
+        queue.lease(50).complete()
     queue.produce(b"y")
-    freed = [queue.compact() for _ in range(2)]
-    assert sum(one.size_bytes for pass_ in freed for one in pass_) >= 0
-    assert queue.stats().ready == 1
+    before = queue.stats().partitions[0].size_bytes
+    (freed,) = queue.compact()
+    assert freed.items > 0 and freed.size_bytes > 0
+    assert queue.stats().partitions[0].size_bytes < before
+    assert queue.compact(partition=0)
+    assert [item.payload for item in queue.lease(10).items] == [b"y"]
 
 
 # -- follow-ups and dead letters ---------------------------------------------------------------------
@@ -160,7 +167,12 @@ def test_follow_ups_are_produced_when_the_item_is_completed(broker: Broker, queu
     mails = broker.create_queue("mails", partitions=2)
     queue.produce(b"order")
     lease = queue.lease()[0]
-    then = [NewItem({"to": "a"}, queue="mails", key="a"), NewItem(b"own", key="b"), "plain", NewItem("b", queue="mails", headers={"h": "1"})]
+    then: list[Any] = [
+        NewItem({"to": "a"}, queue="mails", key="a"),
+        NewItem(b"own", key="b"),
+        "plain",
+        NewItem("b", queue="mails", headers={"h": "1"}),
+    ]
     lease.complete(then=then)
     found: list[Item] = []
     while len(found) < 2:
@@ -207,10 +219,27 @@ def test_an_item_given_up_arrives_in_the_dead_queue(broker: Broker) -> None:
     assert queue.explain(item_id).queue == "orders.dead"
 
 
+@pytest.mark.parametrize("wait", ["ready", "leased"])
+def test_an_item_whose_time_is_over_arrives_in_the_dead_queue(wait: str) -> None:
+    clock = ManualClock()
+    with penstock.open("memory://", clock=clock, threaded=False) as broker:
+        dead = broker.create_queue("orders.dead")
+        queue = broker.create_queue("orders", dead_queue=dead, lease_timeout=10, max_attempts=1, ttl=20)
+        queue.produce(b"1")
+        if wait == "leased":
+            queue.lease()
+        clock.advance(21 * SECOND)
+        queue.stats()
+        work_off(broker)
+        (item,) = dead.lease().items
+        assert item.origin is not None
+        assert (item.origin.reason, item.origin.attempts) == (("expired", 0) if wait == "ready" else ("attempts spent: lease expired", 1))
+
+
 def test_a_dead_queue_in_use_cannot_be_deleted(broker: Broker) -> None:
     dead = broker.create_queue("orders.dead")
     queue = broker.create_queue("orders", dead_queue=dead)
-    with pytest.raises(InvalidRequest, match="'orders.dead' is the dead queue of 'orders'; give them another or none"):
+    with pytest.raises(InvalidRequest, match=r"'orders\.dead' is the dead queue of 'orders'; give them another or none"):
         dead.delete()
     queue.update(dead_queue=None)
     dead.delete()
@@ -297,7 +326,7 @@ def test_redrive_in_place_makes_buried_items_ready(queue: Queue, broker: Broker)
     batch[0].bury("a")
     batch[1].bury("b")
     batch[2].retry()
-    assert broker.redrive("orders", to="orders", where={"reason": "b"}) == broker.redrive(queue, to=queue, where={"reason": "b"}, preview=True).__class__(1, [ids[1]])
+    assert broker.redrive("orders", to="orders", where={"reason": "b"}) == Redriven(1, [ids[1]])
     assert [item.id for item in queue.items("buried")] == [ids[0]]
     assert broker.redrive(queue, to=queue).ids == [ids[0]]
     assert queue.stats().ready == 3

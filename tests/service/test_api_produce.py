@@ -98,7 +98,7 @@ def test_many_items_get_their_ids_in_order(queue: Queue) -> None:
 
 def test_a_batch_may_mix_everything(broker: Broker) -> None:
     queue = broker.create_queue("orders", partitions=3)
-    new = [b"bytes", "text", {"j": 1}, NewItem(b"keyed", key="a"), NewItem([1], key="b", priority=0), NewItem(b"again", key="a")]
+    new: list[Any] = [b"bytes", "text", {"j": 1}, NewItem(b"keyed", key="a"), NewItem([1], key="b", priority=0), NewItem(b"again", key="a")]
     ids = queue.produce_many(new)
     found = {item.id: item.value for item in queue.lease(10, per_key=2).items}
     assert [found[one] for one in ids] == [b"bytes", "text", {"j": 1}, b"keyed", [1], b"again"]
@@ -167,6 +167,14 @@ def test_a_full_queue_refuses_after_the_timeout(broker: Broker) -> None:
     assert queue.stats().ready == 2
 
 
+@pytest.mark.xfail(reason="the loop takes a deadline that is now for one that is past")
+def test_a_producer_that_does_not_wait_is_served_if_there_is_room(broker: Broker) -> None:
+    queue = broker.create_queue("orders", max_items=1)
+    queue.produce(b"1", timeout=0)
+    with pytest.raises(QueueFull):
+        queue.produce(b"2", timeout=0)
+
+
 def test_a_paused_queue_refuses_at_once(queue: Queue) -> None:
     queue.pause(lease=False)
     with pytest.raises(QueueHeld, match="producing to queue 'orders' is paused; resume it"):
@@ -196,7 +204,7 @@ WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
     ("timeout", lambda q: q.produce(b"", timeout=901), "timeout is 901; give 0 to 900 seconds"),
     ("timeout below", lambda q: q.produce(b"", timeout=-1), "timeout is -1; give 0 to 900 seconds"),
     ("timeout type", lambda q: q.produce(b"", timeout="1"), "timeout is str; give seconds or a timedelta"),  # type: ignore[arg-type]
-    ("items", lambda q: q.produce_many(b"abc"), "the items are bytes; give a list of them"),  # type: ignore[arg-type]
+    ("items", lambda q: q.produce_many(b"abc"), "the items are bytes; give a list of them"),
     ("item", lambda q: q.produce_many([b"1", None]), "item 1: the payload is NoneType"),  # type: ignore[list-item]
     ("too many", lambda q: q.produce_many([b""] * 10_001), "the batch has 10001 items; give 1 to 10000"),
     ("too large", lambda q: q.produce_many([b"x" * (16 * MIB)] * 5), "the batch has 83886080 payload bytes; give at most 67108864"),

@@ -15,9 +15,10 @@ from penstock.logs.api import Frame, Gap, Log
 from penstock.logs.columns import Columns
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import pairs
+from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Block, Missing
 from penstock.words.batch import Batch
+from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY, MIB
 
 FRAMES_BYTES = 8 * MIB
@@ -80,6 +81,8 @@ class Frames:
         self._held: dict[int, Held] = {}
         self._bases: list[int] = []
         self._bytes = 0
+        self.gaps = RunSet()
+        """What the log said is damaged, in the last `collect` or `fetch`."""
         self._read_to = 0  # where the last read ended: what lies before it is the least likely to be wanted
 
     def put(self, record: Produced, wall: int) -> None:
@@ -107,13 +110,14 @@ class Frames:
         """The parts of frames that hold the items of `runs`, and the runs of what was not found."""
         found: list[tuple[Held, int, int]] = []
         lost: list[int] = []
+        self.gaps.clear()
         for start, stop in pairs(runs):
             at = start
             for held in self.read(start, stop):
                 if at < held.base:
                     lost += (at, held.base)
-                at = min(stop, held.stop)
-                found.append((held, max(start, held.base), at))
+                first, at = max(at, held.base), min(stop, held.stop)
+                found.append((held, first, at))
             if at < stop:
                 lost += (at, stop)
         return found, lost
@@ -131,8 +135,10 @@ class Frames:
         if self._bytes > FRAMES_BYTES // 2:
             self.clear()
         for frame in self._read_some(start, max(stop, start + READ_AHEAD_ITEMS)):
-            if not isinstance(frame, Gap) and self._find(frame.base) is None:
-                self._add(Columns(frame))
+            if isinstance(frame, Gap):
+                self.gaps.add(frame.start, frame.stop)
+            else:
+                self._replace(Columns(frame))
 
     def _read_some(self, start: int, stop: int) -> Iterator[Frame | Gap]:
         """From `start` on, at most about FETCH_BYTES at a time: nobody knows how large items are before one is read."""
@@ -147,6 +153,18 @@ class Frames:
         elif stop > start + 1:
             yield from self._log.read(start + 1, min(stop, start + READ_AHEAD_ITEMS))
 
+    def _replace(self, read: Columns) -> None:
+        """Hold a frame that was read, instead of the produces in it that were held one by one: what is held never overlaps."""
+        low, high = bisect_left(self._bases, read.base), bisect_left(self._bases, read.stop)
+        if high - low == 1 and self._held[self._bases[low]].stop == read.stop:
+            return
+        self._let_go(low, high)
+        self._add(read)
+
+    def _let_go(self, low: int, high: int) -> None:
+        self._bytes -= sum(self._held.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[low:high])
+        del self._bases[low:high]
+
     def _add(self, held: Held) -> None:
         self._held[held.base] = held
         self._bytes += held.size_bytes + ENTRY_BYTES
@@ -157,9 +175,7 @@ class Frames:
 
     def _drop_read(self) -> None:
         """Let go of everything before the place that was read last."""
-        at = bisect_left(self._bases, self._read_to)
-        self._bytes -= sum(self._held.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[:at])
-        del self._bases[:at]
+        self._let_go(0, bisect_left(self._bases, self._read_to))
 
     def clear(self) -> None:
         self._held.clear()
@@ -191,6 +207,7 @@ class Blocks:
         """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and decide anew each time."""
         if self._holds(offset):
             return
+        self._frames.gaps.clear()
         parts: list[Held] = []
         size = 0
         for held in self._frames.read(offset, offset + AHEAD_ITEMS):
@@ -203,6 +220,8 @@ class Blocks:
             parts.append(held)
         self._add(parts)
         if not self._holds(offset):  # lost, as far as the next that is there
+            if offset not in self._frames.gaps:
+                raise StorageFailed(f"item {offset} was not found in its log, which does not say that it is damaged; try again")
             at = bisect_right(self._bases, offset)
             following = self._bases[at] if at < len(self._bases) else offset + AHEAD_ITEMS
             self._keep(Block(offset, min(following, offset + AHEAD_ITEMS), lost=True))

@@ -18,6 +18,7 @@ from penstock.loop.partitions import Partitions
 from penstock.loop.requests import Arrived, Deliver, Request
 from penstock.rules import commands
 from penstock.rules.commands import Stored
+from penstock.rules.keys import Line
 from penstock.rules.outbox import destination, place_of
 from penstock.rules.routing import NO_KEY, SLOT_MASK
 from penstock.rules.runs import from_offsets, offsets
@@ -153,19 +154,21 @@ class Carrying:
     def _addressed(self, member: Member, items: Items, incarnation: int) -> Batch:
         """Items as they leave: without what belongs to their past (schedule, dedup id), with where they come from."""
         batch, known = items.batch, items.batch.origins
+        keys = batch.key_ids or [NO_KEY] * len(batch)
         packed = [
-            origin.encode(self._origin(member, offset, items.produced_at, known[index] if known is not None else None, incarnation))
+            origin.encode(self._origin(member, offset, keys[index], items.produced_at, known[index] if known else None, incarnation))
             for index, offset in enumerate(_offsets(items))
         ]
         forwarded = incarnation == self._partitions.incarnation
         return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=batch.ttls if forwarded else None, origins=packed)
 
-    def _origin(self, member: Member, offset: int, produced_at: int, before: bytes | None, incarnation: int) -> Origin:
+    def _origin(self, member: Member, offset: int, key: int, produced_at: int, before: bytes | None, incarnation: int) -> Origin:
         state, partitions = member.state, self._partitions
         burial = state.buried.get(offset)
         if burial is not None:
             where = ids.format_id(member.number, offset)
-            parked = state.policy.on_bury == "park"
+            line = state.keys.map.get(key)
+            parked = isinstance(line, Line) and offset in line.parked
             return Origin(
                 partitions.name,
                 partitions.incarnation,

@@ -101,6 +101,9 @@ class Member:
         except (StorageFailed, OutcomeUnknown) as error:
             self.fail(error)
             return error
+        if self.partition.failed:  # the turn is stored, but the house-keeping after it went wrong
+            self.fail(StorageFailed("keeping its files in order failed"))
+            return None
         self._failures = 0
         if self._rest_at is None and self.partition.log.durability != "fsync":
             self._rest_at = self._clock.read().elapsed + REST

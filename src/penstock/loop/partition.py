@@ -378,6 +378,8 @@ class Partition:
         taken = RunSet(RunSet(lost).within(0, self.state.next_offset))
         taken.remove_all(self.state.dropped.runs)  # what retention let go of was not damaged
         if taken:
+            if RunSet(taken.runs).without(self._frames.gaps.runs):
+                raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
             self.now()
             self._stage([Lost(taken.runs)])
             self.commit()

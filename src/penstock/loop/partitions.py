@@ -4,16 +4,18 @@ Owns: `Partitions`: the members, the slot map, the answers that wait for the com
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from penstock.loop.member import Member
 from penstock.loop.partition import Partition
 from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
-from penstock.rules.commands import Answer, Command
+from penstock.rules.commands import Answer, Command, Configure, Pause
 from penstock.rules.slots import SlotMap
 from penstock.words.clock import Clock
 from penstock.words.errors import PenstockError
+from penstock.words.limits import Policy
 
 
 class Partitions:
@@ -31,6 +33,7 @@ class Partitions:
         self.map = SlotMap(0, [])  # type: ignore[arg-type]  # before `shape`
         self.older_maps: Sequence[SlotMap] = ()
         """Maps under which requests may have been cut that are still remembered, newest first."""
+        self.policy: Policy | None = None
         self.now = 0
         """When the turn began, elapsed."""
         self.again = False
@@ -58,6 +61,16 @@ class Partitions:
             self.members[number] = Member(number, self._open_partition, self.clock, self._chance)
             self.touch(self.members[number])
         return self.members[number]
+
+    def catch_up(self, member: Member) -> None:
+        """A partition that is new, or was away, does as the others do."""
+        others = [other.state for other in self.healthy() if other is not member]
+        with suppress(PenstockError):  # the commit says what is wrong
+            if self.policy is not None:
+                self.run(member, Configure(self.policy))
+            lease = True if others and all(state.paused_lease for state in others) else None
+            produce = True if others and all(state.paused_produce for state in others) else None
+            self.run(member, Pause(lease, produce))
 
     def healthy(self) -> Iterator[Member]:
         """Partitions that are in order."""

@@ -99,7 +99,7 @@ class Producing:
         paused = False
         for number in self._partitions.active:
             member = self._partitions.members[number]
-            if member.error is not None or member.partition is None:
+            if member.error is not None or member.partition is None or not member.fenced:
                 continue
             state = member.partition.state
             if state.paused_produce:

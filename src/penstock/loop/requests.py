@@ -191,9 +191,11 @@ class Do(Request):
     verb = "admin"
     reserved = True
 
-    def __init__(self, action: Callable[[Any], Any], deadline: int = 0) -> None:
+    def __init__(self, action: Callable[[Any], Any], deadline: int = 0, *, firm: bool = False) -> None:
         super().__init__(deadline)
         self.action = action
+        self.firm = firm
+        """Done whatever becomes of the turn: it is recorded elsewhere, and made good in the partitions."""
 
 
 class Watch(Request):

@@ -8,12 +8,12 @@ partition inherits the fences of the old one, so resizes may follow each other. 
 anything else happens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.rules import commands
-from penstock.rules.barriers import ENDLESS, Fence, pack_slots
+from penstock.rules.barriers import ENDLESS, Departed, Fence, pack_slots
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED
 from penstock.rules.records import Barrier, pack_keys
@@ -34,30 +34,6 @@ class Change:
         self.new = new
         self.marks = marks
         self.moves = moves(old, new)
-
-
-class Departed(Mapping[int, int]):
-    """For one partition: the slots that live elsewhere, each with the position from which on its items here are strays."""
-
-    def __init__(self, owners: Sequence[int], number: int, backlog: Mapping[int, int], default: int) -> None:
-        self._owners = owners
-        self._number = number
-        self._backlog = backlog
-        self._default = default
-
-    def __getitem__(self, slot: int) -> int:
-        if self._owners[slot] == self._number:
-            raise KeyError(slot)
-        return self._backlog.get(slot, self._default)
-
-    def get(self, slot: int, default: int | None = None) -> int | None:  # type: ignore[override]
-        return default if self._owners[slot] == self._number else self._backlog.get(slot, self._default)
-
-    def __iter__(self) -> Iterator[int]:
-        return (slot for slot, owner in enumerate(self._owners) if owner != self._number)
-
-    def __len__(self) -> int:
-        return sum(owner != self._number for owner in self._owners)
 
 
 class Resizing:

@@ -74,10 +74,10 @@ class Turns(Partitions):
         self.now = now
         self.again = False
         try:
+            if self.resizing.under_way:
+                self.resizing.upkeep()  # first: on what is committed
             if self._next_visit is not None and now >= self._next_visit:
                 self._visit()
-            if self.resizing.under_way:
-                self.resizing.upkeep()
             if self.producing.waiting:
                 self.producing.retry(now)
             for request in sorted(taken, key=self._place) if len(taken) > 1 else taken:
@@ -108,6 +108,8 @@ class Turns(Partitions):
             failed = member.error is not None
             if not member.recover(now):
                 continue
+            if failed:
+                self.catch_up(member)
             if failed or not member.fenced:
                 self.resizing.check(member)
             member.rest(now)
@@ -162,9 +164,9 @@ class Turns(Partitions):
                 elif isinstance(request, requests.Deliver):
                     member, stored = result
                     request.finish(stored.base, failed.get(member.number))
-                else:
+                elif isinstance(request, requests.Do):
                     answer, used = result
-                    wrong = next((failed[number] for number in used if number in failed), None)
+                    wrong = None if request.firm else _partly(used, failed)
                     request.finish(answer if wrong is None else None, wrong)
             except PenstockError as error:
                 request.finish(error=error)
@@ -259,3 +261,13 @@ class Turns(Partitions):
 
 def _refused(part: Placed, error: PenstockError) -> Placed:
     return part._replace(stored=None, error=error)
+
+
+def _partly(used: set[int], failed: dict[int, PenstockError]) -> PenstockError | None:
+    """What to tell an operator whose word reached several partitions, of which some failed."""
+    hurt = [number for number in used if number in failed]
+    if not hurt:
+        return None
+    if len(hurt) == len(used):
+        return failed[hurt[0]]
+    return OutcomeUnknown(f"it was done in some partitions and not in {hurt} ({failed[hurt[0]]}); do it again")

@@ -1,12 +1,12 @@
-"""What a partition must wait for after a resize.
+"""What a partition must wait for after a resize, and what is no longer its own.
 
-Owns: `Fence` and `Fences`. Items of a fenced slot or key that stand at position `since` or later wait here until partition `source` has
-resolved what it holds of them from before its position `mark`. Earlier items were here before the slot left and came back: they go
-on, since the other partition waits for them in turn. When there are no fences, asking costs nothing.
+Owns: `Fence`, `Fences` and `Departed`. Items of a fenced slot or key that stand at position `since` or later wait here until partition
+`source` has resolved what it holds of them from before its position `mark`. Earlier items were here before the slot left and came back:
+they go on, since the other partition waits for them in turn. When there are no fences, asking costs nothing.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from penstock.rules.records import Barrier, pack_keys, unpack_keys
 from penstock.rules.routing import SLOT_MASK
@@ -76,3 +76,29 @@ class Fences:
 
     def drop_empty(self) -> None:
         self._all = [fence for fence in self._all if fence.slots or fence.keys]
+
+
+class Departed:
+    """For one partition: the slots that live elsewhere, and from which position on their items here are strays.
+
+    Items from before that position are the backlog that the slot's new partition waits for: they are handled here.
+    """
+
+    __slots__ = ("_backlog", "_default", "_number", "_owners")
+
+    def __init__(self, owners: Sequence[int], number: int, backlog: Mapping[int, int], default: int = 0) -> None:
+        self._owners = owners
+        self._number = number
+        self._backlog = backlog
+        """slot → position."""
+        self._default = default
+
+    def any_of(self, keys: Iterable[int]) -> bool:
+        """Whether one of these keys lives elsewhere."""
+        owners, number = self._owners, self._number
+        return any(owners[key & SLOT_MASK] != number for key in keys if key)
+
+    def mark(self, key: int) -> int:
+        """The position from which on items of a key are strays."""
+        slot = key & SLOT_MASK
+        return ENDLESS if self._owners[slot] == self._number else self._backlog.get(slot, self._default)

@@ -4,11 +4,12 @@ Owns: command and answer types. A command is checked when it is decided, before 
 Durations and instants are microseconds; `request` is the 16-byte digest of a caller's request id.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from penstock.rules.barriers import Departed
 from penstock.rules.records import Barrier
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
@@ -34,8 +35,8 @@ class Lease(msgspec.Struct, gc=False):
     timeout: int = 0
     per_key: int = 1
     request: bytes | None = None
-    departed: Mapping[int, int] | None = None
-    """Slots that live elsewhere → the position from which on their items here are strays. Known to the queue, not to the partition."""
+    departed: Departed | None = None
+    """Which slots live elsewhere. Known to the queue, not to the partition."""
 
 
 class Letter(msgspec.Struct, gc=False):
@@ -160,7 +161,10 @@ class Confirm(msgspec.Struct, gc=False):
 
 
 class FenceOff(msgspec.Struct, gc=False):
-    """Slots came here by version `version` of the slot map; their items wait until their old partitions have resolved what they hold."""
+    """Slots came here by version `version` of the slot map; their items wait until their old partitions have resolved what they hold.
+
+    Version 0 says nothing of slots: it only brings dedup ids, of which there may be too many for one record.
+    """
 
     version: int
     barriers: Sequence[Barrier]

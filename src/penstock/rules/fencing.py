@@ -14,7 +14,7 @@ from penstock.words.clock import Moment
 
 
 def decide_fence(state: State, command: FenceOff, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
-    if command.version <= state.fence_version:
+    if command.version and command.version <= state.fence_version:
         return [], Counted(0)
     barriers = [
         Barrier(state.fences_given + index, one.source, one.mark, state.next_offset, one.slots, one.keys)
@@ -26,7 +26,7 @@ def decide_fence(state: State, command: FenceOff, now: Moment, peek: Peek) -> tu
 
 
 def apply_fenced(state: State, record: Fenced, now: Moment) -> None:
-    state.fence_version = record.version
+    state.fence_version = max(record.version, state.fence_version)
     for barrier in record.barriers:
         state.fences_given = max(state.fences_given, barrier.number)
         state.keys.fences.add(barrier)

@@ -16,7 +16,7 @@ from penstock.rules.commands import Lease
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, SPARSE, Extent
 from penstock.rules.records import Head, Take, pack_keys
-from penstock.rules.routing import NO_KEY, SLOT_MASK
+from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
 from penstock.rules.state import Block, Peek, State
 from penstock.rules.waiting import Waiting
@@ -42,8 +42,8 @@ class Plan:
         self.lost: list[int] | None = None
         self.strays: list[int] = []
         """Items of slots that live elsewhere: nothing is taken before they are gone."""
-        self._departed = command.departed or {}
-        self._careful = bool(self._departed or state.keys.fences)
+        self._departed = command.departed
+        self._fenced = bool(state.keys.fences)
         self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
         self._touched: set[int] = set()  # keys of which this plan takes no more
         self._left: dict[int, int] = {}  # keys of which it may take some more
@@ -189,7 +189,13 @@ class Plan:
         mixed = walk.extent.flags & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
-        elif block.key_ids is None or mixed or self._careful or self.state.away.within(walk.start, stop):
+        elif (
+            block.key_ids is None
+            or mixed
+            or self._fenced
+            or self.state.away.within(walk.start, stop)
+            or (self._departed is not None and self._departed.any_of(block.key_ids[walk.start - block.base : stop - block.base]))
+        ):
             self._take_some(walk, block, stop)
         else:
             self._take_most(walk, block.key_ids[walk.start - block.base : stop - block.base])
@@ -263,7 +269,7 @@ class Plan:
         """Whether the next item of a key may be taken by this plan; noted as taken, or as passed for good."""
         if key in self._touched or key in self.state.keys.map:
             return False
-        if self._careful and position >= self.state.keys.fences.limit(key):
+        if self._fenced and position >= self.state.keys.fences.limit(key):
             self._touched.add(key)
             return False
         left = self._left.get(key, self.per_key) - 1
@@ -319,10 +325,9 @@ class Plan:
 
     def _astray(self, walk: "_Walk", candidates: list[tuple[int, int]]) -> bool:
         """Whether some of these became ready where their slot no longer lives."""
-        if self._departed:
+        if self._departed is not None:
             for offset, key in candidates:
-                mark = self._departed.get(key & SLOT_MASK) if key != NO_KEY else None
-                if mark is not None and _position(walk, offset) >= mark:
+                if key != NO_KEY and _position(walk, offset) >= self._departed.mark(key):
                     self.strays.append(offset)
         return bool(self.strays)
 

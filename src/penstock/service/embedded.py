@@ -125,7 +125,7 @@ class Embedded:
         loop = self._loop(incarnation)
         with self._recording():
             entry = self.catalog.update(incarnation, changes)
-        loop.call(Do(self._configure))
+        loop.call(Do(self._configure, firm=True))
         return info(entry)
 
     def delete(self, name: str, timeout: int = 30 * SECOND) -> None:
@@ -167,7 +167,7 @@ class Embedded:
         return self._reshape(incarnation, lambda entry: shaping.drained(entry, partition, read_only))
 
     def _reshape(self, incarnation: int, choose: Callable[[Entry], shaping.Shape]) -> QueueInfo:
-        return info(self._loop(incarnation).call(Do(lambda turns: self._change_shape(turns, choose))))
+        return info(self._loop(incarnation).call(Do(lambda turns: self._change_shape(turns, choose), firm=True)))
 
     def _change_shape(self, turns: Turns, choose: Callable[[Entry], shaping.Shape]) -> Entry:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
@@ -261,6 +261,7 @@ class Embedded:
 
     def _set_options(self, turns: Turns, entry: Entry) -> None:
         options = entry.options
+        turns.policy = options.policy
         turns.producing.max_items, turns.producing.max_bytes = options.max_items, options.max_bytes
         dead = self.catalog.state.names.get(options.dead_queue)
         turns.carrying.dead = dead.incarnation if dead is not None else 0

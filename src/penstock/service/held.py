@@ -119,8 +119,9 @@ class HeldLease:
     def item(self) -> Item:
         """The item to work on."""
         if self._item is None:
-            items, offset = self._items, self.offset
-            self._item = Item(self._grant.partition, offset, items.batch, self._index, items.produced_at, self.attempts)
+            grant, index = self._grant, self._index
+            start, batch, produced_at = self._items
+            self._item = Item(grant.partition, start + index, batch, index, produced_at, grant.attempts.get(start + index, 1))
         return self._item
 
     @property
@@ -214,8 +215,8 @@ class HeldBatch(Sequence[L], Generic[L]):
         return f"{type(self).__name__}({len(self)} leases, {sum(grant.open_count for grant in self._grants)} open)"
 
 
-Leases: TypeAlias = "str | HeldLease | Iterable[str | HeldLease]"
-"""A lease, its token, a LeaseBatch, or several leases or tokens."""
+Leases: TypeAlias = "str | HeldLease | Iterable[str | HeldLease | Iterable[str | HeldLease]]"
+"""A lease, its token, a LeaseBatch, or several of those."""
 
 
 # -- settling ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from penstock.loop.requests import Request
 from penstock.service.embedded import Embedded
+from penstock.words.errors import InvalidRequest
 
 T = TypeVar("T")
 
@@ -47,7 +48,9 @@ class AsyncPort:
         self.now = broker.now
 
     @classmethod
-    async def open(cls, target: Any, **options: Any) -> "AsyncPort":
+    async def open(cls, target: Any, *, threaded: bool, **options: Any) -> "AsyncPort":
+        if not threaded:
+            raise InvalidRequest("threaded is False, so that nobody would answer a task; leave it out, or use penstock.open")
         return cls(await asyncio.to_thread(Embedded.open, target, **options))
 
     def wall(self) -> int:

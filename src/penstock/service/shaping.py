@@ -49,7 +49,9 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
     before = set(turns.members)
     try:
         for number in active:
-            turns.add(number)
+            member = turns.add(number)
+            if number not in before:
+                turns.catch_up(member)
         for member in turns.members.values():
             if not member.fenced:
                 raise QueueBusy(f"partition {member.number} is still being prepared by an earlier resize; try again in a moment")

@@ -26,12 +26,12 @@ class Callers:
     def _queue(self) -> int:
         return self._chance.pick(sorted(self._world.model.queues))
 
-    def _ask(self, sent: Sent) -> None:
+    def _ask(self, sent: Sent, at_once: float = 0.6) -> None:
         """Ask, and mostly let a turn answer at once."""
         self._world.submit(sent)
         if sent.request_id is not None and sent not in self.sent:
             self.sent.append(sent)
-        if self._chance.happens(0.6):
+        if self._chance.happens(at_once):
             for loop in self._world.broker.loops():
                 if loop.turns.incarnation == sent.incarnation:
                     self._world.turn(loop)
@@ -100,7 +100,7 @@ class Callers:
         if known:
             sent = self._chance.pick(known[-8:])
             if not (isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)):
-                self._ask(sent)
+                self._ask(sent, at_once=1)
 
     def leave(self) -> None:
         """A caller that waits gives up."""

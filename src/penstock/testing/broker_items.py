@@ -4,6 +4,7 @@ Owns: `Tag` (an item, followed by its payload through all queues), `Held` (a lea
 Times are the world's: microseconds that have passed since it began, which no reboot and no setting of the date changes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ class Tag:
     """A delay holds it until then."""
     places: list[Place] = field(default_factory=list)
     """Every place where it was ever found, in that order."""
+    last: Place | None = None
+    """Where it was last found unresolved and not on its way."""
     parents: "list[Tag]" = field(default_factory=list)
     """The items whose completion was to produce it."""
 
@@ -84,6 +87,16 @@ class Held:
 
     def holds(self, tag: Tag, now: int) -> bool:
         return self.valid(now) and tag.holder is self and any(one is tag for one in self.open.values())
+
+    def early(self, wanted: Iterable[int]) -> list[int]:
+        """Which of these must wait for an earlier one of their key that is not among them."""
+        chosen, waiting, found = set(wanted), set(), []
+        for offset, tag in self.open.items():
+            if offset in chosen and tag.key in waiting:
+                found.append(offset)
+            elif offset not in chosen and tag.key is not None:
+                waiting.add(tag.key)
+        return found
 
     def close(self, offset: int) -> None:
         """An item was settled."""

@@ -162,8 +162,9 @@ class Leases:
             self.unsettled(sent)
             return
         if isinstance(error, LeaseLost) and not sent.unknown:
-            sure = held.valid(self.now) and held.incarnation in self._book.queues
+            sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._book.queues
             sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)
+            sure = sure and not (sent.then and held.early(wanted))
             assert not sure, f"{sent} was refused though {held} is valid for another {(held.deadline - self.now) / SECOND} s: {error}"
             for offset in wanted:
                 held.close(offset)
@@ -227,7 +228,8 @@ class Leases:
             if sent.action == "complete":
                 self._complete(held, offset, tag, sure=True)
             else:
-                if sent.action == "retry" and sent.delay:
+                spot = self._census.lives_in(tag, held.incarnation)
+                if sent.action == "retry" and sent.delay and spot is not None and not spot.buried:
                     tag.not_before = self.now + sent.delay
                 held.close_behind(offset)
         for tag in sent.follow_ups:

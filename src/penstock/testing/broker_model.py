@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from penstock.loop.loop import Loop
+from penstock.loop.member import Member
 from penstock.loop.requests import Placed
 from penstock.rules.life import State as Life
 from penstock.service.reports import QueueInfo
@@ -71,7 +72,7 @@ class Model(Book):
     # -- queues --------------------------------------------------------------------------------------
 
     def opened(self, there: Sequence[QueueInfo]) -> None:
-        """Another process has the broker: every lost request has now had its effect, or never will."""
+        """Another process has the broker: the queues are those that were acknowledged."""
         found = {info.incarnation: info for info in there}
         for incarnation, info in self.queues.items():
             assert incarnation in found, f"queue {info.name} is gone"
@@ -81,10 +82,14 @@ class Model(Book):
             assert (now.active, now.options) == (info.active, info.options), f"queue {info.name} is {now}, not {info}"
         self.queues = found
         self.unsure_queues.clear()
-        self.clearing.clear()
-        self.seeking.clear()
-        for tag in self.tags.values():
-            tag.doers = 0
+
+    def decided(self) -> None:
+        """What was found after an opening was looked at: lost requests have had their effect, or never will."""
+        if self.census.whole:
+            self.clearing.clear()
+            self.seeking.clear()
+            for tag in self.tags.values():
+                tag.doers = 0
 
     def created(self, info: QueueInfo) -> None:
         self.queues[info.incarnation] = info
@@ -94,15 +99,15 @@ class Model(Book):
         """A queue has other options or partitions now, or (an error) not."""
         if isinstance(answer, QueueInfo):
             self.queues[incarnation] = answer
-        elif not isinstance(answer, QueueBusy):
-            self.unsure_queues.add(incarnation)
+        if isinstance(answer, QueueInfo | QueueBusy):
+            self.unsure_queues.discard(incarnation)
 
     def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool], answer: int | PenstockError) -> None:
         """Items were resolved by an operator, or perhaps were."""
         if chosen["leased"]:
             self.leases.doubt(incarnation, partition)
         if chosen["buried"]:
-            self.order.clear_parked(incarnation, partition)
+            self.order.clear_parked(incarnation, partition, sure=isinstance(answer, int))
         if isinstance(answer, int):
             for tag in self.tags.values():
                 for spot in self.census.of(tag).live:
@@ -121,8 +126,8 @@ class Model(Book):
         if sent.first:
             sent.since, sent.era = self.now, self.era
         if isinstance(sent, SentProduce):
-            for tag in sent.tags:
-                tag.void = False
+            for index, tag in enumerate(sent.tags):
+                tag.void = tag.void and index in sent.ids
         elif isinstance(sent, SentSettle):
             self.leases.settling(sent)
 
@@ -189,6 +194,7 @@ class Model(Book):
         tag, known = sent.tags[index], sent.ids.get(index)
         if known is not None and self.remembers(sent):
             assert place == known, f"{sent} was answered with {place} for {tag}, and before with {known}"
+            return
         sent.ids[index] = place
         real = self.census.at(place)
         if real is None:
@@ -236,8 +242,17 @@ class Model(Book):
             if came is not None and came.incarnation != place.incarnation:
                 known = any((came.incarnation, *came.place) == old for old in tag.places)
                 assert known, f"{tag} came to {place} from {came}, where it never was"
+        self._bring_back()
         self.order.follow()
         self.leases.watch()
+
+    def _bring_back(self) -> None:
+        """Items that were sought are as new, but for their place in the order."""
+        for tag, found in self.census.found.items() if self.seeking else ():
+            if tag.resolved and any(spot.place.incarnation in self.seeking for spot in (*found.live, *found.moving)):
+                tag.resolved, tag.completed_by = False, None
+                tag.forget_order()
+                self.sought += 1
 
     def compare(self) -> None:
         """Every item is where it should be."""
@@ -256,19 +271,20 @@ class Model(Book):
 
     def _compare(self, tag: Tag, found: Found) -> None:
         if tag.resolved:
-            where = found.live[0].place.incarnation
-            assert where in self.seeking, f"{tag} was resolved, and is there again: {found}"
-            tag.resolved, tag.completed_by = False, None
-            tag.forget_order()
-            self.sought += 1
-        elif found.unresolved:
+            raise AssertionError(f"{tag} was resolved, and is there again: {found}")
+        if found.live:
             assert tag.completed_by is None, f"{tag} was completed by {tag.completed_by}, and is there: {found}"
-        elif found.done:
-            clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
-            assert tag.doers or clearing, f"{tag} was resolved and nobody asked for that: {found}"
-            tag.resolved = True
-        else:
+            tag.last = found.live[0].place
+        elif any(spot.place == tag.last for spot in found.done) or (found.done and not found.moving):
+            self._resolved(tag, found)
+        elif not found.unresolved:
             assert not tag.acknowledged and not tag.seen, f"{tag} was stored, and is nowhere"
+
+    def _resolved(self, tag: Tag, found: Found) -> None:
+        """An item was resolved where it was last found; another copy may still wait for the news of its arrival."""
+        clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
+        assert tag.doers or clearing, f"{tag} was resolved and nobody asked for that: {found}"
+        tag.resolved = True
 
     # -- at rest -------------------------------------------------------------------------------------
 
@@ -278,7 +294,7 @@ class Model(Book):
             deadline = sent.request.deadline
             assert not (deadline and deadline < now), f"{sent} was not answered by its deadline"
             assert deadline, f"{sent} does not wait, and was not answered"
-            if isinstance(sent, SentLease):
+            if isinstance(sent, SentLease) and sent.first:  # a repetition gets what it got then
                 self._check_waiting(sent, next(loop for loop in loops if loop.turns.incarnation == sent.incarnation))
 
     def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
@@ -309,7 +325,7 @@ class Model(Book):
 
     def check_calm(self, loops: Sequence[Loop]) -> None:
         """Long enough without trouble, everything that was acknowledged has arrived, once."""
-        failing = [f"{loop.turns.name} {member}" for loop in loops for member in loop.turns.members.values() if not member.healthy]
+        failing = [f"{loop.turns.name} {member}" for loop in loops for member in loop.turns.members.values() if not _works(member)]
         assert not failing, f"nothing goes wrong any more, and yet {failing}"
         stuck = [loop.turns.name for loop in loops if loop.turns.carrying.under_way]
         assert not stuck, f"transfers from {stuck} do not arrive"
@@ -326,3 +342,7 @@ class Model(Book):
         for loop in loops:
             fences = loop.turns.resizing.progress
             assert not fences, f"queue {loop.turns.name} still waits for {fences}"
+
+
+def _works(member: Member) -> bool:
+    return member.healthy and not member.open.failed

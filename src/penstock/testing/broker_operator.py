@@ -69,6 +69,7 @@ class Operator:
         def then(answer: Any) -> None:
             self._world.model.changed(queue.incarnation, answer)
 
+        self._world.model.unsure_queues.add(queue.incarnation)
         self._world.operate(what, queue.incarnation, action, then)
 
     def recreate(self) -> None:
@@ -95,14 +96,22 @@ class Operator:
 
     def redrive(self) -> None:
         """Buried items are ready again where they are."""
-        self._ask(self._queue().incarnation, "redrive", partition_offsets=None)
+        queue = self._queue().incarnation
+        self._first_run(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
+        self._ask(queue, "redrive", partition_offsets=None)
 
     def release(self) -> None:
         model = self._world.model
         parked = sorted(place for place, holders in model.order.parked.items() if holders and place[0] in model.queues)
         if parked:
             queue, key = self._chance.pick(parked)
-            self._ask(queue, "release", lambda _: model.order.release(queue, key), key_id=key_id(key))
+            self._release(queue, key)
+
+    def _release(self, queue: int, key: bytes) -> None:
+        def then(answer: Any) -> None:
+            self._world.model.order.release(queue, key, sure=isinstance(answer, int))
+
+        self._ask(queue, "release", then, key_id=key_id(key))
 
     def pause(self) -> None:
         lease, produce = self._chance.pick([(True, None), (None, True), (True, True)])
@@ -141,9 +150,9 @@ class Operator:
         """Let what waits in a queue's inbox be done before."""
         for loop in self._broker.loops():
             if loop.turns.incarnation == incarnation:
-                for _ in range(5):
-                    if loop.busy:
-                        self._world.turn(loop)
+                self._world.turn(loop)
+                while loop.busy:
+                    self._world.turn(loop)
 
     def look(self) -> None:
         """Whoever asks why an item is not running is told the truth."""
@@ -172,7 +181,10 @@ class Operator:
         world, model = self._world, self._world.model
         for (queue, key), holders in list(model.order.parked.items()):
             if queue in model.queues and any(tag.resolved for tag in holders):
-                self._ask(queue, "release", lambda _, queue=queue, key=key: model.order.release(queue, key), key_id=key_id(key))
+                self._release(queue, key)
+        for queue, key in sorted(model.order.perhaps):
+            if queue in model.queues:
+                self._release(queue, key)
         for queue in model.queues:
             self._ask(queue, "redrive", partition_offsets=None)
             self._send_home(queue)

@@ -23,6 +23,8 @@ class Order:
         self._lines: dict[tuple[int, bytes], list[Tag]] = {}
         self.parked: dict[tuple[int, bytes], dict[Tag, int]] = {}
         """Queue and key → items that hold it though they were given up, each with the partition where that happened."""
+        self.perhaps: set[tuple[int, bytes]] = set()
+        """Keys that are parked unless an operator's word, never answered, has freed them."""
         self._graves: dict[Place, Tag] = {}
         """Places where an item was found buried, or as it left for a dead queue."""
         self._on_bury: dict[tuple[int, int], str] = {}
@@ -52,6 +54,7 @@ class Order:
         self._on_bury = {owner: room.policy.on_bury for owner, room in self._census.rooms.items()}
 
     def _give_up(self, tag: Tag, spot: Spot) -> None:
+        tag.at = tag.not_before = 0  # what is given up waits for nothing any more
         owner = spot.place[:2]
         now = self._census.rooms[owner].policy.on_bury
         parks = now == "park" and self._on_bury.get(owner, now) == "park"
@@ -68,14 +71,23 @@ class Order:
         if spot.place.incarnation != tag.queue:
             return
 
-    def release(self, incarnation: int, key: bytes) -> None:
+    def release(self, incarnation: int, key: bytes, *, sure: bool = True) -> None:
         """A key goes on without what was given up."""
+        self._freed(incarnation, key, sure=sure)
         for tag in self.parked.pop((incarnation, key), {}):
             tag.forget_order()
 
-    def clear_parked(self, incarnation: int, partition: int | None) -> None:
-        for (queue, _), holders in self.parked.items():
-            if queue == incarnation:
+    def _freed(self, incarnation: int, key: bytes, *, sure: bool) -> None:
+        if sure:
+            self.perhaps.discard((incarnation, key))
+        else:
+            self.perhaps.add((incarnation, key))
+
+    def clear_parked(self, incarnation: int, partition: int | None, *, sure: bool) -> None:
+        """Keys go on because what was given up was cleared."""
+        for (queue, key), holders in self.parked.items():
+            if queue == incarnation and holders:
+                self._freed(queue, key, sure=sure)
                 for tag in [tag for tag, where in holders.items() if partition in (None, where)]:
                     del holders[tag]
                     tag.forget_order()
@@ -95,6 +107,7 @@ class Order:
             assert len(tags) <= per_key, f"{tags} were given together, more than {per_key} of a key"
             self._check_alone(held, key, others, now)
             for place, tag in enumerate(tags):
+                self._check_parked(held, tag, tags)
                 self._check_earlier(held, tag, tags[:place])
 
     def _check_alone(self, held: Held, key: bytes, others: list[Held], now: int) -> None:
@@ -102,8 +115,14 @@ class Order:
             if other is not held and other.incarnation == held.incarnation and other.valid(now):
                 for tag in other.open.values():
                     assert tag.key != key or tag.holder is not other, f"{held} has key {key!r} while {other} has {tag}"
-        holders = [tag for tag in self.parked.get((held.incarnation, key), {}) if tag not in held.open.values()]
-        assert not holders, f"{held} was given key {key!r}, which is parked because {holders[0]} was given up"
+
+    def _check_parked(self, held: Held, tag: Tag, others: list[Tag]) -> None:
+        """Nothing goes past an item that was given up and parks the key."""
+        assert tag.key is not None
+        for holder, partition in self.parked.get((held.incarnation, tag.key), {}).items():
+            later = holder.order is not None and tag.order is not None and holder.order < tag.order
+            passed = holder not in others and (later or partition == held.partition)
+            assert not passed, f"{held} was given {tag}, whose key is parked because {holder} was given up"
 
     def _check_earlier(self, held: Held, tag: Tag, before: list[Tag]) -> None:
         """Nothing of its key that was acknowledged earlier waits in the queue."""

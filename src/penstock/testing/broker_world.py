@@ -245,3 +245,4 @@ class World:
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
         self._answers, self._unjudged = self._unjudged, []
         self._digest()
+        self.model.decided()

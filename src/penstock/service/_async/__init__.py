@@ -1,1 +1,1 @@
-"""The public API, for asyncio and for threads. What is written by hand is the async one; scripts/unasync.py makes the other from it."""
+"""The public API. There are two of them, and scripts/unasync.py makes the one that blocks from the one that awaits."""

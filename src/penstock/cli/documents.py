@@ -1,0 +1,100 @@
+"""What `--json` says: documents of plain values, whose fields scripts rely on.
+
+Owns: the form of items, queues and times in JSON. Bytes that are not UTF-8 are said under the same name with `_base64` behind it.
+"""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from penstock.service import values
+from penstock.service.calls import ListedItem
+from penstock.service.held import HeldLease
+from penstock.service.items import Item
+from penstock.service.options import QueueInfo
+from penstock.service.reports import HeldKey, QueueStats
+from penstock.words.errors import InvalidRequest
+from penstock.words.origin import Origin
+
+Document = dict[str, Any]
+
+
+def textual(name: str, data: bytes | None) -> Document:
+    """Bytes under a name: as text if they are UTF-8."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode("ascii")}
+
+
+def moment(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def wall(microseconds: int) -> str | None:
+    return moment(values.timestamp(microseconds)) if microseconds else None
+
+
+def headers(given: Mapping[str, str | bytes]) -> Document:
+    found: Document = {}
+    for name, value in given.items():
+        found |= {name: value} if isinstance(value, str) else textual(name, value)
+    return found
+
+
+def item(given: Item) -> Document:
+    """An item; what it does not have is left out, but its key."""
+    found: Document = {"id": given.id, **textual("key", given.key_bytes), **_payload(given)}
+    found |= {"attempts": given.attempts, "priority": given.priority, "produced_at": moment(given.produced_at)}
+    optional = {"kind": given.kind, "encoding": given.encoding, "reference": given.reference, "at": moment(given.at), "ttl": given.ttl}
+    found |= {name: value for name, value in optional.items() if value is not None}
+    if given.headers:
+        found["headers"] = headers(given.headers)
+    if given.origin is not None:
+        found["origin"] = origin(given.origin)
+    return found
+
+
+def _payload(given: Item) -> Document:
+    """The payload as text, and for JSON the value besides."""
+    found = textual("payload", given.payload)
+    if given.encoding == values.JSON:
+        try:
+            found["value"] = given.value
+        except InvalidRequest:  # it only claims to be JSON
+            found["value"] = None
+    return found
+
+
+def listed(given: ListedItem) -> Document:
+    return {**item(given), "state": given.state, **({"reason": given.reason} if given.reason else {})}
+
+
+def lease(given: HeldLease) -> Document:
+    return {**item(given.item), "token": given.token, "deadline": moment(given.deadline)}
+
+
+def origin(given: Origin) -> Document:
+    found = msgspec.to_builtins(given)
+    fields: Document = found if isinstance(found, dict) else dict(zip(Origin.__struct_fields__, found, strict=True))
+    times = {name: wall(value) for name, value in fields.items() if name.endswith("_at")}
+    return {**fields, **times, "incarnation": f"{given.incarnation:016x}"}
+
+
+def queue(given: QueueInfo) -> Document:
+    return {**msgspec.structs.asdict(given), "created_at": moment(given.created_at)}
+
+
+def stats(given: QueueStats) -> Document:
+    found: Document = msgspec.to_builtins(given)
+    return {**found, "depth": given.depth}
+
+
+def held_key(given: HeldKey) -> Document:
+    found = msgspec.structs.asdict(given)
+    return {**textual("key", given.key), **{name: value for name, value in found.items() if name != "key"}}

@@ -1,0 +1,24 @@
+"""The way in: `penstock` as a command.
+
+Owns: `main`. It is there also when what the command line is made with is not installed; then it says how to get it.
+"""
+
+import sys
+
+from penstock.cli.failures import MISSING_EXTRA
+
+
+def main() -> None:
+    """Run the command that the arguments name, and end the process with its exit code."""
+    try:
+        from penstock.cli.app import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("rich", "typer"):
+            raise
+        print(f"penstock: the command line needs {error.name}, which is not installed; pip install 'penstock[cli]'", file=sys.stderr)
+        sys.exit(MISSING_EXTRA)
+    app(prog_name="penstock")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A batch over several partitions: each part is whole or absent, and its repetition adds only what is missing."""
+
+import copy
+
+from penstock.testing import ManualClock, SimulatedFiles
+from penstock.words.batch import Batch
+from tests.broker.crashes import cut_off, prepared
+from tests.broker.rig import Desk, Rig, Simulated, batch_of, ids_of, keys_at
+
+WIDTH = 4
+
+
+def mixed(desk: Desk) -> Batch:
+    """Three items for each of four partitions, one with a dedup id, and three that may go anywhere."""
+    owners = [keys_at(desk, number, 3) for number in range(WIDTH)]
+    keys = [key for number in range(3) for own in owners for key in own[number : number + 1]]
+    texts = [f"{key}!" for key in keys]
+    return batch_of(*texts, "x", "y", "z", keys=[*keys, None, None, None], dedups=[None] * len(keys) + ["dedup", None, None])
+
+
+def texts_of(batch: Batch) -> list[str]:
+    return [payload.decode() for payload in batch.payloads]
+
+
+def start() -> tuple[SimulatedFiles, ManualClock, Batch]:
+    batches: list[Batch] = []
+
+    def work(rig: Rig) -> None:
+        desk = rig.create(partitions=WIDTH)
+        batches.append(mixed(desk))
+        desk.produce("before")
+
+    return *prepared(work), batches[0]
+
+
+def there(desk: Desk) -> dict[int, list[str]]:
+    """By partition, every item of the batch that was stored, in order."""
+    found: dict[int, list[str]] = {number: [] for number in range(WIDTH)}
+    for one in desk.ask("listed", states=[], after=None, limit=1_000):
+        text = one.batch.payloads[one.index].decode()
+        if text != "before":
+            found.setdefault(one.partition, []).append(text)
+    return found
+
+
+def test_each_part_is_whole_or_absent_and_the_repetition_adds_what_is_missing() -> None:
+    files, clock, batch = start()
+    whole: dict[int, list[str]] = {}
+    partly = 0
+
+    def place(rig: Rig) -> None:
+        desk = rig.find()
+        ids_of(desk.place(batch, "r"), len(batch))
+        whole.update(there(desk))
+
+    place(Rig(Simulated(files.copy()), clock=copy.deepcopy(clock)))
+    assert sorted(text for part in whole.values() for text in part) == sorted(texts_of(batch))
+    for rig, _ in cut_off((files, clock), place):
+        desk = rig.find()
+        found = there(desk)
+        assert all(found[number] in ([], whole[number]) for number in range(WIDTH)), "a part is whole or absent"
+        partly += 0 < sum(map(bool, found.values())) < WIDTH
+        again = ids_of(desk.place(batch, "r"), len(batch))
+        assert there(desk) == whole
+        assert len(set(again)) == len(batch)
+        assert ids_of(desk.place(batch, "r"), len(batch)) == again, "and the ids stay the same"
+        assert sorted(desk.drain(3)) == sorted(["before", *texts_of(batch)])
+    assert partly, "it was cut off between two partitions"
+
+
+def test_the_same_across_a_change_of_width() -> None:
+    """The batch, a resize, the batch again, cut off anywhere; then once more: every item once, whichever map it was cut by."""
+    for widths in ([5], [2], [6, 3]):
+        files, clock, batch = start()
+
+        def work(rig: Rig, widths: list[int] = widths, batch: Batch = batch) -> None:
+            desk = rig.find()
+            ids_of(desk.place(batch, "r"), len(batch))
+            for width in widths:
+                desk.resize(width)
+            ids_of(desk.place(batch, "r"), len(batch))
+
+        for rig, done in cut_off((files, clock), work, step=2):
+            desk = rig.find()
+            if not done:
+                for width in widths:
+                    if desk.info.partitions != width:
+                        desk.resize(width)
+            rig.turn()
+            first = ids_of(desk.place(batch, "r"), len(batch))
+            assert len(set(first)) == len(batch)
+            assert ids_of(desk.place(batch, "r"), len(batch)) == first
+            found = [text for part in there(desk).values() for text in part]
+            assert sorted(found) == sorted(texts_of(batch)), f"{widths}"
+            assert sorted(desk.drain(3)) == sorted(["before", *texts_of(batch)])
+
+
+def test_a_batch_may_mix_everything(broker: Rig) -> None:
+    desk = broker.create(partitions=3)
+    batch = batch_of(
+        "plain", "keyed", "later", "first", keys=[None, "k", "k2", None], priorities=[5, 5, 5, 0], dedups=[None, None, None, "once"]
+    )
+    batch.ats = [0, 0, broker.after(60), 0]
+    found = ids_of(desk.place(batch), 4)
+    assert len(set(found)) == 4
+    assert desk.explain(found[2]).state == "scheduled"
+    assert set(desk.drain()) == {"plain", "keyed", "first"}
+    again = ids_of(desk.place(batch_of("another", dedups=["once"])), 1)
+    assert again == [found[3]], "a dedup id inside its window gives the first one's id"
+    broker.pass_by(60)
+    assert desk.drain() == ["later"]
+
+
+def test_a_repeated_settle_answers_what_it_answered(broker: Rig) -> None:
+    desk = broker.create(partitions=2)
+    desk.produce("a", key=keys_at(desk, 0)[0])
+    desk.produce("b", key=keys_at(desk, 1)[0])
+    held = desk.lease()
+    first = desk.settle("retry", held.parts, delay=5, request=b"s")
+    broker.kill()
+    assert desk.settle("retry", held.parts, delay=5, request=b"s") == first
+    assert desk.counts() == {"scheduled": 2}
+    broker.pass_by(5)
+    assert desk.lease().attempts == [2, 2], "once"

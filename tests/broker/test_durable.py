@@ -1,0 +1,195 @@
+"""What was answered is durable: many callers share a sync, and a killed process takes nothing with it that it had promised."""
+
+import contextlib
+import multiprocessing
+import random
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from penstock.logs.api import Buffer, Durability
+from penstock.logs.files import SystemFiles
+from penstock.loop.requests import Part, Settle
+from penstock.service.embedded import Embedded
+from penstock.words.clock import SECOND
+from tests.broker.rig import Desk, Ground, Real, Rig, together
+
+DISK_SECONDS = 0.002
+
+
+class CountingFiles(SystemFiles):
+    """Real files on a disk that takes its time, and knows what it was asked."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.unsynced: set[int] = set()
+
+    def write(self, handle: int, parts: Sequence[Buffer]) -> int:  # type: ignore[override]
+        self.unsynced.add(handle)
+        return super().write(handle, parts)
+
+    def sync(self, handle: int) -> None:
+        self.syncs += 1
+        threading.Event().wait(DISK_SECONDS)
+        super().sync(handle)
+        self.unsynced.discard(handle)
+
+
+class Counted(Ground):
+    def __init__(self, path: Path, durability: Durability = "fsync") -> None:
+        self.files = CountingFiles()
+        self._path = path / "data"
+        self._durability: Durability = durability
+
+    def open(self, **options: object) -> Embedded:
+        return Embedded.open(self._path, files=self.files, durability=self._durability, **options)  # type: ignore[arg-type]
+
+
+def many(desk: Desk, threads: int, each: int, work: Callable[[int, int], object]) -> None:
+    def run(thread: int) -> Callable[[], None]:
+        def go() -> None:
+            for number in range(each):
+                work(thread, number)
+
+        return go
+
+    together(*[run(thread) for thread in range(threads)])
+
+
+def test_callers_share_a_sync(tmp_path: Path) -> None:
+    ground = Counted(tmp_path)
+    rig = Rig(ground, live=True)
+    desk = rig.create()
+    before = ground.files.syncs
+    many(desk, 16, 25, lambda thread, number: desk.produce(f"{thread}-{number}"))
+    syncs = ground.files.syncs - before
+    assert 25 <= syncs <= 100, f"{syncs} syncs for 400 produces"
+    assert sorted(desk.drain()) == sorted(f"{thread}-{number}" for thread in range(16) for number in range(25))
+    rig.broker.close()
+
+
+def test_a_lone_caller_has_its_own_sync_and_nothing_is_owed_when_it_is_answered(tmp_path: Path) -> None:
+    ground = Counted(tmp_path)
+    rig = Rig(ground, live=True)
+    desk = rig.create(partitions=3)
+    for number in range(9):
+        before = ground.files.syncs
+        desk.produce("item")
+        assert ground.files.syncs == before + 1 and not ground.files.unsynced, number
+    before = ground.files.syncs
+    held = desk.lease(3)
+    assert ground.files.syncs == before, "a lease need not be synced"
+    held.complete()
+    assert ground.files.syncs > before and not ground.files.unsynced
+    rig.broker.close()
+
+
+def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch over eight partitions takes about as long as one sync: all eight are under way at once."""
+    ground = Counted(tmp_path)
+    rig = Rig(ground, live=True)
+    desk = rig.create(partitions=8)
+    meeting = threading.Barrier(8)
+    sync = CountingFiles.sync
+
+    def meet(self: CountingFiles, handle: int) -> None:
+        meeting.wait(20)
+        sync(self, handle)
+
+    monkeypatch.setattr(CountingFiles, "sync", meet)
+    keys = [f"key-{number}" for number in range(200)]
+    assert len(desk.produce(*keys, keys=keys)) == 200
+    monkeypatch.undo()
+    rig.broker.close()
+
+
+@pytest.mark.parametrize("durability", ["interval", "os"])
+def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: Durability) -> None:
+    ground = Counted(tmp_path, durability)
+    rig = Rig(ground, live=True)
+    desk = rig.create()
+    before = ground.files.syncs
+    for number in range(20):
+        desk.produce(str(number))
+    assert ground.files.syncs - before <= 2, "but for the one after a rest"
+    rig.broker.close()
+
+
+# -- a process that is killed -------------------------------------------------------------------------------
+
+
+def work(root: str, line: Connection) -> None:
+    """Produce, lease and complete in several threads, for ever; report what was answered, each once it was."""
+    rig = Rig(Real(Path(root), "fsync"), live=True)
+    desk = Desk(rig, rig.broker.create("q", {"lease_timeout": 1 * SECOND}, 3, True, {}))
+    telling = threading.Lock()
+
+    def tell(*message: object) -> None:
+        with telling:
+            line.send(message)
+
+    def produce(name: str) -> None:
+        for number in range(1 << 30):
+            text = f"{name}-{number}"
+            tell("asked", text)
+            desk.produce(text, key=f"key-{number % 7}" if number % 2 else None)
+            tell("produced", text)
+
+    def consume() -> None:
+        while True:
+            held = desk.lease(3, wait=1)
+            for item, text in zip(held.ids, held.texts, strict=True):
+                part: Part = held.part(item)
+                desk.call(Settle("complete", [part]))
+                tell("completed", text)
+
+    life = f"{rig.broker.now()}"
+    for target in (lambda: produce(f"a{life}"), lambda: produce(f"b{life}"), consume):
+        threading.Thread(target=target, daemon=True).start()
+    threading.Event().wait()
+
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([__name__])
+
+
+def life(root: str, reports: int) -> list[tuple[str, str]]:
+    """Let a child work until it made so many reports, then kill it; all that it said."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(root, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    told: list[tuple[str, str]] = []
+    with contextlib.suppress(EOFError):
+        while True:
+            told.append(ours.recv())
+            if len(told) == reports:
+                process.kill()
+    process.join()
+    ours.close()
+    assert process.exitcode == -9
+    return told
+
+
+def test_a_killed_process_takes_nothing_with_it_that_it_had_promised(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    asked: set[str] = set()
+    produced: set[str] = set()
+    completed: set[str] = set()
+    for _ in range(8):
+        told = life(str(tmp_path), rng.randint(20, 400))
+        for verb, text in told:
+            {"asked": asked, "produced": produced, "completed": completed}[verb].add(text)
+        rig = Rig(Real(tmp_path), live=True)
+        desk = rig.find()
+        listed = desk.ask("listed", states=[], after=None, limit=1_000_000)
+        there = [one.batch.payloads[one.index].decode() for one in listed]
+        left = {one.batch.payloads[one.index].decode() for one in listed if one.state != "completed"}
+        assert len(set(there)) == len(there), "nothing is doubled"
+        assert produced <= set(there) <= asked
+        assert not completed & left, "what was completed stays so"
+        rig.broker.close()
+    assert completed and len(produced) > 200

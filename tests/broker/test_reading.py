@@ -1,0 +1,67 @@
+"""What is answered is what was produced, however much of it is at hand."""
+
+import random
+
+from penstock.loop.requests import Produce
+from tests.broker.rig import Rig, batch_of
+
+
+def test_a_frame_of_which_a_part_is_at_hand_is_read_once_and_whole(broker: Rig) -> None:
+    """Produces of one turn share a frame; the first of them fits into the cache, the second does not."""
+    desk = broker.create()
+    desk.produce("o" * 2_000_000)
+    desk.drain()
+    broker.restart()
+    for _ in range(8):
+        desk.produce("x" * 1_000_000)
+    desk.submit(Produce(batch_of("y" * 500_000)))
+    desk.submit(Produce(batch_of("the item")))
+    broker.turn()
+    desk.lease(8)
+    assert len(desk.ask("listed", states=["completed"], after=None, limit=1)) == 1  # what was read goes, for something old
+    held = desk.lease(2)
+    assert [len(text) for text in held.texts] == [500_000, 8]
+    assert desk.counts() == {"leased": 10, "completed": 1}
+
+
+def test_a_large_backlog_of_shared_frames_is_served_once_each(broker: Rig) -> None:
+    desk = broker.create()
+    names = [f"item-{number}" for number in range(300_000)]
+    for start in range(0, len(names), 5_000):
+        desk.submit(Produce(batch_of(*names[start : start + 5_000])))
+    broker.turn()
+    served: list[str] = []
+    while held := desk.lease(997):
+        assert len(held) == 997 or len(served) + len(held) == len(names)
+        served += held.texts
+        held.complete()
+    assert len(served) == len(names) and set(served) == set(names)
+
+
+def test_large_and_small_items_read_in_any_order(broker: Rig) -> None:
+    """Leases, looks back and new items, in no order: nobody is given what it was not given, nothing is lost."""
+    rng = random.Random(5)
+    desk = broker.create()
+    made: dict[str, str] = {}
+    served: list[str] = []
+    for round_ in range(60):
+        for part in range(rng.randint(1, 3)):
+            sizes = [rng.choice((10, 10, 300_000, 1_500_000)) for _ in range(rng.randint(1, 4))]
+            texts = [f"{round_}.{part}.{index}:" + "x" * size for index, size in enumerate(sizes)]
+            made.update((text.partition(":")[0], text) for text in texts)
+            desk.submit(Produce(batch_of(*texts)))
+        broker.turn()
+        held = desk.lease(rng.randint(1, 6))
+        if rng.random() < 0.5:
+            desk.ask("listed", states=[], after=(0, rng.randrange(len(made))), limit=rng.randint(1, 5))
+        for text in held.texts:
+            name = text.partition(":")[0]
+            assert text == made[name]
+            served.append(name)
+        held.complete()
+        if rng.random() < 0.1:
+            broker.restart()
+    while held := desk.lease(7):
+        served += [text.partition(":")[0] for text in held.texts]
+        held.complete()
+    assert served == list(made)
