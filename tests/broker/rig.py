@@ -24,6 +24,7 @@ from penstock.loop.requests import Handed, Lease, Part, Placed, Produce, Request
 from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
 from penstock.rules.life import State as Life
+from penstock.rules.runs import RunSet
 from penstock.service.embedded import Embedded
 from penstock.service.reports import Explained, QueueInfo, QueueStats
 from penstock.service.store import MemoryStore
@@ -399,8 +400,8 @@ class Held:
     def part(self, item: str) -> Part:
         """One item of them, by its id."""
         partition, offset = ids.parse_id(item)
-        owners = [one for one in self.handed if one.partition == partition and any(part.start <= offset for part in one.items)]
-        return Part(partition, owners[-1].granted.lease, [offset])
+        mine = (one for one in self.handed if one.partition == partition and offset in RunSet(one.granted.runs))
+        return Part(partition, next(mine).granted.lease, [offset])
 
     def settle(self, action: Verb, **options: Any) -> int:
         """Settle all of it; how many items that were. Any refusal is raised."""

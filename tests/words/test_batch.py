@@ -27,7 +27,7 @@ IDS = routing.key_ids([b"k"])
         ({"keys": [b"k"]}, "keys and key_ids must be given together; fill key_ids"),
         ({"key_ids": IDS}, "keys and key_ids must be given together; fill key_ids"),
         ({"keys": [b"k", b"k"], "key_ids": IDS * 2}, "keys has 2 entries for 1 items; give one each"),
-        ({"headers": [b"h" * 65_537]}, "a headers has 65537 bytes; give at most 65536"),
+        ({"headers": [b"h" * 65_537]}, "headers have 65537 bytes; give at most 65536"),
         ({"headers": [{"a": "b"}]}, "a headers is dict; give bytes"),
         ({"kinds": ["x" * 1_025]}, "a kind has 1025 bytes; give at most 1024"),
         ({"kinds": [["list"]]}, "a kind is list; give a text"),

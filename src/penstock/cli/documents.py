@@ -80,8 +80,7 @@ def lease(given: HeldLease) -> Document:
 
 
 def origin(given: Origin) -> Document:
-    found = msgspec.to_builtins(given)
-    fields: Document = found if isinstance(found, dict) else dict(zip(Origin.__struct_fields__, found, strict=True))
+    fields: Document = msgspec.structs.asdict(given)
     times = {name: wall(value) for name, value in fields.items() if name.endswith("_at")}
     return {**fields, **times, "incarnation": f"{given.incarnation:016x}"}
 

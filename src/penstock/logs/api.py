@@ -1,6 +1,7 @@
 """What a log is: the contract every backend keeps, and the frame, its unit of I/O.
 
-Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Log` (the contract).
+Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Log` (the contract) and
+`Readable` (the part of it that needs no ownership).
 Storage knows frames, never their meaning: a frame has a type, a range of item offsets and a body of bytes.
 
 Invariants of every log
@@ -95,13 +96,51 @@ class SegmentFacts(NamedTuple):
     """Whether it holds only what a `rewrite` kept."""
 
 
-class Log(Protocol):
-    """One partition's append-only sequence of frames."""
+class Readable(Protocol):
+    """A log as anybody may read it: its owner, or one who takes no lock."""
 
     @property
     def incarnation(self) -> int: ...
     @property
     def partition(self) -> int: ...
+    @property
+    def notes(self) -> list[str]:
+        """What opening found and did (a torn tail cut, a checkpoint ignored, …), one sentence each."""
+        ...
+
+    def recover(self) -> Iterator[Frame | Gap]:
+        """Yield everything from the latest readable Base on. Must be exhausted before the first `append`; cuts a torn tail."""
+        ...
+
+    def read(self, start: int, stop: int) -> list[Frame | Gap]:
+        """The DATA frames that overlap item offsets [start, stop), in order; a Gap where they should be and are not."""
+        ...
+
+    def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
+        """Everything retained behind the frame of sequence `after`, oldest first. A Gap stands for what was dropped behind it, or is
+        dropped while this runs. Who reads on where an earlier pass ended is spared the search."""
+        ...
+
+    def offset_at(self, wall: int) -> int:
+        """Offset of the first item of the first DATA frame written at or after a wall time; the next offset when there is none.
+
+        Where the clock stepped back, frames from before the step may be passed over: those of a segment, or of an index step in it, whose
+        last frame is too early count as too early. What is found was written at or after that time in any case.
+        """
+        ...
+
+    def segments(self) -> list[SegmentFacts]:
+        """The segments retained, oldest first; there is always one. Cheap: only what changed since the last call is looked at."""
+        ...
+
+    def close(self) -> None:
+        """Sync unless failed, and release what is held. Closing twice is fine."""
+        ...
+
+
+class Log(Readable, Protocol):
+    """One partition's append-only sequence of frames."""
+
     @property
     def durability(self) -> Durability: ...
     @property
@@ -117,15 +156,6 @@ class Log(Protocol):
     @property
     def wants_base(self) -> bool:
         """Whether the next thing written must be a Base (`rotate`): the newest segment is not to be added to."""
-        ...
-
-    @property
-    def notes(self) -> list[str]:
-        """What opening found and did (a torn tail cut, a checkpoint ignored, …), one sentence each."""
-        ...
-
-    def recover(self) -> Iterator[Frame | Gap]:
-        """Yield everything from the latest readable Base on. Must be exhausted before the first `append`; cuts a torn tail."""
         ...
 
     def append(self, drafts: Sequence[Draft]) -> int:
@@ -155,26 +185,6 @@ class Log(Protocol):
         """Keep a disposable copy of a Base at the synced position, so that `recover` may start there."""
         ...
 
-    def read(self, start: int, stop: int) -> list[Frame | Gap]:
-        """The DATA frames that overlap item offsets [start, stop), in order; a Gap where they should be and are not."""
-        ...
-
-    def frames(self) -> Iterator[Frame | Gap]:
-        """Everything retained, oldest first. A Gap stands for what is dropped while this runs."""
-        ...
-
-    def offset_at(self, wall: int) -> int:
-        """Offset of the first item of the first DATA frame written at or after a wall time; the next offset when there is none.
-
-        Where the clock stepped back, frames from before the step may be passed over: those of a segment, or of an index step in it, whose
-        last frame is too early count as too early. What is found was written at or after that time in any case.
-        """
-        ...
-
-    def segments(self) -> list[SegmentFacts]:
-        """The segments retained, oldest first; there is always one. Cheap: only what changed since the last call is looked at."""
-        ...
-
     def drop(self, count: int) -> int:
         """Sync, then remove the oldest `count` segments, never the newest; says how many bytes that freed."""
         ...
@@ -193,8 +203,4 @@ class Log(Protocol):
 
     def reset(self) -> None:
         """After a failure: drop what is not synced. `recover` must follow."""
-        ...
-
-    def close(self) -> None:
-        """Sync unless failed, and release what is held. Closing twice is fine."""
         ...

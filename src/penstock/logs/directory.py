@@ -101,6 +101,15 @@ class Directory:
         self._logs.add(log)
         return log
 
+    def make(self, incarnation: int, partition: int) -> None:
+        """Make the place of a new log, durably, so that it is missed when it is not there."""
+        self._usable()
+        owner = Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
+        if owner not in self._places:
+            root = self._roomiest()
+            self._make(_log_path(root, owner))
+            self._places[owner] = root
+
     def remove(self, incarnation: int) -> None:
         """Remove the logs of a queue that is no more; those that are gone already do not matter."""
         self._usable()

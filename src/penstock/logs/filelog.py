@@ -149,9 +149,9 @@ class FileLog:
         self._readable()
         return self._reading.read(start, stop, self._tail.sequence, self._tail.offset)
 
-    def frames(self) -> Iterator[Frame | Gap]:
+    def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
         self._readable()
-        return self._reading.frames(self._tail.sequence, self._tail.offset)
+        return self._reading.frames(self._tail.sequence, self._tail.offset, after)
 
     def offset_at(self, wall: int) -> int:
         self._readable()

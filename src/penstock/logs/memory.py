@@ -95,9 +95,12 @@ class MemoryLog:
         found += [frame for frame in frames if frame.base + frame.count > start]
         return found
 
-    def frames(self) -> Iterator[Frame | Gap]:
+    def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
         self._ready()
-        yield from [frame for frame in self.kept if frame.type is not FrameType.SKIP]
+        oldest = self.segments()[0]
+        if 0 < after < oldest.first_sequence - 1:
+            yield Gap(after + 1, oldest.first_sequence - 1, oldest.base, oldest.base, "memory", marks.DROPPED)
+        yield from [frame for frame in self.kept if frame.type is not FrameType.SKIP and frame.sequence > after]
 
     def offset_at(self, wall: int) -> int:
         self._ready()

@@ -53,7 +53,8 @@ class PublishedLog:
     def _opened(self) -> Iterator[Frame | Gap]:
         for _ in range(ATTEMPTS):
             self.notes.clear()
-            found = Opening(self._files, self._chain, self._synced, self.notes).frames() if self._chain.names else iter(())
+            opening = Opening(self._files, self._chain, self._synced, self.notes)
+            found = opening.frames() if self._chain.names else iter(())
             try:
                 first = next(found, None)
             except FileNotFoundError:  # dropped before it was opened
@@ -63,16 +64,17 @@ class PublishedLog:
         if first is not None:
             yield first
             yield from found
+            self._reading.passed(opening.replay)
 
     def read(self, start: int, stop: int) -> list[Frame | Gap]:
         """The DATA frames that overlap item offsets [start, stop), as far as published; a Gap where they should be and are not."""
         self._refresh()
         return self._reading.read(start, stop, *self._promised()) if self._chain.names else []
 
-    def frames(self) -> Iterator[Frame | Gap]:
-        """Everything retained and published, oldest first."""
+    def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
+        """Everything retained and published behind frame `after`, oldest first."""
         self._refresh()
-        return self._reading.frames(*self._promised()) if self._chain.names else iter(())
+        return self._reading.frames(*self._promised(), after) if self._chain.names else iter(())
 
     def offset_at(self, wall: int) -> int:
         """As api.py says of logs, as far as published."""

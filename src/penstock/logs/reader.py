@@ -41,10 +41,15 @@ class LogReading:
         self._chain = chain
         self._look = look
         self._recent: _Recent | None = None
+        self._end: Start | None = None
 
     def forget(self) -> None:
         """Segments were cut, dropped or opened anew: places are no longer known."""
-        self._recent = None
+        self._recent = self._end = None
+
+    def passed(self, replay: Replay) -> None:
+        """A pass has come to the end: who reads on begins there."""
+        self._end = replay.place
 
     def read(self, start: int, stop: int, sequence: int, offset: int) -> list[Frame | Gap]:
         """The DATA frames that overlap [start, stop) of a log that ends with that frame, before that item offset."""
@@ -54,10 +59,10 @@ class LogReading:
             return []
         return self._repeat(lambda: self._read(start, stop, Promise(ENDLESS, sequence, offset)))
 
-    def frames(self, sequence: int, offset: int) -> Iterator[Frame | Gap]:
-        """Everything, oldest first, of a log that ends with that frame, before that item offset."""
+    def frames(self, sequence: int, offset: int, after: int = 0) -> Iterator[Frame | Gap]:
+        """Everything behind frame `after`, oldest first, of a log that ends with that frame, before that item offset."""
         oldest = self._chain.names[0]
-        done, reached, looks = oldest.first_sequence - 1, oldest.base, LOOKS
+        done, reached, looks = after or oldest.first_sequence - 1, oldest.base, LOOKS
         while looks:
             looks -= 1
             oldest = self._chain.names[0]
@@ -72,6 +77,7 @@ class LogReading:
                         done, reached, looks = replay.sequence, replay.offset, LOOKS
                         if isinstance(found, Gap) or found.type is not FrameType.SKIP:
                             yield found
+                self.passed(replay)
                 return
             except FileNotFoundError:
                 self._repeat(self._look)
@@ -156,7 +162,9 @@ class LogReading:
         return Start(number, position, header.sequence - 1, base)
 
     def _after(self, sequence: int) -> Start:
-        """The front of the segment in which the frame after that one lies."""
+        """The place behind that frame, if it is known; else the front of the segment in which the next one lies."""
+        if self._end is not None and self._end.sequence == sequence:
+            return self._end
         numbers = range(len(self._chain.names) - 1, 0, -1)
         return front(self._chain, next((number for number in numbers if self._chain.names[number].first_sequence <= sequence + 1), 0))
 

@@ -73,6 +73,12 @@ class Replay:
         self._damage: list[str] = []
         self._why = ""
 
+    @property
+    def place(self) -> Start | None:
+        """Where another pass can go on; None when what is missing there may yet come, or segments came or went meanwhile."""
+        usable = self._names is self._chain.names and not self.short
+        return Start(self.number, self.end, self.sequence, self.offset) if usable else None
+
     def __iter__(self) -> Iterator[Piece | Gap]:
         """Pieces with frames, and gaps."""
         names = self._names

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from penstock.logs.api import Frame, Gap, Log
+from penstock.logs.api import Frame, Gap, Readable
 from penstock.logs.columns import Columns
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
@@ -76,7 +76,7 @@ Held: TypeAlias = Columns | Fresh
 class Frames:
     """Items by offset: what was produced or read last."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Readable) -> None:
         self._log = log
         self._held: dict[int, Held] = {}
         self._bases: list[int] = []

@@ -39,20 +39,25 @@ class Leasing:
     def run(self, request: requests.Lease) -> None:
         """Put a request in line, unless it is wrong, or the repetition of one that was answered."""
         validate_lease(self._command(request, request.want))
-        if request.request is not None and (known := self._known(request)):
-            self._partitions.answer(request, known)
+        if request.request is not None and (known := self._known(request)) is not None:
+            if known:
+                self._partitions.answer(request, known)
+            else:
+                request.finish([])  # what it was given has ended
             return
         self.waiting.append(request)
 
-    def _known(self, request: requests.Lease) -> list[tuple[Member, Granted]]:
+    def _known(self, request: requests.Lease) -> list[tuple[Member, Granted]] | None:
+        """What a request was given when it was first made; None when this is the first time."""
         command = self._command(request, request.want)
-        found = []
-        for member in self._partitions.members.values():
-            if member.healthy and member.state.requests.get(command.request or b"", member.open.now().elapsed) is not None:
+        found, again = [], False
+        for member in self._partitions.healthy():
+            if member.state.requests.get(command.request or b"", member.open.now().elapsed) is not None:
+                again = True
                 granted = self._partitions.run(member, command)
                 if isinstance(granted, Granted) and granted.lease:
                     found.append((member, granted))
-        return found
+        return found if again else None
 
     def deal(self, now: int) -> None:
         """Give out what is ready; tell those whose time is over."""

@@ -88,7 +88,9 @@ class Loop:
             raise closed(self.turns.name)
         request.check()
         turns = self.turns
-        request.entered_at = turns.clock.read().elapsed
+        request.entered_at = now = turns.clock.read().elapsed
+        if request.deadline:  # a late lease still gets what is there; and everybody is given the time for one turn
+            request.give_up_at = request.deadline + GRACE if isinstance(request, Lease | Watch) else max(request.deadline, now + SECOND)
         held = len(turns.leasing.waiting) + len(turns.producing.waiting) + len(turns.watching)
         self._inbox.enter(request, held)
 
@@ -103,14 +105,14 @@ class Loop:
     post = _post
 
     def _sleep(self, request: Request) -> None:
-        """Until there is an answer, or it is time to lead, or the deadline is past."""
-        if not request.deadline:
+        """Until there is an answer, or it is time to lead, or to give up."""
+        if not request.give_up_at:
             request.sleep(IDLE_SECONDS)
             return
-        left = request.deadline - self.turns.clock.read().elapsed
+        left = request.give_up_at - self.turns.clock.read().elapsed
         if left > 0:
             request.sleep(left / SECOND)
-        elif (left <= -GRACE or not isinstance(request, Lease | Watch)) and request.claim():  # a late lease still gets what is there
+        elif request.claim():
             request.gone = True
             request.finish(error=late(self.turns.name))
             self.wake()  # it may have been this one's turn to lead
@@ -145,7 +147,7 @@ class Loop:
         taken = self._inbox.take(TAKE)
         now = turns.clock.read().elapsed
         for request in taken:
-            if request.deadline and now > request.deadline and not isinstance(request, Lease | Watch):
+            if request.give_up_at and now > request.give_up_at and not isinstance(request, Lease | Watch):
                 request.finish(error=late(turns.name))
         before = turns.produced
         turns.turn([request for request in taken if not request.done] if taken else taken, now)
@@ -174,8 +176,8 @@ class Loop:
                 if self._runner is None and not self._closed:
                     runner = threading.Thread(target=self._run, name=f"penstock {self.turns.name}", daemon=True)
                     self._wakes_at = 0
-                    self._runner = runner
                     runner.start()
+                    self._runner = runner
         self._alarm.put(None)
 
     def _run(self) -> None:
@@ -231,8 +233,10 @@ class Loop:
                 self.turns.refuse_all(error or closed(self.turns.name))
                 self._alarm.put(None)
                 self.turns.close()
-        if self._runner is not None and self._runner is not threading.current_thread():
-            self._runner.join()
+        with self._starting:
+            runner = self._runner
+        if runner is not None and runner is not threading.current_thread():
+            runner.join()
 
     def abandon(self) -> None:
         """In a forked child: this loop is its parent's."""

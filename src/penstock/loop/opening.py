@@ -1,10 +1,12 @@
 """Opening a partition: its state from its log, and its time carried on.
 
-Owns: `replay` and `continued`.
+Owns: `replay`, `carry_on` and `continued`.
 """
 
+from collections.abc import Iterable
+
 from penstock.logs import codec
-from penstock.logs.api import FrameType, Gap, Log
+from penstock.logs.api import Frame, FrameType, Gap, Readable
 from penstock.rules import base, machine
 from penstock.rules.mend import mend
 from penstock.rules.records import Lost
@@ -22,10 +24,15 @@ def continued(state: State, raw: Moment, boot: str) -> tuple[int, bool]:
     return state.moment.elapsed + max(0, raw.wall - state.moment.wall) - raw.elapsed, True
 
 
-def replay(log: Log) -> tuple[State, list[Gap]]:
+def replay(log: Readable) -> tuple[State, list[Gap]]:
     """The state that a log tells, from its latest Base on, and the gaps met on the way."""
-    state, gaps = State(), []
-    for found in log.recover():
+    return carry_on(State(), log.recover())
+
+
+def carry_on(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[Gap]]:
+    """The state after more frames, and the gaps among them. The one given is not to be used any more."""
+    gaps: list[Gap] = []
+    for found in frames:
         if isinstance(found, Gap):
             gaps.append(found)
             machine.apply(state, Lost([found.start, found.stop]), state.moment)

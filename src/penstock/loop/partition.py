@@ -19,11 +19,12 @@ from penstock.logs.api import Gap, Log
 from penstock.loop.blocks import Blocks, Frames, Held, Items
 from penstock.loop.floor import Floor
 from penstock.loop.opening import continued, replay
+from penstock.loop.reading import retained
 from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.records import Answered, Leased, Lost, Noted, Opened, Passed, Produced, Record
+from penstock.rules.records import Answered, Due, Leased, Lost, Noted, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
 from penstock.words.clock import DAY, Clock, Moment
@@ -54,6 +55,8 @@ class Partition:
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []
+        self.ripe: list[int] = []
+        """Runs of the items with keys that became ready in the last `due`."""
         self.changes = 0
         """Records applied here, live: it tells whether anything happened."""
         self._clock = clock
@@ -167,6 +170,7 @@ class Partition:
                 self._fetch(missing.offsets)
             else:
                 self._stage(records)
+                self.ripe = [edge for record in records if type(record) is Due for edge in record.keyed]
                 return len(records)
 
     def prepare(self) -> bool:
@@ -199,12 +203,13 @@ class Partition:
             self._keep_house(rotate=full)
 
     def rest(self) -> None:
-        """Nothing more to do just now: in the lesser durability modes, sync or at least tell readers how far the log goes."""
+        """Nothing more to do just now: sync what need not be, where that was promised, and tell readers how far the log goes."""
         try:
             if self.log.durability == "interval":
                 self.log.flush()
-            else:
-                self.log.publish()
+            elif self.log.unsynced:
+                self.log.sync()
+            self.log.publish()
         except StorageFailed as error:
             self._fail(error)
 
@@ -343,15 +348,7 @@ class Partition:
 
     def history(self, start: int, limit: int) -> list[Items]:
         """Up to `limit` retained items from offset `start` on, whatever became of them: what cursors read."""
-        there = RunSet((start, self.state.next_offset))
-        there.remove_all(self.state.dropped.runs)
-        there.remove_all(self.state.lost.runs)
-        runs: list[int] = []
-        for first, last in pairs(there.runs):
-            if limit > 0:
-                runs += (first, min(last, first + limit))
-                limit -= last - first
-        return self.items(runs)
+        return self.items(retained(self.state, start, limit))
 
     def offset_at(self, wall: int) -> int:
         """The first offset produced at or after a wall time: where to `Seek` or to set a cursor."""
@@ -360,10 +357,7 @@ class Partition:
 
     def payloads(self, runs: Sequence[int]) -> list[bytes]:
         """The payloads of items, in the order of `runs`; what damage took is left out and put out of the way."""
-        found: list[bytes] = []
-        for held, start, stop in self._read(runs):
-            found += held.payloads(start, stop)
-        return found
+        return [payload for held, start, stop in self._read(runs) for payload in held.payloads(start, stop)]
 
     def items(self, runs: Sequence[int]) -> list[Items]:
         """Whole items, in the order of `runs`; what damage took is left out and put out of the way."""

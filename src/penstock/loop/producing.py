@@ -33,14 +33,31 @@ class Producing:
         self.max_bytes = 0
 
     def run(self, request: requests.Produce) -> None:
-        """Store the items, or let the request wait for room."""
-        if (self.max_items or self.max_bytes) and not self._fits(request.batch):
+        """Store the items, or let the request wait for room, behind those who wait already."""
+        if (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)):
             self.waiting.append(request)
-            return
+        else:
+            self._store_all(request)
+
+    def retry(self, now: int) -> None:
+        """Those that wait for room try again, in the order in which they came; who waited too long is told so."""
+        waiting, self.waiting = self.waiting, []
+        blocked = False
+        for request in waiting:
+            if request.gone:
+                continue
+            if not blocked and self._fits(request.batch):
+                self._partitions.attempt(request, self._store_all)
+            elif request.deadline <= now:
+                request.finish(error=self._full())
+            else:
+                blocked = True
+                self.waiting.append(request)
+
+    def _store_all(self, request: requests.Produce) -> None:
         partitions, batch = self._partitions, request.batch
         if request.request is None and batch.key_ids is None and batch.dedups is None:
-            number = self._least().number
-            partitions.answer(request, [self._store(number, None, batch, None)])
+            partitions.answer(request, [self._store(self._least().number, None, batch, None)])
             return
         left: Sequence[int] | None = None
         placed: list[Placed] = []
@@ -54,29 +71,6 @@ class Producing:
                 whole = indexes if left is None else [left[index] for index in (range(len(cut)) if indexes is None else indexes)]
                 placed.append(self._store(number, whole, share, name))
         partitions.answer(request, placed)
-
-    def retry(self, now: int) -> None:
-        """Those that wait for room try again, in the order in which they came; who waited too long is told so."""
-        waiting, self.waiting = self.waiting, []
-        for place, request in enumerate(waiting):
-            if request.gone:
-                continue
-            if request.deadline and now >= request.deadline:
-                request.finish(error=self._full())
-            elif not self._fits(request.batch):
-                self.waiting += [request, *waiting[place + 1 :]] if not self._expired(waiting[place + 1 :], now) else [request]
-                return
-            else:
-                self._partitions.attempt(request, self.run)
-
-    def _expired(self, others: list[requests.Produce], now: int) -> bool:
-        """Tell those behind the first whose time is over; whether the rest was put back."""
-        for request in others:
-            if request.deadline and now >= request.deadline:
-                request.finish(error=self._full())
-            elif not request.gone:
-                self.waiting.append(request)
-        return True
 
     def _full(self) -> PenstockError:
         return QueueFull(f"queue {self._partitions.name!r} is full; wait until items are resolved, or raise max_items or max_bytes")

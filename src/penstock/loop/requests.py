@@ -32,6 +32,8 @@ class Request:
         """The caller waits no longer."""
         self._unclaimed = [True]
         self.entered_at = 0
+        self.give_up_at = 0
+        """When its caller no longer waits for a turn to take it."""
         self.on_done: Callable[[Request], None] | None = None
         self._gate: SimpleQueue[None] | None = None
 

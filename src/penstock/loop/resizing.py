@@ -10,6 +10,7 @@ anything else happens.
 
 from collections.abc import Mapping
 
+from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.rules import commands
@@ -17,7 +18,7 @@ from penstock.rules.barriers import ENDLESS, Departed, Fence, pack_slots
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED
 from penstock.rules.records import Barrier, pack_keys
-from penstock.rules.routing import SLOT_MASK, dedup_slot
+from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot
 from penstock.rules.slots import Move, SlotMap, moves
 from penstock.rules.state import State
 from penstock.words import ids
@@ -39,8 +40,9 @@ class Change:
 class Resizing:
     """The fences of a queue."""
 
-    def __init__(self, partitions: Partitions) -> None:
+    def __init__(self, partitions: Partitions, carrying: Carrying) -> None:
         self._partitions = partitions
+        self._carrying = carrying
         self._changes: list[Change] = []
         self._departed: dict[int, Departed] = {}
         self.under_way = False
@@ -125,6 +127,19 @@ class Resizing:
         if gone:
             self._partitions.run(member, commands.Lift(fence.number, gone))
             self.look_anew()
+
+    def forward(self, member: Member, runs: list[int]) -> None:
+        """Of items that became ready just now, those whose slot lives elsewhere leave at once, to have their place in their key's order."""
+        departed = self.departed(member.number)
+        if departed is None:
+            return
+        strays = []
+        for items in member.open.items(runs):
+            for offset, key in enumerate(items.batch.key_ids or (), items.start):
+                if key != NO_KEY and departed.mark(key) < ENDLESS and offset not in member.state.passed:  # passed: it is back in its line
+                    strays.append(offset)
+        if strays:
+            self._carrying.forward(member, strays)
 
     def departed(self, number: int) -> Departed | None:
         """What a lease must know of a partition: which of its slots live elsewhere. None when the width never changed."""

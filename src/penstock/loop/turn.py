@@ -47,7 +47,7 @@ class Turns(Partitions):
         self.answered: list[Request] = []
         """By the last turn."""
         self.carrying = Carrying(self, office)
-        self.resizing = Resizing(self)
+        self.resizing = Resizing(self, self.carrying)
         self.producing = Producing(self)
         self.leasing = Leasing(self, self.carrying, self.resizing)
         self.settling = Settling(self, self.carrying)
@@ -78,10 +78,10 @@ class Turns(Partitions):
                 self.resizing.upkeep()  # first: on what is committed
             if self._next_visit is not None and now >= self._next_visit:
                 self._visit()
-            if self.producing.waiting:
-                self.producing.retry(now)
             for request in sorted(taken, key=self._place) if len(taken) > 1 else taken:
                 self.attempt(request, self._steps[type(request)])
+            if self.producing.waiting:
+                self.producing.retry(now)
             if self.leasing.waiting:
                 self.leasing.deal(now)
             if self.carrying.dead:
@@ -117,6 +117,8 @@ class Turns(Partitions):
                 self._keep_up(member)
                 if member.open.due(DUE_ITEMS):
                     self.again = True  # there may be more
+                    if member.open.ripe:
+                        self.resizing.forward(member, member.open.ripe)
             except PenstockError:
                 continue  # the commit says what is wrong
 

@@ -7,19 +7,18 @@ Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, 
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
 from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE, Extent
+from penstock.rules.lanes import KEYED, SPARSE
 from penstock.rules.records import Head, Take, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
 from penstock.rules.state import Block, Peek, State
 from penstock.rules.waiting import Waiting
+from penstock.rules.walk import Candidate, Walk
 from penstock.words.clock import Moment
 
 SCAN_ITEMS = 20_000
@@ -47,7 +46,7 @@ class Plan:
         self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
         self._touched: set[int] = set()  # keys of which this plan takes no more
         self._left: dict[int, int] = {}  # keys of which it may take some more
-        self._walks = {lane: _Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
+        self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
         self._lanes = sorted(self._walks.keys() | {lane for lane, heads in enumerate(state.keys.ready) if heads})
         self._popped: list[tuple[int, tuple[int, int, int]]] = []
 
@@ -97,15 +96,15 @@ class Plan:
             self.more = True
         return False
 
-    def _best(self) -> "tuple[_Candidate | None, tuple[int, int, bool, int] | None]":
+    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int] | None]:
         """The best candidate and the rank of the one after it."""
-        best: _Candidate | None = None
+        best: Candidate | None = None
         second: tuple[int, int, bool, int] | None = None
         for lane in self._lanes:
             walk = self._walks.get(lane)
             extent = None
             if walk is not None and walk.extent is not None:
-                extent = _Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, walk.extent.fresh, lane), lane)
+                extent = Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, walk.extent.fresh, lane), lane)
             for found in (extent, self._top_head(lane)):
                 if found is None:
                     continue
@@ -119,7 +118,7 @@ class Plan:
         aging = self.state.policy.priority_aging
         return max(0, lane - (self.now - ready_at) // aging) if aging else lane
 
-    def _top_head(self, lane: int) -> "_Candidate | None":
+    def _top_head(self, lane: int) -> Candidate | None:
         """The first free key of a lane that this plan has not touched."""
         ready = self.state.keys.ready[lane]
         while ready:
@@ -127,7 +126,7 @@ class Plan:
             line = self.state.keys.head(lane, *entry)
             if line is not None and entry[2] not in self._touched:
                 first = line.waiting.first
-                return _Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, entry, line)
+                return Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, entry, line)
             heappop(ready)
             if line is not None:
                 self._popped.append((lane, entry))
@@ -158,7 +157,7 @@ class Plan:
         self.count += size
         self.room -= size
 
-    def _take_plain(self, walk: "_Walk", stop: int) -> None:
+    def _take_plain(self, walk: Walk, stop: int) -> None:
         """From an extent (or the part of it before `stop`) in which every item that is not away may be taken."""
         start = walk.start
         stop = min(stop, self.state.away.first_missing(start) + max(self.room, 1))  # past what is not ready any more in one step
@@ -168,7 +167,7 @@ class Plan:
         self.scanned += 1
         walk.advance(stop)
 
-    def _look(self, walk: "_Walk") -> Block | None:
+    def _look(self, walk: Walk) -> Block | None:
         """The block where a walk stands; None when it had to pass by what is not ready any more, or damage took the block."""
         if self._skipped_away(walk):
             return None
@@ -178,7 +177,7 @@ class Plan:
             return None
         return block
 
-    def _take_block(self, walk: "_Walk") -> None:
+    def _take_block(self, walk: Walk) -> None:
         """From the part of an extent that one block covers, looking at priorities and keys."""
         block = self._look(walk)
         if block is None or walk.extent is None:
@@ -189,18 +188,16 @@ class Plan:
         mixed = walk.extent.flags & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
-        elif (
-            block.key_ids is None
-            or mixed
-            or self._fenced
-            or self.state.away.within(walk.start, stop)
-            or (self._departed is not None and self._departed.any_of(block.key_ids[walk.start - block.base : stop - block.base]))
-        ):
+        elif block.key_ids is None or mixed or self._fenced or self.state.away.within(walk.start, stop):
             self._take_some(walk, block, stop)
         else:
-            self._take_most(walk, block.key_ids[walk.start - block.base : stop - block.base])
+            keys = block.key_ids[walk.start - block.base : stop - block.base]
+            if self._departed is not None and self._departed.any_of(keys):
+                self._take_some(walk, block, stop)
+            else:
+                self._take_most(walk, keys)
 
-    def _skipped_away(self, walk: "_Walk") -> bool:
+    def _skipped_away(self, walk: Walk) -> bool:
         """Pass by items at the front that are not ready any more. They are not looked at: retention may have let go of their bytes."""
         assert walk.extent is not None
         start, stop = walk.start, min(self.state.away.first_missing(walk.start), walk.extent.stop)
@@ -211,7 +208,7 @@ class Plan:
         walk.advance(stop)
         return True
 
-    def _take_most(self, walk: "_Walk", keys: list[int]) -> None:
+    def _take_most(self, walk: Walk, keys: list[int]) -> None:
         """The common case: nearly every key is free and comes once. Only the others are looked at one by one."""
         keys = keys[: self._far(keys)]
         unique = set(keys)
@@ -279,16 +276,16 @@ class Plan:
             self._touched.add(key)
         return True
 
-    def _jumps(self, walk: "_Walk", offset: int, key: int) -> bool:
+    def _jumps(self, walk: Walk, offset: int, key: int) -> bool:
         """Whether an item stands before those that wait, free to go, in its key's line: they were read ahead of it."""
         line = self.state.keys.map.get(key)
         if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
             return False
-        position = _position(walk, offset)
+        position = walk.position_of(offset)
         self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
         return self._jumped
 
-    def _take_some(self, walk: "_Walk", block: Block, stop: int) -> None:
+    def _take_some(self, walk: Walk, block: Block, stop: int) -> None:
         """Item by item."""
         start = walk.start
         taken: list[tuple[int, int]] = []
@@ -300,7 +297,7 @@ class Plan:
             if len(taken) == self.room:
                 stop = offset
                 break
-            (taken if key == NO_KEY or self._free(key, _position(walk, offset)) else passed).append((offset, key))
+            (taken if key == NO_KEY or self._free(key, walk.position_of(offset)) else passed).append((offset, key))
             if key != NO_KEY and self._jumps(walk, offset, key):
                 stop = offset + 1
                 break
@@ -312,7 +309,7 @@ class Plan:
         self.scanned += stop - start
         walk.advance(stop)
 
-    def _candidates(self, walk: "_Walk", block: Block, stop: int) -> list[tuple[int, int]]:
+    def _candidates(self, walk: Walk, block: Block, stop: int) -> list[tuple[int, int]]:
         """(offset, key) of the items of this lane that are ready here."""
         wanted = offsets(self.state.away.missing(walk.start, stop))
         base = block.base
@@ -323,11 +320,11 @@ class Plan:
         keys = block.key_ids
         return [(offset, keys[offset - base]) for offset in wanted]
 
-    def _astray(self, walk: "_Walk", candidates: list[tuple[int, int]]) -> bool:
+    def _astray(self, walk: Walk, candidates: list[tuple[int, int]]) -> bool:
         """Whether some of these became ready where their slot no longer lives."""
         if self._departed is not None:
             for offset, key in candidates:
-                if key != NO_KEY and _position(walk, offset) >= self._departed.mark(key):
+                if key != NO_KEY and walk.position_of(offset) >= self._departed.mark(key):
                     self.strays.append(offset)
         return bool(self.strays)
 
@@ -345,7 +342,7 @@ class Plan:
         """Pass the keyed items of a lane's next block into their lines and leave the others; nothing is taken."""
         extent = self.state.lanes.first_keyed(lane)
         assert extent is not None
-        walk = _Walk(lane, [extent])
+        walk = Walk(lane, [extent])
         block = self._look(walk)
         if block is None or walk.extent is None:
             return
@@ -358,46 +355,6 @@ class Plan:
         self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
 
 
-def _position(walk: "_Walk", offset: int) -> int:
-    assert walk.extent is not None
-    return offset if walk.extent.fresh else walk.extent.position
-
-
 def _split(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """(offset, key) pairs as runs of offsets and a list of keys."""
     return from_offsets(offset for offset, _ in items), [key for _, key in items]
-
-
-class _Candidate(NamedTuple):
-    """Something that could be given next: an extent of a lane, or the head of a key's line."""
-
-    rank: tuple[int, int, bool, int]
-    """Priority lifted by age, position, whether it stands there because it is the item of that offset, lane: the lowest goes first."""
-    lane: int
-    head: tuple[int, int, int] | None = None
-    line: Line | None = None
-
-
-class _Walk:
-    """Where a plan stands in a lane."""
-
-    __slots__ = ("_rest", "extent", "lane", "start")
-
-    def __init__(self, lane: int, extents: Iterable[Extent]) -> None:
-        self.lane = lane
-        self._rest = iter(extents)
-        self.extent: Extent | None = None
-        self.start = 0
-        self.advance(0)
-
-    @property
-    def position(self) -> int:
-        assert self.extent is not None
-        return self.start if self.extent.fresh else self.extent.position
-
-    def advance(self, stop: int) -> None:
-        """On to `stop`, and to the next extent when this one ends there."""
-        self.start = stop
-        if self.extent is None or stop >= self.extent.stop:
-            self.extent = next(self._rest, None)
-            self.start = self.extent.start if self.extent is not None else 0

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.rules.lanes import KEYED
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
@@ -154,6 +155,12 @@ class Due(msgspec.Struct, array_like=True, gc=False, tag=10):
     runs: list[int]
     tags: list[int]
     """One per run: priority and whether it has a key, see lanes.py."""
+
+    @property
+    def keyed(self) -> list[int]:
+        """The runs of items with keys."""
+        flags = (tag & KEYED for tag in self.tags for _ in (0, 1))
+        return [edge for edge, keyed in zip(self.runs, flags, strict=True) if keyed]
 
 
 class Aged(msgspec.Struct, array_like=True, gc=False, tag=11):

@@ -32,6 +32,7 @@ from penstock.service.reports import BrokerMetrics, Explained, QueueInfo
 from penstock.service.store import Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueNotFound, StorageFailed
+from penstock.words.ids import format_id
 from penstock.words.limits import MAX_PARTITIONS, within
 
 SYNCS_AT_ONCE = 8
@@ -62,8 +63,7 @@ class Embedded:
         self._loops: dict[int, Loop] = {}
         self._pool: Executor | None = ThreadPoolExecutor(SYNCS_AT_ONCE, "penstock sync") if threaded else None
         self._office = Office(self._post, self._map_of)
-        self._closed = False
-        self._forked = False
+        self._closed = self._forked = False
         try:
             self.catalog = Catalog(store.log(0, 0), self.clock)
             self._sweep()
@@ -71,7 +71,8 @@ class Embedded:
                 self._open_queue(entry)
             for loop in list(self._loops.values()):
                 loop.turn()
-                self._look_again(loop)
+                if loop.busy or loop.turns.next_run is not None:
+                    loop.wake()
         except BaseException:
             self._let_go()
             raise
@@ -104,6 +105,10 @@ class Embedded:
         chosen = queues.merged(Options(), options)
         with self._recording():
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
+            wall = self.clock.read().wall
+            if queues.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
+                for number in range(partitions):  # before the record: from then on they are missed when they are not there
+                    self.store.make(incarnation, number)
             entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
             new = self._open_queue(entry) if entry.incarnation not in self._loops else None
         if new is not None:
@@ -153,7 +158,7 @@ class Embedded:
                 if self.now() >= deadline:
                     name = self.catalog.get(incarnation).name
                     raise QueueBusy(f"items are on their way to or from queue {name!r}; delete it when they have arrived")
-                if not self._threaded:
+                if not self._threaded:  # nobody else runs turns
                     raise QueueBusy("items are on their way; run some turns first")
                 threading.Event().wait(0.01)
 
@@ -212,16 +217,19 @@ class Embedded:
         if verb == "send":
             self._loop(args["to"])
         answer = self._loop(incarnation).call(Do(partial(admin.run, verb=verb, args=args)))
-        hops = 0
-        while verb == "explain" and isinstance(answer, tuple):  # it went elsewhere: ask there
+        return self._follow(answer, args) if verb == "explain" else answer
+
+    def _follow(self, answer: Any, args: Mapping[str, Any]) -> Explained:
+        """An item that went elsewhere is asked about there."""
+        for _ in range(100):
+            if isinstance(answer, Explained):
+                return answer
             there, partition, offset = answer
-            hops += 1
-            if there not in self._loops or hops > 100:
-                name = f"{args['partition']}-{args['offset']}"
-                return Explained(name, "", "moved", "moved to a queue that is no more")
-            args = {"partition": partition, "offset": offset}
-            answer = self._loop(there).call(Do(partial(admin.run, verb=verb, args=args)))
-        return answer
+            if there not in self._loops:
+                break
+            where = {"partition": partition, "offset": offset}
+            answer = self._loop(there).call(Do(partial(admin.run, verb="explain", args=where)))
+        return Explained(format_id(args["partition"], args["offset"]), "", "moved", "moved to a queue that is no more")
 
     def metrics(self) -> BrokerMetrics:
         """Counters and latencies of every queue since it was opened here."""
@@ -252,7 +260,9 @@ class Embedded:
 
     def _open_partition(self, incarnation: int, number: int) -> Partition:
         options = self.catalog.get(incarnation).options
-        log = self.store.log(incarnation, number, durability=options.durability or None)
+        if number >= self.catalog.get(incarnation).next_partition:  # a resize adds it; one that the catalog knows is missed, not made
+            self.store.make(incarnation, number)
+        log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
         try:
             return Partition(log, self.clock, options.policy, segment_bytes=self._segment_bytes, min_free_bytes=self._min_free_bytes)
         except BaseException:
@@ -310,10 +320,6 @@ class Embedded:
             with self._recording():
                 self.catalog.removed(incarnation)
 
-    def _look_again(self, loop: Loop) -> None:
-        if loop.busy or loop.turns.next_run is not None:
-            loop.wake()
-
     def close(self) -> None:
         """Answer everyone, make everything durable, let go of the directory."""
         if self._closed or self._forked:
@@ -368,9 +374,6 @@ class Embedded:
             raise QueueNotFound("the queue is being deleted; nothing is sent to it")
         entry = self.catalog.get(incarnation)
         return entry.map, entry.active
-
-    def __repr__(self) -> str:
-        return f"Embedded({len(self._loops)} queues{', closed' if self._closed else ''})"
 
 
 def _mail(incarnation: int, turns: Turns) -> int:

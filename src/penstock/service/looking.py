@@ -31,7 +31,7 @@ def stats(turns: Turns) -> QueueStats:
         name: sum(getattr(one, name) for one in partitions)
         for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced")
     }
-    waiting = len(turns.leasing.waiting)
+    waiting = sum(not request.gone for request in turns.leasing.waiting)
     consumers = _consumers(turns)
     return QueueStats(
         name=turns.name,

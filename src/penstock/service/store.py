@@ -22,6 +22,10 @@ class Store(Protocol):
     """Logs by incarnation and partition."""
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log: ...
+    def make(self, incarnation: int, partition: int) -> None:
+        """Make the place of a new log."""
+        ...
+
     def remove(self, incarnation: int) -> None:
         """Remove every log of an incarnation; none may be open."""
         ...
@@ -37,6 +41,9 @@ class MemoryStore:
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
         return MemoryLog(incarnation, partition, self._kept[incarnation, partition])
+
+    def make(self, incarnation: int, partition: int) -> None:
+        """A list is made when it is asked for."""
 
     def remove(self, incarnation: int) -> None:
         for owner in [owner for owner in self._kept if owner[0] == incarnation]:

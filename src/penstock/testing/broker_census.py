@@ -76,6 +76,7 @@ class Room:
         """By offset; None where retention had let go of an item before it was looked at."""
         self.lives: list[Life] = []
         self.buried: set[int] = set()
+        self.dropped: set[int] = set()
         self.held: dict[int, list[int]] = {}
         """Lease → offsets."""
         self.promised: list[Tag] = []
@@ -89,6 +90,7 @@ class Census:
     def __init__(self, tag_of: Callable[[bytes], Tag], undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
         self.rooms: dict[tuple[int, int], Room] = {}
         self.found: dict[Tag, Found] = {}
+        self._before: dict[Tag, Found] = {}
         self.arrivals: list[tuple[Tag, Place, Origin | None]] = []
         """Copies that were not there at the last look."""
         self.changed: set[int] = set()
@@ -125,6 +127,7 @@ class Census:
         self._read(incarnation, member, room)
         room.lives = [state.state_of(offset) or Life.COMPLETED for offset in range(state.next_offset)]
         room.buried = set(state.buried)
+        room.dropped = set(offsets(state.dropped.runs))
         room.held = {number: offsets(grant.runs()) for number, grant in state.leases.live.items()}
         room.policy = state.policy
         bodies = [entry.body for line in state.outbox.values() for entry in line if entry.body]
@@ -157,7 +160,7 @@ class Census:
                     self.arrivals.append((tag, place, origin.decode(packed) if packed is not None else None))
 
     def _gather(self) -> None:
-        self.found = {}
+        self._before, self.found = self.found, {}
         for (incarnation, partition), room in self.rooms.items():
             if not room.healthy:
                 continue
@@ -176,6 +179,10 @@ class Census:
 
     def of(self, tag: Tag) -> Found:
         return self.found.get(tag, NOWHERE)
+
+    def before(self, tag: Tag) -> Found:
+        """As it was at the look before the last."""
+        return self._before.get(tag, NOWHERE)
 
     def at(self, place: Place) -> Tag | None:
         room = self.rooms.get((place.incarnation, place.partition))

@@ -50,8 +50,6 @@ class Tag:
     """A delay holds it until then."""
     places: list[Place] = field(default_factory=list)
     """Every place where it was ever found, in that order."""
-    last: Place | None = None
-    """Where it was last found unresolved and not on its way."""
     parents: "list[Tag]" = field(default_factory=list)
     """The items whose completion was to produce it."""
 

@@ -69,6 +69,10 @@ class Leases:
                     self.doubt(loop.turns.incarnation, number)
         self._states.clear()
 
+    def forget(self, incarnation: int) -> None:
+        """A queue is gone."""
+        self.held = [held for held in self.held if held.incarnation != incarnation]
+
     def unknown(self, sent: SentLease) -> None:
         until = self.now + max(sent.timeout, self._book.queues[sent.incarnation].options.policy.lease_timeout)
         self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))

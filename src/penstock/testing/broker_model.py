@@ -21,7 +21,7 @@ from penstock.testing.broker_census import Found
 from penstock.testing.broker_items import Place, Tag
 from penstock.testing.broker_leases import Leases
 from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
-from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
+from penstock.words.errors import OutcomeUnknown, PenstockError
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 
@@ -53,6 +53,8 @@ class Model(Book):
         self.unsure_queues: set[int] = set()
         """Queues of which a change was not answered."""
         self.sought = 0
+        self.vanished: set[int] = set()
+        """Queues that were deleted since the last whole look."""
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -75,13 +77,18 @@ class Model(Book):
         """Another process has the broker: the queues are those that were acknowledged."""
         found = {info.incarnation: info for info in there}
         for incarnation, info in self.queues.items():
-            assert incarnation in found, f"queue {info.name} is gone"
-            now = found[incarnation]
             if incarnation in self.unsure_queues:
                 continue
+            assert incarnation in found, f"queue {info.name} is gone"
+            now = found[incarnation]
             assert (now.active, now.options) == (info.active, info.options), f"queue {info.name} is {now}, not {info}"
+        gone = [incarnation for incarnation in self.queues if incarnation not in found]
         self.queues = found
+        for info in there:
+            self.windows.setdefault(info.incarnation, info.options.policy.dedup_window)
         self.unsure_queues.clear()
+        for incarnation in gone:
+            self.deleted(incarnation)
 
     def decided(self) -> None:
         """What was found after an opening was looked at: lost requests have had their effect, or never will."""
@@ -95,12 +102,29 @@ class Model(Book):
         self.queues[info.incarnation] = info
         self.windows[info.incarnation] = info.options.policy.dedup_window
 
-    def changed(self, incarnation: int, answer: QueueInfo | PenstockError) -> None:
-        """A queue has other options or partitions now, or (an error) not."""
+    def changed(self, incarnation: int, answer: QueueInfo | PenstockError | None) -> None:
+        """A queue has other options or partitions now, or none any more, or (an error) nothing has changed."""
         if isinstance(answer, QueueInfo):
             self.queues[incarnation] = answer
-        if isinstance(answer, QueueInfo | QueueBusy):
+        elif answer is None:
+            self.deleted(incarnation)
+        if not isinstance(answer, OutcomeUnknown):
             self.unsure_queues.discard(incarnation)
+
+    def deleted(self, incarnation: int) -> None:
+        """A queue is gone, and with it what was in it."""
+        self.queues.pop(incarnation, None)
+        self.unsure_queues.discard(incarnation)
+        self.vanished.add(incarnation)
+        self.leases.forget(incarnation)
+
+    def _vanishes(self, tag: Tag, found: Found) -> bool:
+        """Whether an item went with a queue that was just deleted."""
+        if not self.vanished or found.unresolved:
+            return False
+        last = self.census.before(tag)
+        known = tag.queue in self.vanished or any(place.incarnation in self.vanished for place in tag.places)
+        return known or bool(last.moving or last.promised)
 
     def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool], answer: int | PenstockError) -> None:
         """Items were resolved by an operator, or perhaps were."""
@@ -261,12 +285,18 @@ class Model(Book):
             found = census.of(tag)
             if tag.resolved and not found.live:
                 continue
+            if self._vanishes(tag, found):
+                tag.resolved = tag.seen or tag.acknowledged
+                tag.void = not tag.resolved
+                continue
             assert len(found.live) <= 1, f"{tag} is in several places: {found}"
             if found.anywhere:
                 tag.seen = True
                 assert not tag.void, f"{tag} was refused, and yet it is there: {found}"
             if census.whole:
                 self._compare(tag, found)
+        if census.whole:
+            self.vanished.clear()
         census.check_keys()
 
     def _compare(self, tag: Tag, found: Found) -> None:
@@ -274,8 +304,7 @@ class Model(Book):
             raise AssertionError(f"{tag} was resolved, and is there again: {found}")
         if found.live:
             assert tag.completed_by is None, f"{tag} was completed by {tag.completed_by}, and is there: {found}"
-            tag.last = found.live[0].place
-        elif any(spot.place == tag.last for spot in found.done) or (found.done and not found.moving):
+        elif found.done and _latest(tag, found) in [spot.place for spot in found.done]:
             self._resolved(tag, found)
         elif not found.unresolved:
             assert not tag.acknowledged and not tag.seen, f"{tag} was stored, and is nowhere"
@@ -342,6 +371,12 @@ class Model(Book):
         for loop in loops:
             fences = loop.turns.resizing.progress
             assert not fences, f"queue {loop.turns.name} still waits for {fences}"
+
+
+def _latest(tag: Tag, found: Found) -> Place:
+    """The place to which an item came last."""
+    there = {spot.place for spot in found.spots()}
+    return next(place for place in reversed(tag.places) if place in there)
 
 
 def _works(member: Member) -> bool:

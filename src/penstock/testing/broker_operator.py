@@ -1,4 +1,4 @@
-"""The operator of a simulated broker: queues made, changed, resized and tidied up; and the end of the story.
+"""The operator of a simulated broker: queues made, changed, resized and tidied up.
 
 Owns: `Operator`. Everything here is done at once, in a turn of its own, and told to the model before anything else is judged.
 """
@@ -7,23 +7,18 @@ from typing import Any
 
 from penstock.rules.routing import key_id
 from penstock.service.reports import QueueInfo
-from penstock.testing.broker_callers import Callers
 from penstock.testing.broker_chance import Chance
-from penstock.testing.broker_sent import SentLease, SentSettle
 from penstock.testing.broker_world import World
-from penstock.words.clock import DAY, HOUR, MINUTE
 
 MOST_PARTITIONS = 4
-FINISH_ROUNDS = 60
 
 
 class Operator:
     """Whoever looks after the queues."""
 
-    def __init__(self, world: World, chance: Chance, callers: Callers) -> None:
+    def __init__(self, world: World, chance: Chance) -> None:
         self._world = world
         self._chance = chance
-        self._callers = callers
 
     @property
     def _broker(self) -> Any:
@@ -37,8 +32,10 @@ class Operator:
 
     def _create(self, name: str, extra: dict[str, object]) -> None:
         options = {**self._chance.options(), **extra}
-        info = self._broker.create(name, options, self._chance.pick([1, 1, 2, 3]), False, {})
-        self._world.model.created(info)
+        partitions = self._chance.pick([1, 1, 2, 3])
+        info = self._world.operate(f"create {name}", 0, lambda: self._broker.create(name, options, partitions, False, {}))
+        if isinstance(info, QueueInfo):
+            self._world.model.created(info)
 
     def _queue(self) -> QueueInfo:
         model = self._world.model
@@ -49,13 +46,13 @@ class Operator:
     def resize(self) -> None:
         queue = self._queue()
         partitions = self._chance.rng.randint(1, MOST_PARTITIONS)
-        self._change(f"resize {queue.name} to {partitions}", queue, lambda: self._broker.resize(queue.incarnation, partitions))
+        self.change(f"resize {queue.name} to {partitions}", queue, lambda: self._broker.resize(queue.incarnation, partitions))
 
     def drain(self) -> None:
         """Set a partition read-only, or let it be used again."""
         queue = self._queue()
         number, off = self._chance.pick([*[(n, True) for n in queue.active], *[(n, False) for n in queue.read_only]])
-        self._change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.set_read_only(queue.incarnation, number, off))
+        self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.set_read_only(queue.incarnation, number, off))
 
     def update(self) -> None:
         queue = self._queue()
@@ -63,9 +60,12 @@ class Operator:
         changes: dict[str, object] = {name: other[name] for name in ("max_attempts", "on_bury") if self._chance.happens(0.5)}
         if queue.name != "dead" and self._chance.happens(0.5):
             changes["dead_queue"] = self._chance.pick(["", "dead"])
-        self._change(f"update {queue.name} {changes}", queue, lambda: self._broker.update(queue.incarnation, changes))
+        self.change(f"update {queue.name} {changes}", queue, lambda: self._broker.update(queue.incarnation, changes))
 
-    def _change(self, what: str, queue: QueueInfo, action: Any) -> None:
+    def set_options(self, queue: int, changes: dict[str, object]) -> None:
+        self.change(f"update {changes}", self._world.model.queues[queue], lambda: self._broker.update(queue, changes))
+
+    def change(self, what: str, queue: QueueInfo, action: Any) -> None:
         def then(answer: Any) -> None:
             self._world.model.changed(queue.incarnation, answer)
 
@@ -74,10 +74,16 @@ class Operator:
 
     def recreate(self) -> None:
         """Delete a queue and make another of that name."""
+        queue = self._queue()
+        if self._chance.happens(0.7):
+            self._world.rest()
+        self.change(f"delete {queue.name}", queue, lambda: self._broker.delete(queue.name, 0))
+        if queue.name not in [info.name for info in self._world.model.queues.values()]:
+            self._create(queue.name, {})
 
     # -- items ---------------------------------------------------------------------------------------
 
-    def _ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
+    def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
         return self._world.operate(f"{verb} {args}", queue, lambda: self._broker.ask(queue, verb, **args), then)
 
     def send(self) -> None:
@@ -85,130 +91,71 @@ class Operator:
         queue, to = self._queue().incarnation, self._queue().incarnation
         if queue == to:
             return
-        listed = self._ask(queue, "redrivable", limit=20)
+        listed = self.ask(queue, "redrivable", limit=20)
         if isinstance(listed, list):
             chosen: dict[int, list[int]] = {}
             for item in listed:
                 if self._chance.happens(0.4):
                     chosen.setdefault(item.partition, []).append(item.offset)
             if chosen:
-                self._ask(queue, "send", partition_offsets=chosen, to=to)
+                self.ask(queue, "send", partition_offsets=chosen, to=to)
 
     def redrive(self) -> None:
         """Buried items are ready again where they are."""
         queue = self._queue().incarnation
-        self._first_run(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
-        self._ask(queue, "redrive", partition_offsets=None)
+        self.first_run(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
+        self.ask(queue, "redrive", partition_offsets=None)
 
     def release(self) -> None:
         model = self._world.model
         parked = sorted(place for place, holders in model.order.parked.items() if holders and place[0] in model.queues)
         if parked:
             queue, key = self._chance.pick(parked)
-            self._release(queue, key)
+            self.free(queue, key)
 
-    def _release(self, queue: int, key: bytes) -> None:
+    def free(self, queue: int, key: bytes) -> None:
         def then(answer: Any) -> None:
             self._world.model.order.release(queue, key, sure=isinstance(answer, int))
 
-        self._ask(queue, "release", then, key_id=key_id(key))
+        self.ask(queue, "release", then, key_id=key_id(key))
 
     def pause(self) -> None:
         lease, produce = self._chance.pick([(True, None), (None, True), (True, True)])
-        self._ask(self._queue().incarnation, "pause", lease=lease, produce=produce)
+        self.ask(self._queue().incarnation, "pause", lease=lease, produce=produce)
 
     def resume(self) -> None:
-        self._ask(self._queue().incarnation, "pause", lease=False, produce=False)
+        self.ask(self._queue().incarnation, "pause", lease=False, produce=False)
 
     def clear(self) -> None:
         queue = self._queue()
         partition = self._chance.pick([None, None, *queue.active])
         chosen = {name: self._chance.happens(0.4) for name in ("ready", "scheduled", "leased", "buried")}
-        self._first_run(queue.incarnation)
+        self.first_run(queue.incarnation)
         model = self._world.model
         model.clearing.add(queue.incarnation)
 
         def then(answer: Any) -> None:
             model.cleared(queue.incarnation, partition, chosen, answer)
 
-        self._ask(queue.incarnation, "clear", then, partition=partition, **chosen)
+        self.ask(queue.incarnation, "clear", then, partition=partition, **chosen)
         model.over(queue.incarnation)
 
     def seek(self) -> None:
         queue = self._queue()
-        self._first_run(queue.incarnation)
+        self.first_run(queue.incarnation)
         model = self._world.model
-        ends = self._ask(queue.incarnation, "ends")
+        ends = self.ask(queue.incarnation, "ends")
         if not isinstance(ends, dict):
             return
         offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
         model.seeking.add(queue.incarnation)
-        self._ask(queue.incarnation, "seek", offsets=offsets, at=None)
+        self.ask(queue.incarnation, "seek", offsets=offsets, at=None)
         model.over(queue.incarnation)
 
-    def _first_run(self, incarnation: int) -> None:
+    def first_run(self, incarnation: int) -> None:
         """Let what waits in a queue's inbox be done before."""
         for loop in self._broker.loops():
             if loop.turns.incarnation == incarnation:
                 self._world.turn(loop)
                 while loop.busy:
                     self._world.turn(loop)
-
-    def look(self) -> None:
-        """Whoever asks why an item is not running is told the truth."""
-
-    # -- the end -------------------------------------------------------------------------------------
-
-    def finish(self) -> None:
-        """Let everything that is left be worked on: it must all come out."""
-        world = self._world
-        world.calm()
-        for queue in world.model.queues:
-            self._ask(queue, "pause", lease=False, produce=False)
-            self._change("no limit", world.model.queues[queue], lambda queue=queue: self._broker.update(queue, {"max_attempts": 0}))
-        for number in range(FINISH_ROUNDS):
-            self._work_off()
-            if not world.model.left():
-                break
-            world.advance([MINUTE, HOUR, DAY][min(2, number // 4)])
-            world.calm()
-        left = world.model.left()
-        assert not left, f"{left[0]} never came: {world.model.census.of(left[0])}"
-        world.model.check_end(self._broker.loops())
-
-    def _work_off(self) -> None:
-        """Redrive what was given up, then lease and complete whatever there is."""
-        world, model = self._world, self._world.model
-        for (queue, key), holders in list(model.order.parked.items()):
-            if queue in model.queues and any(tag.resolved for tag in holders):
-                self._release(queue, key)
-        for queue, key in sorted(model.order.perhaps):
-            if queue in model.queues:
-                self._release(queue, key)
-        for queue in model.queues:
-            self._ask(queue, "redrive", partition_offsets=None)
-            self._send_home(queue)
-        world.rest()
-        for queue in model.queues:
-            while True:
-                before = len(model.leases.held)
-                world.submit(SentLease(queue, 100, 0, 3, None))
-                world.rest()
-                if len(model.leases.held) == before:
-                    break
-                for held in model.leases.held[before:]:
-                    world.submit(SentSettle("complete", [(held, None)], None))
-                    world.rest()
-
-    def _send_home(self, queue: int) -> None:
-        """Dead letters whose keys are parked go back to where they came from."""
-        model = self._world.model
-        listed = self._ask(queue, "redrivable", limit=1_000)
-        homes: dict[int, dict[int, list[int]]] = {}
-        for item in listed:
-            tag = model.tags[item.batch.payloads[item.index]]
-            for (home, _), holders in model.order.parked.items():
-                if tag in holders and home != queue and home in model.queues:
-                    homes.setdefault(home, {}).setdefault(item.partition, []).append(item.offset)
-        for home, chosen in homes.items():
-            self._ask(queue, "send", partition_offsets=chosen, to=home)

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.loop.loop import Loop
 from penstock.service.embedded import Embedded
+from penstock.testing import checks
 from penstock.testing.broker_model import Model
 from penstock.testing.broker_sent import Sent
 from penstock.testing.clock import ManualClock
@@ -168,6 +169,13 @@ class World:
             self.say(f"   answer to {sent}: {sent.request.error or sent.request.answer!r:.400}")
             model.judge(sent)
         model.compare()
+
+    def replay(self) -> None:
+        """Every log tells what its partition knows."""
+        with self.disk.undisturbed():
+            for loop in self.broker.loops():
+                for member in loop.turns.members.values():
+                    checks.check_replay(member.open)
 
     # -- bad luck ------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from penstock.testing.broker_callers import Callers
 from penstock.testing.broker_chance import Chance
+from penstock.testing.broker_finish import finish
+from penstock.testing.broker_inspector import Inspector
 from penstock.testing.broker_operator import Operator
 from penstock.testing.broker_world import FAULTS, World
 from penstock.testing.disk import Halt
@@ -39,7 +41,8 @@ class Simulation:
         self.world = World(seed, say)
         self._chance = Chance(self.world.rng)
         self._callers = Callers(self.world, self._chance)
-        self._operator = Operator(self.world, self._chance, self._callers)
+        self._operator = Operator(self.world, self._chance)
+        self._inspector = Inspector(self.world, self._chance, self._operator)
 
     def run(self) -> None:
         """Live through all steps; raises AssertionError when something is not as it should be."""
@@ -48,7 +51,7 @@ class Simulation:
             for number in range(self.steps):
                 self._step(number)
             self._say("-- finish")
-            self._operator.finish()
+            finish(self.world, self._operator)
         except Exception as error:
             what = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
             steps = "" if self.steps == STEPS else f" --steps {self.steps}"
@@ -58,7 +61,7 @@ class Simulation:
         kind = self._chance.rng.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()))[0]
         self._say(f"-- {number} {kind}")
         try:
-            for owner in (self, self._callers, self._operator):
+            for owner in (self, self._callers, self._operator, self._inspector):
                 action = getattr(owner, kind, None)
                 if action is not None:
                     action()

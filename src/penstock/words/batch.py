@@ -179,7 +179,7 @@ def _check_bytes(name: str, column: Sequence[bytes | None] | None, most: int, *,
         raise InvalidRequest(f"a {name} is {wrong}; give bytes")
     sizes = [len(value) for value in column if value is not None]
     if sizes and max(sizes) > most:
-        raise InvalidRequest(f"a {name} has {max(sizes)} bytes; give at most {most}")
+        raise InvalidRequest(f"{'headers have' if name == 'headers' else f'a {name} has'} {max(sizes)} bytes; give at most {most}")
     return sum(sizes)
 
 

@@ -5,6 +5,7 @@ Rule: a message reads ``<what is wrong>; <what to do>`` and names the thing at f
 Foreign exceptions (OSError, struct.error, …) are translated where they enter, never passed on bare.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -14,6 +15,10 @@ class PenstockError(Exception):
     code: ClassVar[str] = "error"
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    lost: Sequence[str] = ()
+    """Ids of the items that a settling call could not settle, because their lease had ended. The others were settled."""
+    results: "Sequence[str | PenstockError]" = ()
+    """Of a produce that failed in part: the id or the error of each item."""
 
 
 # -- the request itself must change ------------------------------------------------------------------

@@ -1,0 +1,157 @@
+"""`penstock lease`, `complete`, `retry`, `bury`, `extend`: working on items by hand.
+
+Owns: those commands. A lease outlives the command that took it: its token is all that is needed to settle it, from anywhere.
+"""
+
+import getpass
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeAlias
+
+import typer
+
+from penstock.cli import documents, reading, show
+from penstock.cli.commands import QueueArgument, command
+from penstock.cli.failures import LEASE_LOST, NEGATIVE, Failed
+from penstock.cli.queues import all_queues
+from penstock.cli.session import Session
+from penstock.service._sync.broker import Broker
+from penstock.service._sync.queue import Queue
+from penstock.words.errors import LeaseLost
+from penstock.words.ids import parse_token
+
+TokensArgument: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="TOKEN…", help="As lease printed them; '-' reads them from stdin.", show_default=False)
+]
+ReasonOption: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the item.", show_default=False)]
+Settle: TypeAlias = Callable[[Queue, Sequence[str]], None]
+
+
+def register(app: typer.Typer) -> None:
+    for name, function in (("lease", lease), ("complete", complete), ("retry", retry), ("bury", bury), ("extend", extend)):
+        command(app, name)(function)
+
+
+def lease(
+    session: Session,
+    queue: QueueArgument,
+    count: Annotated[int, typer.Argument(metavar="COUNT", help="How many at most.")] = 1,
+    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait when there is nothing.")] = "0s",
+    lease_timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long they are held; as the queue says unless given.", show_default=False)
+    ] = None,
+    per_key: Annotated[int, typer.Option(metavar="N", help="Up to so many consecutive items of a key.")] = 1,
+    consumer: Annotated[str, typer.Option(metavar="NAME", help="Who works on them; you unless given.", show_default=False)] = "",
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print the tokens alone, one a line.")] = False,
+) -> None:
+    """Take items to work on. They come back when their lease ends, unless they are settled with the token before.
+
+    Exit code 1 when there was nothing.
+    """
+    patience = reading.duration(wait, "--wait")
+    held = None if lease_timeout is None else reading.duration(lease_timeout, "--lease-timeout")
+    with session.owner() as broker:
+        found = broker.queue(queue).lease(count, wait=patience, lease_timeout=held, per_key=per_key, consumer=consumer or _myself())
+    rows = [(one.id, one.item.key or show.NOTHING, show.number(one.attempts), show.payload(one.item), one.token) for one in found]
+    table = show.Table(("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), whole=("id", "token"))
+    text = "\n".join(one.token for one in found) if tokens else table
+    session.answer([documents.lease(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
+    if not rows:
+        raise typer.Exit(NEGATIVE)
+
+
+def _myself() -> str:
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        name = "someone"
+    return f"{name}@{os.uname().nodename}"
+
+
+def complete(session: Session, tokens: TokensArgument = None) -> None:
+    """Items are done."""
+    _settle(session, tokens, "completed", lambda queue, given: queue.complete(given))
+
+
+def retry(
+    session: Session,
+    tokens: TokensArgument = None,
+    delay: Annotated[str, typer.Option(metavar="DURATION", help="Not before so long from now.")] = "0s",
+    reason: ReasonOption = "",
+    uncounted: Annotated[bool, typer.Option("--uncounted", help="Give the attempt back.")] = False,
+) -> None:
+    """Items go back, to be leased again."""
+    pause = reading.duration(delay, "--delay")
+    _settle(session, tokens, "retried", lambda queue, given: queue.retry(given, delay=pause, reason=reason, counted=not uncounted))
+
+
+def bury(session: Session, tokens: TokensArgument = None, reason: ReasonOption = "") -> None:
+    """Items are given up: they go to the dead queue, or stay buried where they are."""
+    _settle(session, tokens, "buried", lambda queue, given: queue.bury(given, reason=reason))
+
+
+def extend(
+    session: Session,
+    tokens: TokensArgument = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="From now on; as long as first given unless said.", show_default=False)
+    ] = None,
+) -> None:
+    """Leases are held for longer."""
+    held = None if timeout is None else reading.duration(timeout, "--timeout")
+    _settle(session, tokens, "extended", lambda queue, given: queue.extend(given, timeout=held))
+
+
+# -- settling ----------------------------------------------------------------------------------------
+
+
+def _settle(session: Session, tokens: Sequence[str] | None, verb: str, settle: Settle) -> None:
+    """Settle each queue's tokens with one call. What is lost is named; everything else is done."""
+    given = _tokens(tokens)
+    done, lost = [], []
+    with session.owner() as broker:
+        for queue, share in _by_queue(broker, given):
+            refused = _refused(queue, share, settle)
+            lost += refused
+            done += [token for token in share if token not in refused]
+    words = [f"{show.counted(len(done), 'item')} {verb}"] if done else []
+    session.answer({verb: len(done), "lost": lost}, *words)
+    if lost:
+        named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        raise Failed(f"lease lost: {named}; the work is someone else's now, lease again", LEASE_LOST)
+
+
+def _tokens(given: Sequence[str] | None) -> list[str]:
+    tokens = [part for text in given or () for part in (sys.stdin.read().split() if text == "-" else [text])]
+    if not tokens:
+        raise Failed("no token is named; give those that lease printed, or '-' to read them from stdin")
+    for token in tokens:
+        parse_token(token)
+    return list(dict.fromkeys(tokens))
+
+
+def _by_queue(broker: Broker, tokens: Sequence[str]) -> list[tuple[Queue | None, list[str]]]:
+    """The tokens by the queue that gave them; None stands for those that are no more."""
+    names = {info.incarnation: info.name for info in all_queues(broker)}
+    shares: dict[str | None, list[str]] = {}
+    for token in tokens:
+        shares.setdefault(names.get(f"{parse_token(token).incarnation:016x}"), []).append(token)
+    return [(None if name is None else broker.queue(name), share) for name, share in shares.items()]
+
+
+def _refused(queue: Queue | None, tokens: Sequence[str], settle: Settle) -> list[str]:
+    """Settle the tokens; gives those whose lease is lost."""
+    if queue is None:
+        return list(tokens)
+    try:
+        settle(queue, tokens)
+    except LeaseLost as error:
+        ids = set(getattr(error, "lost", ()))
+        return [token for token in tokens if not ids or _id(token) in ids]
+    return []
+
+
+def _id(token: str) -> str:
+    parsed = parse_token(token)
+    return f"{parsed.partition}-{parsed.offset}"

@@ -1,0 +1,110 @@
+"""The options of a queue and of an item, as they are typed.
+
+Owns: `QUEUE_OPTIONS` and `ITEM_OPTIONS`, the tables from which commands get their parameters, and how what was typed becomes what the API
+takes. What is not typed is not passed on.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from penstock.cli import reading
+from penstock.cli.failures import Failed
+from penstock.words.clock import SECOND, SystemClock
+
+RETENTION = "retention_"
+
+
+def text(given: str, _: str) -> str:
+    return given
+
+
+class TextOption(NamedTuple):
+    """One option: what it is called in the API, what its value looks like, what it does, and how it is read."""
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[str, str], Any] = text
+    alias: str = ""
+    """A second way to write it."""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+QUEUE_OPTIONS = (
+    TextOption("lease_timeout", "DURATION", "How long a consumer may work on an item (60s).", reading.duration),
+    TextOption("max_attempts", "N", "How often an item is leased before it is given up (10); 0 is endless.", reading.number),
+    TextOption("ttl", "DURATION|none", "How long an item may wait before it is given up (none).", reading.duration_or_none),
+    TextOption("priority_aging", "DURATION|none", "Waiting so long lifts an item one priority step (60s).", reading.duration_or_none),
+    TextOption("dedup_window", "DURATION", "How long dedup ids are remembered (5m).", reading.duration),
+    TextOption("on_bury", "release|park", "What becomes of the key of an item that is given up (release)."),
+    TextOption("dead_queue", "QUEUE", "Where items go that are given up; without one they stay, buried."),
+    TextOption("max_items", "N|none", "With so many unresolved items, produce waits (none).", reading.number_or_none),
+    TextOption("max_bytes", "SIZE|none", "With so many bytes of them, produce waits (none).", reading.size_or_none),
+    TextOption("retention_max_age", "DURATION", "How long completed items are kept (1d); 0 is no limit.", reading.duration),
+    TextOption("retention_max_bytes", "SIZE", "How large a partition's log may grow with them (1GiB); 0 is no limit.", reading.size),
+    TextOption("retention_max_segments", "N", "How many files it may have (0, no limit).", reading.number),
+    TextOption("retention_min_segments", "N", "How many of the newest files stay whatever the limits say (1).", reading.number),
+)
+DURABILITY = TextOption("durability", "fsync|interval|os", "When a produce counts as stored (fsync). Cannot be changed later.")
+ITEM_OPTIONS = (
+    TextOption("key", "KEY", "Items of one key are handled in order, one at a time."),
+    TextOption("kind", "TEXT", "A word to tell items apart by."),
+    TextOption("reference", "TEXT", "A text of yours."),
+    TextOption("encoding", "TEXT", "How consumers are to read the payload; said by --as unless given."),
+    TextOption("priority", "0…9", "0 comes first (5).", reading.number),
+    TextOption("at", "TIME", "Not before then.", reading.instant),
+    TextOption("delay", "DURATION", "Not before so long from now.", reading.duration),
+    TextOption("ttl", "DURATION", "Given up when it has waited so long.", reading.duration),
+    TextOption("dedup", "ID", "A second item of this id adds nothing while the queue remembers the first."),
+)
+FIELD_OPTIONS = (
+    TextOption("key_field", "NAME", "The field (--jsonl) or column (--csv) that is the key.", alias="--key-column"),
+    TextOption("kind_field", "NAME", "… that is the kind.", alias="--kind-column"),
+    TextOption("reference_field", "NAME", "… that is the reference.", alias="--reference-column"),
+    TextOption("dedup_field", "NAME", "… that is the dedup id.", alias="--dedup-column"),
+)
+
+
+def parameters(*options: TextOption) -> list[inspect.Parameter]:
+    """The options as parameters of a command."""
+    return [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, typer.Option(*filter(None, (option.flag, option.alias)), metavar=option.metavar, help=option.help, show_default=False)],
+        )
+        for option in options
+    ]
+
+
+def read(options: Iterable[TextOption], given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Those of the options that were typed, read."""
+    typed = ((option, given[option.name]) for option in options if option.name in given)
+    return {option.name: option.read(text, option.flag) for option, text in typed if text is not None}
+
+
+def of_queue(given: Mapping[str, str | None]) -> dict[str, Any]:
+    """The options of a queue, as `create_queue` and `update` take them."""
+    found = read((*QUEUE_OPTIONS, DURABILITY), given)
+    kept = {name.removeprefix(RETENTION): found.pop(name) for name in [*found] if name.startswith(RETENTION)}
+    if found.get("dead_queue") == "":
+        raise Failed("--dead-queue is empty; name a queue, or use --no-dead-queue with update")
+    return {**found, **({"retention": kept} if kept else {})}
+
+
+def of_item(given: Mapping[str, str | None], headers: Iterable[str]) -> dict[str, Any]:
+    """The options of an item, as `NewItem` takes them."""
+    found = read(ITEM_OPTIONS, given)
+    if "at" in found and "delay" in found:
+        raise Failed("--at and --delay were both given; leave one out")
+    if "delay" in found:
+        found["at"] = SystemClock().read().wall / SECOND + found.pop("delay")
+    named = reading.pairs(headers, "--header", "NAME=VALUE")
+    return {**found, **({"headers": named} if named else {})}

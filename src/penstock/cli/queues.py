@@ -1,0 +1,243 @@
+"""`penstock queue …`: which queues there are, and how they work.
+
+Owns: the commands of that group.
+"""
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import documents, reading, show
+from penstock.cli.commands import PartitionOption, QueueArgument, YesOption, command
+from penstock.cli.failures import Failed
+from penstock.cli.options import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
+from penstock.cli.session import Session
+from penstock.service._sync.broker import Broker
+from penstock.service.options import QueueInfo
+from penstock.words.limits import MAX_BATCH_ITEMS
+
+group = typer.Typer(no_args_is_help=True, help="Create, change, look at and delete queues.")
+
+STATES = ("ready", "scheduled", "leased", "buried", "all")
+SIDES = ("lease", "produce", "both")
+
+
+# -- which there are ---------------------------------------------------------------------------------
+
+
+@command(group, "create", more=parameters(*QUEUE_OPTIONS, DURABILITY))
+def create(
+    session: Session,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'.")],
+    partitions: Annotated[int | None, typer.Option(metavar="N", help="How many logs it is spread over (1).", show_default=False)] = None,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take the queue of that name if it has the options that are given.")] = False,
+    **options: Any,
+) -> None:
+    """Make a queue; the broker's directory too, when it is new."""
+    given = of_queue(options)
+    with session.owner(create=True) as broker:
+        info = broker.create_queue(name, partitions=partitions, exist_ok=exist_ok, **given).info()
+    session.answer(documents.queue(info), f"queue {info.name} has {show.counted(info.partitions, 'partition')}")
+
+
+@command(group, "list")
+def list_queues(
+    session: Session,
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)] = "",
+) -> None:
+    """Which queues there are."""
+    with session.view() as broker:
+        found = all_queues(broker, prefix)
+    headings = ("name", "partitions", "lease timeout", "attempts", "dead queue", "created")
+    rows = [
+        (
+            info.name,
+            show.number(info.partitions),
+            show.span(info.lease_timeout),
+            show.number(info.max_attempts) if info.max_attempts else "endless",
+            info.dead_queue or show.NOTHING,
+            show.when(info.created_at),
+        )
+        for info in found
+    ]
+    table = show.Table(headings, rows, right=("partitions", "lease timeout", "attempts"), whole=("name",))
+    session.answer([documents.queue(info) for info in found], table if rows else "there are no queues")
+
+
+def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
+    """Every queue, by name."""
+    found: list[QueueInfo] = []
+    while page := broker.queues(prefix, found[-1].name if found else "", MAX_BATCH_ITEMS):
+        found += page
+    return found
+
+
+@command(group, "info")
+def info(session: Session, queue: QueueArgument) -> None:
+    """A queue's partitions and options."""
+    with session.view() as broker:
+        found = broker.queue(queue)
+        info, cursors = found.info(), found.cursors()
+    session.answer({**documents.queue(info), "cursors": cursors}, show.facts([*_described(info), ("cursors", ", ".join(cursors))]))
+
+
+def _described(info: QueueInfo) -> list[tuple[str, str]]:
+    kept = info.retention
+    limits = [
+        f"at most {show.span(kept['max_age'])}" if kept["max_age"] else "",
+        f"at most {show.size(kept['max_bytes'])} a partition" if kept["max_bytes"] else "",
+        f"at most {show.counted(kept['max_segments'], 'file')}" if kept["max_segments"] else "",
+    ]
+    return [
+        ("name", info.name),
+        ("created", show.when(info.created_at)),
+        ("incarnation", info.incarnation),
+        ("partitions", show.number(info.partitions)),
+        ("retired", ", ".join(map(str, info.retired))),
+        ("read-only", ", ".join(map(str, info.read_only))),
+        ("lease timeout", show.span(info.lease_timeout)),
+        ("max attempts", show.number(info.max_attempts) if info.max_attempts else "endless"),
+        ("ttl", show.span(info.ttl)),
+        ("priority aging", show.span(info.priority_aging)),
+        ("dedup window", show.span(info.dedup_window)),
+        ("on bury", info.on_bury),
+        ("dead queue", info.dead_queue or show.NOTHING),
+        ("max items", show.number(info.max_items)),
+        ("max bytes", show.size(info.max_bytes)),
+        ("completed items", ", ".join(limit for limit in limits if limit) or "kept for ever"),
+        ("durability", info.durability or "as the broker was opened"),
+    ]
+
+
+@command(group, "delete")
+def delete(
+    session: Session,
+    queue: QueueArgument,
+    yes: YesOption = False,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for items that are on their way.")] = "30s",
+) -> None:
+    """Remove a queue with all its items."""
+    patience = reading.duration(timeout, "--timeout")
+    with session.owner() as broker:
+        depth = broker.queue(queue).stats().depth
+        session.confirm(f"removes queue {queue} with {show.counted(depth, 'unresolved item')}", yes)
+        broker.delete_queue(queue, patience)
+    session.answer({"deleted": queue, "unresolved": depth}, f"queue {queue} is gone")
+
+
+# -- how they work -----------------------------------------------------------------------------------
+
+
+@command(group, "update", more=parameters(*QUEUE_OPTIONS))
+def update(
+    session: Session,
+    queue: QueueArgument,
+    no_dead_queue: Annotated[bool, typer.Option("--no-dead-queue", help="What is given up from now on stays, buried.")] = False,
+    **options: Any,
+) -> None:
+    """Change options of a queue; those not given stay as they are."""
+    given = of_queue(options)
+    if no_dead_queue:
+        if "dead_queue" in given:
+            raise Failed("--dead-queue and --no-dead-queue were both given; leave one out")
+        given["dead_queue"] = None
+    if not given:
+        raise Failed(f"there is nothing to change; give an option, such as {QUEUE_OPTIONS[0].flag}")
+    with session.owner() as broker:
+        info = broker.queue(queue).update(**given)
+    session.answer(documents.queue(info), show.facts(_described(info)))
+
+
+@command(group, "resize")
+def resize(
+    session: Session, queue: QueueArgument, partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="How many it is to have.")]
+) -> None:
+    """Give a queue another number of partitions, while it works. The order within a key is kept."""
+    with session.owner() as broker:
+        found = broker.queue(queue)
+        info, moving = found.resize(partitions), found.stats().resizing
+    waits = f"; keys of {show.counted(len(moving), 'partition')} move once their items are resolved" if moving else ""
+    session.answer(documents.queue(info), f"queue {queue} has {show.counted(info.partitions, 'partition')}{waits}")
+
+
+OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which side of the queue.")]
+
+
+@command(group, "pause")
+def pause(session: Session, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
+    """Give out nothing, take nothing, or both, until it is resumed."""
+    lease, produce = _sides(only)
+    with session.owner() as broker:
+        broker.queue(queue).pause(lease, produce, partition=partition)
+    _answer_sides(session, queue, "paused", lease, produce, partition)
+
+
+@command(group, "resume")
+def resume(session: Session, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
+    """Go on with what was paused."""
+    lease, produce = _sides(only)
+    with session.owner() as broker:
+        broker.queue(queue).resume(lease, produce, partition=partition)
+    _answer_sides(session, queue, "resumed", lease, produce, partition)
+
+
+def _sides(only: str) -> tuple[bool, bool]:
+    if only not in SIDES:
+        raise Failed(f"--only is {only!r}; use {', '.join(SIDES)}")
+    return only != "produce", only != "lease"
+
+
+def _answer_sides(session: Session, queue: str, verb: str, lease: bool, produce: bool, partition: int | None) -> None:
+    document = {"queue": queue, "partition": partition, "lease": verb if lease else None, "produce": verb if produce else None}
+    sides = " and ".join(side for side, meant in (("leasing", lease), ("producing", produce)) if meant)
+    where = f"queue {queue}" if partition is None else f"partition {partition} of queue {queue}"
+    session.answer(document, f"{sides} {'are' if lease and produce else 'is'} {verb} in {where}")
+
+
+# -- items -------------------------------------------------------------------------------------------
+
+
+@command(group, "clear")
+def clear(
+    session: Session,
+    queue: QueueArgument,
+    state: Annotated[str, typer.Option("--state", metavar="|".join(STATES), help="Which items.")] = "ready",
+    partition: PartitionOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Resolve all items in a state, as if they had been completed."""
+    if state not in STATES:
+        raise Failed(f"--state is {state!r}; use {', '.join(STATES)}")
+    with session.owner() as broker:
+        found = broker.queue(queue)
+        session.confirm(f"clears {'everything' if state == 'all' else f'what is {state}'} in queue {queue}", yes)
+        items = found.clear(state, partition=partition)  # type: ignore[arg-type]
+    session.answer({"queue": queue, "cleared": items}, f"{show.counted(items, 'item')} cleared")
+
+
+@command(group, "seek")
+def seek(
+    session: Session,
+    queue: QueueArgument,
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="From this item on, in its partition.", show_default=False)] = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="What was produced at that time or later.", show_default=False)] = None,
+) -> None:
+    """Make completed items ready again, as far as they are kept."""
+    if (id is None) == (at is None):
+        raise Failed("seek wants the ID of an item or --at TIME, and one of them")
+    moment = None if at is None else reading.instant(at, "--at")
+    with session.owner() as broker:
+        items = broker.queue(queue).seek(id, at=moment)
+    session.answer({"queue": queue, "ready_again": items}, f"{show.counted(items, 'item')} ready again")
+
+
+@command(group, "compact")
+def compact(session: Session, queue: QueueArgument, partition: PartitionOption = None) -> None:
+    """Let go now of what retention allows, and say what was freed."""
+    with session.owner() as broker, session.progress(f"compacting {queue}", None):
+        freed = broker.queue(queue).compact(partition=partition)
+    total = {"segments": 0, "rewritten": 0, "items": 0, "size_bytes": 0}
+    for one in freed:
+        total = {name: value + getattr(one, name) for name, value in total.items()}
+    text = f"{show.size(total['size_bytes'])} freed: {show.counted(total['segments'], 'segment')} dropped, {total['rewritten']:,} rewritten"
+    session.answer({"queue": queue, **total}, f"{text}, {show.counted(total['items'], 'completed item')} let go")

@@ -1,0 +1,155 @@
+"""What a command works with: the broker it is about, and where it speaks.
+
+Owns: `Session`. A command that changes something opens the broker as its owner; one that only looks opens a view, which takes no lock,
+writes nothing and works while another process owns the directory. Only commands that make something new make a directory.
+Answers go to stdout, everything else (progress, notes, errors) to stderr.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from penstock.cli import show
+from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
+from penstock.logs.files import SystemFiles
+from penstock.logs.marker import LOGS, inspect
+from penstock.service._sync.broker import Broker
+from penstock.service._sync.broker import open as open_broker
+from penstock.service.ports import SyncPort
+from penstock.service.snapshot import Snapshot
+from penstock.service.store import MEMORY
+from penstock.service.targets import place_of
+
+VARIABLE = "PENSTOCK_BROKER"
+Part = show.Table | str
+
+
+class Session:
+    """One run of one command."""
+
+    def __init__(self, target: str = "", roots: Sequence[str] = (), as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.roots = list(roots)
+        self._target = target
+        self.out = Console(highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def with_options(self, target: str | None, as_json: bool) -> "Session":
+        """The same, with what was said behind the command."""
+        return Session(target or self._target, self.roots, as_json or self.as_json)
+
+    # -- the broker ----------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> str:
+        if not self._target:
+            raise Failed(f"no broker is named; give its directory with --broker, or set {VARIABLE}")
+        if self._target == MEMORY:
+            raise Failed(f"{MEMORY} ends with the process that opened it; give a directory")
+        place_of(self._target, self.roots)
+        return self._target
+
+    @contextmanager
+    def owner(self, *, create: bool = False) -> Iterator[Broker]:
+        """The broker, to change something."""
+        if not create:
+            self.require()
+        with open_broker(self.target, roots=self.roots) as broker:
+            yield broker
+
+    @contextmanager
+    def view(self) -> Iterator[Broker]:
+        """The broker, to look at it."""
+        self.require()
+        with Broker(SyncPort(Snapshot.open(place_of(self.target, self.roots))), self.target) as broker:
+            yield broker
+
+    def require(self) -> None:
+        """The directory must be there, and hold a broker."""
+        files = SystemFiles()
+        if not os.path.lexists(self.target):
+            raise Failed(f"there is no directory {self.target!r}; mend the path, or create a queue there: penstock queue create", NOT_FOUND)
+        if inspect(files, os.path.abspath(self.target)) is None and not files.exists(f"{self.target}/{LOGS}"):
+            raise Failed(f"{self.target!r} holds no broker; mend the path, or create a queue there: penstock queue create", NOT_FOUND)
+
+    # -- speaking ------------------------------------------------------------------------------------
+
+    def answer(self, document: Any, *parts: Part) -> None:
+        """Answer with the document (--json) or with these tables and lines."""
+        if self.as_json:
+            self.line(json.dumps(document, indent=2, ensure_ascii=not self._unicode))
+            return
+        for part in parts:
+            if isinstance(part, str):
+                self.line(part)
+            elif self.out.is_terminal:
+                self.out.print(rich_table(part), soft_wrap=False)
+            else:
+                self.line(part.plain())
+
+    def stream(self, document: Any, *parts: Part) -> None:
+        """One answer of several: with --json, each is a line."""
+        if self.as_json:
+            self.line(json.dumps(document, ensure_ascii=not self._unicode))
+        else:
+            self.answer(None, *parts)
+        sys.stdout.flush()
+
+    def line(self, text: str) -> None:
+        """A line on stdout, as it is."""
+        typer.echo(text)
+
+    def note(self, text: str) -> None:
+        """Something besides the answer."""
+        typer.echo(f"penstock: {text}", err=True)
+
+    @property
+    def _unicode(self) -> bool:
+        return (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
+
+    def confirm(self, what: str, yes: bool) -> None:
+        """Ask before something is gone for good. Where nobody can be asked, --yes must have been given."""
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise Failed(f"this {what}; add --yes to do it")
+        if not typer.confirm(f"This {what}. Go on?", err=True):
+            raise Failed("nothing was changed; add --yes to do it without being asked", NEGATIVE)
+
+    @contextmanager
+    def progress(
+        self, title: str, total: int | None, wanted: bool | None = None, *, sizes: bool = False
+    ) -> Iterator[Callable[[int], None]]:
+        """A bar on stderr, as far as `total` is known; gives the function that moves it on. None shows it on a terminal only.
+
+        sizes: it counts bytes.
+        """
+        if wanted is False or (wanted is None and (not self.err.is_terminal or self.as_json)):
+            yield lambda steps: None
+            return
+        columns = [SpinnerColumn(), TextColumn(escape(title)), BarColumn(), DownloadColumn() if sizes else MofNCompleteColumn(), TimeElapsedColumn()]
+        with Progress(*columns, console=self.err, transient=self.err.is_terminal) as bars:
+            task = bars.add_task("", total=total)
+            yield lambda steps: bars.advance(task, steps)
+
+
+def rich_table(table: show.Table) -> RichTable:
+    """A table for a terminal."""
+    found = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in table.headings:
+        justify = "right" if heading in table.right else "left"
+        whole = heading in table.whole or heading in table.right
+        found.add_column(heading, justify=justify, no_wrap=True, overflow="fold" if whole else "ellipsis")
+    for row in table.rows:
+        found.add_row(*map(Text, row))
+    return found

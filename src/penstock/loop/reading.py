@@ -1,0 +1,130 @@
+"""A partition that is only read: its state as its published log tells it, beside an owner at work or without one.
+
+Owns: `Reader`, and what it has in common with a partition at work (`Lookable`, `first_of`, `retained`).
+A reader takes no lock, decides nothing and writes nothing. It stands at what was published when it was opened or last refreshed.
+What is published is never taken back while the machine runs, so a refresh reads only what is new; where it cannot go on (what followed
+is dropped already, or damaged) it begins anew.
+Single-threaded.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from penstock.logs.api import Frame, Gap, Readable
+from penstock.loop.blocks import Blocks, Frames, Items
+from penstock.loop.opening import carry_on, continued
+from penstock.rules.explain import Explanation, explain
+from penstock.rules.runs import RunSet, pairs
+from penstock.rules.state import Missing, State
+from penstock.words.clock import Clock, Moment
+
+
+class Lookable(Protocol):
+    """A partition that can be looked at: one at work, or a reader."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def gaps(self) -> list[Gap]: ...
+    @property
+    def log(self) -> Readable: ...
+    def now(self) -> Moment: ...
+    def items(self, runs: Sequence[int]) -> list[Items]: ...
+    def history(self, start: int, limit: int) -> list[Items]: ...
+    def offset_at(self, wall: int) -> int: ...
+    def explain(self, offset: int) -> Explanation: ...
+
+
+def first_of(runs: Iterable[int], limit: int) -> list[int]:
+    """The first `limit` offsets of flat runs, as runs."""
+    found: list[int] = []
+    for start, stop in pairs(runs):
+        if limit <= 0:
+            break
+        found += (start, min(stop, start + limit))
+        limit -= stop - start
+    return found
+
+
+def retained(state: State, start: int, limit: int) -> list[int]:
+    """Runs of up to `limit` items from offset `start` on whose bytes are there, whatever became of them."""
+    there = RunSet((start, state.next_offset))
+    there.remove_all(state.dropped.runs)
+    there.remove_all(state.lost.runs)
+    return first_of(there.runs, limit)
+
+
+class Reader:
+    """A partition's state and items, as published."""
+
+    def __init__(self, log: Readable, clock: Clock) -> None:
+        self.log = log
+        self.state = State()
+        self.gaps: list[Gap] = []
+        self._clock = clock
+        self._frames = Frames(log)
+        self._blocks = Blocks(self._frames)
+        self._sequence = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sequence = 0
+        self.state, self.gaps = carry_on(State(), self._noted(self.log.recover()))
+        self._frames.clear()
+        self._blocks.clear()
+
+    def refresh(self) -> None:
+        """Go on to what is published now."""
+        sequence, self._sequence = self._sequence, 0
+        if not sequence:  # nothing was there, or reading it failed
+            self._begin()
+            return
+        self.state, gaps = carry_on(self.state, self._noted(self.log.frames(sequence)))
+        if gaps:
+            self._begin()
+        self._sequence = self._sequence or sequence
+
+    def _noted(self, frames: Iterator[Frame | Gap]) -> Iterator[Frame | Gap]:
+        """The same, and how far it has come; while this runs nothing is to be relied on."""
+        sequence = 0
+        for found in frames:
+            sequence = found.last_sequence if isinstance(found, Gap) else found.sequence
+            yield found
+        self._sequence = sequence
+
+    def close(self) -> None:
+        self.log.close()
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def now(self) -> Moment:
+        """The partition's time, as an owner would carry it on."""
+        raw = self._clock.read()
+        shift, _ = continued(self.state, raw, self._clock.boot)
+        return Moment(raw.elapsed + shift, raw.wall)
+
+    def items(self, runs: Sequence[int]) -> list[Items]:
+        """Whole items, in the order of `runs`; what damage or retention took is left out."""
+        found, _ = self._frames.collect(runs)
+        return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in found]
+
+    def history(self, start: int, limit: int) -> list[Items]:
+        """Up to `limit` retained items from offset `start` on, whatever became of them."""
+        return self.items(retained(self.state, start, limit))
+
+    def offset_at(self, wall: int) -> int:
+        """The first offset produced at or after a wall time."""
+        return max(min(self.log.offset_at(wall), self.state.next_offset), self.state.dropped.first_missing(0))
+
+    def explain(self, offset: int) -> Explanation:
+        """Why an item is not running."""
+        while True:
+            try:
+                return explain(self.state, offset, self.now(), self._blocks)
+            except Missing as missing:
+                self._blocks.trim()
+                for wanted in missing.offsets:
+                    self._blocks.fetch(wanted)
+
+    def __repr__(self) -> str:
+        return f"Reader({self.log.partition}, {self.state!r})"
