@@ -8,12 +8,20 @@ from typing import get_args
 
 import pytest
 
+import penstock
 from penstock.logs import columns
 from penstock.rules.life import diagram
 from penstock.rules.records import Head, StateRecord, Take
+from penstock.service.options import QueueOptions
 from penstock.words.limits import Policy
 
 ROOT = Path(__file__).parent.parent
+README_SAYS = [
+    "customer-42 has to wait",
+    "customer-43 {'buy': 2}",
+    "1 ready, 1 scheduled",
+    "{'pay': 1} waits: its key is held: item 0 backs off",
+]
 FORMAT = (ROOT / "docs" / "format.md").read_text()
 
 
@@ -38,7 +46,7 @@ def test_the_diagram_is_that_of_the_table() -> None:
 def test_the_example_of_the_readme_runs_and_says_what_it_says(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == ["[b'buy', b'buy']", "its key is held: item 0 backs off"]
+    assert ran.stdout.splitlines() == README_SAYS
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
@@ -53,3 +61,21 @@ def test_no_document_promises_more_than_there_is() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for name in re.findall(r"`((?:src|docs|tests|benchmarks|examples)/[\w./-]+)`", path.read_text()):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+def test_the_api_page_names_what_there_is() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    owners = {
+        "broker": penstock.Broker,
+        "queue": penstock.Queue,
+        "lease": penstock.Lease,
+        "batch": penstock.LeaseBatch,
+        "cursor": penstock.Cursor,
+    }
+    told = re.findall(r"`(broker|queue|lease|batch|cursor)\.(\w+)", page)
+    assert len(told) > 40
+    assert [f"{owner}.{name}" for owner, name in told if not hasattr(owners[owner], name)] == []
+    public = {name for name in dir(penstock.Queue) if not name.startswith("_")}
+    assert public - {name for owner, name in told if owner == "queue"} <= {"name"}
+    for name in QueueOptions.__annotations__:
+        assert f"`{name}`" in page, name

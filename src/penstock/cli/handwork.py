@@ -6,6 +6,7 @@ Owns: those commands. A lease outlives the command that took it: its token is al
 import getpass
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeAlias
 
@@ -25,6 +26,7 @@ TokensArgument: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="TOKEN…", help="As lease printed them; '-' reads them from stdin.", show_default=False)
 ]
 ReasonOption: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the item.", show_default=False)]
+SHOWN = 5
 Settle: TypeAlias = Callable[[Queue, Sequence[str]], None]
 
 
@@ -118,8 +120,8 @@ def _settle(session: Session, tokens: Sequence[str] | None, verb: str, settle: S
     words = [f"{show.counted(len(done), 'item')} {verb}"] if done else []
     session.answer({verb: len(done), "lost": lost}, *words)
     if lost:
-        named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-        raise Failed(f"lease lost: {named}; the work is someone else's now, lease again", LEASE_LOST)
+        named = ", ".join(map(_id, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
+        raise Failed(f"no lease is held any more of {named}; drop that work, it may be someone else's now", LEASE_LOST)
 
 
 def _tokens(given: Sequence[str] | None) -> list[str]:
@@ -132,12 +134,15 @@ def _tokens(given: Sequence[str] | None) -> list[str]:
 
 
 def _by_queue(broker: Broker, tokens: Sequence[str]) -> list[tuple[Queue | None, list[str]]]:
-    """The tokens by the queue that gave them; None stands for those that are no more."""
+    """The tokens by the queue that gave them, of each item one at a time; None stands for a queue that is no more."""
     names = {info.incarnation: info.name for info in all_queues(broker)}
-    shares: dict[str | None, list[str]] = {}
+    seen: Counter[tuple[int, str]] = Counter()
+    shares: dict[tuple[str | None, int], list[str]] = {}
     for token in tokens:
-        shares.setdefault(names.get(f"{parse_token(token).incarnation:016x}"), []).append(token)
-    return [(None if name is None else broker.queue(name), share) for name, share in shares.items()]
+        item = parse_token(token).incarnation, _id(token)
+        shares.setdefault((names.get(f"{item[0]:016x}"), seen[item]), []).append(token)
+        seen[item] += 1
+    return [(None if name is None else broker.queue(name), share) for (name, _), share in shares.items()]
 
 
 def _refused(queue: Queue | None, tokens: Sequence[str], settle: Settle) -> list[str]:

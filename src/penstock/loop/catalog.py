@@ -1,7 +1,8 @@
 """The catalog at work: which queues there are, over a log of its own.
 
-Owns: `Catalog`, the only place where the catalog's state and its log meet. The log is that of incarnation 0, partition 0, which is no
-queue's: STATE frames hold the records of one change, BASE frames the whole catalog; there are no items, so every offset is 0.
+Owns: `Catalog`, the only place where the catalog's state and its log meet, and `carry_on`, by which it is replayed. The log is that of
+incarnation 0, partition 0, which is no queue's: STATE frames hold the records of one change, BASE frames the whole catalog; there are no
+items, so every offset is 0.
     create, update, reshape, delete, removed     decide, then `run`
     run(records)                                 append, sync, then apply: all of it or nothing
 Opening is replay through the same `apply`. After a failed write the log goes back to what is synced and is replayed; nothing is retried.
@@ -10,7 +11,7 @@ Not thread-safe: the broker holds a lock.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Concatenate, NoReturn, ParamSpec
 
 import msgspec
@@ -178,18 +179,8 @@ class Catalog:
         self._log.close()
 
     def _open(self) -> None:
-        state, gaps = State(), []
-        for found in self._log.recover():
-            if isinstance(found, Gap):
-                gaps.append(_mended(found))
-            elif found.type is FrameType.BASE:
-                state = catalog.load(found.body)
-                self._base_bytes = len(found.body)
-            else:
-                for record in _records(found):
-                    catalog.apply(state, record)
-        self.state, self.gaps = state, gaps
-        if self._log.wants_base or gaps:  # what was made of the damage is said once, in a Base
+        self.state, self.gaps, self._base_bytes = carry_on(State(), self._log.recover())
+        if self._log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
             self._rotate()
 
     def _usable(self) -> None:
@@ -207,6 +198,21 @@ class Catalog:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "failed" if self._failed else "open"
         return f"Catalog({state}, {len(self.state.names)} queues)"
+
+
+def carry_on(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[Gap], int]:
+    """The catalog after more frames, the gaps among them, and the size of the last Base. The state given is not to be used any more."""
+    gaps: list[Gap] = []
+    base_bytes = 0
+    for found in frames:
+        if isinstance(found, Gap):
+            gaps.append(_mended(found))
+        elif found.type is FrameType.BASE:
+            state, base_bytes = catalog.load(found.body), len(found.body)
+        else:
+            for record in _records(found):
+                catalog.apply(state, record)
+    return state, gaps, base_bytes
 
 
 def _mended(gap: Gap) -> Gap:

@@ -25,7 +25,7 @@ from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.records import Answered, Due, Leased, Lost, Noted, Opened, Passed, Produced, Record
-from penstock.rules.runs import RunSet, count, pairs
+from penstock.rules.runs import RunSet, count
 from penstock.rules.state import Missing, State
 from penstock.words.clock import DAY, Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
@@ -71,7 +71,7 @@ class Partition:
         self._blocks = Blocks(self._frames)
         self._staged: list[Record] = []
         self._turn = Moment(0, 0)
-        self._owes_sync = False
+        self.owes_sync = False  # the next commit syncs
         self._fetched = False
         self.failed = False
         """It must be reopened before it can go on."""
@@ -99,7 +99,7 @@ class Partition:
             self.run(Configure(self._policy))
             self._append()
         self.log.sync()
-        self._owes_sync = False
+        self.owes_sync = False
         self._policy = None  # said once: a reopening must not undo what was configured since
         self.failed = self._undone = False
 
@@ -109,7 +109,7 @@ class Partition:
         self._unsaid = None
         self._staged.clear()
         self.log.reset()
-        self._owes_sync = False
+        self.owes_sync = False
         self._open()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class Partition:
             self._flush()
         except PenstockError as error:
             self._unsaid = error
-        return self._owes_sync or self._unsaid is not None
+        return self.owes_sync or self._unsaid is not None
 
     def commit(self) -> None:
         """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
@@ -194,20 +194,20 @@ class Partition:
             if self._staged:
                 self._append()
             full = self._room <= 0 or self._turn.wall >= self._rotate_at
-            if self._owes_sync or full:
+            if self.owes_sync or full:
                 self.log.sync()
-                self._owes_sync = False
+                self.owes_sync = False
         except StorageFailed as error:
             self._fail(error)
         if full or self._unreplayed > CHECKPOINT_FRAMES:
             self._keep_house(rotate=full)
 
     def rest(self) -> None:
-        """Nothing more to do just now: sync what need not be, where that was promised, and tell readers how far the log goes."""
+        """Nothing more to do just now: sync what could wait, as far as the durability mode does, and tell readers how far the log goes."""
         try:
             if self.log.durability == "interval":
                 self.log.flush()
-            elif self.log.unsynced:
+            else:
                 self.log.sync()
             self.log.publish()
         except StorageFailed as error:
@@ -272,7 +272,7 @@ class Partition:
             if type(record) is Produced:
                 self._frames.put(record, self._turn.wall)
             if type(record) not in _NEEDS_NO_SYNC or (type(record) is Answered and record.ids is not None):
-                self._owes_sync = True
+                self.owes_sync = True
         drafts = codec.drafts(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)
         self._room -= size
@@ -303,7 +303,7 @@ class Partition:
         state.ttl.keep(lambda entry: state.resolved.missing(entry.start, entry.stop))  # what is resolved has no ttl any more
         body = base.dump(state)
         self.log.rotate(codec.base(body, self._turn, self.state.next_offset))
-        self._owes_sync = False
+        self.owes_sync = False
         self._unreplayed = 0
         self._plan_rotation(len(body))
 
@@ -337,7 +337,7 @@ class Partition:
             self.run(Drop(chosen.forget))
             self._append()
             self.log.sync()
-            self._owes_sync = False
+            self.owes_sync = False
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:

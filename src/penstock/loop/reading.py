@@ -1,14 +1,15 @@
 """A partition that is only read: its state as its published log tells it, beside an owner at work or without one.
 
-Owns: `Reader`, and what it has in common with a partition at work (`Lookable`, `first_of`, `retained`).
+Owns: `Reader`, and what it has in common with a partition at work: how it is looked at (`Lookable`, and in its queue `Seen` and `Sight`)
+and which items are there (`first_of`, `retained`).
 A reader takes no lock, decides nothing and writes nothing. It stands at what was published when it was opened or last refreshed.
 What is published is never taken back while the machine runs, so a refresh reads only what is new; where it cannot go on (what followed
 is dropped already, or damaged) it begins anew.
 Single-threaded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from penstock.logs.api import Frame, Gap, Readable
 from penstock.loop.blocks import Blocks, Frames, Items
@@ -17,6 +18,7 @@ from penstock.rules.explain import Explanation, explain
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Missing, State
 from penstock.words.clock import Clock, Moment
+from penstock.words.errors import PenstockError
 
 
 class Lookable(Protocol):
@@ -33,6 +35,41 @@ class Lookable(Protocol):
     def history(self, start: int, limit: int) -> list[Items]: ...
     def offset_at(self, wall: int) -> int: ...
     def explain(self, offset: int) -> Explanation: ...
+
+
+class Seen(Protocol):
+    """One partition of a queue, in order or not."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def healthy(self) -> bool: ...
+    @property
+    def error(self) -> PenstockError | None: ...
+    @property
+    def open(self) -> Lookable:
+        """The partition, or why it cannot be looked at."""
+        ...
+
+    @property
+    def state(self) -> State: ...
+
+
+class Sight(Protocol):
+    """A queue that can be looked at."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def active(self) -> Sequence[int]: ...
+    @property
+    def members(self) -> Mapping[int, Seen]: ...
+    def healthy(self) -> Iterator[Seen]: ...
+    def touch(self, member: Any, /) -> None:
+        """It is about to be read from: whatever that brings to light is kept with the turn."""
+        ...
 
 
 def first_of(runs: Iterable[int], limit: int) -> list[int]:

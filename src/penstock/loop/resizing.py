@@ -114,11 +114,17 @@ class Resizing:
             for fence in list(member.state.keys.fences):
                 source = self._partitions.members.get(fence.source)
                 if source is not None and source.healthy:
-                    self._lower(member, fence, source.state)
+                    self._lower(member, fence, source)
 
-    def _lower(self, member: Member, fence: Fence, source: State) -> None:
+    def _lower(self, member: Member, fence: Fence, old: Member) -> None:
+        source = old.state
         if fence.slots is not None:
             if drained(source, fence.mark):
+                if old.open.log.unsynced:  # what was leased there might be forgotten, and be back in its lane
+                    old.open.owes_sync = True
+                    self._partitions.touch(old)
+                    self._partitions.again = True
+                    return
                 left = [key for key in source.keys.map if key & SLOT_MASK in fence.slots and unresolved(source, key, fence.mark)]
                 self._partitions.run(member, commands.Narrow(fence.number, left))
                 self.look_anew()

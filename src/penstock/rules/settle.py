@@ -67,7 +67,9 @@ def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) ->
     good, refused, early = _sort(grant, command.offsets)
     again = [offset for offset in refused if grant.done is not None and offset in grant.done]
     refused = [offset for offset in refused if offset not in again] if again else refused
-    _check_whole(command, refused + early)
+    _check_whole(command, refused)
+    if command.then and early:
+        raise InvalidRequest("an earlier item of the same key is held by this lease and not settled; complete that one first, or with it")
     records: list[Record] = [Completed(command.lease, from_offsets(good)), *promises(state, command.then)] if good else []
     return _with_answer(command, records, Settled(len(good) + len(again), refused, early))
 

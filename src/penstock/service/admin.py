@@ -98,6 +98,13 @@ def note(turns: Turns, partition: int, lease: int, offset: int, text: str) -> No
         turns.run(member, commands.Note(lease, offset, text))
 
 
+def publish(turns: Turns, partition: int | None = None) -> None:
+    """Everything up to now may be seen by those who read beside the queue."""
+    for member in chosen(turns, partition):
+        turns.touch(member)
+        member.open.rest()
+
+
 def compact(turns: Turns, partition: int | None = None) -> list[Freed]:
     freed = []
     for member in chosen(turns, partition):
@@ -127,12 +134,14 @@ VERBS: dict[str, Callable[..., Any]] = {
     "redrive": redrive,
     "send": send,
     "release": release,
+    "publish": publish,
     "compact": compact,
     "note": note,
     "move_cursor": move_cursor,
     "release_cursor": release_cursor,
     "stats": looking.stats,
     "explain": looking.explain,
+    "trace": looking.trace,
     "keys": looking.keys,
     "listed": looking.listed,
     "redrivable": looking.redrivable,

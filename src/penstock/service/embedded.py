@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from penstock.logs.api import Durability
+from penstock.logs.api import Durability, Readable
 from penstock.logs.directory import SEGMENT_BYTES
 from penstock.logs.files import Files
 from penstock.loop.carrying import Office
@@ -27,12 +27,11 @@ from penstock.rules import queues
 from penstock.rules.catalog import Entry, Options
 from penstock.rules.commands import Configure
 from penstock.rules.slots import SlotMap
-from penstock.service import admin, looking, shaping
-from penstock.service.reports import BrokerMetrics, Explained, QueueInfo
+from penstock.service import admin, looking, shaping, tracing
+from penstock.service.reports import BrokerMetrics, QueueInfo
 from penstock.service.store import Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueNotFound, StorageFailed
-from penstock.words.ids import format_id
 from penstock.words.limits import MAX_PARTITIONS, within
 
 SYNCS_AT_ONCE = 8
@@ -213,23 +212,23 @@ class Embedded:
             loop.turns.kept.pop((partition, lease), None)
 
     def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
-        """An operator's verb (admin.py)."""
+        """An operator's verb (admin.py, tracing.py)."""
         if verb == "send":
             self._loop(args["to"])
-        answer = self._loop(incarnation).call(Do(partial(admin.run, verb=verb, args=args)))
-        return self._follow(answer, args) if verb == "explain" else answer
+        verbs = tracing.VERBS
+        return verbs[verb](self, incarnation, **args) if verb in verbs else self.look(incarnation, verb, **args)
 
-    def _follow(self, answer: Any, args: Mapping[str, Any]) -> Explained:
-        """An item that went elsewhere is asked about there."""
-        for _ in range(100):
-            if isinstance(answer, Explained):
-                return answer
-            there, partition, offset = answer
-            if there not in self._loops:
-                break
-            where = {"partition": partition, "offset": offset}
-            answer = self._loop(there).call(Do(partial(admin.run, verb="explain", args=where)))
-        return Explained(format_id(args["partition"], args["offset"]), "", "moved", "moved to a queue that is no more")
+    def look(self, incarnation: int, verb: str, **args: Any) -> Any:
+        return self._loop(incarnation).call(Do(partial(admin.run, verb=verb, args=args)))
+
+    def name_of(self, incarnation: int) -> str | None:
+        loop = self._loops.get(incarnation)
+        return loop.turns.name if loop is not None else None
+
+    def reader(self, incarnation: int, partition: int) -> Readable:
+        """The log of a partition, with everything up to now, to be read beside the queue's turns."""
+        self.look(incarnation, "publish", partition=partition)
+        return self.store.reader(incarnation, partition)
 
     def metrics(self) -> BrokerMetrics:
         """Counters and latencies of every queue since it was opened here."""

@@ -192,6 +192,11 @@ class HeldBatch(Sequence[L], Generic[L]):
             ]
         return self._items
 
+    @property
+    def payloads(self) -> list[bytes]:
+        """The payloads alone, in order: the quickest way to the bytes of many items."""
+        return [payload for grant in self._grants for part in grant.parts for payload in part.batch.payloads]
+
     def to_arrow(self) -> "pa.RecordBatch":
         """The items as an Arrow record batch, in the same order. Needs penstock[arrow]."""
         from penstock.service.arrow import to_arrow

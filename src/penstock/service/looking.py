@@ -1,19 +1,31 @@
-"""Looking at a queue, inside a turn: counted exactly, at any depth, without touching an item that was not asked for.
+"""Looking at a queue: counted exactly, at any depth, without touching an item that was not asked for.
 
-Owns: the reports about one queue. Every function takes the queue's `Turns`; what it answers is plain data.
+Owns: the reports about one queue. Every function takes a queue that can be looked at (`Sight`): its `Turns`, inside a turn, or one that
+is only read (snapshot.py). What it answers is plain data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.loop.blocks import Items
 from penstock.loop.loop import Loop
-from penstock.loop.member import Member
+from penstock.loop.reading import Seen, Sight, first_of
 from penstock.loop.turn import Turns
 from penstock.rules.keys import Line
 from penstock.rules.life import State as Life
+from penstock.rules.outbox import moved_to
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State
-from penstock.service.reports import Explained, Fencing, HeldKey, Latency, ListedItem, PartitionStats, QueueMetrics, QueueStats
+from penstock.service.reports import (
+    Explained,
+    Fencing,
+    HeldKey,
+    Latency,
+    ListedItem,
+    PartitionStats,
+    QueueMetrics,
+    QueueStats,
+    Traced,
+)
 from penstock.words import origin
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, PenstockError
@@ -26,27 +38,32 @@ WALL = 1_000_000_000_000_000
 
 
 def stats(turns: Turns) -> QueueStats:
+    """A queue at work."""
+    return counted(turns, sum(not request.gone for request in turns.leasing.waiting), len(turns.producing.waiting))
+
+
+def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0) -> QueueStats:
     partitions = [_partition(turns, member) for member in turns.members.values()]
     totals = {
         name: sum(getattr(one, name) for one in partitions)
         for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced")
     }
-    waiting = sum(not request.gone for request in turns.leasing.waiting)
     consumers = _consumers(turns)
+    fences = ((member.number, fence) for member in turns.healthy() for fence in member.state.keys.fences)
     return QueueStats(
         name=turns.name,
         partitions=partitions,
-        waiting_consumers=waiting,
-        waiting_producers=len(turns.producing.waiting),
+        waiting_consumers=waiting_consumers,
+        waiting_producers=waiting_producers,
         consumers=consumers,
-        resizing=[Fencing(*one) for one in turns.resizing.progress],
-        transfers=turns.carrying.under_way,
-        warnings=list(_warnings(partitions, waiting, consumers)),
+        resizing=[Fencing(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
+        transfers=sum(len(line) for member in turns.healthy() for line in member.state.outbox.values()),
+        warnings=list(_warnings(partitions, waiting_consumers, consumers)),
         **totals,
     )
 
 
-def _partition(turns: Turns, member: Member) -> PartitionStats:
+def _partition(turns: Sight, member: Seen) -> PartitionStats:
     if not member.healthy:
         return PartitionStats(member.number, "failing", error=str(member.error))
     partition, state = member.open, member.state
@@ -79,7 +96,7 @@ def _oldest(state: State, now: int) -> float:
     return max(0, now - min(times)) / SECOND if times and state.ready else 0.0
 
 
-def _consumers(turns: Turns) -> dict[str, int]:
+def _consumers(turns: Sight) -> dict[str, int]:
     found: dict[str, int] = {}
     for member in turns.healthy():
         for grant in member.state.leases.live.values():
@@ -104,11 +121,16 @@ def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Map
 # -- why ---------------------------------------------------------------------------------------------
 
 
-def explain(turns: Turns, partition: int, offset: int) -> Explained | tuple[int, int, int]:
-    """Why an item is not running; for one that went elsewhere, (incarnation, partition, offset) to ask there."""
+def _member(turns: Sight, partition: int) -> Seen:
     member = turns.members.get(partition)
     if member is None:
         raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; the id is of another queue")
+    return member
+
+
+def explain(turns: Sight, partition: int, offset: int) -> Explained | tuple[int, int, int]:
+    """Why an item is not running; for one that went elsewhere, (incarnation, partition, offset) to ask there."""
+    member = _member(turns, partition)
     name = format_id(partition, offset)
     if not member.healthy:
         return Explained(name, turns.name, "unknown", f"its partition is failing: {member.error}")
@@ -128,7 +150,24 @@ def explain(turns: Turns, partition: int, offset: int) -> Explained | tuple[int,
     return Explained(name, turns.name, found.state.value, why, found.attempts, found.consumer, ready_in, held_by, found.reason)
 
 
-def keys(turns: Turns, limit: int = 100) -> list[HeldKey]:
+def trace(turns: Sight, partition: int, offset: int) -> Traced:
+    """Where an item was before and where it went from here, as (incarnation, partition, offset); None for neither."""
+    member = _member(turns, partition)
+    state = member.state
+    if not 0 <= offset < state.next_offset:
+        raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
+    came_from = None
+    if offset not in state.dropped and offset not in state.lost:
+        turns.touch(member)
+        items = member.open.items([offset, offset + 1])
+        packed = items[0].batch.origins[0] if items and items[0].batch.origins is not None else None
+        if packed is not None:
+            known = origin.decode(packed)
+            came_from = (known.incarnation, *known.place)
+    return Traced(came_from, moved_to(state, offset))
+
+
+def keys(turns: Sight, limit: int = 100) -> list[HeldKey]:
     """Keys that are not free, and what holds them."""
     found: list[HeldKey] = []
     for member in turns.healthy():
@@ -141,7 +180,7 @@ def keys(turns: Turns, limit: int = 100) -> list[HeldKey]:
     return found
 
 
-def _held(member: Member, key: int, line: Line) -> HeldKey | None:
+def _held(member: Seen, key: int, line: Line) -> HeldKey | None:
     state = member.state
     waiting = sum(run.stop - run.start for run in line.waiting)
     if line.lease:
@@ -165,7 +204,7 @@ def _held(member: Member, key: int, line: Line) -> HeldKey | None:
 # -- lists -------------------------------------------------------------------------------------------
 
 
-def listed(turns: Turns, states: Sequence[str], after: tuple[int, int] | None = None, limit: int = 100) -> list[ListedItem]:
+def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = None, limit: int = 100) -> list[ListedItem]:
     """Items in these states, by partition and offset, behind `after`."""
     wanted = [Life(state) for state in states] if states else list(Life)
     found: list[ListedItem] = []
@@ -175,7 +214,7 @@ def listed(turns: Turns, states: Sequence[str], after: tuple[int, int] | None = 
             if member.number < after[0]:
                 continue
             start = after[1] + 1 if member.number == after[0] else 0
-        runs = _first(_in_states(member.state, wanted, start), limit - len(found))
+        runs = first_of(_in_states(member.state, wanted, start).runs, limit - len(found))
         turns.touch(member)
         for items in member.open.items(runs):
             found += _listed(member, items)
@@ -184,7 +223,7 @@ def listed(turns: Turns, states: Sequence[str], after: tuple[int, int] | None = 
     return found
 
 
-def redrivable(turns: Turns, after: tuple[int, int] | None = None, limit: int = 1_000) -> list[ListedItem]:
+def redrivable(turns: Sight, after: tuple[int, int] | None = None, limit: int = 1_000) -> list[ListedItem]:
     """Items that a redrive may take: ready or buried."""
     return listed(turns, [Life.READY.value, Life.BURIED.value], after, limit)
 
@@ -212,17 +251,7 @@ _SETS = {
 }
 
 
-def _first(found: RunSet, limit: int) -> list[int]:
-    runs: list[int] = []
-    for start, stop in pairs(found.runs):
-        if limit <= 0:
-            break
-        runs += (start, min(stop, start + limit))
-        limit -= stop - start
-    return runs
-
-
-def _listed(member: Member, items: Items) -> Iterator[ListedItem]:
+def _listed(member: Seen, items: Items) -> Iterator[ListedItem]:
     state = member.state
     for index in range(len(items.batch)):
         offset = items.start + index
@@ -237,19 +266,19 @@ def _listed(member: Member, items: Items) -> Iterator[ListedItem]:
 # -- history -----------------------------------------------------------------------------------------
 
 
-def ends(turns: Turns) -> dict[int, int]:
+def ends(turns: Sight) -> dict[int, int]:
     return {member.number: member.state.next_offset for member in turns.healthy()}
 
 
-def starts(turns: Turns) -> dict[int, int]:
+def starts(turns: Sight) -> dict[int, int]:
     return {member.number: member.state.dropped.first_missing(0) for member in turns.healthy()}
 
 
-def offsets_at(turns: Turns, at: int) -> dict[int, int]:
+def offsets_at(turns: Sight, at: int) -> dict[int, int]:
     return {member.number: member.open.offset_at(at) for member in turns.healthy()}
 
 
-def cursors(turns: Turns) -> dict[str, dict[int, int]]:
+def cursors(turns: Sight) -> dict[str, dict[int, int]]:
     found: dict[str, dict[int, int]] = {}
     for member in turns.healthy():
         for name, offset in member.state.cursors.items():
@@ -257,12 +286,12 @@ def cursors(turns: Turns) -> dict[str, dict[int, int]]:
     return found
 
 
-def cursor(turns: Turns, name: str) -> dict[int, int]:
+def cursor(turns: Sight, name: str) -> dict[int, int]:
     """Where a cursor stands in each partition that knows it."""
     return cursors(turns).get(name, {})
 
 
-def read(turns: Turns, offsets: Mapping[int, int], limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
+def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
     """Retained items from these offsets on, a share from each partition, and where to read on. What was forwarded was read before."""
     found: list[tuple[int, Items]] = []
     after = dict(offsets)
@@ -284,7 +313,7 @@ def read(turns: Turns, offsets: Mapping[int, int], limit: int) -> tuple[list[tup
     return found, after
 
 
-def _own(turns: Turns, items: Items) -> list[Items]:
+def _own(turns: Sight, items: Items) -> list[Items]:
     """The items that are not copies of ones that came from another partition of this queue."""
     if items.batch.origins is None:
         return [items]

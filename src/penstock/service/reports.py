@@ -3,9 +3,12 @@
 Owns: the report types. Times are wall microseconds (`…_at`) or seconds where the name says so.
 """
 
+from datetime import datetime
+
 import msgspec
 
 from penstock.rules.catalog import Options
+from penstock.service.values import timestamp
 from penstock.words.batch import Batch
 
 
@@ -100,6 +103,37 @@ class Explained(msgspec.Struct, frozen=True):
     held_by: str = ""
     """The id of the item of the same key that is in the way."""
     reason: str = ""
+
+
+class Traced(msgspec.Struct, frozen=True):
+    """The same item in other places, each an incarnation, a partition and an offset."""
+
+    came_from: tuple[int, int, int] | None
+    went_to: tuple[int, int, int] | None
+
+
+class ItemEvent(msgspec.Struct, frozen=True):
+    """Something that happened to an item, in whichever queue it was then."""
+
+    event: str
+    """"produced", "leased", "completed", …: the events of an item's life (docs/architecture.md)."""
+    queue: str
+    id: str
+    at: int
+    """Wall microseconds."""
+    attempt: int = 0
+    reason: str = ""
+    consumer: str = ""
+    lease: int = 0
+    """The number of the lease under which it happened; 0 for none."""
+    destination: str = ""
+    """Where it left for: "<queue>/<partition>", or, once it arrived, "<queue>/<id>"."""
+    source: str = ""
+    """Where a transfer came from: "<queue>/<partition>"."""
+
+    @property
+    def time(self) -> datetime:
+        return timestamp(self.at)
 
 
 class HeldKey(msgspec.Struct, frozen=True):

@@ -4,11 +4,11 @@ Owns: `Store` (the contract), `MemoryStore` and `open_store`. A `logs.directory.
 """
 
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from penstock.logs.api import Durability, Frame, Log
+from penstock.logs.api import Durability, Frame, Log, Readable
 from penstock.logs.directory import Directory, Root
 from penstock.logs.files import Files
 from penstock.logs.memory import MemoryLog
@@ -24,6 +24,10 @@ class Store(Protocol):
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log: ...
     def make(self, incarnation: int, partition: int) -> None:
         """Make the place of a new log."""
+        ...
+
+    def reader(self, incarnation: int, partition: int) -> Readable:
+        """A log as far as it is published, beside its owner."""
         ...
 
     def remove(self, incarnation: int) -> None:
@@ -44,6 +48,12 @@ class MemoryStore:
 
     def make(self, incarnation: int, partition: int) -> None:
         """A list is made when it is asked for."""
+
+    def reader(self, incarnation: int, partition: int) -> Readable:
+        """As it is now."""
+        log = MemoryLog(incarnation, partition, list(self._kept[incarnation, partition]))
+        deque(log.recover(), maxlen=0)
+        return log
 
     def remove(self, incarnation: int) -> None:
         for owner in [owner for owner in self._kept if owner[0] == incarnation]:

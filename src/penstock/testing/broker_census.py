@@ -91,6 +91,7 @@ class Census:
         self.rooms: dict[tuple[int, int], Room] = {}
         self.found: dict[Tag, Found] = {}
         self._before: dict[Tag, Found] = {}
+        self.origins: dict[Place, Origin | None] = {}
         self.arrivals: list[tuple[Tag, Place, Origin | None]] = []
         """Copies that were not there at the last look."""
         self.changed: set[int] = set()
@@ -157,7 +158,8 @@ class Census:
                 if place not in tag.places:
                     tag.places.append(place)
                     packed = items.batch.origins[index] if items.batch.origins is not None else None
-                    self.arrivals.append((tag, place, origin.decode(packed) if packed is not None else None))
+                    self.origins[place] = origin.decode(packed) if packed is not None else None
+                    self.arrivals.append((tag, place, self.origins[place]))
 
     def _gather(self) -> None:
         self._before, self.found = self.found, {}

@@ -33,9 +33,8 @@ def finish(world: World, operator: Operator) -> None:
 
 def _work_off(world: World, operator: Operator) -> None:
     """Bring back what was given up, then lease and complete whatever there is."""
-    order, queues = world.model.order, world.model.queues
-    parked = [place for place, holders in order.parked.items() if any(tag.resolved for tag in holders)]
-    for queue, key in sorted({*parked, *order.perhaps}):
+    queues = world.model.queues
+    for queue, key in world.model.order.stuck():
         if queue in queues:
             operator.free(queue, key)
     for queue in queues:

@@ -40,6 +40,8 @@ class Tag:
     """It was found stored, whether or not that was acknowledged."""
     resolved: bool = False
     """Completed or cleared for good, unless it is sought."""
+    vanished: bool = False
+    """Its queue was deleted, unless it had just left."""
     completed_by: "Held | None" = None
     doers: int = 0
     """Requests under way, or lost, that may have resolved it."""

@@ -74,6 +74,8 @@ class Leases:
         self.held = [held for held in self.held if held.incarnation != incarnation]
 
     def unknown(self, sent: SentLease) -> None:
+        if sent.incarnation not in self._book.queues:
+            return
         until = self.now + max(sent.timeout, self._book.queues[sent.incarnation].options.policy.lease_timeout)
         self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))
 

@@ -287,7 +287,7 @@ class Model(Book):
                 continue
             if self._vanishes(tag, found):
                 tag.resolved = tag.seen or tag.acknowledged
-                tag.void = not tag.resolved
+                tag.void, tag.vanished = not tag.resolved, True
                 continue
             assert len(found.live) <= 1, f"{tag} is in several places: {found}"
             if found.anywhere:
@@ -301,7 +301,9 @@ class Model(Book):
 
     def _compare(self, tag: Tag, found: Found) -> None:
         if tag.resolved:
-            raise AssertionError(f"{tag} was resolved, and is there again: {found}")
+            assert tag.vanished, f"{tag} was resolved, and is there again: {found}"
+            tag.resolved = tag.vanished = False
+            tag.forget_order()
         if found.live:
             assert tag.completed_by is None, f"{tag} was completed by {tag.completed_by}, and is there: {found}"
         elif found.done and _latest(tag, found) in [spot.place for spot in found.done]:

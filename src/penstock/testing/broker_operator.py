@@ -33,7 +33,7 @@ class Operator:
     def _create(self, name: str, extra: dict[str, object]) -> None:
         options = {**self._chance.options(), **extra}
         partitions = self._chance.pick([1, 1, 2, 3])
-        info = self._world.operate(f"create {name}", 0, lambda: self._broker.create(name, options, partitions, False, {}))
+        info = self._world.operate(f"create {name}", lambda: self._broker.create(name, options, partitions, False, {}))
         if isinstance(info, QueueInfo):
             self._world.model.created(info)
 
@@ -70,7 +70,7 @@ class Operator:
             self._world.model.changed(queue.incarnation, answer)
 
         self._world.model.unsure_queues.add(queue.incarnation)
-        self._world.operate(what, queue.incarnation, action, then)
+        self._world.operate(what, action, then)
 
     def recreate(self) -> None:
         """Delete a queue and make another of that name."""
@@ -84,7 +84,7 @@ class Operator:
     # -- items ---------------------------------------------------------------------------------------
 
     def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
-        return self._world.operate(f"{verb} {args}", queue, lambda: self._broker.ask(queue, verb, **args), then)
+        return self._world.operate(f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then)
 
     def send(self) -> None:
         """Redrive some items of one queue to another."""

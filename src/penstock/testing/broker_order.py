@@ -21,8 +21,8 @@ class Order:
         self._census = census
         self._numbers = count(1)
         self._lines: dict[tuple[int, bytes], list[Tag]] = {}
-        self.parked: dict[tuple[int, bytes], dict[Tag, int]] = {}
-        """Queue and key → items that hold it though they were given up, each with the partition where that happened."""
+        self.parked: dict[tuple[int, bytes], dict[Tag, Place]] = {}
+        """Queue and key → items that hold it though they were given up, each with the place where that happened."""
         self.perhaps: set[tuple[int, bytes]] = set()
         """Keys that are parked unless an operator's word, never answered, has freed them."""
         self._graves: dict[Place, Tag] = {}
@@ -61,15 +61,25 @@ class Order:
         if tag.key is None or not parks:
             tag.forget_order()
             return
-        self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place.partition
+        self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place
 
     def _return(self, tag: Tag, spot: Spot) -> None:
+        """An item that parks its key is back in its place, unless it came by another way and is a stranger there."""
         assert tag.key is not None
-        holders = self.parked.get((spot.place.incarnation, tag.key))
-        if holders is not None and holders.pop(tag, None) is None:
-            return
-        if spot.place.incarnation != tag.queue:
-            return
+        holders = self.parked.get((spot.place.incarnation, tag.key), {})
+        grave, came = holders.get(tag), self._census.origins.get(spot.place)
+        if grave is not None and (spot.place == grave or (came is not None and (came.incarnation, *came.place) == grave)):
+            del holders[tag]
+
+    def stuck(self) -> list[tuple[int, bytes]]:
+        """Keys that an operator must free: what parks them will not return, or nobody knows whether they are parked."""
+        found = set(self.perhaps)
+        for (queue, key), holders in self.parked.items():
+            for tag in holders:
+                spot = self._census.lives_in(tag, queue)
+                if tag.resolved or (spot is not None and not spot.buried):
+                    found.add((queue, key))
+        return sorted(found)
 
     def release(self, incarnation: int, key: bytes, *, sure: bool = True) -> None:
         """A key goes on without what was given up."""
@@ -88,7 +98,7 @@ class Order:
         for (queue, key), holders in self.parked.items():
             if queue == incarnation and holders:
                 self._freed(queue, key, sure=sure)
-                for tag in [tag for tag, where in holders.items() if partition in (None, where)]:
+                for tag in [tag for tag, grave in holders.items() if partition in (None, grave.partition)]:
                     del holders[tag]
                     tag.forget_order()
 
@@ -119,9 +129,9 @@ class Order:
     def _check_parked(self, held: Held, tag: Tag, others: list[Tag]) -> None:
         """Nothing goes past an item that was given up and parks the key."""
         assert tag.key is not None
-        for holder, partition in self.parked.get((held.incarnation, tag.key), {}).items():
+        for holder, grave in self.parked.get((held.incarnation, tag.key), {}).items():
             later = holder.order is not None and tag.order is not None and holder.order < tag.order
-            passed = holder not in others and (later or partition == held.partition)
+            passed = holder not in others and (later or grave.partition == held.partition)
             assert not passed, f"{held} was given {tag}, whose key is parked because {holder} was given up"
 
     def _check_earlier(self, held: Held, tag: Tag, before: list[Tag]) -> None:

@@ -98,7 +98,7 @@ class World:
         sent.request.on_done = None
         self.model.gone(sent)
 
-    def operate(self, what: str, incarnation: int, action: Callable[[], Any], then: Callable[[Any], None] | None = None) -> Any:
+    def operate(self, what: str, action: Callable[[], Any], then: Callable[[Any], None] | None = None) -> Any:
         """An operator's word: done at once, with whatever waits in that queue. `then` is told of the answer before others are judged."""
         answer: Any
         try:
@@ -106,7 +106,7 @@ class World:
         except PenstockError as error:
             answer = error
         self.say(f"   {what} → {answer!r:.300}")
-        self.model.census.changed.add(incarnation)
+        self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
         self._digest(lambda: then(answer) if then is not None else None)
         return answer
 

@@ -1,0 +1,119 @@
+"""`penstock dead …`: items that were given up, and the way back.
+
+Owns: the commands of that group. Dead letters of a queue are what lies buried in it and what waits in its dead queue having come from it;
+those of a dead queue are all that waits in it.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from penstock.cli import documents, reading, show
+from penstock.cli.commands import QueueArgument, command, queue_names
+from penstock.cli.looking import LimitOption
+from penstock.cli.queues import all_queues
+from penstock.cli.session import Session
+from penstock.service._sync.broker import Broker
+from penstock.service.calls import ListedItem
+from penstock.service.options import QueueInfo
+
+PAGE = 1_000
+WAITING = ("ready", "scheduled", "leased")
+
+group = typer.Typer(no_args_is_help=True, help="Items that were given up.")
+
+
+@command(group, "list")
+def list_dead(
+    session: Session,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="Its dead letters; without it, how many each queue has.", autocompletion=queue_names)
+    ] = None,
+    limit: LimitOption = 100,
+) -> None:
+    """Dead letters: what became of them, where they came from, and why."""
+    with session.view() as broker:
+        if queue is None:
+            _list_counts(session, broker)
+        else:
+            _list_letters(session, broker, queue, limit)
+
+
+def _list_counts(session: Session, broker: Broker) -> None:
+    queues = all_queues(broker)
+    in_use = {info.dead_queue for info in queues}
+    documents_, rows = [], []
+    for info in queues:
+        found = broker.queue(info.name).stats()
+        waiting = found.ready + found.scheduled + found.leased if info.name in in_use else 0
+        documents_.append({"queue": info.name, "dead_queue": info.dead_queue, "buried": found.buried, "waiting": waiting})
+        rows.append((info.name, info.dead_queue or show.NOTHING, show.number(found.buried), show.number(waiting)))
+    table = show.Table(("queue", "dead queue", "buried here", "dead letters waiting"), rows, right=("buried here", "dead letters waiting"))
+    session.answer(documents_, table if rows else "there are no queues")
+
+
+def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> None:
+    info = broker.queue(name).info()
+    found: list[tuple[str, ListedItem]] = []
+    for letter in _letters(broker, info):
+        found.append(letter)
+        if len(found) >= limit:
+            break
+    rows = [_row(where, letter) for where, letter in found]
+    headings = ("queue", "id", "from", "attempts", "key", "kind", "given up", "reason", "payload")
+    table = show.Table(headings, rows, right=("attempts",), whole=("queue", "id", "from"))
+    session.answer([{"queue": where, **documents.listed(letter)} for where, letter in found], table if rows else "there are no dead letters")
+
+
+def _letters(broker: Broker, info: QueueInfo) -> Iterator[tuple[str, ListedItem]]:
+    yield from ((info.name, letter) for letter in _pages(broker, info.name, ("buried",)))
+    if info.dead_queue is not None:
+        for letter in _pages(broker, info.dead_queue, WAITING):
+            if letter.origin is not None and letter.origin.queue == info.name:
+                yield info.dead_queue, letter
+    elif any(other.dead_queue == info.name for other in all_queues(broker)):
+        yield from ((info.name, letter) for letter in _pages(broker, info.name, WAITING))
+
+
+def _pages(broker: Broker, name: str, states: tuple[str, ...]) -> Iterator[ListedItem]:
+    after: str | None = None
+    while page := broker.queue(name).items(states, after, PAGE):
+        yield from page
+        after = page[-1].id
+
+
+def _row(where: str, letter: ListedItem) -> tuple[str, ...]:
+    origin = letter.origin
+    from_ = f"{origin.queue} {origin.id}" if origin is not None else show.NOTHING
+    attempts = origin.attempts if origin is not None else letter.attempts
+    reason = letter.reason or (origin.reason if origin is not None else "")
+    at = documents.wall(origin.buried_at) if origin is not None else None
+    given_up = show.when(reading.instant(at, "")) if at else show.NOTHING
+    key = letter.key if letter.key is not None else show.NOTHING
+    return (where, letter.id, from_, show.number(attempts), key, letter.kind or show.NOTHING, given_up, reason, show.payload(letter))
+
+
+@command(group, "redrive")
+def redrive(
+    session: Session,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The queue they lie in.", autocompletion=queue_names)],
+    to: Annotated[str, typer.Option(metavar="QUEUE", help="Where they go; SOURCE itself makes what is buried there ready.")],
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Only those: kind, key, reference, encoding, reason, origin_queue or headers.NAME; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="How many at most.", show_default=False)] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Move nothing; tell what would be moved.")] = False,
+) -> None:
+    """Send dead letters back, each exactly once."""
+    chosen = reading.pairs(where or (), "--where", "kind=invoice")
+    with (session.view() if preview else session.owner()) as broker, session.progress("redriving", None):
+        found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
+    text = f"{show.counted(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
+    ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []
+    session.answer({"items": found.items, "ids": found.ids, "preview": preview}, text, *ids)

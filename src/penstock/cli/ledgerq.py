@@ -1,0 +1,212 @@
+"""Reading what LedgerQ left on disk.
+
+Owns: its file format, for reading only, as its code writes it. Little-endian; checksums are CRC-32C.
+
+    segment   header of 64 bytes: magic, version u16, flags u16, base u64, created i64, first id u64, last id u64, zeros, CRC of bytes 0-59
+    entry     length u32 (of everything up to and with the CRC), type u8, flags u8, id u64, time i64,
+              [priority u8] [expires i64] [headers] [compression u8] payload, CRC of all before it; then 4 bytes that belong to nothing
+    headers   count u16, then each: length u16, name, length u16, value
+    metadata  24 bytes: version u32, next id u64, read id u64, reserved u32; messages below the read id were consumed
+
+Every whole entry is taken, whatever lies between; what is not whole is told. Indexes are not needed: a crash leaves none.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import google_crc32c
+
+from penstock.words.limits import MAX_PAYLOAD_BYTES
+
+MAGIC: Final = 0x4C445151
+VERSION: Final = 1
+HEADER_BYTES: Final = 64
+PADDING: Final = 4
+DATA: Final = 1
+COMPRESSED, ENCRYPTED, TTL, HEADERS, PRIORITY = 1, 2, 4, 8, 16
+GZIP: Final = 1
+METADATA_BYTES: Final = 24
+SEGMENT_NAME: Final = re.compile(r"[0-9]{20}\.log")
+METADATA_NAME: Final = "metadata.dat"
+
+_SEGMENT = struct.Struct("<IHHQqQQ20xI")
+_FIXED = struct.Struct("<IBBQq")
+_METADATA = struct.Struct("<IQQI")
+_CRC = struct.Struct("<I")
+_SHORT = struct.Struct("<H")
+_LONG = struct.Struct("<q")
+_SMALLEST = _FIXED.size + _CRC.size
+_LIKELY = re.compile(rb"[\x01-\x03][\x00-\x1f]", re.DOTALL)
+"""The type and the flags of an entry."""
+
+
+class Buffer(Protocol):
+    """Bytes, or a file mapped into memory."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, where: slice, /) -> bytes: ...
+
+
+class Entry(NamedTuple):
+    """A message."""
+
+    id: int
+    time: int
+    """Nanoseconds since 1970."""
+    payload: bytes
+    priority: int = 0
+    """0 low, 1 medium, 2 high."""
+    expires: int = 0
+    """Nanoseconds since 1970; 0 is never."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Skipped(NamedTuple):
+    """What is not a message that can be read."""
+
+    where: int
+    """The byte in the file at which it begins."""
+    size: int
+    why: str
+    torn: bool = False
+    """The end of the file, cut off while it was written: it was never acknowledged."""
+    id: int = 0
+    """Of an entry that is whole but cannot be used."""
+
+
+Found: TypeAlias = Entry | Skipped
+
+
+class Unusable(Exception):
+    """Why an entry that is whole cannot be used."""
+
+
+def read_id(data: bytes) -> int:
+    """The first id that was not consumed, from the metadata; raises ValueError when they cannot be read."""
+    if len(data) != METADATA_BYTES:
+        raise ValueError(f"it has {len(data)} bytes instead of {METADATA_BYTES}")
+    version, _, found, _ = _METADATA.unpack(data)
+    if version != VERSION:
+        raise ValueError(f"its version is {version}, and {VERSION} is known")
+    return int(found)
+
+
+def check_header(data: Buffer) -> str:
+    """What is wrong with the header of a segment; "" when nothing is."""
+    header = data[:HEADER_BYTES]
+    if len(header) < HEADER_BYTES:
+        return "the header is cut off"
+    magic, version, *_, crc = _SEGMENT.unpack(header)
+    if magic != MAGIC:
+        return "it is not a segment of LedgerQ"
+    if google_crc32c.value(header[: HEADER_BYTES - _CRC.size]) != crc:
+        return "the header is damaged"
+    return "" if version == VERSION else f"its version is {version}, and {VERSION} is known"
+
+
+def entries(data: Buffer) -> Iterator[Found]:
+    """Every entry of a segment, and what lies between whole ones."""
+    position, end = HEADER_BYTES, len(data)
+    while position < end:
+        size = _whole(data, position)
+        if size:
+            yield _read(data, position, size)
+            position += size + PADDING
+            continue
+        after = _next(data, position)
+        if any(data[position:after]) or after < end:  # zeros at the end are what was never written
+            yield _gap(position, after, end)
+        position = after
+
+
+def _gap(position: int, after: int, end: int) -> Skipped:
+    if after < end:
+        return Skipped(position, after - position, "damaged")
+    return Skipped(position, end - position, "cut off at the end", torn=True)
+
+
+def _whole(data: Buffer, position: int) -> int:
+    """The length of the entry at a position; 0 when there is no whole one."""
+    fixed = data[position : position + _FIXED.size]
+    if len(fixed) < _FIXED.size:
+        return 0
+    length, kind, flags, id, _ = _FIXED.unpack(fixed)
+    if length < _SMALLEST or position + length > len(data) or not 1 <= kind <= 3 or flags > 31 or not id:
+        return 0
+    whole = data[position : position + length]
+    crc: int = _CRC.unpack(whole[-_CRC.size :])[0]
+    return int(length) if google_crc32c.value(whole[: -_CRC.size]) == crc else 0
+
+
+def _next(data: Buffer, position: int) -> int:
+    """Where the next whole entry begins; the end when there is none."""
+    at = position + 1
+    while found := _LIKELY.search(data, at + _CRC.size):  # type: ignore[call-overload]
+        at = int(found.start()) - _CRC.size
+        if _whole(data, at):
+            return at
+        at += 1
+    return len(data)
+
+
+# -- one entry ---------------------------------------------------------------------------------------
+
+
+def _read(data: Buffer, position: int, size: int) -> Found:
+    whole = data[position : position + size]
+    _, kind, flags, id, time = _FIXED.unpack_from(whole)
+    try:
+        if kind != DATA:
+            raise Unusable(f"an entry of type {kind}, which holds no message")
+        if flags & ENCRYPTED:
+            raise Unusable("encrypted")
+        return _message(whole[_FIXED.size : -_CRC.size], flags, id, time)
+    except (Unusable, struct.error) as error:
+        why = str(error) if isinstance(error, Unusable) else "its fields do not fit into it"
+        return Skipped(position, size, f"message {id} is not taken: {why}", id=id)
+
+
+def _message(body: bytes, flags: int, id: int, time: int) -> Entry:
+    at, priority, expires = 0, 0, 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if flags & PRIORITY:
+        priority, at = body[at], at + 1
+    if flags & TTL:
+        (expires,), at = _LONG.unpack_from(body, at), at + _LONG.size
+    if flags & HEADERS:
+        headers, at = _headers(body, at)
+    payload = body[at:]
+    if flags & COMPRESSED:
+        payload = _decompressed(body[at:])
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise Unusable(f"its payload has more than {MAX_PAYLOAD_BYTES:,} bytes")
+    return Entry(id, time, payload, priority, expires, headers)
+
+
+def _headers(body: bytes, at: int) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
+    (count,), at = _SHORT.unpack_from(body, at), at + _SHORT.size
+    texts: list[bytes] = []
+    for _ in range(2 * count):
+        (length,), at = _SHORT.unpack_from(body, at), at + _SHORT.size
+        if at + length > len(body):
+            raise Unusable("its headers do not fit into it")
+        texts.append(body[at : at + length])
+        at += length
+    return tuple(zip(texts[::2], texts[1::2], strict=True)), at
+
+
+def _decompressed(data: bytes) -> bytes:
+    """The payload behind the byte that names its compression; at most as much as an item may have."""
+    if data[:1] != bytes([GZIP]):
+        raise Unusable(f"its compression {data[:1].hex() or 'missing'} is not known")
+    machine = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        found = machine.decompress(data[1:], MAX_PAYLOAD_BYTES + 1)
+    except zlib.error as error:
+        raise Unusable(f"it cannot be decompressed ({error})") from None
+    if not machine.eof and len(found) <= MAX_PAYLOAD_BYTES:
+        raise Unusable("its compressed payload is cut off")
+    return found

@@ -1,0 +1,167 @@
+"""`penstock stats`, `items`, `item`, `explain`, `keys`: looking at what is there.
+
+Owns: those commands. All but `keys release` look through a view: they take no lock and change nothing.
+"""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from penstock.cli import documents, show
+from penstock.cli.commands import QueueArgument, command, queue_names
+from penstock.cli.queues import all_queues
+from penstock.cli.session import Session
+from penstock.service.calls import STATES, ListedItem
+from penstock.service.reports import PartitionStats, QueueStats
+
+LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="How many at most.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The item's id, such as 3-17.")]
+
+keys = typer.Typer(no_args_is_help=True, help="Keys that are not free.")
+
+
+def register(app: typer.Typer) -> None:
+    for name, function in (("stats", stats), ("items", items), ("item", item), ("explain", explain)):
+        command(app, name)(function)
+    app.add_typer(keys, name="keys")
+
+
+# -- counts ------------------------------------------------------------------------------------------
+
+COUNTS = ("ready", "scheduled", "leased", "buried", "moving", "completed", "produced")
+
+
+def stats(
+    session: Session,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="This queue, by partition; all unless given.", autocompletion=queue_names)
+    ] = None,
+) -> None:
+    """How many items are in which state, and what needs attention."""
+    with session.view() as broker:
+        if queue is not None:
+            one = broker.queue(queue).stats()
+            session.answer(documents.stats(one), *_queue_parts(one))
+            return
+        found = [broker.queue(info.name).stats() for info in all_queues(broker)]
+    warnings = [f"{one.name}: {warning}" for one in found for warning in one.warnings]
+    session.answer([documents.stats(one) for one in found], *([overview(found), *_warned(warnings)] if found else ["there are no queues"]))
+
+
+def overview(found: list[QueueStats]) -> show.Table:
+    """Queues, one a row."""
+    rows = [(one.name, *(show.number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
+    return show.Table(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",))
+
+
+def oldest(one: QueueStats) -> str:
+    """How long the item has been ready that has been so the longest."""
+    return show.span(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
+
+
+def _queue_parts(one: QueueStats) -> list[show.Table | str]:
+    headings = ("partition", "status", *COUNTS, "oldest", "size")
+    table = show.Table(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"})
+    facts = [
+        ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
+        ("waiting", _waiting(one)),
+        ("transfers", show.counted(one.transfers, "batch", "batches") + " on the way" if one.transfers else ""),
+        ("resizing", show.counted(len(one.resizing), "fence") + " left" if one.resizing else ""),
+    ]
+    more = show.facts(facts)
+    return [overview([one]), "", table, *(["", more] if more else []), *_warned(one.warnings)]
+
+
+def _partition_row(part: PartitionStats) -> tuple[str, ...]:
+    paused = [side for side, is_paused in (("lease", part.paused_lease), ("produce", part.paused_produce)) if is_paused]
+    status = part.status + (f" ({' and '.join(paused)} paused)" if paused else "")
+    counts = (show.number(getattr(part, name)) for name in COUNTS)
+    return (str(part.partition), status, *counts, show.span(part.oldest_ready_seconds or None), show.size(part.size_bytes))
+
+
+def _waiting(one: QueueStats) -> str:
+    parts = [(one.waiting_consumers, "consumer"), (one.waiting_producers, "producer")]
+    return ", ".join(show.counted(count, name) for count, name in parts if count)
+
+
+def _warned(warnings: list[str]) -> list[str]:
+    return [f"! {show.printable(warning)}" for warning in warnings]
+
+
+# -- items -------------------------------------------------------------------------------------------
+
+
+def items(
+    session: Session,
+    queue: QueueArgument,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="|".join(STATES), help="Only those; may be repeated.", show_default=False)
+    ] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="The page behind this item.", show_default=False)] = None,
+    limit: LimitOption = 100,
+) -> None:
+    """Items of a queue, by partition, oldest first."""
+    with session.view() as broker:
+        found = broker.queue(queue).items(state, after, limit)
+    more = f"there may be more: --after {found[-1].id}" if len(found) == limit else ""
+    session.answer([documents.listed(one) for one in found], *([listing(found)] if found else ["there are none"]))
+    if more and not session.as_json:
+        session.note(more)
+
+
+def listing(found: list[ListedItem]) -> show.Table:
+    """Items, one a row."""
+    rows = [
+        (
+            one.id,
+            one.state,
+            one.key if one.key is not None else show.NOTHING,
+            one.kind or show.NOTHING,
+            show.number(one.attempts),
+            show.when(one.produced_at),
+            show.payload(one),
+            one.reason or (one.origin.reason if one.origin is not None else ""),
+        )
+        for one in found
+    ]
+    headings = ("id", "state", "key", "kind", "attempts", "produced", "payload", "reason")
+    return show.Table(headings, rows, right=("attempts",), whole=("id", "state", "produced"))
+
+
+def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
+    """An item and its whole history."""
+    raise NotImplementedError
+
+
+def explain(session: Session, queue: QueueArgument, id: IdArgument) -> None:
+    """Why is this item not running?"""
+    with session.view() as broker:
+        found = broker.queue(queue).explain(id)
+    moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
+    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {found.state}: {show.printable(found.why)}")
+
+
+# -- keys --------------------------------------------------------------------------------------------
+
+
+@command(keys, "held")
+def held(session: Session, queue: QueueArgument, limit: LimitOption = 100) -> None:
+    """Keys that are not free: what holds them, and how many items wait behind."""
+    with session.view() as broker:
+        found = broker.queue(queue).held_keys(limit)
+    rows = [(_key(one.key), str(one.partition), one.why, one.item, show.number(one.waiting)) for one in found]
+    table = show.Table(("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), whole=("key", "item"))
+    session.answer([documents.held_key(one) for one in found], table if rows else "no key is held")
+
+
+@command(keys, "release")
+def release(session: Session, queue: QueueArgument, key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")]) -> None:
+    """Let a parked key go on without the items it was parked for."""
+    with session.owner() as broker:
+        free = broker.queue(queue).release(key)
+    session.answer({"queue": queue, "key": key, "released": free}, f"{show.counted(free, 'item')} free to go on")
+
+
+def _key(key: bytes) -> str:
+    return key.decode("utf-8", "surrogateescape")

@@ -1,0 +1,151 @@
+"""Many workers in real threads: no two ever have items of one key, and every key is handled in the order in which it was produced."""
+
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from penstock.words.errors import BrokerClosed
+from tests.broker.rig import Desk, Held, Rig, together, until
+
+KEYS, EACH, WORKERS = 20, 20, 16
+
+
+class Shop:
+    """Workers that check on each other."""
+
+    def __init__(self, desk: Desk, total: int) -> None:
+        self.desk = desk
+        self.total = total
+        self.handled: dict[str, list[int]] = {}
+        self.failed: set[str] = set()
+        self._holding: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> int:
+        return sum(len(numbers) for numbers in self.handled.values())
+
+    def worker(self, number: int, want: int) -> Callable[[], None]:
+        def run() -> None:
+            rng = random.Random(number)
+            while self.done < self.total:
+                held = self.desk.lease(want, wait=0.2, consumer=f"worker-{number}")
+                self._take(held, number)
+                for item, text, key in zip(held.ids, held.texts, held.keys, strict=True):
+                    self._handle(held, item, text, key, rng)
+
+        return run
+
+    def _take(self, held: Held, worker: int) -> None:
+        with self._lock:
+            for key in held.keys:
+                assert key not in self._holding, f"{key} is held by {self._holding[key]} and {worker}"
+                self._holding[key] = worker
+
+    def _handle(self, held: Held, item: str, text: str, key: str, rng: random.Random) -> None:
+        """Every item fails once."""
+        with self._lock:
+            del self._holding[key]
+            first = text not in self.failed
+            self.failed.add(text)
+            if not first:
+                self.handled.setdefault(key, []).append(int(text.partition(":")[2]))
+        if first:
+            (answer,) = self.desk.settle("retry", [held.part(item)], delay=rng.choice((0, 0.001, 0.003)), reason="once")
+        else:
+            (answer,) = self.desk.settle("complete", [held.part(item)])
+        assert answer.done == 1
+
+
+def produce_all(desk: Desk) -> None:
+    """Each key's items in order, keys in a jumble, some before the workers come and some while they work."""
+    rng = random.Random(1)
+    left = {f"key-{number}": list(range(EACH)) for number in range(KEYS)}
+    while left:
+        chosen = rng.sample(sorted(left), min(len(left), rng.randint(1, 5)))
+        desk.produce(*[f"{key}:{left[key].pop(0)}" for key in chosen], keys=chosen)
+        left = {key: numbers for key, numbers in left.items() if numbers}
+
+
+def check(shop: Shop) -> None:
+    assert shop.handled == {f"key-{number}": list(range(EACH)) for number in range(KEYS)}
+    stats = shop.desk.stats()
+    assert (stats.completed, stats.depth) == (stats.produced, 0)
+
+
+@pytest.mark.parametrize("want", [1, 6])
+def test_sixteen_workers_and_every_item_fails_once(live: Rig, want: int) -> None:
+    desk = live.create(partitions=4)
+    shop = Shop(desk, KEYS * EACH)
+    together(lambda: produce_all(desk), *[shop.worker(number, want) for number in range(WORKERS)])
+    check(shop)
+
+
+def test_the_same_while_the_width_changes(live: Rig) -> None:
+    desk = live.create(partitions=1)
+    shop = Shop(desk, KEYS * EACH)
+
+    def resize() -> None:
+        for step, width in enumerate((4, 5, 8, 3, 6, 1, 2)):
+            until(lambda step=step: desk.stats().completed > 45 * step)  # type: ignore[misc]
+            desk.resize(width)
+
+    together(lambda: produce_all(desk), resize, *[shop.worker(number, 3) for number in range(WORKERS)])
+    until(lambda: not desk.stats().resizing)
+    check(shop)
+    assert desk.info.partitions == 2
+
+
+def test_the_same_with_dead_letters_and_their_return(live: Rig) -> None:
+    """Unkeyed items are given up at their second attempt; somebody redrives them until all are done."""
+    dead = live.create("dead")
+    desk = live.create(partitions=3, dead_queue="dead", max_attempts=2)
+    desk.produce(*map(str, range(200)))
+    seen: dict[str, int] = {}
+    done: list[str] = []
+    lock = threading.Lock()
+
+    def work() -> None:
+        while len(done) < 200:
+            held = desk.lease(7, wait=0.1)
+            with lock:
+                for text in held.texts:
+                    seen[text] = seen.get(text, 0) + 1
+                good = [item for item, text in zip(held.ids, held.texts, strict=True) if seen[text] > 3]
+                done.extend(text for text in held.texts if seen[text] > 3)
+            for item in held.ids:
+                (answer,) = desk.settle("complete" if item in good else "retry", [held.part(item)])
+                assert answer.done == 1
+
+    def redrive() -> None:
+        while len(done) < 200:
+            chosen: dict[int, list[int]] = {}
+            for one in dead.ask("redrivable", after=None, limit=50):
+                chosen.setdefault(one.partition, []).append(one.offset)
+            dead.ask("send", partition_offsets=chosen, to=desk.incarnation)
+
+    together(redrive, work, work, work, work)
+    assert sorted(done) == sorted(map(str, range(200)))
+    assert set(seen.values()) == {4}
+    assert (desk.stats().depth, dead.stats().depth) == (0, 0)
+
+
+def test_workers_are_told_when_the_broker_ends(live: Rig) -> None:
+    desk = live.create(partitions=2)
+    shop = Shop(desk, 1 << 30)
+
+    def worker(number: int) -> Callable[[], None]:
+        def run() -> None:
+            with pytest.raises(BrokerClosed):
+                shop.worker(number, 2)()
+
+        return run
+
+    def end() -> None:
+        produce_all(desk)
+        until(lambda: desk.stats().completed > 100)
+        live.broker.close()
+
+    together(end, *[worker(number) for number in range(WORKERS)])
