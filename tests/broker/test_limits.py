@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.loop.requests import Produce
+from penstock.testing import SimulatedFiles
 from penstock.words.errors import QueueFull, QueueHeld
-from tests.broker.rig import Asked, Desk, Rig, batch_of, ids_of, keys_at, together
+from tests.broker.rig import Asked, Desk, Rig, Simulated, batch_of, ids_of, keys_at, together
 
 
 def put(desk: Desk, *texts: str, wait: float = 60, **options: Any) -> Asked:
@@ -170,6 +171,26 @@ def test_a_paused_queue_refuses_at_once(broker: Rig) -> None:
     assert desk.produce("y") == ["1-0"], "the one that takes items takes it"
     desk.pause(produce=False)
     desk.produce("z", key=keys_at(desk, 0)[0])
+
+
+def test_a_disk_that_is_nearly_full_takes_no_items_but_lets_work_go_on() -> None:
+    files = SimulatedFiles()
+    rig = Rig(Simulated(files), min_free_bytes=1_000_000)
+    dead = rig.create("dead")
+    desk = rig.create(partitions=2, dead_queue="dead")
+    desk.produce("a", "b", "c")
+    files.fill(1_000_000 - 1)
+    for options in ({}, {"key": "k"}):
+        with pytest.raises(QueueFull, match=r"bytes are free and 1,000,000 must stay so; make room, or wait for retention"):
+            desk.produce("x", **options)
+    desk.lease(1).complete()
+    desk.lease(1).retry()
+    desk.lease(1).bury()
+    assert dead.counts() == {"ready": 1}, "what was promised arrives"
+    files.fill(None)
+    desk.produce("y")
+    assert len(desk.drain()) == 2
+    rig.broker.close()
 
 
 def test_the_limit_holds_with_many_producers_and_consumers(live: Rig) -> None:

@@ -130,6 +130,28 @@ def test_progress_is_visible_and_ends(broker: Rig) -> None:
     assert desk.stats().resizing == []
 
 
+def test_a_restart_in_the_middle_resumes(broker: Rig) -> None:
+    desk = broker.create(partitions=2)
+    keys = [f"key-{number}" for number in range(40)]
+    desk.produce(*[f"{key}:1" for key in keys], keys=keys)
+    held = desk.lease(8)
+    desk.resize(5)
+    desk.produce(*[f"{key}:2" for key in keys], keys=keys)
+    before = desk.stats().resizing
+    assert before
+    broker.kill()
+    assert desk.stats().resizing == before
+    held.retry(delay=1)
+    desk.resize(3)
+    desk.produce(*[f"{key}:3" for key in keys], keys=keys)
+    broker.restart()
+    broker.pass_by(2)
+    served = desk.drain(5)
+    assert len(served) == 120
+    assert all(served.index(f"{key}:1") < served.index(f"{key}:2") < served.index(f"{key}:3") for key in keys)
+    assert desk.stats().resizing == []
+
+
 def test_items_without_a_key_are_not_held_up(broker: Rig) -> None:
     desk = broker.create()
     desk.produce("old")

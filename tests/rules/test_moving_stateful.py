@@ -200,7 +200,10 @@ class MovingBesideTheModel(RulesBesideTheModel):
         return [item.offset for item in self.model.items if not lives or item.state in lives]
 
     def _do_produce(self, draw: Draw) -> None:
-        RulesBesideTheModel.produce(self, draw(ITEMS), None)
+        """Nobody produces here what lives elsewhere."""
+        items = [item for item in draw(ITEMS) if item[0] is None or routing.slot(item[0]) not in self.departed]
+        if items:
+            RulesBesideTheModel.produce(self, items, None)
 
     def _do_lease(self, draw: Draw) -> None:
         self._send(c.Lease(draw(st.sampled_from([1, 2, 100])), "consumer", 0, draw(st.integers(1, 3)), departed=departed_of(self.departed)))

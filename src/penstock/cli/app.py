@@ -1,15 +1,15 @@
 """The command line as a whole.
 
-Owns: `app`, the tree of commands, and the options in front of them. Each group of commands is a module of its own, which is imported to be
-registered here.
+Owns: `app`, the tree of commands, and the options in front of them. Each group of commands is a module of its own.
 """
 
+import sys
 from typing import Annotated
 
 import typer
 
-from penstock.cli import handwork, importing, looking, producing, queues, repairing, working
-from penstock.cli.commands import BrokerOption, JsonOption, Main
+from penstock.cli import dead, handwork, importing, looking, producing, queues, repairing, watching, working
+from penstock.cli.commands import JsonOption, Main
 from penstock.cli.session import VARIABLE, Session
 
 app = typer.Typer(
@@ -20,3 +20,43 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 """The tree of commands."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    context: typer.Context,
+    broker: Annotated[
+        str | None, typer.Option("--broker", "-b", envvar=VARIABLE, metavar="DIR", help="The broker's directory.", show_default=False)
+    ] = None,
+    root: Annotated[
+        list[str] | None, typer.Option(metavar="DIR", help="A further storage root of the broker; may be repeated.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Which version this is.")] = False,
+) -> None:
+    """Penstock: a durable, partitioned work queue.
+
+    --broker and --json may also stand behind a command.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    context.obj = Session(broker or "", root or (), as_json)
+
+
+app.add_typer(queues.group, name="queue")
+producing.register(app)
+handwork.register(app)
+looking.register(app)
+watching.register(app)
+app.add_typer(dead.group, name="dead")
+repairing.register(app)
+working.register(app)
+app.add_typer(importing.group, name="import")

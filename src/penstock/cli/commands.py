@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -20,6 +20,10 @@ from penstock.cli.session import VARIABLE, Session
 
 F = TypeVar("F", bound=Callable[..., None])
 DEBUG = "PENSTOCK_DEBUG"
+ORDER = (
+    *("queue", "produce", "work", "lease", "complete", "retry", "bury", "extend"),
+    *("stats", "watch", "items", "item", "explain", "keys", "dead", "verify", "repair", "import"),
+)
 
 BrokerOption: TypeAlias = Annotated[
     str | None, typer.Option("--broker", "-b", metavar="DIR", help=f"The broker's directory; {VARIABLE} unless given.", show_default=False)
@@ -84,10 +88,15 @@ def _leave_pipe() -> None:
 class Main(TyperGroup):
     """The whole command line. What is wrong with it is said in one line too."""
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any) -> Any:
+    def list_commands(self, ctx: Any) -> list[str]:
+        """As one meets them, not by the alphabet."""
+        return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command that the arguments name; ends the process."""
         options["standalone_mode"] = False
         try:
-            result = super().main(args, prog_name, **options)
+            result = super().main(*args, **options)
             sys.stdout.flush()
         except BrokenPipeError as error:
             sys.exit(say(error))

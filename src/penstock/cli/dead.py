@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import documents, reading, show
-from penstock.cli.commands import QueueArgument, command, queue_names
+from penstock.cli.commands import command, queue_names
 from penstock.cli.looking import LimitOption
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
@@ -28,7 +28,8 @@ group = typer.Typer(no_args_is_help=True, help="Items that were given up.")
 def list_dead(
     session: Session,
     queue: Annotated[
-        str | None, typer.Argument(metavar="QUEUE", help="Its dead letters; without it, how many each queue has.", autocompletion=queue_names)
+        str | None,
+        typer.Argument(metavar="QUEUE", help="Its dead letters; without it, how many each queue has.", autocompletion=queue_names),
     ] = None,
     limit: LimitOption = 100,
 ) -> None:
@@ -63,7 +64,9 @@ def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> No
     rows = [_row(where, letter) for where, letter in found]
     headings = ("queue", "id", "from", "attempts", "key", "kind", "given up", "reason", "payload")
     table = show.Table(headings, rows, right=("attempts",), whole=("queue", "id", "from"))
-    session.answer([{"queue": where, **documents.listed(letter)} for where, letter in found], table if rows else "there are no dead letters")
+    session.answer(
+        [{"queue": where, **documents.listed(letter)} for where, letter in found], table if rows else "there are no dead letters"
+    )
 
 
 def _letters(broker: Broker, info: QueueInfo) -> Iterator[tuple[str, ListedItem]]:
@@ -112,7 +115,7 @@ def redrive(
 ) -> None:
     """Send dead letters back, each exactly once."""
     chosen = reading.pairs(where or (), "--where", "kind=invoice")
-    with (session.view() if preview else session.owner()) as broker, session.progress("redriving", None):
+    with session.view() if preview else session.owner() as broker, session.progress("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
     text = f"{show.counted(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
     ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []

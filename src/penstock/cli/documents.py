@@ -15,7 +15,7 @@ from penstock.service.calls import ListedItem
 from penstock.service.held import HeldLease
 from penstock.service.items import Item
 from penstock.service.options import QueueInfo
-from penstock.service.reports import HeldKey, QueueStats
+from penstock.service.reports import HeldKey, ItemEvent, QueueStats
 from penstock.words.errors import InvalidRequest
 from penstock.words.origin import Origin
 
@@ -92,6 +92,12 @@ def queue(given: QueueInfo) -> Document:
 def stats(given: QueueStats) -> Document:
     found: Document = msgspec.to_builtins(given)
     return {**found, "depth": given.depth}
+
+
+def event(given: ItemEvent) -> Document:
+    """What happened to an item; what there is not to say is left out."""
+    found = {name: value for name, value in msgspec.structs.asdict(given).items() if value}
+    return {**found, "at": wall(given.at)}
 
 
 def held_key(given: HeldKey) -> Document:

@@ -25,7 +25,9 @@ from penstock.words.ids import parse_token
 TokensArgument: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="TOKEN…", help="As lease printed them; '-' reads them from stdin.", show_default=False)
 ]
-ReasonOption: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the item.", show_default=False)]
+ReasonOption: TypeAlias = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the item.", show_default=False)
+]
 SHOWN = 5
 Settle: TypeAlias = Callable[[Queue, Sequence[str]], None]
 

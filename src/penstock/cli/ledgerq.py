@@ -30,6 +30,7 @@ COMPRESSED, ENCRYPTED, TTL, HEADERS, PRIORITY = 1, 2, 4, 8, 16
 GZIP: Final = 1
 METADATA_BYTES: Final = 24
 SEGMENT_NAME: Final = re.compile(r"[0-9]{20}\.log")
+DAMAGED_HEADER: Final = "the header is damaged"
 METADATA_NAME: Final = "metadata.dat"
 
 _SEGMENT = struct.Struct("<IHHQqQQ20xI")
@@ -103,7 +104,7 @@ def check_header(data: Buffer) -> str:
     if magic != MAGIC:
         return "it is not a segment of LedgerQ"
     if google_crc32c.value(header[: HEADER_BYTES - _CRC.size]) != crc:
-        return "the header is damaged"
+        return DAMAGED_HEADER  # what is behind it may well be whole
     return "" if version == VERSION else f"its version is {version}, and {VERSION} is known"
 
 
@@ -118,14 +119,16 @@ def entries(data: Buffer) -> Iterator[Found]:
             continue
         after = _next(data, position)
         if any(data[position:after]) or after < end:  # zeros at the end are what was never written
-            yield _gap(position, after, end)
+            yield _gap(data, position, after)
         position = after
 
 
-def _gap(position: int, after: int, end: int) -> Skipped:
-    if after < end:
-        return Skipped(position, after - position, "damaged")
-    return Skipped(position, end - position, "cut off at the end", torn=True)
+def _gap(data: Buffer, position: int, after: int) -> Skipped:
+    """What is not whole: torn when it is the last thing in the file and meant to be longer."""
+    start = data[position : position + _CRC.size]
+    meant = _CRC.unpack(start)[0] if len(start) == _CRC.size else _SMALLEST
+    torn = after == len(data) and position + meant > after
+    return Skipped(position, after - position, "cut off at the end" if torn else "damaged", torn)
 
 
 def _whole(data: Buffer, position: int) -> int:
@@ -164,7 +167,7 @@ def _read(data: Buffer, position: int, size: int) -> Found:
         if flags & ENCRYPTED:
             raise Unusable("encrypted")
         return _message(whole[_FIXED.size : -_CRC.size], flags, id, time)
-    except (Unusable, struct.error) as error:
+    except (Unusable, struct.error, IndexError) as error:
         why = str(error) if isinstance(error, Unusable) else "its fields do not fit into it"
         return Skipped(position, size, f"message {id} is not taken: {why}", id=id)
 

@@ -10,10 +10,15 @@ import typer
 
 from penstock.cli import documents, show
 from penstock.cli.commands import QueueArgument, command, queue_names
+from penstock.cli.failures import NOT_FOUND, Failed
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
+from penstock.service import values
+from penstock.service._sync.queue import Queue
 from penstock.service.calls import STATES, ListedItem
-from penstock.service.reports import PartitionStats, QueueStats
+from penstock.service.reports import Explained, ItemEvent, PartitionStats, QueueStats
+from penstock.words.errors import InvalidRequest
+from penstock.words.ids import FOREIGN, format_id, parse_id
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="How many at most.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The item's id, such as 3-17.")]
@@ -130,14 +135,73 @@ def listing(found: list[ListedItem]) -> show.Table:
 
 
 def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
-    """An item and its whole history."""
-    raise NotImplementedError
+    """An item and its whole history, through all queues it was in."""
+    with session.view() as broker:
+        found = broker.queue(queue)
+        explained = _explained(found, id)
+        partition, offset = parse_id(id)
+        events: list[ItemEvent] = found._ask("history", partition=partition, offset=offset)
+        now = _single(broker.queue(explained.queue) if explained.queue else found, explained.id)
+    facts = [
+        ("item", f"{explained.id} in queue {explained.queue}" if explained.queue else f"{id}, which was in queue {queue}"),
+        ("state", f"{explained.state}: {explained.why}"),
+        *([] if now is None else _described(now)),
+    ]
+    headings = ("at", "event", "queue", "id", "attempt", "consumer", "more")
+    table = show.Table(headings, map(_event_row, events), right=("attempt",), whole=("at", "event", "queue", "id"))
+    document = {
+        "item": None if now is None else documents.listed(now),
+        "state": msgspec.to_builtins(explained),
+        "history": [documents.event(event) for event in events],
+    }
+    session.answer(document, show.facts(facts), "", table if events else "nothing is known of its past any more")
+
+
+def _explained(queue: Queue, id: str) -> Explained:
+    parse_id(id)
+    try:
+        return queue.explain(id)
+    except InvalidRequest as error:  # it is an id, but not of an item that is there
+        raise Failed(str(error), NOT_FOUND) from None
+
+
+def _single(queue: Queue, id: str) -> ListedItem | None:
+    """The item with its payload, if that is still there."""
+    partition, offset = parse_id(id)
+    before = format_id(partition, offset - 1) if offset else format_id(partition - 1, FOREIGN - 1) if partition else None
+    page = queue.items(None, before, 1)
+    return page[0] if page and page[0].id == id else None
+
+
+def _described(one: ListedItem) -> list[tuple[str, str]]:
+    origin = one.origin
+    return [
+        ("key", one.key or ""),
+        ("kind", one.kind or ""),
+        ("reference", one.reference or ""),
+        ("encoding", one.encoding or ""),
+        ("priority", str(one.priority)),
+        ("attempts", str(one.attempts)),
+        ("produced", show.when(one.produced_at)),
+        ("not before", show.when(one.at) if one.at is not None else ""),
+        ("ttl", show.span(one.ttl) if one.ttl is not None else ""),
+        ("came from", f"{origin.id} in queue {origin.queue}" if origin is not None else ""),
+        *((f"header {name}", value if isinstance(value, str) else repr(value)) for name, value in one.headers.items()),
+        ("payload", show.payload(one)),
+    ]
+
+
+def _event_row(event: ItemEvent) -> tuple[str, ...]:
+    more = [event.reason, f"to {event.destination}" if event.destination else "", f"from {event.source}" if event.source else ""]
+    at = show.when(values.timestamp(event.at)) if event.at else show.NOTHING
+    attempt = show.number(event.attempt) if event.attempt else ""
+    return (at, event.event, event.queue, event.id, attempt, event.consumer, ", ".join(filter(None, more)))
 
 
 def explain(session: Session, queue: QueueArgument, id: IdArgument) -> None:
     """Why is this item not running?"""
     with session.view() as broker:
-        found = broker.queue(queue).explain(id)
+        found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
     session.answer(msgspec.to_builtins(found), f"{id}{moved} is {found.state}: {show.printable(found.why)}")
 

@@ -30,6 +30,8 @@ class TextOption(NamedTuple):
     read: Callable[[str, str], Any] = text
     alias: str = ""
     """A second way to write it."""
+    default: str = ""
+    """What counts for something new when it is not given."""
 
     @property
     def flag(self) -> str:
@@ -37,51 +39,64 @@ class TextOption(NamedTuple):
 
 
 QUEUE_OPTIONS = (
-    TextOption("lease_timeout", "DURATION", "How long a consumer may work on an item (60s).", reading.duration),
-    TextOption("max_attempts", "N", "How often an item is leased before it is given up (10); 0 is endless.", reading.number),
-    TextOption("ttl", "DURATION|none", "How long an item may wait before it is given up (none).", reading.duration_or_none),
-    TextOption("priority_aging", "DURATION|none", "Waiting so long lifts an item one priority step (60s).", reading.duration_or_none),
-    TextOption("dedup_window", "DURATION", "How long dedup ids are remembered (5m).", reading.duration),
-    TextOption("on_bury", "release|park", "What becomes of the key of an item that is given up (release)."),
+    TextOption("lease_timeout", "DURATION", "How long a consumer may work on an item.", reading.duration, default="60s"),
+    TextOption("max_attempts", "N", "How often an item is leased before it is given up; 0 is endless.", reading.number, default="10"),
+    TextOption("ttl", "DURATION|none", "How long an item may wait before it is given up.", reading.duration_or_none, default="none"),
+    TextOption(
+        "priority_aging", "DURATION|none", "Waiting so long lifts an item one priority step.", reading.duration_or_none, default="60s"
+    ),
+    TextOption("dedup_window", "DURATION", "How long dedup ids are remembered.", reading.duration, default="5m"),
+    TextOption("on_bury", "release|park", "What becomes of the key of an item that is given up.", default="release"),
     TextOption("dead_queue", "QUEUE", "Where items go that are given up; without one they stay, buried."),
-    TextOption("max_items", "N|none", "With so many unresolved items, produce waits (none).", reading.number_or_none),
-    TextOption("max_bytes", "SIZE|none", "With so many bytes of them, produce waits (none).", reading.size_or_none),
-    TextOption("retention_max_age", "DURATION", "How long completed items are kept (1d); 0 is no limit.", reading.duration),
-    TextOption("retention_max_bytes", "SIZE", "How large a partition's log may grow with them (1GiB); 0 is no limit.", reading.size),
-    TextOption("retention_max_segments", "N", "How many files it may have (0, no limit).", reading.number),
-    TextOption("retention_min_segments", "N", "How many of the newest files stay whatever the limits say (1).", reading.number),
+    TextOption("max_items", "N|none", "With so many unresolved items, produce waits.", reading.number_or_none, default="none"),
+    TextOption("max_bytes", "SIZE|none", "With so many bytes of them, produce waits.", reading.size_or_none, default="none"),
+    TextOption("retention_max_age", "DURATION", "How long completed items are kept; 0 is no limit.", reading.duration, default="1d"),
+    TextOption(
+        "retention_max_bytes", "SIZE", "How large a partition's log may grow with them; 0 is no limit.", reading.size, default="1GiB"
+    ),
+    TextOption("retention_max_segments", "N", "How many files it may have.", reading.number, default="0, no limit"),
+    TextOption("retention_min_segments", "N", "How many of the newest files stay whatever the limits say.", reading.number, default="1"),
 )
-DURABILITY = TextOption("durability", "fsync|interval|os", "When a produce counts as stored (fsync). Cannot be changed later.")
+DURABILITY = TextOption("durability", "fsync|interval|os", "When a produce counts as stored. Cannot be changed later.", default="fsync")
 ITEM_OPTIONS = (
     TextOption("key", "KEY", "Items of one key are handled in order, one at a time."),
     TextOption("kind", "TEXT", "A word to tell items apart by."),
     TextOption("reference", "TEXT", "A text of yours."),
     TextOption("encoding", "TEXT", "How consumers are to read the payload; said by --as unless given."),
-    TextOption("priority", "0…9", "0 comes first (5).", reading.number),
+    TextOption("priority", "0…9", "0 comes first.", reading.number, default="5"),
     TextOption("at", "TIME", "Not before then.", reading.instant),
     TextOption("delay", "DURATION", "Not before so long from now.", reading.duration),
     TextOption("ttl", "DURATION", "Given up when it has waited so long.", reading.duration),
     TextOption("dedup", "ID", "A second item of this id adds nothing while the queue remembers the first."),
 )
 FIELD_OPTIONS = (
-    TextOption("key_field", "NAME", "The field (--jsonl) or column (--csv) that is the key.", alias="--key-column"),
+    TextOption("key_field", "NAME", "The field of a JSON line, or the column, that is the key.", alias="--key-column"),
     TextOption("kind_field", "NAME", "… that is the kind.", alias="--kind-column"),
     TextOption("reference_field", "NAME", "… that is the reference.", alias="--reference-column"),
     TextOption("dedup_field", "NAME", "… that is the dedup id.", alias="--dedup-column"),
 )
 
 
-def parameters(*options: TextOption) -> list[inspect.Parameter]:
-    """The options as parameters of a command."""
+def parameters(*options: TextOption, defaults: bool = True) -> list[inspect.Parameter]:
+    """The options as parameters of a command; whether their help says the defaults."""
     return [
         inspect.Parameter(
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[str | None, typer.Option(*filter(None, (option.flag, option.alias)), metavar=option.metavar, help=option.help, show_default=False)],
+            annotation=Annotated[
+                str | None,
+                typer.Option(
+                    *filter(None, (option.flag, option.alias)), metavar=option.metavar, help=_help(option, defaults), show_default=False
+                ),
+            ],
         )
         for option in options
     ]
+
+
+def _help(option: TextOption, defaults: bool) -> str:
+    return f"{option.help}  [default: {option.default}]" if defaults and option.default else option.help
 
 
 def read(options: Iterable[TextOption], given: Mapping[str, str | None]) -> dict[str, Any]:

@@ -132,7 +132,9 @@ def produce(
     batch: Annotated[int, typer.Option(metavar="N", help="How many lines are stored at once.")] = BATCH,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait while the queue is full.")] = "30s",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out, and count them.")] = False,
-    progress: Annotated[bool | None, typer.Option("--progress/--no-progress", help="On a terminal unless given.", show_default=False)] = None,
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--no-progress", help="On a terminal unless given.", show_default=False)
+    ] = None,
     **options: str | None,
 ) -> None:
     """Store items: VALUE, or what comes from a file or a pipe, as one item or line by line.
@@ -246,6 +248,6 @@ def _delimiter(given: str) -> str:
 
 def _columns(given: str) -> list[str]:
     names = [name.strip() for name in given.split(",")] if given else []
-    if len(set(names)) != len(names) or "" in names and names:
+    if len(set(names)) != len(names) or "" in names:
         raise Failed(f"--columns is {given!r}; give different names with commas between them")
     return names

@@ -3,6 +3,7 @@
 Owns: the commands of that group.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +30,9 @@ SIDES = ("lease", "produce", "both")
 def create(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'.")],
-    partitions: Annotated[int | None, typer.Option(metavar="N", help="How many logs it is spread over (1).", show_default=False)] = None,
+    partitions: Annotated[
+        int | None, typer.Option(metavar="N", help="How many logs it is spread over.  [default: 1]", show_default=False)
+    ] = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take the queue of that name if it has the options that are given.")] = False,
     **options: Any,
 ) -> None:
@@ -82,7 +85,7 @@ def info(session: Session, queue: QueueArgument) -> None:
 
 
 def _described(info: QueueInfo) -> list[tuple[str, str]]:
-    kept = info.retention
+    kept: Mapping[str, Any] = {**info.retention}
     limits = [
         f"at most {show.span(kept['max_age'])}" if kept["max_age"] else "",
         f"at most {show.size(kept['max_bytes'])} a partition" if kept["max_bytes"] else "",
@@ -128,7 +131,7 @@ def delete(
 # -- how they work -----------------------------------------------------------------------------------
 
 
-@command(group, "update", more=parameters(*QUEUE_OPTIONS))
+@command(group, "update", more=parameters(*QUEUE_OPTIONS, defaults=False))
 def update(
     session: Session,
     queue: QueueArgument,

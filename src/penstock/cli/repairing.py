@@ -98,9 +98,8 @@ def _wrong(place: Place, report: Report) -> list[str]:
 
 
 def _gap(partition: int, gap: Gap) -> str:
-    first, last = gap.first_offset, gap.last_offset
-    items = f"items {format_id(partition, first)} to {format_id(partition, last - 1)}" if last > first else "no item"
-    return f"{gap.why} ({gap.where}): {items} lost"
+    items = f"items {format_id(partition, gap.start)} to {format_id(partition, gap.stop - 1)}" if gap.stop > gap.start else "no items"
+    return f"{gap.why} ({gap.where}), {items} lost"
 
 
 # -- repair ------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Session:
     def view(self) -> Iterator[Broker]:
         """The broker, to look at it."""
         self.require()
-        with Broker(SyncPort(Snapshot.open(place_of(self.target, self.roots))), self.target) as broker:
+        with Broker(ViewPort(Snapshot.open(place_of(self.target, self.roots))), self.target) as broker:
             yield broker
 
     def require(self) -> None:
@@ -111,7 +111,7 @@ class Session:
 
     def note(self, text: str) -> None:
         """Something besides the answer."""
-        typer.echo(f"penstock: {text}", err=True)
+        self.err.print(Text(f"penstock: {text}"))
 
     @property
     def _unicode(self) -> bool:
@@ -137,19 +137,38 @@ class Session:
         if wanted is False or (wanted is None and (not self.err.is_terminal or self.as_json)):
             yield lambda steps: None
             return
-        columns = [SpinnerColumn(), TextColumn(escape(title)), BarColumn(), DownloadColumn() if sizes else MofNCompleteColumn(), TimeElapsedColumn()]
+        columns = [
+            SpinnerColumn(),
+            TextColumn(escape(title)),
+            BarColumn(),
+            DownloadColumn() if sizes else MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        ]
         with Progress(*columns, console=self.err, transient=self.err.is_terminal) as bars:
             task = bars.add_task("", total=total)
             yield lambda steps: bars.advance(task, steps)
+
+
+class ViewPort(SyncPort):
+    """How the API reaches a view: it can be asked, and nothing can be requested of it."""
+
+    def __init__(self, view: Snapshot) -> None:
+        self.broker: Any = view
+        self.ask = view.ask
+
+
+def refresh(view: Broker) -> None:
+    """Let a view go on to what is there now."""
+    view._port.broker.refresh()  # type: ignore[attr-defined]
 
 
 def rich_table(table: show.Table) -> RichTable:
     """A table for a terminal."""
     found = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in table.headings:
-        justify = "right" if heading in table.right else "left"
-        whole = heading in table.whole or heading in table.right
-        found.add_column(heading, justify=justify, no_wrap=True, overflow="fold" if whole else "ellipsis")
+        right = heading in table.right
+        whole = right or heading in table.whole
+        found.add_column(heading, justify="right" if right else "left", no_wrap=True, overflow="fold" if whole else "ellipsis")
     for row in table.rows:
         found.add_row(*map(Text, row))
     return found

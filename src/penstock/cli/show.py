@@ -18,7 +18,9 @@ _SIZES = ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 class Table:
     """Rows under headings. `right` names the columns of numbers, `whole` those that are never cut on a terminal."""
 
-    def __init__(self, headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), whole: Iterable[str] = ()) -> None:
+    def __init__(
+        self, headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), whole: Iterable[str] = ()
+    ) -> None:
         self.headings = list(headings)
         self.rows = [[printable(cell) for cell in row] for row in rows]
         self.right = set(right)
@@ -61,7 +63,7 @@ def _escaped(one: str) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """"1 item", "2,000 items"."""
+    """ "1 item", "2,000 items"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -84,7 +86,8 @@ def span(seconds: float | None) -> str:
         return NOTHING
     if seconds < 10 and seconds != int(seconds):
         return f"{seconds:.2g}s"
-    left, parts = round(seconds), []
+    left = round(seconds)
+    parts: list[str] = []
     for step, unit in _STEPS:
         if left >= step or (not parts and unit == "s"):
             parts.append(f"{left // step}{unit}")

@@ -54,7 +54,9 @@ class Wrong(Exception):
 class Lines:
     """The lines of a stream, without their ends, numbered from 1. Before it has to wait for more, it says so."""
 
-    def __init__(self, stream: BinaryIO, waits: Callable[[], None] = lambda: None, moved: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(
+        self, stream: BinaryIO, waits: Callable[[], None] = lambda: None, moved: Callable[[int], None] = lambda size: None
+    ) -> None:
         self.number = 0
         self._stream = stream
         self._waits = waits
@@ -158,7 +160,10 @@ def csv_rows(source: Lines, fields: Fields, make: Make, delimiter: str = ",", co
     """Each row a JSON object of texts, named by the first row unless the columns are given. An empty cell names nothing."""
     csv.field_size_limit(MAX_PAYLOAD_BYTES)
     reader = csv.reader((line.decode("utf-8", "surrogateescape") + "\n" for line in source), delimiter=delimiter, strict=True)
-    header = list(columns)
+    header = list(columns) or _header(reader)
+    if not header:
+        return
+    _check_columns(header, fields)
     while True:
         number = reader.line_num + 1
         try:
@@ -168,19 +173,19 @@ def csv_rows(source: Lines, fields: Fields, make: Make, delimiter: str = ",", co
             continue
         if row is None:
             return
-        if header and row:
+        if row:
             yield number, _tried(_row, row, header, fields, make)
-        elif row:
-            header = row
-            _check_header(header)
-        if header:
-            _check_columns(header, fields)
 
 
-def _check_header(header: Sequence[str]) -> None:
-    double = next((name for place, name in enumerate(header) if name in header[:place]), None)
+def _header(reader: "Iterator[list[str]]") -> list[str]:
+    try:
+        found = next((row for row in reader if row), [])
+    except csv.Error as error:
+        raise Failed(f"the first row is not CSV ({error}); mend it, or choose another --delimiter") from None
+    double = next((name for place, name in enumerate(found) if name in found[:place]), None)
     if double is not None:
         raise Failed(f"the first row names the column {double!r} twice; mend it, or give the names with --columns")
+    return found
 
 
 def _check_columns(header: Sequence[str], fields: Fields) -> None:
@@ -205,5 +210,3 @@ def _tried(read: Callable[..., NewItem], *args: Any) -> NewItem | str:
         return read(*args)
     except Wrong as error:
         return str(error)
-
-

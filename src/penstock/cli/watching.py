@@ -3,6 +3,7 @@
 Owns: the command. It looks again and again through a view, and shows besides the counts how fast items come and go.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
 from threading import Event
 from typing import Annotated
@@ -17,8 +18,9 @@ from penstock.cli.commands import command, queue_names
 from penstock.cli.failures import Failed
 from penstock.cli.looking import COUNTS, oldest
 from penstock.cli.queues import all_queues
-from penstock.cli.session import Session, rich_table
+from penstock.cli.session import Session, refresh, rich_table
 from penstock.service import values
+from penstock.service._sync.broker import Broker
 from penstock.service.reports import QueueStats
 from penstock.words.clock import SECOND, Moment, SystemClock
 
@@ -83,25 +85,32 @@ def watch(
     pause = reading.duration(interval, "--interval")
     if pause < SHORTEST:
         raise Failed(f"--interval is {interval!r}; give {SHORTEST}s or more")
-    look = _look(session, queues, None)
-    if once or session.as_json or not session.out.is_terminal:
-        session.stream(look.document(), *_parts(look))
-        while not once:
-            Event().wait(pause)
-            look = _look(session, queues, look)
-            session.stream(look.document(), "", *_parts(look))
-        return
-    with Live(_drawn(look), console=session.out, auto_refresh=False, screen=False) as live:
-        while True:
-            Event().wait(pause)
-            look = _look(session, queues, look)
-            live.update(_drawn(look), refresh=True)
-
-
-def _look(session: Session, names: list[str] | None, before: Look | None) -> Look:
     with session.view() as broker:
+        looks = _looks(broker, queues, pause)
+        if once:
+            _tell(session, next(looks))
+        elif session.as_json or not session.out.is_terminal:
+            for look in looks:
+                _tell(session, look)
+        else:
+            with Live(console=session.out, auto_refresh=False) as live:
+                for look in looks:
+                    live.update(_drawn(look), refresh=True)
+
+
+def _looks(broker: Broker, names: list[str] | None, pause: float) -> Iterator[Look]:
+    """One look after the other, for ever."""
+    look: Look | None = None
+    while True:
         found = [broker.queue(name).stats() for name in names or [info.name for info in all_queues(broker)]]
-        return Look(SystemClock().read(), found, before)
+        look = Look(SystemClock().read(), found, look)
+        yield look
+        Event().wait(pause)
+        refresh(broker)
+
+
+def _tell(session: Session, look: Look) -> None:
+    session.stream(look.document(), *_parts(look))
 
 
 def _parts(look: Look) -> list[show.Table | str]:

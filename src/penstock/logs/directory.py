@@ -118,7 +118,7 @@ class Directory:
                 raise BrokerLocked(f"{owner} is open; close that log before it is removed")
         try:
             for root in self.roots:
-                _remove_tree(self.files, f"{root.path}/{LOGS}/{incarnation:016x}")
+                _remove_tree(self.files, f"{root.path}/{LOGS}", f"{incarnation:016x}")
         except OSError as error:
             raise storage_failed(error, "removing", f"{incarnation:016x}") from error
         self._places = {owner: root for owner, root in self._places.items() if owner.incarnation != incarnation}
@@ -291,8 +291,9 @@ def _owners(files: Files, path: str) -> Iterable[Owner]:
                 raise CorruptLog(f"{path}/{incarnation}/{partition} is not the directory of a log; move it away") from None
 
 
-def _remove_tree(files: Files, path: str) -> None:
-    """A queue's directory: partitions with their files, and nothing deeper."""
+def _remove_tree(files: Files, parent: str, name: str) -> None:
+    """A queue's directory, for good: partitions with their files, and nothing deeper."""
+    path = f"{parent}/{name}"
     if not files.exists(path):
         return
     for partition in files.list(path):
@@ -300,6 +301,7 @@ def _remove_tree(files: Files, path: str) -> None:
             files.remove(f"{path}/{partition}/{name}")
         files.remove_directory(f"{path}/{partition}")
     files.remove_directory(path)
+    files.sync_directory(parent)
 
 
 def _log_path(root: Root, owner: Owner) -> str:

@@ -27,7 +27,7 @@ from penstock.rules.state import Outgoing
 from penstock.words import ids, origin
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
-from penstock.words.errors import PenstockError, QueueNotFound
+from penstock.words.errors import PenstockError, QueueHeld, QueueNotFound
 from penstock.words.limits import MIB
 from penstock.words.origin import Origin
 
@@ -56,11 +56,15 @@ class Carrying:
         self.dead = 0
         """The incarnation of the dead queue; 0 is none."""
         self._spread = 0
+        self.ending = False
+        """The queue is being deleted: nothing leaves any more."""
 
     # -- at the source -------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
         """With a dead queue, whatever is buried here leaves for it."""
+        if self.ending:
+            return
         for member in self._partitions.healthy():
             if member.state.buried_set:
                 with suppress(PenstockError):  # it stays buried, and is tried again in the next turn
@@ -68,23 +72,27 @@ class Carrying:
 
     def forward(self, member: Member, strays: Sequence[int]) -> None:
         """Items that became ready where their slot no longer lives leave for where it does."""
-        self.send(member, strays, self._partitions.incarnation)
+        self.send(member, strays, self._partitions.incarnation, parking=False)
 
-    def send(self, member: Member, chosen: Sequence[int], incarnation: int) -> None:
-        """Items leave for another queue (or this one), each for the partition where its key lives there."""
+    def send(self, member: Member, chosen: Sequence[int], incarnation: int, *, parking: bool = True) -> None:
+        """Items leave for another queue (or this one), each for the partition where its key lives there.
+
+        With `parking`, one for which a key is parked in that queue goes back to its old place.
+        """
+        self._refuse_at_the_end()
         slots, active = self._office.map_of(incarnation)
         shares: dict[int, list[int]] = {}
         size = items_sent = 0
         for start in range(0, len(chosen), READ_ITEMS):
             for items in self._read(member, from_offsets(sorted(chosen[start : start + READ_ITEMS]))):
-                homes = self._homes(items, incarnation, slots, active)
-                for offset, home in zip(_offsets(items), homes, strict=True):
+                homes = self._homes(items, incarnation if parking else -1, slots, active)
+                for offset, home, payload in zip(_offsets(items), homes, items.batch.payloads, strict=True):
+                    if items_sent and (size + len(payload) > SEND_BYTES or items_sent >= SEND_ITEMS):
+                        self._enter(member, shares, incarnation)
+                        size = items_sent = 0
                     shares.setdefault(home, []).append(offset)
-                size += items.batch.size_bytes
-                items_sent += len(items.batch)
-            if size >= SEND_BYTES or items_sent >= SEND_ITEMS:
-                self._enter(member, shares, incarnation)
-                size = items_sent = 0
+                    size += len(payload)
+                    items_sent += 1
         self._enter(member, shares, incarnation)
 
     def _enter(self, member: Member, shares: dict[int, list[int]], incarnation: int) -> None:
@@ -93,20 +101,20 @@ class Carrying:
         shares.clear()
         self._spread += 1
 
-    def _homes(self, items: Items, incarnation: int, slots: SlotMap, active: Sequence[int]) -> list[int]:
+    def _homes(self, items: Items, parked_in: int, slots: SlotMap, active: Sequence[int]) -> list[int]:
         """Where items go: by key; without one all together to one partition after the other; parked ones back to their old place."""
         anywhere = active[self._spread % len(active)]
         keys = items.batch.key_ids or [NO_KEY] * len(items.batch)
         homes = [slots.owners[key & SLOT_MASK] if key != NO_KEY else anywhere for key in keys]
-        if items.batch.origins is not None:
-            for index, packed in enumerate(items.batch.origins):
-                known = origin.decode(packed) if packed is not None else None
-                if known is not None and known.parked and known.incarnation == incarnation and not known.forwarded:
-                    homes[index] = ids.parse_id(known.id)[0]
+        for index, packed in enumerate(items.batch.origins or ()):
+            parking = origin.decode(packed).parking if packed is not None else None
+            if parking is not None and parking[0] == parked_in:
+                homes[index] = parking[1]
         return homes
 
     def letters(self, then: Sequence[tuple[int, Batch]]) -> list[commands.Letter]:
         """Follow-ups as letters: cut by destination."""
+        self._refuse_at_the_end()
         found: list[commands.Letter] = []
         for incarnation, batch in then:
             slots, active = self._office.map_of(incarnation)
@@ -117,6 +125,15 @@ class Carrying:
                 share = batch.pick([index for index, there in enumerate(homes) if there == home])
                 found.append(commands.Letter(destination(incarnation, home), codec.pack_batch(share)))
         return found
+
+    def end(self) -> bool:
+        """Nothing leaves from now on, unless something is on its way still; whether that is so."""
+        self.ending = not self.under_way
+        return self.ending
+
+    def _refuse_at_the_end(self) -> None:
+        if self.ending:
+            raise QueueHeld(f"queue {self._partitions.name!r} is being deleted; nothing leaves it any more")
 
     def carry(self, now: int) -> None:
         """Set out with the first transfer of every outbox that has none under way."""
@@ -162,33 +179,35 @@ class Carrying:
         forwarded = incarnation == self._partitions.incarnation
         return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=batch.ttls if forwarded else None, origins=packed)
 
-    def _origin(self, member: Member, offset: int, key: int, produced_at: int, before: bytes | None, incarnation: int) -> Origin:
+    def _origin(self, member: Member, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
+        """What an item that leaves says of where it was, and of where a key is parked for it."""
         state, partitions = member.state, self._partitions
+        before = origin.decode(packed) if packed is not None else None
         burial = state.buried.get(offset)
-        if burial is not None:
-            where = ids.format_id(member.number, offset)
-            line = state.keys.map.get(key)
-            parked = isinstance(line, Line) and offset in line.parked
+        if burial is None and before is not None:
+            if incarnation != partitions.incarnation:
+                return before
+            return msgspec.structs.replace(before, forwarded=True, parked=False, parked_in=0, parked_id="")
+        here = ids.format_id(member.number, offset)
+        if burial is None:
             return Origin(
-                partitions.name,
-                partitions.incarnation,
-                where,
-                burial.attempts,
-                burial.reason,
-                produced_at,
-                burial.first_failed_at,
-                burial.last_failed_at,
-                burial.buried_at,
-                parked,
+                partitions.name, partitions.incarnation, here, produced_at=produced_at, forwarded=incarnation == partitions.incarnation
             )
-        if before is not None:
-            return origin.decode(before)
+        line = state.keys.map.get(key)
+        parking = before.parking if before is not None else None
         return Origin(
             partitions.name,
             partitions.incarnation,
-            ids.format_id(member.number, offset),
-            produced_at=produced_at,
-            forwarded=incarnation == partitions.incarnation,
+            here,
+            burial.attempts,
+            burial.reason,
+            produced_at,
+            burial.first_failed_at,
+            burial.last_failed_at,
+            burial.buried_at,
+            parked=isinstance(line, Line) and offset in line.parked,
+            parked_in=parking[0] if parking is not None else 0,
+            parked_id=ids.format_id(*parking[1:]) if parking is not None else "",
         )
 
     def arrived(self, request: Arrived) -> None:

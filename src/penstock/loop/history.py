@@ -40,11 +40,12 @@ def events(log: Readable, start_sequence: int = 0, stop_sequence: int | None = N
     return (event for _, happenings in told(log, start_sequence, stop_sequence) for one in happenings for event in one.events())
 
 
-def item_history(log: Readable, offset: int) -> list[Event]:
+def item_history(log: Readable, offset: int, stop_sequence: int | None = None) -> list[Event]:
     """Everything that is known to have happened to an item, oldest first."""
     begins = [facts.first_sequence for facts in log.segments() if facts.base <= offset]
-    happenings = (one for _, told_by_one in told(log, begins[-1] if begins else 0) for one in told_by_one)
-    return [event for event in (one.of(offset) for one in happenings) if event is not None]
+    since = told(log, begins[-1] if begins else 0, stop_sequence)
+    found = (one.of(offset) for _, happenings in since for one in happenings)
+    return [event for event in found if event is not None]
 
 
 def _before(log: Readable, start: int) -> int:

@@ -115,6 +115,8 @@ class Leasing:
             if granted is not None and granted.lease:
                 parts.append((sources[0], granted))
                 want -= granted.count
+                if request.request is None:
+                    continue  # a plan may stop early: it is asked until it gives nothing
             if want:
                 sources.pop(0)
         if parts:

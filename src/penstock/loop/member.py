@@ -7,6 +7,7 @@ others do not wait for it. What it was asked meanwhile is refused with an error 
 from collections.abc import Callable
 
 from penstock.loop.partition import Partition
+from penstock.rules.commands import Pause
 from penstock.rules.state import State
 from penstock.words.clock import MILLISECOND, SECOND, Clock
 from penstock.words.errors import BrokerClosed, CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
@@ -31,6 +32,8 @@ class Member:
         self.fenced = True
         """Whether every slot that the map gives it may be used: not before its fences stand."""
         self.touched = False
+        self.missed: Pause | None = None
+        """What was said to the whole queue while this one was away."""
         self.next_run: int | None = None
         self.carrying: dict[bytes, int] = {}
         """destination → sequence of the transfer that is under way, or (negative) when to try again."""

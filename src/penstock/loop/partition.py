@@ -367,7 +367,8 @@ class Partition:
         self._usable()
         if len(runs) % 2:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
-        self._flush()
+        if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
+            self._flush()
         found, lost = self._frames.collect(runs)
         taken = RunSet(RunSet(lost).within(0, self.state.next_offset))
         taken.remove_all(self.state.dropped.runs)  # what retention let go of was not damaged

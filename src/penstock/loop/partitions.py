@@ -11,11 +11,13 @@ from penstock.loop.member import Member
 from penstock.loop.partition import Partition
 from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
-from penstock.rules.commands import Answer, Command, Configure, Pause
+from penstock.rules.commands import Answer, Command, Configure, MoveCursor, Pause
 from penstock.rules.slots import SlotMap
 from penstock.words.clock import Clock
 from penstock.words.errors import PenstockError
 from penstock.words.limits import Policy
+
+_SIDES = ("paused_lease", "paused_produce")
 
 
 class Partitions:
@@ -62,15 +64,40 @@ class Partitions:
             self.touch(self.members[number])
         return self.members[number]
 
-    def catch_up(self, member: Member) -> None:
+    def drop(self, member: Member) -> None:
+        """A new partition that is not to be after all."""
+        del self.members[member.number]
+        if member in self.touched:
+            self.touched.remove(member)
+        self.used.discard(member.number)
+        if member.partition is not None:
+            with suppress(PenstockError):
+                member.partition.close()
+
+    def catch_up(self, member: Member, *, new: bool = False) -> None:
         """A partition that is new, or was away, does as the others do."""
         others = [other.state for other in self.healthy() if other is not member]
         with suppress(PenstockError):  # the commit says what is wrong
             if self.policy is not None:
                 self.run(member, Configure(self.policy))
-            lease = True if others and all(state.paused_lease for state in others) else None
-            produce = True if others and all(state.paused_produce for state in others) else None
-            self.run(member, Pause(lease, produce))
+            if new:
+                self.run(member, Pause(*(bool(others) and all(getattr(state, side) for state in others) for side in _SIDES)))
+            elif member.missed is not None:
+                self.run(member, member.missed)
+            member.missed = None
+            for name in {name for state in others for name in state.cursors} - member.state.cursors.keys():
+                self.run(member, MoveCursor(name, member.state.dropped.first_missing(0)))
+
+    def pause(self, word: Pause) -> None:
+        """For the whole queue; who is away hears of it when it comes back."""
+        for member in self.members.values():
+            if member.healthy:
+                self.run(member, word)
+            elif member.missed is None:
+                member.missed = word
+            else:
+                lease = member.missed.lease if word.lease is None else word.lease
+                member.missed = Pause(lease, member.missed.produce if word.produce is None else word.produce)
 
     def healthy(self) -> Iterator[Member]:
         """Partitions that are in order."""

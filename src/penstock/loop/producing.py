@@ -34,7 +34,7 @@ class Producing:
 
     def run(self, request: requests.Produce) -> None:
         """Store the items, or let the request wait for room, behind those who wait already."""
-        if (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)):
+        if (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)) and not self._adds_nothing(request):
             self.waiting.append(request)
         else:
             self._store_all(request)
@@ -48,7 +48,7 @@ class Producing:
                 continue
             if not blocked and self._fits(request.batch):
                 self._partitions.attempt(request, self._store_all)
-            elif request.deadline <= now:
+            elif request.deadline and request.deadline <= now:
                 request.finish(error=self._full())
             else:
                 blocked = True
@@ -62,7 +62,7 @@ class Producing:
         left: Sequence[int] | None = None
         placed: list[Placed] = []
         if request.request is not None:
-            placed, left = self._known(request)
+            placed, left = self._known(request, partitions.older_maps)
         if left is None or left:
             cut = batch if left is None else batch.pick(left)
             name = None if request.request is None else _name(request.request, partitions.map)
@@ -136,12 +136,23 @@ class Producing:
 
     # -- repetitions after a resize ------------------------------------------------------------------
 
-    def _known(self, request: requests.Produce) -> tuple[list[Placed], Sequence[int] | None]:
-        """What older versions of the slot map know of a request, and the indexes that none of them does (None: all)."""
+    def _adds_nothing(self, request: requests.Produce) -> bool:
+        """Whether it is the repetition of what is stored: it may be answered even when the queue is full."""
+        if request.request is not None and self._known(request, (self._partitions.map, *self._partitions.older_maps))[1] == []:
+            return True
+        names = request.batch.dedups
+        return names is not None and all(name is not None and self._remembers(name) for name in names)
+
+    def _remembers(self, name: bytes) -> bool:
+        member = self._partitions.members[self._partitions.map.owners[dedup_slot(name)]]
+        return member.healthy and member.state.dedup.get(name, member.open.now().elapsed) is not None
+
+    def _known(self, request: requests.Produce, maps: Sequence[SlotMap]) -> tuple[list[Placed], Sequence[int] | None]:
+        """What is known of a request under these versions of the slot map, and the indexes that none of them has (None: all)."""
         assert request.request is not None
         placed: list[Placed] = []
         left: list[int] | None = None
-        for slots in self._partitions.older_maps:
+        for slots in maps:
             name = _name(request.request, slots)
             for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
                 member = self._partitions.members.get(number)

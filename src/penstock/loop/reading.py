@@ -72,6 +72,11 @@ class Sight(Protocol):
         ...
 
 
+def last_of(found: Frame | Gap) -> int:
+    """The sequence behind which reading goes on."""
+    return found.last_sequence if isinstance(found, Gap) else found.sequence
+
+
 def first_of(runs: Iterable[int], limit: int) -> list[int]:
     """The first `limit` offsets of flat runs, as runs."""
     found: list[int] = []
@@ -101,33 +106,31 @@ class Reader:
         self._clock = clock
         self._frames = Frames(log)
         self._blocks = Blocks(self._frames)
-        self._sequence = 0
+        self.sequence = 0
+        """Of the last frame that the state rests on; 0 when there is none, or it cannot be relied on."""
         self._begin()
 
     def _begin(self) -> None:
-        self._sequence = 0
         self.state, self.gaps = carry_on(State(), self._noted(self.log.recover()))
         self._frames.clear()
         self._blocks.clear()
 
     def refresh(self) -> None:
         """Go on to what is published now."""
-        sequence, self._sequence = self._sequence, 0
-        if not sequence:  # nothing was there, or reading it failed
-            self._begin()
-            return
-        self.state, gaps = carry_on(self.state, self._noted(self.log.frames(sequence)))
-        if gaps:
-            self._begin()
-        self._sequence = self._sequence or sequence
+        sequence, self.sequence = self.sequence, 0
+        if sequence:  # else nothing was there, or reading it failed
+            self.state, gaps = carry_on(self.state, self._noted(self.log.frames(sequence), sequence))
+            self._blocks.clear()  # what was not there yet may count as lost in them
+            if not gaps:
+                return
+        self._begin()
 
-    def _noted(self, frames: Iterator[Frame | Gap]) -> Iterator[Frame | Gap]:
-        """The same, and how far it has come; while this runs nothing is to be relied on."""
-        sequence = 0
+    def _noted(self, frames: Iterator[Frame | Gap], sequence: int = 0) -> Iterator[Frame | Gap]:
+        """The same, and in the end how far it came: a state that was brought only half the way is not to be carried on."""
         for found in frames:
-            sequence = found.last_sequence if isinstance(found, Gap) else found.sequence
+            sequence = last_of(found)
             yield found
-        self._sequence = sequence
+        self.sequence = sequence
 
     def close(self) -> None:
         self.log.close()

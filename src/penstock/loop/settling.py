@@ -12,7 +12,7 @@ from penstock.loop.requests import Handed, Part
 from penstock.rules import commands
 from penstock.rules.commands import Settled
 from penstock.rules.routing import digest
-from penstock.words.errors import LeaseLost, PenstockError
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueNotFound
 
 
 class Settling:
@@ -23,7 +23,10 @@ class Settling:
         self._carrying = carrying
 
     def run(self, request: requests.Settle) -> None:
-        letters = self._carrying.letters(request.then) if request.then else []
+        try:
+            letters = self._carrying.letters(request.then) if request.then else []
+        except QueueNotFound as error:
+            raise InvalidRequest(f"the queue of a follow-up is gone ({error}); nothing was completed") from error
         self._partitions.answer(request, [self._settle(request, part, letters) for part in request.parts])
 
     def _settle(self, request: requests.Settle, part: Part, letters: list[commands.Letter]) -> Settled | PenstockError:

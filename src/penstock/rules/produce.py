@@ -29,7 +29,8 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
     batch = command.batch
     if isinstance(batch, Batch) and batch.keys is not None and batch.key_ids is None:
         batch = command.batch = msgspec.structs.replace(batch, key_ids=_ids_of(batch.keys))
-    validate(batch)
+    if command.source is None:  # a transfer was checked when it was first produced, and may be larger than a caller's
+        validate(batch)
     check_request(command.request)
     if command.source is not None and (type(command.source) is not bytes or type(command.sequence) is not int):
         raise InvalidRequest("a transfer's source is not bytes or its sequence not a number; give both as the outbox says")
@@ -91,11 +92,9 @@ def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int
     found: dict[int, int] = {}
     for index, (came, key) in enumerate(zip(batch.origins, batch.key_ids, strict=True)):
         was = None if came is None or key == NO_KEY else origin.decode(came)
-        if was is None or not was.parked or was.incarnation != command.home:
-            continue
-        partition, old = was.place
-        if partition == command.partition and _parked(state, key, old) is not None:
-            found.setdefault(old, base + index)
+        parking = was.parking if was is not None else None
+        if parking is not None and parking[:2] == (command.home, command.partition) and _parked(state, key, parking[2]) is not None:
+            found.setdefault(parking[2], base + index)
     return [offset for old, new in found.items() for offset in (new, old)] or None
 
 

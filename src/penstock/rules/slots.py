@@ -76,11 +76,16 @@ def spread(old: SlotMap, partitions: Sequence[int]) -> SlotMap:
 
 def moves(old: SlotMap, new: SlotMap) -> list[Move]:
     """What goes where between two versions, by source and destination."""
+    return list(_moves(old.owners.tobytes(), new.owners.tobytes()))
+
+
+@lru_cache(_CACHED)
+def _moves(old: bytes, new: bytes) -> tuple[Move, ...]:
     found: dict[tuple[int, int], list[int]] = {}
-    for slot, pair in enumerate(zip(old.owners, new.owners, strict=True)):
+    for slot, pair in enumerate(zip(array("H", old), array("H", new), strict=True)):
         if pair[0] != pair[1]:
             found.setdefault(pair, []).append(slot)
-    return [Move(*pair, slots) for pair, slots in sorted(found.items())]
+    return tuple(Move(*pair, slots) for pair, slots in sorted(found.items()))
 
 
 def _shares(held: Counter[int], numbers: list[int]) -> dict[int, int]:

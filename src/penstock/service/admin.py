@@ -40,7 +40,10 @@ def _total(turns: Turns, members: Sequence[Member], command: commands.Command) -
 
 
 def pause(turns: Turns, lease: bool | None, produce: bool | None, partition: int | None = None) -> None:
-    _total(turns, chosen(turns, partition), commands.Pause(lease, produce))
+    if partition is None:
+        turns.pause(commands.Pause(lease, produce))
+    else:
+        _total(turns, chosen(turns, partition), commands.Pause(lease, produce))
     turns.again = True  # who waits may go on
 
 
@@ -84,7 +87,16 @@ def send(turns: Turns, partition_offsets: Mapping[int, Sequence[int]], to: int) 
         if still:
             turns.carrying.send(member, still, to)
             items += len(still)
+            if to != turns.incarnation:
+                _release_parked(turns, member, set(still))
     return items
+
+
+def _release_parked(turns: Turns, member: Member, gone: set[int]) -> None:
+    """Keys that were parked only for items which have left for another queue go on."""
+    for key, line in member.state.keys.lines():
+        if line.parked and gone.issuperset(line.parked):
+            turns.run(member, commands.Release(key))
 
 
 def release(turns: Turns, key_id: int) -> int:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from penstock.logs.api import Durability, Readable
+from penstock.logs.api import Durability
 from penstock.logs.directory import SEGMENT_BYTES
 from penstock.logs.files import Files
 from penstock.loop.carrying import Office
@@ -26,9 +26,10 @@ from penstock.loop.turn import Turns
 from penstock.rules import queues
 from penstock.rules.catalog import Entry, Options
 from penstock.rules.commands import Configure
+from penstock.rules.events import Event
 from penstock.rules.slots import SlotMap
 from penstock.service import admin, looking, shaping, tracing
-from penstock.service.reports import BrokerMetrics, QueueInfo
+from penstock.service.reports import BrokerMetrics, QueueInfo, info
 from penstock.service.store import Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueNotFound, StorageFailed
@@ -132,22 +133,29 @@ class Embedded:
         loop.call(Do(self._configure, firm=True))
         return info(entry)
 
-    def delete(self, name: str, timeout: int = 30 * SECOND) -> None:
-        """End a queue and remove its files, once nothing is on its way to it or from it."""
+    def delete(self, name: str, timeout: int = 30 * SECOND, incarnation: int = 0) -> None:
+        """End a queue (that of `incarnation`, if given) and remove its files, once nothing is on its way to it or from it."""
         self._usable()
-        incarnation = self.catalog.find(name).incarnation
+        found = self.catalog.find(name).incarnation
+        if incarnation not in (0, found):
+            raise QueueNotFound(f"queue {name!r} was deleted (and created anew since); ask the broker for it by name")
         queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
-        self._ending.add(incarnation)
+        with self._changing:
+            if found in self._ending:
+                raise QueueBusy(f"queue {name!r} is being deleted by someone else; wait for that")
+            self._ending.add(found)
+        loop = self._loop(found)
         try:
-            self._wait_for_mail(incarnation, timeout)
+            self._wait_for_mail(found, timeout)
             with self._recording():
                 self.catalog.delete(name)
-                loop = self._loops.pop(incarnation)
+                self._loops.pop(found)
         finally:
-            self._ending.discard(incarnation)
+            self._ending.discard(found)
+            loop.turns.carrying.ending = False
         with suppress(PenstockError):  # it is gone, whatever its last words
             loop.close(QueueNotFound(f"queue {name!r} was deleted"))
-        self._remove(incarnation)
+        self._remove(found)
 
     def _wait_for_mail(self, incarnation: int, timeout: int) -> None:
         """Until no transfer is under way to or from a queue."""
@@ -225,10 +233,10 @@ class Embedded:
         loop = self._loops.get(incarnation)
         return loop.turns.name if loop is not None else None
 
-    def reader(self, incarnation: int, partition: int) -> Readable:
-        """The log of a partition, with everything up to now, to be read beside the queue's turns."""
+    def told_of(self, incarnation: int, partition: int, offset: int) -> "Sequence[Event]":
+        """What became of an item here. Its log is read beside the queue's turns: it may be long."""
         self.look(incarnation, "publish", partition=partition)
-        return self.store.reader(incarnation, partition)
+        return tracing.read(self.store.reader(incarnation, partition), offset)
 
     def metrics(self) -> BrokerMetrics:
         """Counters and latencies of every queue since it was opened here."""
@@ -375,15 +383,9 @@ class Embedded:
         return entry.map, entry.active
 
 
-def _mail(incarnation: int, turns: Turns) -> int:
-    """Transfers that keep a queue from being deleted."""
-    return turns.carrying.under_way if turns.incarnation == incarnation else turns.carrying.addressed_to(incarnation)
-
-
-def info(entry: Entry) -> QueueInfo:
-    return QueueInfo(
-        entry.name, entry.incarnation, entry.created_at, entry.options, len(entry.active), entry.active, entry.retired, entry.read_only
-    )
+def _mail(incarnation: int, turns: Turns) -> bool:
+    """Whether transfers keep a queue from being deleted; of its own, none sets out once there are none."""
+    return not turns.carrying.end() if turns.incarnation == incarnation else bool(turns.carrying.addressed_to(incarnation))
 
 
 _brokers: "weakref.WeakSet[Embedded]" = weakref.WeakSet()

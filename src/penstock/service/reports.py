@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from penstock.rules.catalog import Options
+from penstock.rules.catalog import Entry, Options
 from penstock.service.values import timestamp
 from penstock.words.batch import Batch
 
@@ -25,6 +25,13 @@ class QueueInfo(msgspec.Struct, frozen=True):
     retired: list[int]
     """Partitions that only drain, or are drained."""
     read_only: list[int]
+
+
+def info(entry: Entry) -> QueueInfo:
+    """What the catalog tells of a queue."""
+    return QueueInfo(
+        entry.name, entry.incarnation, entry.created_at, entry.options, len(entry.active), entry.active, entry.retired, entry.read_only
+    )
 
 
 class PartitionStats(msgspec.Struct, frozen=True):

@@ -15,6 +15,9 @@ from penstock.rules.catalog import Entry
 from penstock.rules.slots import SlotMap
 from penstock.words.errors import InvalidRequest, QueueBusy
 
+KEPT_MAPS = 32
+"""Older slot maps that are kept at least: requests may be remembered under them."""
+
 
 class Shape(NamedTuple):
     """The partitions that take items, and those an operator set read-only."""
@@ -46,23 +49,24 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
     """Inside a turn: record the new shape. When anything stands in its way nothing is changed."""
     entry = catalog.get(turns.incarnation)
     active, read_only = choose(entry)
-    before = set(turns.members)
+    for member in turns.members.values():
+        if member.error is not None:  # all must be in order: their marks and fences are needed
+            raise member.refusal
+        if not member.fenced:
+            raise QueueBusy(f"partition {member.number} is still being prepared by an earlier resize; try again in a moment")
+    marks = {number: member.state.next_offset for number, member in turns.members.items()}
+    new = [turns.add(number) for number in active if number not in turns.members]
     try:
-        for number in active:
-            member = turns.add(number)
-            if number not in before:
-                turns.catch_up(member)
-        for member in turns.members.values():
-            if not member.fenced:
-                raise QueueBusy(f"partition {member.number} is still being prepared by an earlier resize; try again in a moment")
-        marks = {number: member.state.next_offset for number, member in turns.members.items() if number in before}
-        since = wall - entry.options.policy.remember
+        for member in new:
+            if member.error is not None:
+                raise member.refusal
+            turns.catch_up(member, new=True)
+        since = wall - entry.options.policy.remember  # by the date, which may be set: some are kept whatever it says
+        since = min(since, entry.maps[-KEPT_MAPS].replaced_at if len(entry.maps) >= KEPT_MAPS else 0)
         return catalog.reshape(turns.incarnation, active, read_only=read_only, marks=marks, keep_since=since)
     except BaseException:
-        for number in set(turns.members) - before:
-            partition = turns.members.pop(number).partition
-            if partition is not None:
-                partition.close()
+        for member in new:
+            turns.drop(member)
         raise
 
 

@@ -5,7 +5,7 @@ A transferred item carries where it came from, and the queue that it left knows 
 and the queues themselves let them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
@@ -39,8 +39,8 @@ class Source(Protocol):
         """The name of a queue, or None when it is no more."""
         ...
 
-    def reader(self, incarnation: int, partition: int) -> Readable:
-        """A partition's log, to be read through and closed."""
+    def told_of(self, incarnation: int, partition: int, offset: int) -> Sequence[Event]:
+        """What the log of one partition tells of an item."""
         ...
 
 
@@ -51,21 +51,27 @@ def explain(source: Source, incarnation: int, partition: int, offset: int) -> Ex
         if isinstance(answer, Explained):
             return answer
         there, number, place = answer
-        if source.name_of(there) is None:
+        try:
+            answer = source.look(there, "explain", partition=number, offset=place)
+        except QueueNotFound:
             break
-        answer = source.look(there, "explain", partition=number, offset=place)
     return Explained(format_id(partition, offset), "", "moved", "moved to a queue that is no more")
 
 
 def history(source: Source, incarnation: int, partition: int, offset: int) -> list[ItemEvent]:
-    """Everything that is known to have happened to an item, in all queues it was in, oldest first."""
+    """Everything that is known to have happened to an item, in the queues it was in, one after the other."""
     asked = Place(incarnation, partition, offset)
     path = _Path(source, {asked: source.look(incarnation, "trace", partition=partition, offset=offset)})
     found: list[ItemEvent] = []
     for place in path.through(asked):
-        with closing(source.reader(place.incarnation, place.partition)) as log:
-            found += [_in_queue(source, place, event) for event in item_history(log, place.offset)]
+        found += [_in_queue(source, place, event) for event in source.told_of(*place)]
     return found
+
+
+def read(log: Readable, offset: int, stop_sequence: int | None = None) -> list[Event]:
+    """What a log tells of an item; the log is closed then."""
+    with closing(log):
+        return item_history(log, offset, stop_sequence)
 
 
 class _Path:

@@ -53,6 +53,9 @@ class Callers:
 
     def settle(self) -> None:
         """A worker is done with something; mostly it is still in time."""
+        if self._chance.happens(0.1):
+            self._settle_several()
+            return
         held = self._some_lease()
         if held is None:
             self.lease()
@@ -73,6 +76,15 @@ class Callers:
             delay = chance.pick([0, 0, 1, 2 * SECOND, 30 * SECOND])
             timeout = chance.pick([0, 10 * SECOND])
             self._ask(SentSettle(verb, [(held, wanted)], request, delay=delay, counted=chance.happens(0.85), timeout=timeout))
+
+    def _settle_several(self) -> None:
+        """One call for items of several leases."""
+        model, chance = self._world.model, self._chance
+        idle = [held for held in model.leases.held[-12:] if not held.busy and held.incarnation in model.queues]
+        queue = chance.pick(idle).incarnation if idle else 0
+        several = [held for held in idle if held.incarnation == queue][-3:]
+        if len({(held.partition, held.lease) for held in several}) > 1:
+            self._ask(SentSettle(chance.pick(VERBS), [(held, None) for held in several], chance.request_id()))
 
     def _some_lease(self) -> Held | None:
         model = self._world.model
@@ -105,5 +117,7 @@ class Callers:
     def leave(self) -> None:
         """A caller that waits gives up."""
         waiting = [sent for sent in self._world.pending if isinstance(sent, SentLease)]
-        if waiting:
+        if waiting and self._chance.happens(0.5):
             self._world.cancel(self._chance.pick(waiting))
+        else:
+            self._world.miss(SentLease(self._queue(), 3, 0, 1, None))

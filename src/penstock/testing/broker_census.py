@@ -111,7 +111,7 @@ class Census:
                 if incarnation in self.changed:
                     for member in loop.turns.members.values():
                         self._look_into(incarnation, member)
-                    _check_stats(loop)
+                    _check_stats(loop, [self.rooms[incarnation, number] for number in loop.turns.members])
         self.changed.clear()
         self.whole = all(room.healthy for room in self.rooms.values())
         self._gather()
@@ -212,12 +212,13 @@ class Census:
                         assert first == (partition, lease), f"{tag} is leased as {partition, lease} and its key as {first} too"
 
 
-def _check_stats(loop: Loop) -> None:
-    """The counters of a queue are the sums of its partitions'."""
+def _check_stats(loop: Loop, rooms: Iterable[Room]) -> None:
+    """The counters of a queue are a recount of its partitions."""
     try:
         stats = loop.inspect(looking.stats)
     except PenstockError:
         return
-    for name in ("ready", "scheduled", "leased", "completed", "buried", "moving"):
-        total = sum(getattr(member.state.counts, name) for member in loop.turns.members.values() if member.healthy)
-        assert getattr(stats, name) == total, f"{getattr(stats, name)} items of queue {stats.name} are said to be {name}, and {total} are"
+    recount = Counter(life for room in rooms if room.healthy for life in room.lives)
+    for life in Life:
+        said = getattr(stats, life.value)
+        assert said == recount[life], f"{said} items of queue {stats.name} are said to be {life.value}, and {recount[life]} are"

@@ -4,6 +4,7 @@ Owns: `finish`. What was given up is redriven, dead letters whose keys are parke
 for as many days as it takes.
 """
 
+from penstock.service.reports import ListedItem
 from penstock.testing.broker_operator import Operator
 from penstock.testing.broker_sent import SentLease, SentSettle
 from penstock.testing.broker_world import World
@@ -48,14 +49,14 @@ def _work_off(world: World, operator: Operator) -> None:
 def _send_home(world: World, operator: Operator, queue: int) -> None:
     """Dead letters whose keys are parked go back to where they came from."""
     model = world.model
-    homes: dict[int, dict[int, list[int]]] = {}
+    homes: dict[int, list[ListedItem]] = {}
     for item in operator.ask(queue, "redrivable", limit=1_000):
         tag = model.tags[item.batch.payloads[item.index]]
         for (home, _), holders in model.order.parked.items():
             if tag in holders and home != queue and home in model.queues:
-                homes.setdefault(home, {}).setdefault(item.partition, []).append(item.offset)
-    for home, chosen in homes.items():
-        operator.ask(queue, "send", partition_offsets=chosen, to=home)
+                homes.setdefault(home, []).append(item)
+    for home, items in homes.items():
+        operator.send(queue, items, home)
 
 
 def _drain(world: World, queue: int) -> None:

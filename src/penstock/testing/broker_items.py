@@ -48,8 +48,12 @@ class Tag:
     order: int | None = None
     """Its number in the order in which items were acknowledged; None when its place in the order of its key is not known."""
     holder: "Held | None" = None
+    handed: int = 0
+    """How often it was handed out."""
     not_before: int = 0
     """A delay holds it until then."""
+    homing: int = 0
+    """The queue to which an operator sent it, and where its key is parked for it."""
     places: list[Place] = field(default_factory=list)
     """Every place where it was ever found, in that order."""
     parents: "list[Tag]" = field(default_factory=list)

@@ -15,8 +15,11 @@ from penstock.rules.runs import offsets
 from penstock.testing.broker_book import Book
 from penstock.testing.broker_items import Held, Place, Tag
 from penstock.testing.broker_sent import SentLease, SentSettle
-from penstock.words.clock import SECOND
+from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError, StorageFailed
+
+LONGEST = 5 * MINUTE
+"""No lease is asked for longer than this."""
 
 
 class Leases:
@@ -29,6 +32,8 @@ class Leases:
         self.held: list[Held] = []
         self.unknown_until: dict[int, int] = {}
         """Queue → until when items may be leased to somebody who never learnt of it."""
+        self.lost = 0
+        """How many leases somebody may have been given without learning of it."""
         self._states: dict[tuple[int, int], object] = {}
 
     @property
@@ -43,8 +48,8 @@ class Leases:
             held.deadline = self.now + held.timeout
         for tag in self._book.tags.values():
             tag.not_before = 0
-        for incarnation in self.unknown_until:
-            self.unknown_until[incarnation] = 1 << 62
+        for incarnation in self.unknown_until:  # also what was over, if nobody came by to notice it
+            self.unknown_until[incarnation] = self.now + LONGEST
 
     def doubt(self, incarnation: int, partition: int | None = None) -> None:
         """What was given out last may be lost."""
@@ -74,16 +79,26 @@ class Leases:
         self.held = [held for held in self.held if held.incarnation != incarnation]
 
     def unknown(self, sent: SentLease) -> None:
+        self.lost += 1
         if sent.incarnation not in self._book.queues:
             return
         until = self.now + max(sent.timeout, self._book.queues[sent.incarnation].options.policy.lease_timeout)
         self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))
 
+    def check_known(self) -> None:
+        """At rest: whatever is leased is in somebody's hands, or may be, because an answer was lost."""
+        known = {(held.incarnation, held.partition, held.lease) for held in self.held}
+        for (incarnation, partition), room in self._census.rooms.items():
+            for lease, given in room.held.items() if room.healthy else ():
+                sure = (incarnation, partition, lease) in known or self.unknown_until.get(incarnation, 0) > self.now
+                assert sure, f"{[room.tags[offset] for offset in given]} of partition {partition} are leased and nobody has them"
+
     # -- lease ---------------------------------------------------------------------------------------
 
     def leased(self, sent: SentLease, answer: list[Handed], error: PenstockError | None) -> None:
-        if error is not None:
+        if error is not None or not self._census.whole:
             self.unknown(sent)
+        if error is not None:
             return
         total = sum(handed.granted.count for handed in answer)
         assert total <= sent.want, f"{total} items were given to {sent}"
@@ -107,7 +122,7 @@ class Leases:
         for offset, tag in given.items():
             self._check_given(held, offset, tag)
         for tag in given.values():
-            tag.holder = held
+            tag.holder, tag.handed = held, tag.handed + 1
         self._check_contents(handed, given)
         self._order.check(held, sent.per_key, self.held, self.now)
         self.held.append(held)
@@ -235,7 +250,8 @@ class Leases:
                 self._complete(held, offset, tag, sure=True)
             else:
                 spot = self._census.lives_in(tag, held.incarnation)
-                if sent.action == "retry" and sent.delay and spot is not None and not spot.buried:
+                known = spot is not None and not spot.buried and sent.latest_era == self._book.era
+                if sent.action == "retry" and sent.delay and known:
                     tag.not_before = self.now + sent.delay
                 held.close_behind(offset)
         for tag in sent.follow_ups:

@@ -24,6 +24,7 @@ from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettl
 from penstock.words.errors import OutcomeUnknown, PenstockError
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
+from penstock.words.origin import Origin
 
 
 @dataclass(slots=True)
@@ -126,17 +127,19 @@ class Model(Book):
         known = tag.queue in self.vanished or any(place.incarnation in self.vanished for place in tag.places)
         return known or bool(last.moving or last.promised)
 
-    def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool], answer: int | PenstockError) -> None:
-        """Items were resolved by an operator, or perhaps were."""
+    def clears(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
+        """An operator sets out to resolve items; says which keys that lets go on."""
+        self.clearing.add(incarnation)
         if chosen["leased"]:
             self.leases.doubt(incarnation, partition)
-        if chosen["buried"]:
-            self.order.clear_parked(incarnation, partition, sure=isinstance(answer, int))
-        if isinstance(answer, int):
-            for tag in self.tags.values():
-                for spot in self.census.of(tag).live:
-                    here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
-                    assert not (here and chosen[spot.life.value] and spot.life is not Life.LEASED), f"{tag} was cleared and is {spot}"
+        return self.order.clear_parked(incarnation, partition) if chosen["buried"] else []
+
+    def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
+        """An operator was told that items were resolved."""
+        for tag in self.tags.values():
+            for spot in self.census.of(tag).live:
+                here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
+                assert not (here and chosen[spot.life.value] and spot.life is not Life.LEASED), f"{tag} was cleared and is {spot}"
 
     def over(self, incarnation: int) -> None:
         """An operator's word was answered, and what it did was looked at."""
@@ -149,6 +152,7 @@ class Model(Book):
     def sending(self, sent: Sent) -> None:
         if sent.first:
             sent.since, sent.era = self.now, self.era
+        sent.latest_era = self.era
         if isinstance(sent, SentProduce):
             for index, tag in enumerate(sent.tags):
                 tag.void = tag.void and index in sent.ids
@@ -164,9 +168,6 @@ class Model(Book):
             self.leases.unknown(sent)
         elif isinstance(sent, SentSettle):
             self.leases.unsettled(sent)
-
-    def gone(self, sent: Sent) -> None:
-        """A caller went away before it saw the answer."""
 
     def judge(self, sent: Sent) -> None:
         """An answer came."""
@@ -263,12 +264,24 @@ class Model(Book):
     def follow(self) -> None:
         """What happened by itself, or by an operator's word."""
         for tag, place, came in self.census.arrivals:
-            if came is not None and came.incarnation != place.incarnation:
-                known = any((came.incarnation, *came.place) == old for old in tag.places)
-                assert known, f"{tag} came to {place} from {came}, where it never was"
+            self._check_origin(tag, place, came)
         self._bring_back()
         self.order.follow()
         self.leases.watch()
+
+    def _check_origin(self, tag: Tag, place: Place, came: Origin | None) -> None:
+        """An item that comes from elsewhere says where it was, and what happened to it there."""
+        before = tag.places[: tag.places.index(place)]
+        if came is None:
+            assert not before or not self.census.whole, f"{tag} came to {place} from {before} and does not say so"
+            return
+        grave = Place(came.incarnation, *came.place)
+        assert grave in before, f"{tag} came to {place} and says that it was at {grave}, where it never was: {before}"
+        if came.buried_at and before and before[-1] == grave:
+            known = self.queues.get(came.incarnation)
+            assert known is None or known.name == came.queue, f"{tag} came from {came.queue}, and {grave} is of {known}"
+            assert came.reason, f"{tag} was given up and nobody says why: {came}"
+            assert came.attempts <= tag.handed + self.leases.lost, f"{tag} was handed out {tag.handed} times, and says {came}"
 
     def _bring_back(self) -> None:
         """Items that were sought are as new, but for their place in the order."""
@@ -321,6 +334,7 @@ class Model(Book):
 
     def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
         """No queue wants a turn: whoever waits must have a reason."""
+        self.leases.check_known()
         for sent in pending:
             deadline = sent.request.deadline
             assert not (deadline and deadline < now), f"{sent} was not answered by its deadline"
@@ -360,6 +374,11 @@ class Model(Book):
         assert not failing, f"nothing goes wrong any more, and yet {failing}"
         stuck = [loop.turns.name for loop in loops if loop.turns.carrying.under_way]
         assert not stuck, f"transfers from {stuck} do not arrive"
+        for loop in loops:
+            options = self.queues[loop.turns.incarnation].options
+            for member in loop.turns.members.values():
+                unsure = loop.turns.incarnation in self.unsure_queues
+                assert unsure or member.state.policy == options.policy, f"partition {member.number} of {loop.turns.name} has old options"
         for tag in self.tags.values():
             found = self.census.of(tag)
             assert not found.moving and not found.promised, f"{tag} is on its way for ever: {found}"

@@ -6,7 +6,7 @@ Owns: `Operator`. Everything here is done at once, in a turn of its own, and tol
 from typing import Any
 
 from penstock.rules.routing import key_id
-from penstock.service.reports import QueueInfo
+from penstock.service.reports import ListedItem, QueueInfo
 from penstock.testing.broker_chance import Chance
 from penstock.testing.broker_world import World
 
@@ -86,19 +86,24 @@ class Operator:
     def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
         return self._world.operate(f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then)
 
-    def send(self) -> None:
+    def redrive_some(self) -> None:
         """Redrive some items of one queue to another."""
         queue, to = self._queue().incarnation, self._queue().incarnation
         if queue == to:
             return
         listed = self.ask(queue, "redrivable", limit=20)
         if isinstance(listed, list):
-            chosen: dict[int, list[int]] = {}
-            for item in listed:
-                if self._chance.happens(0.4):
-                    chosen.setdefault(item.partition, []).append(item.offset)
-            if chosen:
-                self.ask(queue, "send", partition_offsets=chosen, to=to)
+            self.send(queue, [item for item in listed if self._chance.happens(0.4)], to)
+
+    def send(self, queue: int, items: list[ListedItem], to: int) -> None:
+        """Let items leave for another queue."""
+        chosen: dict[int, list[int]] = {}
+        for item in items:
+            chosen.setdefault(item.partition, []).append(item.offset)
+        if chosen:
+            model = self._world.model
+            model.order.sending([model.tags[item.batch.payloads[item.index]] for item in items], queue, to)
+            self.ask(queue, "send", partition_offsets=chosen, to=to)
 
     def redrive(self) -> None:
         """Buried items are ready again where they are."""
@@ -114,10 +119,12 @@ class Operator:
             self.free(queue, key)
 
     def free(self, queue: int, key: bytes) -> None:
-        def then(answer: Any) -> None:
-            self._world.model.order.release(queue, key, sure=isinstance(answer, int))
-
-        self.ask(queue, "release", then, key_id=key_id(key))
+        """Let a parked key go on without what was given up."""
+        model = self._world.model
+        model.order.release(queue, key)
+        answer = self.ask(queue, "release", key_id=key_id(key))
+        if isinstance(answer, int) and model.census.whole:
+            model.order.released(queue, [key])
 
     def pause(self) -> None:
         lease, produce = self._chance.pick([(True, None), (None, True), (True, True)])
@@ -132,12 +139,11 @@ class Operator:
         chosen = {name: self._chance.happens(0.4) for name in ("ready", "scheduled", "leased", "buried")}
         self.first_run(queue.incarnation)
         model = self._world.model
-        model.clearing.add(queue.incarnation)
-
-        def then(answer: Any) -> None:
-            model.cleared(queue.incarnation, partition, chosen, answer)
-
-        self.ask(queue.incarnation, "clear", then, partition=partition, **chosen)
+        keys = model.clears(queue.incarnation, partition, chosen)
+        answer = self.ask(queue.incarnation, "clear", partition=partition, **chosen)
+        if isinstance(answer, int) and model.census.whole:
+            model.cleared(queue.incarnation, partition, chosen)
+            model.order.released(queue.incarnation, keys)
         model.over(queue.incarnation)
 
     def seek(self) -> None:
@@ -149,7 +155,10 @@ class Operator:
             return
         offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
         model.seeking.add(queue.incarnation)
-        self.ask(queue.incarnation, "seek", offsets=offsets, at=None)
+        before = model.sought
+        answer = self.ask(queue.incarnation, "seek", offsets=offsets, at=None)
+        if isinstance(answer, int) and model.census.whole:
+            assert answer == model.sought - before, f"{answer} items were said to be sought, and {model.sought - before} were"
         model.over(queue.incarnation)
 
     def first_run(self, incarnation: int) -> None:

@@ -5,6 +5,7 @@ that was handed out. An item loses its place in the order when nobody can say wh
 queue, given up without parking its key, or the answer to its produce was lost.
 """
 
+from collections.abc import Iterable
 from itertools import count
 
 from penstock.rules.life import State as Life
@@ -39,7 +40,7 @@ class Order:
 
     def follow(self) -> None:
         """Items that were given up, came back, or left."""
-        graves: dict[Place, Tag] = {}
+        graves = {place: tag for place, tag in self._graves.items() if not self._census.healthy(place)}
         for tag, found in self._census.found.items():
             for spot in (*found.live, *found.moving):
                 if spot.buried:
@@ -54,7 +55,7 @@ class Order:
         self._on_bury = {owner: room.policy.on_bury for owner, room in self._census.rooms.items()}
 
     def _give_up(self, tag: Tag, spot: Spot) -> None:
-        tag.at = tag.not_before = 0  # what is given up waits for nothing any more
+        tag.at = tag.not_before = tag.homing = 0  # what is given up waits for nothing any more
         owner = spot.place[:2]
         now = self._census.rooms[owner].policy.on_bury
         parks = now == "park" and self._on_bury.get(owner, now) == "park"
@@ -64,12 +65,19 @@ class Order:
         self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place
 
     def _return(self, tag: Tag, spot: Spot) -> None:
-        """An item that parks its key is back in its place, unless it came by another way and is a stranger there."""
+        """An item that parks its key is back in its place; if it was not sent there, it is a stranger."""
         assert tag.key is not None
         holders = self.parked.get((spot.place.incarnation, tag.key), {})
-        grave, came = holders.get(tag), self._census.origins.get(spot.place)
-        if grave is not None and (spot.place == grave or (came is not None and (came.incarnation, *came.place) == grave)):
+        if tag in holders and (spot.place == holders[tag] or spot.place.incarnation == tag.homing):
             del holders[tag]
+
+    def sending(self, tags: Iterable[Tag], incarnation: int, to: int) -> None:
+        """An operator sends items to another queue: home to where their keys are parked, or away from there."""
+        for tag in tags:
+            if tag.key is not None:
+                tag.homing = to if tag in self.parked.get((to, tag.key), {}) else 0
+                if tag in self.parked.get((incarnation, tag.key), {}):
+                    self.release(incarnation, tag.key)  # perhaps: it may be parked for others too
 
     def stuck(self) -> list[tuple[int, bytes]]:
         """Keys that an operator must free: what parks them will not return, or nobody knows whether they are parked."""
@@ -81,26 +89,28 @@ class Order:
                     found.add((queue, key))
         return sorted(found)
 
-    def release(self, incarnation: int, key: bytes, *, sure: bool = True) -> None:
-        """A key goes on without what was given up."""
-        self._freed(incarnation, key, sure=sure)
+    def release(self, incarnation: int, key: bytes) -> None:
+        """Somebody sets out to let a key go on without what was given up."""
+        self.perhaps.add((incarnation, key))
         for tag in self.parked.pop((incarnation, key), {}):
             tag.forget_order()
 
-    def _freed(self, incarnation: int, key: bytes, *, sure: bool) -> None:
-        if sure:
-            self.perhaps.discard((incarnation, key))
-        else:
-            self.perhaps.add((incarnation, key))
-
-    def clear_parked(self, incarnation: int, partition: int | None, *, sure: bool) -> None:
-        """Keys go on because what was given up was cleared."""
+    def clear_parked(self, incarnation: int, partition: int | None) -> list[bytes]:
+        """Somebody sets out to clear what was given up; says which keys that lets go on."""
+        freed: list[bytes] = []
         for (queue, key), holders in self.parked.items():
-            if queue == incarnation and holders:
-                self._freed(queue, key, sure=sure)
-                for tag in [tag for tag, grave in holders.items() if partition in (None, grave.partition)]:
-                    del holders[tag]
-                    tag.forget_order()
+            chosen = [tag for tag, grave in holders.items() if queue == incarnation and partition in (None, grave.partition)]
+            for tag in chosen:
+                del holders[tag]
+                tag.forget_order()
+            if chosen:
+                freed.append(key)
+                self.perhaps.add((queue, key))
+        return freed
+
+    def released(self, incarnation: int, keys: Iterable[bytes]) -> None:
+        """These keys are surely not parked any more."""
+        self.perhaps.difference_update((incarnation, key) for key in keys)
 
     def is_parked(self, incarnation: int, key: bytes) -> bool:
         return bool(self.parked.get((incarnation, key)))

@@ -27,6 +27,8 @@ class Sent:
         self.since = 0
         """When it was first asked."""
         self.era = 0
+        self.latest_era = 0
+        """Of the first and of the last time: how often the machine had been rebooted."""
         self.unknown = False
         """An answer was lost: nobody knows what became of that time."""
 

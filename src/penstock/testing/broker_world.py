@@ -15,7 +15,7 @@ from penstock.loop.loop import Loop
 from penstock.service.embedded import Embedded
 from penstock.testing import checks
 from penstock.testing.broker_model import Model
-from penstock.testing.broker_sent import Sent
+from penstock.testing.broker_sent import Sent, SentLease
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt, SimulatedFiles
 from penstock.words.clock import HOUR, MINUTE, SECOND
@@ -68,6 +68,8 @@ class World:
         """Answered, and not judged yet."""
         self._unjudged: list[Sent] = []
         """Answered by a process that is gone, and not judged yet."""
+        self._missed: list[SentLease] = []
+        """Leases whose callers were gone: they go back in the next turn, if nothing happens before."""
         self._open()
 
     @property
@@ -96,7 +98,26 @@ class World:
         self._pending = [other for other in self._pending if other is not sent]
         self._answers = [other for other in self._answers if other is not sent]
         sent.request.on_done = None
-        self.model.gone(sent)
+
+    def miss(self, sent: SentLease) -> None:
+        """A turn answers a request whose caller has just gone."""
+        self._missed.append(sent)
+        sent.make(self.broker.now())
+        self.broker.submit(sent.incarnation, sent.request)
+        for loop in self.broker.loops():
+            if loop.turns.incarnation == sent.incarnation:
+                self.model.census.changed.add(sent.incarnation)
+                loop.turn()
+        self.cancel(sent)
+        if self.disk.troubled or not self.model.census.whole:
+            self._doubt_missed()
+        self._digest()
+
+    def _doubt_missed(self) -> None:
+        """Nobody may come to take back what somebody else did not take."""
+        for sent in self._missed:
+            self.model.leases.unknown(sent)
+        self._missed.clear()
 
     def operate(self, what: str, action: Callable[[], Any], then: Callable[[Any], None] | None = None) -> Any:
         """An operator's word: done at once, with whatever waits in that queue. `then` is told of the answer before others are judged."""
@@ -133,6 +154,7 @@ class World:
             self.turn(self.rng.choice(loops))
         else:
             raise AssertionError(f"{self.wanting()} find no rest")
+        self._missed.clear()
         self.model.at_rest(self.broker.loops(), self._pending, self.broker.now(), troubled=self.disk.troubled)
 
     def calm(self) -> None:
@@ -182,6 +204,7 @@ class World:
     def arm(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""
         self.say(f"   call {self.disk.calls + ahead} will meet {fault}")
+        self._doubt_missed()
         self.disk.fail(self.disk.calls + ahead, fault)
 
     def die(self, power: bool) -> None:
@@ -191,6 +214,7 @@ class World:
 
     def _end(self, power: bool) -> None:
         """What was answered was answered; what was not is nobody's to know."""
+        self._doubt_missed()
         self._unjudged, self._answers = self._answers, []
         for sent in self._pending:
             if sent not in self._unjudged:

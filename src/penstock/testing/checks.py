@@ -4,6 +4,7 @@ Owns: `look` (a partition's state as a `View`, to be compared with the model's) 
 Everything here reads; nothing changes what it looks at.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ from penstock.logs.api import FrameType, Gap
 from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
+from penstock.rules.events import Happening, Teller
 from penstock.rules.life import TRANSITIONS, Event
 from penstock.rules.life import State as Life
+from penstock.rules.records import Record
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
 from penstock.testing.ledger import EXPIRED, View
@@ -104,24 +107,59 @@ def check_base(state: State) -> None:
 
 def check_replay(partition: Partition) -> None:
     """The log tells the state, from its latest Base on and from its first frame on, and each Base on the way is what was told up to there
-    (unless retention took frames in between)."""
-    whole, latest = State(), State()
+    (unless retention took frames in between). What each record is said to do to items it does, and nothing else."""
+    whole, latest = Witness(), State()
     last, unbroken = 0, True
     for frame in partition.log.frames():
         assert not isinstance(frame, Gap), f"there is a gap: {frame}"
         unbroken, last = unbroken and frame.sequence == last + 1, frame.sequence
         if frame.type is FrameType.BASE:
-            told = base.dump(whole) == bytes(frame.body)
+            told = base.dump(whole.teller.state) == bytes(frame.body)
             assert told or not unbroken, f"the Base of frame {frame.sequence} is not what the frames before it tell"
             latest = base.load(frame.body)
-            whole, unbroken = (whole, True) if unbroken else (base.load(frame.body), True)
+            whole, unbroken = (whole, True) if unbroken else (Witness(base.load(frame.body)), True)
             continue
-        for state, outline in ((whole, False), (latest, True)):
-            for record in codec.records(frame, outline=outline):
-                machine.apply(state, record, Moment(frame.elapsed, frame.wall))
+        if not unbroken:
+            continue  # on to the next Base
+        now = Moment(frame.elapsed, frame.wall)
+        for record in codec.records(frame, outline=True):
+            machine.apply(latest, record, now)
+        for record in codec.records(frame):
+            whole.see(record, now)
     body = base.dump(partition.state)
     assert base.dump(latest) == body, "replay from the latest Base gives another state"
-    assert base.dump(whole) == body, "replay from the first frame gives another state"
+    assert base.dump(whole.teller.state) == body, "replay from the first frame gives another state"
+
+
+class Witness:
+    """Follows items by what is told of each record: every event must be in the table and lead to where the item is found then, and where
+    nothing is told of an item it stays."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self.teller = Teller(state)
+        known = self.teller.state
+        self.lives: dict[int, Life] = {offset: known.state_of(offset) or Life.COMPLETED for offset in range(known.next_offset)}
+        self._counts = Counter(self.lives.values())
+
+    def see(self, record: Record, now: Moment) -> list[Happening]:
+        """Let a record be told and applied."""
+        told = self.teller.tell(record, now)
+        for happening in told:
+            for offset in offsets(happening.runs):
+                self._move(offset, happening.event)
+        state = self.teller.state
+        recount = {name: self._counts[Life(name)] for name in state.counts._fields}
+        assert len(self.lives) == state.next_offset and state.counts._asdict() == recount, f"{record}: told {recount}, done {state.counts}"
+        return told
+
+    def _move(self, offset: int, event: Event) -> None:
+        before, after = self.lives.get(offset), self.teller.state.state_of(offset)
+        assert after is not None, f"item {offset}, which never was, is told to be {event}"
+        assert TRANSITIONS.get((before, event)) is after, f"item {offset} was {before}, is told to be {event}, and is {after}"
+        self.lives[offset] = after
+        self._counts[after] += 1
+        if before is not None:
+            self._counts[before] -= 1
 
 
 class Content(NamedTuple):

@@ -29,6 +29,16 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     """Its key was parked at the origin when it was buried."""
     forwarded: bool = False
     """The same item, moved to the partition where its key lives now."""
+    parked_in: int = 0
+    """The queue (incarnation) in which a key is parked for it, and the id it had there, when that is not where it was last buried."""
+    parked_id: str = ""
+
+    @property
+    def parking(self) -> tuple[int, int, int] | None:
+        """Incarnation, partition and offset of the place at which a key is parked for it."""
+        if self.parked_in:
+            return (self.parked_in, *parse_id(self.parked_id))
+        return (self.incarnation, *self.place) if self.parked else None
 
     @property
     def place(self) -> tuple[int, int]:
@@ -48,6 +58,7 @@ def decode(data: bytes) -> Origin:
     try:
         origin = _decoder.decode(data)
         parse_id(origin.id)
+        _ = origin.parking
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest) as error:
         raise CorruptLog(f"the origin of an item cannot be understood ({error}); run verify, or use a newer Penstock") from error
     return origin

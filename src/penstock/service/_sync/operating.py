@@ -13,7 +13,7 @@ from penstock.service import calls
 from penstock.service.calls import ListedItem, Seconds
 from penstock.service.options import QueueInfo, QueueOptions, info_of, to_catalog
 from penstock.service.ports import SyncPort
-from penstock.service.reports import Explained, HeldKey, QueueStats
+from penstock.service.reports import Explained, HeldKey, ItemEvent, QueueStats
 from penstock.words.errors import QueueNotFound
 from penstock.words.ids import LAST_PARTITION, parse_id
 from penstock.words.limits import MAX_PARTITIONS, within
@@ -54,6 +54,15 @@ class Operations:
         """Why is this item not running? Answers in one sentence (`.why`), and with the facts behind it. Finds items that were moved."""
         partition, offset = parse_id(id)
         found: Explained = self._ask("explain", partition=partition, offset=offset)
+        return found
+
+    def history(self, id: str) -> list[ItemEvent]:
+        """Everything that happened to an item, in every queue it was in, as far back as retention keeps it. Takes any id it ever had.
+
+        The log of its partition is read for this, beside the queue's work: the longer the log since the item came, the longer it takes.
+        """
+        partition, offset = parse_id(id)
+        found: list[ItemEvent] = self._ask("history", partition=partition, offset=offset)
         return found
 
     def items(self, state: str | Sequence[str] | None = None, after: str | None = None, limit: int = 100) -> list[ListedItem]:
@@ -125,5 +134,4 @@ class Operations:
     def delete(self, timeout: Seconds = 30) -> None:
         """Remove the queue with all its items, once nothing is on its way to or from it."""
         patience = calls.patience(timeout)
-        self.info()  # it is this one, not another of its name
-        self._port.run(self._port.broker.delete, self._name, patience)
+        self._port.run(self._port.broker.delete, self._name, patience, self._incarnation)

@@ -14,16 +14,19 @@ from penstock.service.items import Item
 from penstock.service.worker.context import Context
 from penstock.service.worker.handlers import Handler, Handlers
 from penstock.service.worker.settings import Settings
-from penstock.service.worker.verdicts import Bury, Failed, Retry, Snooze, Verdict, judge, of_a_batch
+from penstock.service.worker.verdicts import DONE, Bury, Failed, Retry, Snooze, Verdict, Worded, judge, of_a_batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 
 _log = logging.getLogger("penstock.worker")
-DONE = Verdict("completed")
 
 
 def chance() -> float:
     return os.urandom(1)[0] / 255
+
+
+class RanOver(Worded, TimeoutError):
+    """A handler took more time than it may."""
 
 
 class Caller:
@@ -34,7 +37,7 @@ class Caller:
         self.hooks = settings.hooks
         self._settings = settings
         self._now = now
-        self._timed = settings.hooks.finished is not None
+        self._timed = settings.hooks.finished is not None or settings.handler_timeout > 0
 
     @property
     def simple(self) -> Callable[[Item], Any] | None:
@@ -47,39 +50,32 @@ class Caller:
 
     # -- one call ------------------------------------------------------------------------------------
 
-    def call(self, context: Context, handler: Handler) -> list[Verdict]:
-        """Run a handler in this thread; what becomes of each item."""
-        began = self.begin(context)
+    def call(self, context: Context, handler: Handler) -> list[Verdict] | None:
+        """Run a handler in this thread; what becomes of each item, or None if that was decided meanwhile."""
+        self.begin(context)
         try:
             result = handler(self.given(context), context)
         except BaseException as error:
-            return self.end(context, began, error=error)
-        return self.end(context, began, result)
-
-    async def acall(self, context: Context, handler: Handler) -> list[Verdict]:
-        """Run an async handler in this event loop."""
-        began = self.begin(context)
-        try:
-            result = await handler(self.given(context), context)
-        except BaseException as error:
-            return self.end(context, began, error=error)
-        return self.end(context, began, result)
+            return self.end(context, error=error)
+        return self.end(context, result)
 
     def given(self, context: Context) -> Any:
         """What the handler is called with."""
         return list(context.items) if self._settings.batch else context.items[0]
 
-    def begin(self, context: Context) -> int:
-        began = self._now() if self._timed or self._settings.handler_timeout else 0
-        if self._settings.handler_timeout:
-            context.deadline = began + self._settings.handler_timeout
+    def begin(self, context: Context) -> None:
+        if self._timed:
+            context.began = self._now()
+            if self._settings.handler_timeout:
+                context.deadline = context.began + self._settings.handler_timeout
         if self.hooks.started is not None:
             for item in context.items:
                 self.tell(self.hooks.started, item)
-        return began
 
-    def end(self, context: Context, began: int, result: object = None, error: BaseException | None = None) -> list[Verdict]:
+    def end(self, context: Context, result: object = None, error: BaseException | None = None) -> list[Verdict] | None:
         """What becomes of each item of a call that gave this result, or raised this error."""
+        if not context.claim():
+            return None
         if error is None and result is not None:
             error = wrong_result(result, bool(self._settings.batch))
         if error is None:
@@ -88,11 +84,22 @@ class Caller:
             verdicts = self._partly(context.items, error)
         else:
             verdicts = [self.judge(item, error) for item in context.items]
+        return self._tell_finished(context, verdicts)
+
+    def over(self, context: Context, verdicts: list[Verdict]) -> list[Verdict]:
+        """As `end`, of a call that somebody else has judged."""
+        context.claim()
+        return self._tell_finished(context, verdicts)
+
+    def _tell_finished(self, context: Context, verdicts: list[Verdict]) -> list[Verdict]:
         if self.hooks.finished is not None:
-            seconds = (self._now() - began) / SECOND
+            seconds = (self._now() - context.began) / SECOND
             for item, verdict in zip(context.items, verdicts, strict=True):
                 self.tell(self.hooks.finished, item, seconds, verdict.outcome)
         return verdicts
+
+    def ran_over(self) -> "RanOver":
+        return RanOver(f"the handler ran longer than {self._settings.handler_timeout / SECOND:g} s")
 
     # -- what becomes of items -----------------------------------------------------------------------
 

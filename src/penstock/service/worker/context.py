@@ -5,16 +5,13 @@ has decided already what becomes of its items (`claim`): the handler's end, or w
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from penstock.service import calls
 from penstock.service.calls import Seconds, span
 from penstock.service.items import Item, NewItem
 from penstock.service.values import Value
 from penstock.words.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from penstock.service._sync.lease import Lease
 
 
 class Line(Protocol):
@@ -23,20 +20,24 @@ class Line(Protocol):
     @property
     def stopping(self) -> bool:
         """Handlers are not waited for any longer."""
+
     def now(self) -> int: ...
     def report(self, context: "Context", text: str) -> None:
         """Let others see how far the handler has come. Does not wait."""
-    def check_queue(self, name: str) -> None:
+
+    def check_queue(self, context: "Context", name: str) -> None:
         """Say so if there is no such queue."""
+
     def extended(self, context: "Context") -> None:
         """The deadline was moved."""
-    def lease(self, context: "Context") -> "Lease": ...
+
+    def token(self, context: "Context") -> str: ...
 
 
 class Context:
     """What a handler gets besides its item: `def handle(item, context)`."""
 
-    __slots__ = ("_line", "_mine", "deadline", "follow_ups", "items", "lost", "queue", "tag")
+    __slots__ = ("_line", "_mine", "began", "deadline", "follow_ups", "items", "lost", "queue", "tag")
 
     def __init__(self, line: Line, queue: str, tag: Any, items: Sequence[Item]) -> None:
         self._line = line
@@ -46,7 +47,9 @@ class Context:
         """The items of this call: one, unless it is a batch handler's."""
         self.tag = tag
         """By which the worker knows the items."""
+        self.began = 0
         self.deadline = 0
+        """When it runs too long; 0 is never."""
         self.follow_ups: list[NewItem | Value] = []
         self.lost = False
         self._mine = [True]
@@ -61,9 +64,9 @@ class Context:
         return self.items[0].attempts
 
     @property
-    def lease(self) -> "Lease":
-        """The lease of the item. The worker extends and settles it; a handler that has settled it already is left alone."""
-        return self._line.lease(self)
+    def token(self) -> str:
+        """What proves the lease of the item, to be passed on. The worker extends and settles the lease; a handler has no need to."""
+        return self._line.token(self)
 
     @property
     def cancelled(self) -> bool:
@@ -94,7 +97,7 @@ class Context:
             raise InvalidRequest("a follow-up belongs to one item, and this handler has several; use a handler of single items")
         for name in calls.follow_ups([item]):
             if name is not None:
-                self._line.check_queue(name)
+                self._line.check_queue(self, name)
         self.follow_ups.append(item)
 
     def claim(self) -> bool:

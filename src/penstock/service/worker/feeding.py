@@ -22,8 +22,9 @@ from penstock.service.worker.settling import Settler
 from penstock.service.worker.shelf import Waiting
 from penstock.service.worker.tally import Tally
 from penstock.service.worker.verdicts import Verdict
-from penstock.words.clock import MILLISECOND, MINUTE, SECOND
+from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import PenstockError
+from penstock.words.limits import MIN_LEASE_TIMEOUT
 
 HORIZON = 50 * MILLISECOND
 MOST = 8_000
@@ -32,7 +33,6 @@ PORTION = 500
 """Items of one lease, at most: a small one is settled as a whole sooner."""
 UNSETTLED = 50_000
 """With so many handled and not settled yet, no more are leased."""
-WAIT = 10 * MINUTE
 SPREAD = 2 * MILLISECOND
 """When items have waited so long while places are idle, more of these are woken."""
 SAMPLE = 5 * MILLISECOND
@@ -47,8 +47,10 @@ class Places(Protocol):
     @property
     def free(self) -> int:
         """Places without an item."""
+
     def wake(self, count: int) -> None:
         """So many items more wait."""
+
     def spread(self) -> None:
         """They have waited for a while: let more places look."""
 
@@ -56,7 +58,7 @@ class Places(Protocol):
 class Boss(Protocol):
     """Whom a feeder tells that its queue cannot be reached any more."""
 
-    def fail(self, error: PenstockError) -> None: ...
+    def fail(self, error: Exception) -> None: ...
 
 
 class Feeder:
@@ -93,6 +95,9 @@ class Feeder:
         self._dry = False
         """The last lease gave less than was wanted."""
         self._pause = FIRST_PAUSE
+        self._span = MIN_LEASE_TIMEOUT
+        """How long leases are given for, at least."""
+        self._asked_at = 0
         self._leased = 0
         self._rate = 0.0
         """Items taken a microsecond, lately."""
@@ -124,10 +129,13 @@ class Feeder:
         try:
             while not self._closing:
                 self._round()
-        except PenstockError as error:
+        except Exception as error:  # whatever it is, the worker must not go on without this thread
             self._boss.fail(error)
 
     def _round(self) -> None:
+        if len(self._settler) > UNSETTLED:
+            self._listen(FIRST_PAUSE)
+            return
         room = self._room()
         if room < 1:
             self._listen()
@@ -156,7 +164,7 @@ class Feeder:
     def _listen(self, wait: int | None = None) -> None:
         """Until somebody rings, an answer is there, or (microseconds) the time is over. Meanwhile no item waits in vain."""
         self._rung = False
-        stuck = len(self._shelf) > 0 and self._places.free > 0
+        stuck = self._shelf.ready and self._places.free > 0
         if stuck and (wait is None or wait > SPREAD):
             wait = SPREAD
         try:
@@ -172,9 +180,6 @@ class Feeder:
         shelf, source = self._shelf, self.source
         waiting = shelf.count(source)
         ahead = self._ahead(waiting)
-        if len(self._settler) > UNSETTLED:
-            self.low = MOST
-            return 0
         self.low = ahead // 2
         batch = self._settings.batch or 1
         free = self._places.free * batch - (len(shelf) - waiting)
@@ -204,10 +209,12 @@ class Feeder:
 
     def _lease(self, want: int) -> list[Handed]:
         handed: list[Handed] = []
+        self._asked_at = self.source.now()
         if not self._dry:
             handed = self.source.lease(self._request(want, 0))
         if not handed:
-            handed = self._wait_for(self._request(want, self.source.now() + WAIT))
+            # not for longer than half a lease: so, whenever it was given within that time, there is time to say that it is to be kept
+            handed = self._wait_for(self._request(want, self._asked_at + self._span // 2))
         self._dry = sum(one.granted.count for one in handed) < want
         return handed
 
@@ -227,7 +234,8 @@ class Feeder:
         return handed
 
     def _shelve(self, handed: Handed) -> None:
-        hold = Hold(self.source, self._settler, handed)
+        hold = Hold(self.source, self._settler, handed, self._asked_at)
+        self._span = max(MIN_LEASE_TIMEOUT, round(handed.seconds * SECOND))
         self._leased += hold.left
         self._tally.add("leased", hold.left)
         self._settler.holds.add(hold)
@@ -240,7 +248,7 @@ class Feeder:
         if self._handlers.default is None:
             items = self._known(hold, items)
         if items:
-            self._shelf.put(self.source, list(zip(repeat(hold), items)))  # noqa: B905 (repeat has no end)
+            self._shelf.put(self.source, list(zip(repeat(hold), items)))
             self._places.wake(len(items))
 
     def _known(self, hold: Hold, items: Sequence[Item]) -> list[Item]:

@@ -5,8 +5,10 @@ given, or with one called `context`, gets a Context too. `async def` makes it on
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from penstock.words.errors import InvalidRequest
@@ -35,8 +37,22 @@ class Handler:
             return self.function(given)
         return self.function(given, context) if self._context == "place" else self.function(given, context=context)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By reference. Where a decorator has put a worker in the place of its handler, that is what the name stands for."""
+        module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
+        there = getattr(sys.modules.get(module or ""), name, None)
+        if there is not self.function and getattr(there, "handler", None) is self:
+            return _handler_of, (module, name)
+        return Handler, (self.function,)
+
     def __repr__(self) -> str:
         return f"Handler({getattr(self.function, '__qualname__', self.function)})"
+
+
+def _handler_of(module: str, name: str) -> Handler:
+    """The handler of a worker that was made by a decorator."""
+    handler: Handler = getattr(import_module(module), name).handler
+    return handler
 
 
 class Handlers:
@@ -49,7 +65,7 @@ class Handlers:
 
     def add(self, kinds: Sequence[str], function: Function) -> None:
         if not kinds:
-            raise InvalidRequest("there is no kind to handle; name one: @worker.on(\"invoice\")")
+            raise InvalidRequest('there is no kind to handle; name one: @worker.on("invoice")')
         handler = Handler(function)
         for kind in kinds:
             if not isinstance(kind, str):

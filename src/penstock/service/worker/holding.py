@@ -8,9 +8,11 @@ holding the interpreter. Once `kept` says yes, nobody else gets these items befo
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from penstock.loop.requests import Handed, Lease, Request, Settle
+from penstock.loop.requests import Handed, Lease, Part, Request, Settle
+from penstock.rules.commands import Settled
 from penstock.service.items import Item
 from penstock.service.ports import SyncPort
+from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError
 
 
@@ -68,24 +70,27 @@ class Source:
 class Hold:
     """A lease in the worker's hands: the items that one partition gave at once."""
 
-    __slots__ = ("deadline", "keyed", "lease", "left", "partition", "settler", "source")
+    __slots__ = ("_safe_until", "keyed", "lease", "left", "partition", "settler", "source")
 
-    def __init__(self, source: Source, settler: Any, handed: Handed) -> None:
+    def __init__(self, source: Source, settler: Any, handed: Handed, asked_at: int) -> None:
         self.source = source
         self.settler = settler
         """Who settles its items."""
         self.partition = handed.partition
         self.lease = handed.granted.lease
-        self.deadline = handed.granted.deadline
+        self._safe_until = asked_at + round(handed.seconds * SECOND)
         self.left = handed.granted.count
         """Items that are not settled yet. Counted by the settler."""
         self.keyed = any(part.batch.key_ids is not None for part in handed.items)
 
     def kept(self) -> bool:
-        """Keep the lease from ending; False if it may have ended before that could be said."""
+        """Keep the lease from ending; False if it ended before that could be said, because this process stood still meanwhile."""
         source = self.source
         source.broker.keep(source.incarnation, self.partition, self.lease)
-        return bool(source.now() < self.deadline)
+        if source.now() < self._safe_until:
+            return True
+        (answer,) = source.settle(Settle("extend", [Part(self.partition, self.lease)]))
+        return isinstance(answer, Settled)
 
     def let_go(self) -> None:
         self.source.broker.let_go(self.source.incarnation, self.partition, self.lease)

@@ -87,7 +87,9 @@ def settings(
     """What was given, checked."""
     within("processes", processes, 0, MAX_PROCESSES)
     if processes and concurrency not in (None, processes):
-        raise InvalidRequest(f"concurrency is {concurrency} and processes is {processes}; leave concurrency out: a process handles one at a time")
+        raise InvalidRequest(
+            f"concurrency is {concurrency} and processes is {processes}; leave concurrency out, as each process is a place"
+        )
     for what, given, kind in (("retry", retry, RetryPolicy), ("hooks", hooks, Hooks)):
         if given is not None and not isinstance(given, kind):
             raise InvalidRequest(f"{what} is {type(given).__name__}; give {kind.__name__}(…)")

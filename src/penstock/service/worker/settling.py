@@ -19,7 +19,7 @@ from penstock.service.items import Item
 from penstock.service.worker.bell import Bell
 from penstock.service.worker.holding import Hold, Pair, Source
 from penstock.service.worker.tally import Tally
-from penstock.service.worker.verdicts import Outcome, Verdict, reason_of
+from penstock.service.worker.verdicts import DONE, Outcome, Verdict, reason_of
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import BrokerClosed, LeaseLost, PenstockError, QueueNotFound
 
@@ -34,7 +34,6 @@ FIRST_PAUSE, LAST_PAUSE = 50 * MILLISECOND, 5 * SECOND
 AT_ONCE = 500
 """Requests in flight."""
 VERBS: dict[Outcome, Verb] = {"completed": "complete", "retried": "retry", "buried": "bury", "snoozed": "retry", "returned": "retry"}
-DONE = Verdict("completed")
 _log = logging.getLogger("penstock.worker")
 
 
@@ -60,10 +59,12 @@ class Claim:
 class Boss(Protocol):
     """Whom a settler tells what others must know."""
 
-    def fail(self, error: PenstockError) -> None:
+    def fail(self, error: Exception) -> None:
         """The queue cannot be reached any more."""
+
     def late(self, hold: Hold, items: list[Item]) -> None:
         """These were not held any more when they were to be settled."""
+
     def lost(self, hold: Hold) -> None:
         """Nothing of this lease is held any more."""
 
@@ -143,7 +144,7 @@ class Settler:
                     self._send(batches)
                 elif self._closing.is_set() and not (self._again or len(self)):
                     return
-        except PenstockError as error:
+        except Exception as error:  # whatever it is, the worker must not go on without this thread
             self._boss.fail(error)
 
     def _wait_seconds(self) -> float | None:
@@ -274,6 +275,10 @@ class Settler:
         if late:
             self._over(hold, "late", len(late))
             self._boss.late(hold, late)
+
+    def forget(self, hold: Hold) -> None:
+        """Nothing of this lease is held any more."""
+        self._over(hold, "late", hold.left)
 
     def settle_all(self, hold: Hold, items: list[Item], verdict: Verdict) -> None:
         for item in items:

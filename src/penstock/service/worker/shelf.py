@@ -20,20 +20,32 @@ class Waiting(Protocol):
     def put(self, source: Source, pairs: Sequence[Pair]) -> None: ...
     def take(self) -> Pair:
         """The next item; IndexError when there is none for a place now."""
+
     def take_many(self, most: int) -> list[Pair]:
         """Several of one queue, at least one; IndexError when there is none."""
+
     def put_back(self, pairs: Sequence[Pair]) -> None:
         """Items that were taken but not begun: they come first again."""
+
     def finished(self, pair: Pair) -> None:
         """The place of an item that was taken is free."""
+
     def drop(self, hold: Hold) -> list[Pair]:
         """Take out what is held by a lease."""
+
     def clear(self) -> list[Pair]:
         """Take everything out."""
+
     def count(self, source: Source) -> int:
         """Items of one queue that wait."""
+
     def taken(self, source: Source) -> int:
         """Items of one queue that are in places, as far as it is counted."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` would give something."""
+
     def __len__(self) -> int: ...
 
 
@@ -80,6 +92,10 @@ class Shelf:
 
     def taken(self, source: Source) -> int:
         return 0
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._pairs)
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -207,6 +223,10 @@ class Shares:
 
     def taken(self, source: Source) -> int:
         return self._lanes[source].taken
+
+    @property
+    def ready(self) -> bool:
+        return any(lane.open for lane in self._lanes.values())
 
     def __len__(self) -> int:
         return sum(lane.count for lane in self._lanes.values())

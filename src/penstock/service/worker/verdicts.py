@@ -31,6 +31,9 @@ class Verdict(NamedTuple):
     """Follow-ups: (incarnation, items)."""
 
 
+DONE = Verdict("completed")
+RETURNED = Verdict("returned")
+
 # -- what a handler raises ---------------------------------------------------------------------------
 
 
@@ -152,10 +155,16 @@ def judge(error: BaseException, attempts: int, policy: RetryPolicy, chance: Chan
     return Verdict("retried", times.delay(attempts, chance), reason_of(error))
 
 
+class Worded(Exception):
+    """An error whose text is a reason by itself."""
+
+
 def reason_of(error: BaseException) -> str:
     """What an exception says, with its name: many say little without it."""
     name = type(error).__name__
     text = str(error)
+    if isinstance(error, Worded):
+        return text
     return f"{name}: {text}" if text else name
 
 

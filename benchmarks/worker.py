@@ -1,0 +1,215 @@
+"""What does a worker cost over its handlers?
+
+    make bench-worker                    (python benchmarks/worker.py [--rounds N] [--no-write])
+
+100-byte random payloads, every item durable before it counts as done. The ideal is the same handlers run bare, by as many threads, tasks
+or processes, on the same items in a list. Every figure is the median of rounds, and what is compared is measured in turn within each
+round, because machines are noisy: read the ratios. Writes benchmarks/results/worker.json.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import penstock
+from penstock.service.worker.worker import Worker
+
+PAYLOAD = 100
+BATCH = 1_000
+NOOPS = 300_000
+PROCESSES = 2
+SPINS = 40_000
+"""Steps of a handler that needs a processor: about a millisecond."""
+MILLISECONDS = {16: 15_000, 256: 40_000}
+"""Concurrency, and items of one millisecond."""
+WARM = 200
+"""Items handled before the clock runs: threads and processes have started by then."""
+RESULTS = Path(__file__).parent / "results" / "worker.json"
+
+Figures = dict[str, list[float]]
+
+
+def nothing(item: object) -> None:
+    """A handler that does nothing."""
+
+
+async def anothing(item: object) -> None:
+    """A handler that does nothing, in an event loop."""
+
+
+def millisecond(item: object) -> None:
+    time.sleep(0.001)
+
+
+async def amillisecond(item: object) -> None:
+    await asyncio.sleep(0.001)
+
+
+def spin(item: object) -> None:
+    number = 0
+    for step in range(SPINS):
+        number += step
+
+
+# -- bare ------------------------------------------------------------------------------------------------
+
+
+def bare_threads(handler: Callable[[Any], None], items: list[Any], threads: int) -> float:
+    """The handler in so many threads, without a worker; items per second."""
+    waiting = deque(items)
+    ready = threading.Barrier(threads + 1)
+
+    def work() -> None:
+        ready.wait()
+        try:
+            while True:
+                handler(waiting.popleft())
+        except IndexError:
+            return
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for one in workers:
+        one.start()
+    ready.wait()
+    began = time.perf_counter()
+    for one in workers:
+        one.join()
+    return len(items) / (time.perf_counter() - began)
+
+
+def bare_tasks(handler: Callable[[Any], Awaitable[None]], items: list[Any], tasks: int) -> float:
+    waiting = deque(items)
+
+    async def work() -> None:
+        try:
+            while True:
+                await handler(waiting.popleft())
+        except IndexError:
+            return
+
+    async def run() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(tasks)))
+        return len(items) / (time.perf_counter() - began)
+
+    return asyncio.run(run())
+
+
+def _spin_many(count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        spin(None)
+    return time.perf_counter() - began
+
+
+def bare_processes(count: int, processes: int) -> float:
+    """The handler in so many processes, each with its part of the items from the beginning."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(_spin_many, [1] * processes, 1)
+        began = time.perf_counter()
+        pool.map(_spin_many, [count // processes] * processes, 1)
+        return count / (time.perf_counter() - began)
+
+
+# -- workers ---------------------------------------------------------------------------------------------
+
+
+def produced(home: Path, count: int, rng: random.Random) -> tuple[Path, penstock.Broker, penstock.Queue]:
+    place = Path(tempfile.mkdtemp(dir=home))
+    broker = penstock.open(place)
+    queue = broker.create_queue("bench")
+    payloads = [rng.randbytes(PAYLOAD) for _ in range(BATCH)]
+    for start in range(0, count, BATCH):
+        queue.produce_many(payloads[: min(BATCH, count - start)])
+    return place, broker, queue
+
+
+def handled(home: Path, handler: Callable[[Any], Any], count: int, rng: random.Random, **options: Any) -> float:
+    """Items per second of a worker, from the one after the first WARM until the last is settled."""
+    place, broker, queue = produced(home, count + WARM, rng)
+    worker = Worker(queue, handler, **options)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    while (before := worker.stats().handled) < WARM:
+        time.sleep(0.001)
+    began = time.perf_counter()
+    while worker.stats().handled < count + WARM:
+        time.sleep(0.002)
+    took = time.perf_counter() - began
+    worker.stop()
+    thread.join()
+    broker.close()
+    shutil.rmtree(place)
+    return (count + WARM - before) / took
+
+
+# -- what is measured ------------------------------------------------------------------------------------
+
+
+def one_round(home: Path, rng: random.Random, figures: Figures) -> None:
+    items: list[Any] = [None] * NOOPS
+    figures["noop_threads"].append(handled(home, nothing, NOOPS, rng, concurrency=16))
+    figures["noop_tasks"].append(handled(home, anothing, NOOPS, rng, concurrency=16))
+    figures["noop_batch"].append(handled(home, nothing, NOOPS, rng, batch=1_000))
+    for concurrency, count in MILLISECONDS.items():
+        figures[f"millisecond_threads_{concurrency}"].append(handled(home, millisecond, count, rng, concurrency=concurrency))
+        figures[f"bare_millisecond_threads_{concurrency}"].append(bare_threads(millisecond, items[:count], concurrency))
+        figures[f"millisecond_tasks_{concurrency}"].append(handled(home, amillisecond, count, rng, concurrency=concurrency))
+        figures[f"bare_millisecond_tasks_{concurrency}"].append(bare_tasks(amillisecond, items[:count], concurrency))
+    count = 4_000
+    figures["spin_processes"].append(handled(home, spin, count, rng, processes=PROCESSES))
+    figures["bare_spin_processes"].append(bare_processes(count, PROCESSES))
+    figures["spin_threads"].append(handled(home, spin, count // 4, rng, concurrency=PROCESSES))
+    figures["noop_processes"].append(handled(home, nothing, NOOPS // 4, rng, processes=PROCESSES))
+
+
+def ratios(found: dict[str, float]) -> dict[str, tuple[float, str]]:
+    """What is to be read: ratio and aim."""
+    made = {}
+    for concurrency in MILLISECONDS:
+        for how in ("threads", "tasks"):
+            name = f"millisecond_{how}_{concurrency}"
+            made[f"1 ms handlers in {concurrency} {how}, of the same run bare"] = (found[name] / found[f"bare_{name}"], "≥ 0.9")
+    made[f"CPU handlers in {PROCESSES} processes, of the same run bare"] = (found["spin_processes"] / found["bare_spin_processes"], "–")
+    made[f"CPU handlers in {PROCESSES} processes, of {PROCESSES} threads"] = (found["spin_processes"] / found["spin_threads"], "–")
+    return made
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--no-write", action="store_true", help="print only")
+    given = arguments.parse_args()
+    figures: Figures = defaultdict(list)
+    rng = random.Random(1)
+    for _ in range(given.rounds):
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as home:
+            one_round(Path(home), rng, figures)
+    found = {name: statistics.median(values) for name, values in figures.items()}
+    read = ratios(found)
+    print(f"{'':62} measured      aim")
+    for name, aim in (("noop_threads", "≥ 50,000"), ("noop_tasks", "≥ 50,000"), ("noop_batch", "–"), ("noop_processes", "–")):
+        print(f"{name.replace('_', ', ') + ': items per second':62} {found[name]:8,.0f} {aim:>8}")
+    for name, (value, aim) in read.items():
+        print(f"{name:62} {value:8.2f} {aim:>8}")
+    if not given.no_write:
+        about = {"rounds": given.rounds, "python": platform.python_version(), "cores": os.cpu_count(), "payload_bytes": PAYLOAD}
+        written = {"about": about, "ratios": {name: round(value, 3) for name, (value, _) in read.items()}, "per_second": found}
+        RESULTS.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""A forked child cannot use its parent's broker, and is told so; the parent goes on.
+
+Each case is a process of its own that forks: nothing of the test run is copied into a child.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.loop.requests import Lease, Produce
+from penstock.service.embedded import Embedded
+from penstock.words.errors import BrokerClosed, PenstockError
+from tests.broker.rig import batch_of
+
+
+def forked(work: Callable[[], object]) -> object:
+    """What a forked child makes of something."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            answer = work()
+        except BaseException as error:
+            answer = repr(error)
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    return answer
+
+
+def told(verb: Callable[[], object]) -> str:
+    try:
+        verb()
+    except PenstockError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def verbs(broker: Embedded, incarnation: int) -> list[Callable[[], object]]:
+    return [
+        lambda: broker.call(incarnation, Produce(batch_of("from the child"))),
+        lambda: broker.submit(incarnation, Produce(batch_of("from the child"))),
+        lambda: broker.call(incarnation, Lease(1, deadline=broker.now() + 10_000_000)),
+        lambda: broker.find("q"),
+        lambda: broker.list(),
+        lambda: broker.create("new", {}, 1, True, {}),
+        lambda: broker.ask(incarnation, "stats"),
+        lambda: broker.resize(incarnation, 3),
+        lambda: broker.delete("q"),
+        lambda: broker.metrics(),
+    ]
+
+
+def use(target: str) -> None:
+    """The process under test: forks with an idle broker, then with one at work in several threads."""
+    broker = Embedded.open(target)
+    incarnation = broker.create("q", {}, 2, False, {}).incarnation
+    broker.call(incarnation, Produce(batch_of("before")))
+    answers = [forked(lambda: [told(verb) for verb in verbs(broker, incarnation)])]
+    answers.append(forked(lambda: [told(broker.close), told(broker.close)]))
+    answers.append(forked(lambda: told(lambda: Embedded.open(target) if target == "memory://" else None)))
+    if target != "memory://":
+        answers.append(forked(lambda: told(lambda: Embedded.open(target))))
+    produced = 1
+    done = threading.Event()
+
+    def produce() -> None:
+        nonlocal produced
+        while not done.is_set():
+            broker.call(incarnation, Produce(batch_of("while forking")))
+            produced += 1
+
+    def wait() -> None:
+        with suppress(BrokerClosed):
+            broker.call(incarnation, Lease(1, deadline=broker.now() + 60_000_000, per_key=1))
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    busy = [forked(lambda: told(verbs(broker, incarnation)[0])) for _ in range(10)]
+    done.set()
+    thread.join()
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    stats = broker.ask(incarnation, "stats")
+    broker.close()
+    waiter.join()
+    print(json.dumps({"answers": answers, "busy": busy, "stored": stats.produced, "produced": produced}))
+
+
+@pytest.mark.parametrize("ground", ["memory", "files"])
+def test_a_child_is_told_and_the_parent_goes_on(tmp_path: Path, ground: str) -> None:
+    target = "memory://" if ground == "memory" else str(tmp_path / "data")
+    script = f"from tests.broker.test_fork import use; use({target!r})"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    sentence = "BrokerClosed: this broker was opened by the parent process; open one in the child"
+    first, closing, opening, *locked = report["answers"]
+    assert first == [sentence] * 10
+    assert closing == ["nothing", "nothing"], "closing it there does no harm"
+    assert opening == "nothing"
+    assert all(answer.startswith("BrokerLocked: ") for answer in locked)
+    assert report["busy"] == [sentence] * 10
+    assert report["stored"] == report["produced"], "the parent's work is untouched"
+    if ground == "files":
+        broker = Embedded.open(target)
+        assert broker.ask(broker.find("q").incarnation, "stats").produced == report["produced"]
+        broker.close()

@@ -1,0 +1,78 @@
+"""The command line as a person or a script uses it, in this process.
+
+Owns: `Terminal`, which runs commands on a broker of its own and looks at what they print.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli.app import app
+
+
+class Ran(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Terminal:
+    """Runs commands on one broker. Whatever ends badly must say so in one line."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def run(self, *args: str, code: int = 0, input: str | bytes | None = None, broker: str | None = None) -> Ran:
+        """Run a command that must end with this code."""
+        target = str(self.target) if broker is None else broker
+        found = CliRunner().invoke(app, list(args), input=input, env={"PENSTOCK_BROKER": target}, prog_name="penstock")
+        ran = Ran(found.exit_code, found.stdout, found.stderr)
+        assert "Traceback" not in ran.err, ran.err
+        assert ran.code == code, ran
+        return ran
+
+    def out(self, *args: str, code: int = 0, input: str | bytes | None = None) -> str:
+        """What it prints; nothing else is said."""
+        ran = self.run(*args, code=code, input=input)
+        assert ran.err == ""
+        return ran.out.rstrip("\n")
+
+    def json(self, *args: str, code: int = 0, input: str | bytes | None = None) -> Any:
+        """The one document it prints."""
+        return json.loads(self.run(*args, "--json", code=code, input=input).out)
+
+    def refused(self, *args: str, code: int = 2, input: str | bytes | None = None, broker: str | None = None) -> str:
+        """The one line it says instead of an answer: what is wrong; what to do."""
+        ran = self.run(*args, code=code, input=input, broker=broker)
+        assert ran.out == ""
+        assert ran.err.count("\n") == 1, ran.err
+        assert ran.err.startswith("penstock: ")
+        assert "; " in ran.err
+        return ran.err.removeprefix("penstock: ").rstrip("\n")
+
+    def open(self) -> penstock.Broker:
+        return penstock.open(self.target)
+
+    def tree(self) -> dict[str, bytes]:
+        """Every file of the broker."""
+        return {str(path.relative_to(self.target)): path.read_bytes() for path in sorted(self.target.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Terminal:
+    return Terminal(tmp_path / "data")
+
+
+@pytest.fixture
+def shop(cli: Terminal) -> Terminal:
+    """A broker with orders, and a dead queue for them."""
+    with cli.open() as broker:
+        broker.create_queue("orders.dead")
+        broker.create_queue("orders", partitions=2, dead_queue="orders.dead", max_attempts=2)
+    return cli

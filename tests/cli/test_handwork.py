@@ -1,0 +1,98 @@
+"""`penstock lease`, `complete`, `retry`, `bury`, `extend`: tokens are all that is needed."""
+
+import pytest
+
+from tests.cli.conftest import Terminal
+
+
+@pytest.fixture
+def four(shop: Terminal) -> Terminal:
+    shop.run("produce", "orders", "--lines", "--key", "k", input="a\n")
+    shop.run("produce", "orders", "--lines", input="b\nc\nd\n")
+    return shop
+
+
+def test_lease_and_complete(four: Terminal) -> None:
+    lines = four.out("lease", "orders", "2").splitlines()
+    assert lines[0].split() == ["ID", "KEY", "ATTEMPTS", "PAYLOAD", "TOKEN"]
+    token = lines[1].split()[-1]
+    assert four.out("complete", token) == "1 item completed"
+    assert four.out("complete", token) == "1 item completed"  # once more does no harm
+    assert four.json("stats", "orders")["completed"] == 1
+
+
+def test_lease_as_json(four: Terminal) -> None:
+    found = four.json("lease", "orders", "10", "--consumer", "me", "--lease-timeout", "5m")
+    assert len(found) == 4
+    assert {one["payload"] for one in found} == {"a", "b", "c", "d"}
+    assert all(one["attempts"] == 1 and one["token"] and one["deadline"].endswith("Z") for one in found)
+    assert four.json("stats", "orders")["consumers"] == {"me": 4}
+
+
+def test_nothing_to_lease(shop: Terminal) -> None:
+    assert shop.out("lease", "orders", code=1) == "nothing is ready"
+    assert shop.out("lease", "orders", "--tokens", "--wait", "1ms", code=1) == ""
+    assert shop.json("lease", "orders", code=1) == []
+
+
+def test_tokens_through_a_pipe(four: Terminal) -> None:
+    tokens = four.out("lease", "orders", "10", "--tokens")
+    assert len(tokens.split()) == 4
+    assert four.json("complete", "-", input=tokens) == {"completed": 4, "lost": []}
+
+
+def test_retry(four: Terminal) -> None:
+    first, second, *_ = four.out("lease", "orders", "4", "--tokens").split()
+    assert four.out("retry", first, "--reason", "card declined") == "1 item retried"
+    assert four.out("retry", second, "--delay", "1h", "--uncounted") == "1 item retried"
+    by_state = {one["state"]: one for one in four.json("items", "orders")}
+    assert by_state["ready"]["attempts"] == 1 and by_state["ready"]["reason"] == "card declined"
+    assert by_state["scheduled"]["attempts"] == 0
+
+
+def test_bury(four: Terminal) -> None:
+    tokens = four.out("lease", "orders", "2", "--tokens").split()
+    assert four.json("bury", *tokens, "--reason", "no good") == {"buried": 2, "lost": []}
+    assert {one["origin"]["reason"] for one in four.json("dead", "list", "orders")} == {"no good"}
+
+
+def test_extend(four: Terminal) -> None:
+    (one,) = four.json("lease", "orders", "--lease-timeout", "2s")
+    assert four.out("extend", one["token"], "--timeout", "1h") == "1 item extended"
+    assert "for another 59" in four.json("explain", "orders", one["id"])["why"] or "3" in four.json("explain", "orders", one["id"])["why"]
+
+
+def test_a_lease_that_is_lost(four: Terminal) -> None:
+    old, other, *_ = four.out("lease", "orders", "4", "--tokens").split()
+    four.run("retry", old)
+    (new,) = four.out("lease", "orders", "--tokens").split()
+    ran = four.run("complete", old, new, other, "--json", code=7)
+    assert ran.out.split() == ["{", '"completed":', "2,", '"lost":', "[", f'"{old}"', "]", "}"]
+    assert "no lease is held any more of" in ran.err and ran.err.count("\n") == 1
+    assert four.json("stats", "orders")["completed"] == 2
+
+
+def test_tokens_of_several_queues_and_of_none(four: Terminal) -> None:
+    four.run("produce", "orders.dead", "z")
+    (one,) = four.out("lease", "orders.dead", "--tokens").split()
+    (two, *_) = four.out("lease", "orders", "--tokens").split()
+    gone = "0123456789abcdef" + two[16:]
+    assert four.run("complete", one, two, gone, code=7).out == "2 items completed\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["complete"], "no token is named"),
+        (["complete", "xyz"], "'xyz' is not a lease token"),
+        (["retry", "xyz", "--delay", "x"], "--delay is 'x'"),
+        (["lease", "orders", "0"], "count is 0"),
+        (["lease", "orders", "many"], "'many' is not a valid int"),
+        (["lease", "orders", "--wait", "1d"], "wait is 86400"),
+        (["lease", "orders", "--lease-timeout", "1ms"], "lease_timeout is 0.001"),
+        (["lease", "orders", "--per-key", "0"], "per_key is 0"),
+        (["extend", "xyz", "--timeout", "1d"], "not a lease token"),
+    ],
+)
+def test_wrong_input_is_one_line(shop: Terminal, args: list[str], said: str) -> None:
+    assert said in shop.refused(*args, input="")

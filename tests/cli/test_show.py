@@ -1,0 +1,66 @@
+"""How things are shown: one line each, whatever is in them."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli import show
+from penstock.service.items import Item
+from penstock.words.batch import Batch
+
+
+@given(st.text())
+def test_nothing_shown_can_steer_a_terminal(text: str) -> None:
+    assert show.printable(text).isprintable()
+
+
+def test_what_is_printable_stays() -> None:
+    assert show.printable("kākāriki 🦀") == "kākāriki 🦀"
+    assert show.printable("a\nb\x1b[31m\udcff") == r"a\nb\x1b[31m\xff"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((None, "–"), (0, "0s"), (0.25, "0.25s"), (7.93, "7.9s"), (59, "59s"), (60, "1m"), (90, "1m 30s")),
+        *((3600, "1h"), (3661, "1h 1m"), (86_400, "1d"), (90_000, "1d 1h"), (86_460, "1d"), (604_800, "7d")),
+    ],
+)
+def test_a_span(seconds: float | None, text: str) -> None:
+    assert show.span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 50, "5,120 TiB")],
+)
+def test_a_size(size: int | None, text: str) -> None:
+    assert show.size(size) == text
+
+
+def test_counts() -> None:
+    assert [show.counted(number, "item") for number in (0, 1, 2_000)] == ["0 items", "1 item", "2,000 items"]
+    assert show.counted(2, "batch", "batches") == "2 batches"
+
+
+def test_times_are_local() -> None:
+    assert show.when(datetime(2030, 1, 1, tzinfo=UTC)) == datetime(2030, 1, 1, tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def test_payloads() -> None:
+    batch = Batch([b"text\n", b"\xff\xfe", b""])
+    assert [show.payload(Item(0, index, batch, index, 0, 0)) for index in range(3)] == [r"text\n", "<2 bytes>", ""]
+
+
+def test_a_plain_table_is_aligned_and_cuts_nothing() -> None:
+    table = show.Table(("name", "count"), [("a", "1"), ("x" * 300, "1,000")], right=("count",))
+    heading, first, second = table.plain().splitlines()
+    assert heading == "NAME" + " " * 296 + "  COUNT"
+    assert first == "a" + " " * 299 + "      1"
+    assert second == "x" * 300 + "  1,000"
+
+
+def test_facts_without_a_value_are_left_out() -> None:
+    assert show.facts([("name", "orders"), ("nothing", ""), ("id", "1\n2")]) == "name  orders\nid    1\\n2"
