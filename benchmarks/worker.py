@@ -35,8 +35,8 @@ SPINS = 40_000
 """Steps of a handler that needs a processor: about a millisecond."""
 MILLISECONDS = {16: 15_000, 256: 40_000}
 """Concurrency, and items of one millisecond."""
-WARM = 200
-"""Items handled before the clock runs: threads and processes have started by then."""
+WARM = 20
+"""Items for each place, handled before the clock runs: threads and processes have started by then."""
 RESULTS = Path(__file__).parent / "results" / "worker.json"
 
 Figures = dict[str, list[float]]
@@ -138,22 +138,23 @@ def produced(home: Path, count: int, rng: random.Random) -> tuple[Path, penstock
 
 
 def handled(home: Path, handler: Callable[[Any], Any], count: int, rng: random.Random, **options: Any) -> float:
-    """Items per second of a worker, from the one after the first WARM until the last is settled."""
-    place, broker, queue = produced(home, count + WARM, rng)
+    """Items per second of a worker, from when it is warm until the last is settled."""
+    warm = WARM * max(options.values())
+    place, broker, queue = produced(home, count + warm, rng)
     worker = Worker(queue, handler, **options)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    while (before := worker.stats().handled) < WARM:
+    while (before := worker.stats().handled) < warm:
         time.sleep(0.001)
     began = time.perf_counter()
-    while worker.stats().handled < count + WARM:
+    while worker.stats().handled < count + warm:
         time.sleep(0.002)
     took = time.perf_counter() - began
     worker.stop()
     thread.join()
     broker.close()
     shutil.rmtree(place)
-    return (count + WARM - before) / took
+    return (count + warm - before) / took
 
 
 # -- what is measured ------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ def one_round(home: Path, rng: random.Random, figures: Figures) -> None:
     items: list[Any] = [None] * NOOPS
     figures["noop_threads"].append(handled(home, nothing, NOOPS, rng, concurrency=16))
     figures["noop_tasks"].append(handled(home, anothing, NOOPS, rng, concurrency=16))
-    figures["noop_batch"].append(handled(home, nothing, NOOPS, rng, batch=1_000))
+    figures["noop_batch"].append(handled(home, nothing, NOOPS, rng, batch=500))
     for concurrency, count in MILLISECONDS.items():
         figures[f"millisecond_threads_{concurrency}"].append(handled(home, millisecond, count, rng, concurrency=concurrency))
         figures[f"bare_millisecond_threads_{concurrency}"].append(bare_threads(millisecond, items[:count], concurrency))

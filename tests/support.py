@@ -367,4 +367,7 @@ def departed_of(marks: Mapping[int, int] | None) -> Departed | None:
     """These slots live elsewhere, each from its mark on; all others here."""
     if not marks:
         return None
-    return Departed([int(slot in marks) for slot in range(routing.SLOTS)], 0, marks)
+    owners = bytearray(routing.SLOTS)
+    for slot in marks:
+        owners[slot] = 1
+    return Departed(owners, 0, marks)

@@ -4,14 +4,24 @@ Owns: `Terminal`, which runs commands on a broker of its own and looks at what t
 """
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.app import app
+
+MEMORY = "/dev/shm"
+"""Where there is a file system in memory, brokers of these tests lie there: syncing is not what they are about."""
+
+_command = typer.main.get_command(app)
+typer.testing._get_command = lambda _: _command  # type: ignore[attr-defined, assignment]  # not built anew for every run
 
 
 class Ran(NamedTuple):
@@ -65,8 +75,12 @@ class Terminal:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Terminal:
-    return Terminal(tmp_path / "data")
+def cli(tmp_path: Path) -> Iterator[Terminal]:
+    if not os.access(MEMORY, os.W_OK):
+        yield Terminal(tmp_path / "data")
+        return
+    with TemporaryDirectory(dir=MEMORY, prefix="penstock-") as place:
+        yield Terminal(Path(place) / "data")
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_progress_does_not_touch_the_answer(shop: Terminal) -> None:
         (["x", "--key", "k" * 2000], "a key has 2000 bytes"),
         (["x", "y"], "unexpected extra argument"),
         (["x", "--colour"], "no such option: --colour"),
-        (["x", "--timeout", "1h"], "timeout is 3600"),
+        (["x", "--timeout", "1h"], "--timeout is 3600"),
     ],
 )
 def test_wrong_input_is_one_line_and_stores_nothing(shop: Terminal, args: list[str], said: str) -> None:

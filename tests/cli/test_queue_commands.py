@@ -56,8 +56,8 @@ def test_update_changes_what_is_given(shop: Terminal) -> None:
 
 
 def test_create_again(shop: Terminal) -> None:
-    assert "exists" in shop.refused("queue", "create", "orders", code=8)
-    assert "exists" in shop.refused("queue", "create", "orders", "--exist-ok", "--partitions", "5", code=8)
+    assert "already; use it, add --exist-ok, or" in shop.refused("queue", "create", "orders", code=8)
+    assert "another partitions" in shop.refused("queue", "create", "orders", "--exist-ok", "--partitions", "5", code=8)
     assert shop.json("queue", "create", "orders", "--exist-ok", "--partitions", "2")["max_attempts"] == 2
 
 
@@ -104,21 +104,23 @@ def test_seek(shop: Terminal) -> None:
     assert shop.out("queue", "seek", "orders", f"{partition}-1") == "2 items ready again"
     assert shop.json("queue", "seek", "orders", "--at", "2020-01-01T00:00:00Z") == {"queue": "orders", "ready_again": 1}
     assert shop.json("queue", "seek", "orders", "--at", "2999-01-01T00:00:00Z")["ready_again"] == 0
-    assert "and one of them" in shop.refused("queue", "seek", "orders")
-    assert "and one of them" in shop.refused("queue", "seek", "orders", first, "--at", "2020-01-01")
+    assert "from where on" in shop.refused("queue", "seek", "orders")
+    assert "from where on" in shop.refused("queue", "seek", "orders", first, "--at", "2020-01-01")
 
 
 def test_compact(shop: Terminal) -> None:
     shop.run("queue", "update", "orders", "--retention-max-age", "1ms", "--retention-max-bytes", "1")
-    for _ in range(3):
-        shop.run("produce", "orders", "--lines", input="x\n" * 100)
-        shop.run("complete", "-", input=shop.out("lease", "orders", "100", "--tokens"))
-        shop.run("queue", "compact", "orders")
+    with shop.open() as broker:
+        orders = broker.queue("orders")
+        for _ in range(3):
+            orders.produce_many([b"x" * 1000] * 100)
+            orders.lease(100).complete()
+            orders.compact()
+        orders.produce(b"x")
     found = shop.json("queue", "compact", "orders")
     assert set(found) == {"queue", "segments", "rewritten", "items", "size_bytes"}
-    assert "freed: " in shop.out("queue", "compact", "orders")
-    left = [one["completed"] for one in shop.json("stats", "orders")["partitions"]]
-    assert sum(left) < 300
+    assert found["size_bytes"] > 0 and found["segments"] + found["rewritten"] > 0
+    assert " freed: " in shop.out("queue", "compact", "orders", "--partition", "0")
 
 
 def test_delete_waits_for_a_word(shop: Terminal) -> None:

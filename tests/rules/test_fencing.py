@@ -5,13 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.rules import base, routing
-from penstock.rules.barriers import Fences, pack_slots, unpack_slots
-from penstock.rules.commands import Counted, FenceOff
+from penstock.rules.barriers import pack_slots
+from penstock.rules.commands import FenceOff
 from penstock.rules.life import State
 from penstock.rules.records import Barrier, pack_keys
-from penstock.words import ids
-from penstock.words.clock import SECOND
-from tests.support import Bench, given, items, key_id, slot
+from tests.support import Bench, given, key_id, slot
 
 
 def neighbours(key: str) -> Iterator[str]:
@@ -171,52 +169,6 @@ def test_the_earlier_of_two_fences_counts_and_each_must_go(bench: Bench) -> None
     assert bench.take() == []
     bench.lift(third, "a")
     assert bench.drain() == ["a3"]
-
-
-# -- versions, and dedup ids ---------------------------------------------------------------------------
-
-
-def test_a_version_is_taken_once(bench: Bench) -> None:
-    barriers = [Barrier(0, 3, 10, 0, pack_slots([1])), Barrier(0, 4, 20, 0, pack_slots([2, 3]))]
-    assert bench.partition.run(FenceOff(5, barriers)) == Counted(2)
-    assert bench.partition.run(FenceOff(6, [])) == Counted(0)
-    bench.partition.commit()
-    bench.kill()
-    before = image(bench)
-    for version in (4, 5, 6):
-        assert bench.partition.run(FenceOff(version, barriers, [(bytes(16), SECOND, 1)])) == Counted(0)
-    assert image(bench) == before
-    fences = list(bench.partition.state.keys.fences)
-    assert [(one.number, one.source, one.mark, one.since) for one in fences] == [(1, 3, 10, 0), (2, 4, 20, 0)]
-    assert (bench.partition.state.fence_version, bench.fence("a", version=7)) == (6, 3)
-
-
-def adopt(bench: Bench, name: str, left: float, item: int) -> None:
-    digest = routing.digest(name.encode())
-    bench.partition.run(FenceOff(bench.partition.state.fence_version + 1, [], [(digest, int(left * SECOND), item)]))
-    bench.partition.commit()
-
-
-@pytest.mark.parametrize("partition", [0, 3, ids.LAST_PARTITION])
-def test_adopted_dedup_ids_answer_with_the_foreign_item_until_their_window_ends(bench: Bench, partition: int) -> None:
-    foreign = ids.foreign(partition, ids.FOREIGN - 1)
-    adopt(bench, "x", 10, foreign)
-    bench.clock.advance(9 * SECOND)
-    bench.kill()
-    stored = bench.store(items(["again", "new"], dedups=["x", None]))
-    assert list(stored.offsets) == [foreign, 0]
-    bench.restart()
-    bench.clock.advance(1 * SECOND)
-    assert list(bench.store(items(["over"], dedups=["x"])).offsets) == [1]
-    assert bench.drain() == ["new", "over"]
-
-
-def test_an_own_dedup_id_is_not_overruled_by_one_that_comes_back(bench: Bench) -> None:
-    bench.produce("first", dedups=["x"])
-    adopt(bench, "x", 100, ids.foreign(3, 7))
-    for _ in range(2):
-        assert list(bench.store(items(["again"], dedups=["x"])).offsets) == [0]
-        bench.restart()
 
 
 # -- everything else that happens inside a fence -------------------------------------------------------
@@ -392,18 +344,3 @@ def test_a_fence_stands_at_every_step_of_its_life_after_a_kill(bench: Bench) -> 
     bench.lift(fence, "a")
     bench.kill()
     assert (bench.drain(), list(bench.partition.state.keys.fences)) == (["a1"], [])
-
-
-# -- the fences themselves -----------------------------------------------------------------------------
-
-
-def test_slots_are_packed_in_order_two_bytes_each() -> None:
-    assert unpack_slots(pack_slots({16_383, 0, 256})) == [0, 256, 16_383]
-    assert len(pack_slots({16_383, 0, 256})) == 6
-
-
-def test_without_fences_nothing_waits() -> None:
-    fences = Fences()
-    fences.add(Barrier(1, 0, 0, 0, b""))
-    assert not fences
-    assert fences.limit(key_id("a")) > 1 << 62

@@ -113,7 +113,7 @@ def test_with_one_stale_item_nothing_is_completed_and_nothing_promised(bench: Be
 def test_an_item_before_its_turn_is_refused_whole(bench: Bench) -> None:
     bench.produce("a1", "a2", key="a")
     granted = bench.lease(per_key=2)
-    refused(bench, LeaseLost, lambda: bench.complete(granted.lease, [1], then=[ONE]))
+    refused(bench, InvalidRequest, lambda: bench.complete(granted.lease, [1], then=[ONE]))
     assert bench.complete(granted.lease, [1]).early == [1]  # without letters each item has its own result
 
 

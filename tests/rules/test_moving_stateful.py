@@ -252,8 +252,8 @@ class MovingBesideTheModel(RulesBesideTheModel):
         barriers = [Barrier(0, 3, 9, 0, pack_slots(set(map(routing.slot, group)))) for group in groups]
         known = draw(st.sampled_from([[], [(bytes(16), 1 * MINUTE, ids.foreign(3, 5))]]))
         new = self.model.version + 1
-        what = st.sampled_from([(new, barriers), (new, barriers), (max(1, self.model.version), barriers), (0, [])])
-        self._tell(c.FenceOff(*draw(what), known))
+        version, raised = draw(st.sampled_from([(new, barriers), (new, barriers), (max(1, new - 1), barriers), (0, [])]))
+        self._tell(c.FenceOff(version, raised, known))
 
     def _do_narrow(self, draw: Draw) -> None:
         if self.model.fences:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock import Broker
 from tests.service.api import Place
+from tests.service.yard import Yard
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -29,3 +30,10 @@ def timed(place: Place) -> Broker:
     """A broker whose time stands still until `place.clock` is advanced."""
     place.target = "memory://"
     return place.timed()
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    yard = Yard(tmp_path / "data")
+    yield yard
+    yard.broker.close()

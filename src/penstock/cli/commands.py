@@ -10,7 +10,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Annotated, Any, TypeAlias, TypeVar
+from copy import copy
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -44,7 +45,7 @@ def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = (
 
     def register(function: F) -> F:
         own = [*inspect.signature(function, eval_str=True).parameters.values()][1:]
-        own = [*(one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD), *more]
+        own = [_numbered(one) for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD] + [*more]
 
         def run(context: typer.Context, broker: str | None, as_json: bool, **given: Any) -> None:
             session: Session = context.obj.with_options(broker, as_json)
@@ -63,6 +64,22 @@ def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = (
         return function
 
     return register
+
+
+def _numbered(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A whole number is read here, so that what is not one is said in our words."""
+    kinds, *about = get_args(parameter.annotation)
+    if kinds in (int, int | None):
+        about = [copy(one) for one in about]
+        about[0].parser = whole_number
+    return parameter.replace(annotation=Annotated[kinds, *about])
+
+
+def whole_number(given: str | int) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise typer.BadParameter(f"{given!r} is no whole number") from None
 
 
 def say(error: BaseException) -> int:

@@ -3,6 +3,7 @@
 Owns: the exit codes, `Failed`, and the one line that is said of any error. The table in docs/cli.md is checked against `EXIT_CODES`.
 """
 
+import re
 from typing import Final
 
 from penstock.words import errors
@@ -57,6 +58,25 @@ _CODES: Final[dict[type[PenstockError], int]] = {
 }
 
 
+_OPTIONS: Final = {
+    *(
+        "lease_timeout",
+        "max_attempts",
+        "ttl",
+        "priority_aging",
+        "dedup_window",
+        "on_bury",
+        "max_items",
+        "max_bytes",
+        "durability",
+        "max_age",
+    ),
+    *("max_segments", "min_segments", "limit", "per_key", "wait", "timeout", "delay", "partition", "concurrency", "processes", "batch"),
+    *("per_partition", "handler_timeout"),
+}
+_NAMED = re.compile(r"([a-z_]+) is ")
+
+
 class Failed(Exception):
     """A command cannot go on. The message reads as those of penstock.errors."""
 
@@ -84,4 +104,12 @@ def line_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if code == BUG:
         return f"unexpected {type(error).__name__}: {text}; this is a bug in Penstock, PENSTOCK_DEBUG=1 shows where it came from"
-    return text or type(error).__name__
+    return as_typed(text) or type(error).__name__
+
+
+def as_typed(text: str) -> str:
+    """An error of the API in the words of the command line."""
+    found = _NAMED.match(text)
+    if found is not None and found[1] in _OPTIONS:
+        text = f"--{found[1].replace('_', '-')}{text[found.end(1) :]}"
+    return text.replace(", or a timedelta", "").replace("pass exist_ok=True", "add --exist-ok")

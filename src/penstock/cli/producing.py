@@ -218,7 +218,7 @@ def _single(data: bytes, form: str, make: sources.Make) -> NewItem:
     try:
         return sources.whole(data, form, make)
     except sources.Wrong as error:
-        raise Failed(f"the value {error}") from None
+        raise Failed(f"the value {error}; mend it, or say what it is with --as") from None
 
 
 def _stream(value: str | None, file: str | None, cut: str, stack: ExitStack) -> BinaryIO:

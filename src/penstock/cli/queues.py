@@ -227,7 +227,7 @@ def seek(
 ) -> None:
     """Make completed items ready again, as far as they are kept."""
     if (id is None) == (at is None):
-        raise Failed("seek wants the ID of an item or --at TIME, and one of them")
+        raise Failed("seek wants to know from where on; give the ID of an item, or --at TIME")
     moment = None if at is None else reading.instant(at, "--at")
     with session.owner() as broker:
         items = broker.queue(queue).seek(id, at=moment)

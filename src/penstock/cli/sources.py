@@ -112,7 +112,7 @@ def whole(data: bytes, form: str, make: Make) -> NewItem:
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            raise Wrong(f"is not UTF-8 (byte {error.start}); use --as bytes to take it as it is") from None
+            raise Wrong(f"is not UTF-8 (byte {error.start})") from None
         return make(data, encoding=values.TEXT)
     return make(data)
 

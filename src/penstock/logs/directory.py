@@ -113,7 +113,7 @@ class Directory:
     def remove(self, incarnation: int) -> None:
         """Remove the logs of a queue that is no more; those that are gone already do not matter."""
         self._usable()
-        for owner in [owner for owner in self._places if owner.incarnation == incarnation]:
+        for owner in [owner for owner in [*self._places] if owner.incarnation == incarnation]:
             if any(log.owner == owner and not log.closed for log in self._logs):
                 raise BrokerLocked(f"{owner} is open; close that log before it is removed")
         try:
@@ -121,7 +121,8 @@ class Directory:
                 _remove_tree(self.files, f"{root.path}/{LOGS}", f"{incarnation:016x}")
         except OSError as error:
             raise storage_failed(error, "removing", f"{incarnation:016x}") from error
-        self._places = {owner: root for owner, root in self._places.items() if owner.incarnation != incarnation}
+        for owner in [owner for owner in [*self._places] if owner.incarnation == incarnation]:
+            self._places.pop(owner, None)
 
     def reader(self, incarnation: int, partition: int) -> PublishedLog:
         """A lock-free reader of a partition."""
@@ -223,7 +224,7 @@ class Directory:
             raise storage_failed(error, "making", path) from error
 
     def _roomiest(self) -> Root:
-        held = list(self._places.values())
+        held = [*self._places.values()]
         takers = [root for root in self.roots if not root.read_only]
         if not takers:
             raise StorageFailed("every storage root is read-only; add one that takes new partitions")

@@ -21,7 +21,7 @@ def take(files: Files, root: str, clock: Clock) -> int:
     path = f"{root}/{LOCK}"
     handle = files.lock(path)
     if handle is None:
-        raise BrokerLocked(f"{root} is in use by {_holder(files, path)}; close that one, or open the directory read-only")
+        raise BrokerLocked(f"{root} is in use by {_holder(files, path)}; one process at a time can open it, so close that one first")
     try:
         files.pwrite(handle, _text(clock), 0)
     except OSError:
@@ -31,8 +31,12 @@ def take(files: Files, root: str, clock: Clock) -> int:
 
 
 def _text(clock: Clock) -> bytes:
-    holder = {"pid": os.getpid(), "host": os.uname().nodename[:200], "since": clock.read().wall}
+    holder = {"pid": os.getpid(), "host": _host(), "since": clock.read().wall}
     return json.dumps(holder).encode().ljust(TEXT_BYTES - 1) + b"\n"
+
+
+def _host() -> str:
+    return os.uname().nodename[:200]
 
 
 def _holder(files: Files, path: str) -> str:
@@ -42,6 +46,8 @@ def _holder(files: Files, path: str) -> str:
             found = json.loads(files.pread(handle, TEXT_BYTES, 0))
         finally:
             files.close(handle)
+        if found["pid"] == os.getpid() and found["host"] == _host():
+            return f"this very process since {_date(found['since'])} (a broker that was not closed)"
         return f"process {found['pid']} on {found['host']} since {_date(found['since'])}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -21,7 +21,7 @@ from penstock.rules.commands import Stored
 from penstock.rules.keys import Line
 from penstock.rules.outbox import destination, place_of
 from penstock.rules.routing import NO_KEY, SLOT_MASK
-from penstock.rules.runs import from_offsets, offsets
+from penstock.rules.runs import count, first_of, from_offsets, offsets
 from penstock.rules.slots import SlotMap
 from penstock.rules.state import Outgoing
 from penstock.words import ids, origin
@@ -35,6 +35,8 @@ SEND_ITEMS = 1_000
 SEND_BYTES = 16 * MIB
 """A transfer holds about so much; an item more, if it is large."""
 READ_ITEMS = 32
+DISPATCH_ITEMS = 4 * SEND_ITEMS
+"""Dead letters that leave a partition in one turn."""
 RETRY_AFTER = 1 * SECOND
 
 
@@ -56,6 +58,8 @@ class Carrying:
         self.dead = 0
         """The incarnation of the dead queue; 0 is none."""
         self._spread = 0
+        self._senders: dict[int, Member] = {}
+        """Partitions whose outboxes may hold something."""
         self.ending = False
         """The queue is being deleted: nothing leaves any more."""
 
@@ -67,8 +71,10 @@ class Carrying:
             return
         for member in self._partitions.healthy():
             if member.state.buried_set:
+                chosen = first_of(member.state.buried_set.runs, DISPATCH_ITEMS)
+                self._partitions.again = self._partitions.again or count(chosen) < len(member.state.buried_set)
                 with suppress(PenstockError):  # it stays buried, and is tried again in the next turn
-                    self.send(member, offsets(member.state.buried_set.runs), self.dead)
+                    self.send(member, offsets(chosen), self.dead)
 
     def forward(self, member: Member, strays: Sequence[int]) -> None:
         """Items that became ready where their slot no longer lives leave for where it does."""
@@ -128,8 +134,13 @@ class Carrying:
 
     def end(self) -> bool:
         """Nothing leaves from now on, unless something is on its way still; whether that is so."""
-        self.ending = not self.under_way
+        self.ending = not self.under_way and not self.unknown
         return self.ending
+
+    @property
+    def unknown(self) -> bool:
+        """Whether a partition is failing, and its outbox cannot be looked at."""
+        return any(not member.healthy for member in self._partitions.members.values())
 
     def _refuse_at_the_end(self) -> None:
         if self.ending:
@@ -137,7 +148,13 @@ class Carrying:
 
     def carry(self, now: int) -> None:
         """Set out with the first transfer of every outbox that has none under way."""
-        for member in self._partitions.healthy():
+        self._senders.update((member.number, member) for member in self._partitions.touched)
+        for member in [*self._senders.values()]:
+            if not member.healthy:
+                continue
+            if not member.state.outbox:
+                del self._senders[member.number]
+                continue
             for packed, line in member.state.outbox.items():
                 under_way = member.carrying.get(packed)
                 if under_way is None or (under_way < 0 and now >= -under_way):
@@ -176,8 +193,17 @@ class Carrying:
             origin.encode(self._origin(member, offset, keys[index], items.produced_at, known[index] if known else None, incarnation))
             for index, offset in enumerate(_offsets(items))
         ]
-        forwarded = incarnation == self._partitions.incarnation
-        return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=batch.ttls if forwarded else None, origins=packed)
+        ttls = self._left_of(member, items) if incarnation == self._partitions.incarnation else None
+        return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=ttls, origins=packed)
+
+    def _left_of(self, member: Member, items: Items) -> list[int] | None:
+        """What is left of each item's ttl, by the date."""
+        own, whole = items.batch.ttls, member.state.policy.ttl
+        if own is None and not whole:
+            return None
+        passed = max(0, member.open.now().wall - items.produced_at)
+        spans = [ttl or whole for ttl in own] if own is not None else [whole] * len(items.batch)
+        return [max(1, span - passed) if span else 0 for span in spans]
 
     def _origin(self, member: Member, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
         """What an item that leaves says of where it was, and of where a key is parked for it."""

@@ -41,14 +41,13 @@ class Inbox:
         """Take in what must not be refused: the queue's own messages."""
         self._waiting.append(request)
 
-    def take(self, most: int) -> list[Request]:
-        """Up to `most` requests whose callers have not given up, out of the inbox."""
-        taken: list[Request] = []
+    def take(self, most: int, taken: list[Request]) -> None:
+        """Up to `most` requests whose callers have not given up, out of the inbox; at no moment is one in nobody's hands."""
         while self._waiting and len(taken) < most:
-            request = self._waiting.popleft()
+            request = self._waiting[0]
             if request.claim():
                 taken.append(request)
-        return taken
+            self._waiting.popleft()
 
     def wake_one(self) -> bool:
         """Open the gate of one caller that sleeps, so that it leads the next turn."""

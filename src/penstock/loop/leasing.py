@@ -19,7 +19,7 @@ from penstock.rules.routing import digest
 from penstock.words.errors import PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES
 
-MANY = 100
+MANY = 4
 """From so many on, large items might make a reply that nobody can hold: the size of those in the log bounds it."""
 ROUNDS = 4
 """Steps of looking through a backlog of held keys that one lease may take in a turn."""
@@ -33,8 +33,10 @@ class Leasing:
         self._carrying = carrying
         self._resizing = resizing
         self.waiting: list[requests.Lease] = []
-        self._next = 0  # index of the partition to begin with
-        self._unfinished = False  # a partition has to look further before it knows whether it has something
+        self._next = 0  # the number of the partition to begin with
+        self._looked_on = False  # a partition has to look further before it knows whether it has something
+        self.earliest: int | None = None
+        """The deadline that comes first."""
 
     def run(self, request: requests.Lease) -> None:
         """Put a request in line, unless it is wrong, or the repetition of one that was answered."""
@@ -45,7 +47,12 @@ class Leasing:
             else:
                 request.finish([])  # what it was given has ended
             return
+        self.put_back(request)
+
+    def put_back(self, request: requests.Lease) -> None:
+        """Wait in line, behind the others."""
         self.waiting.append(request)
+        self.earliest = request.deadline if self.earliest is None else min(self.earliest, request.deadline)
 
     def _known(self, request: requests.Lease) -> list[tuple[Member, Granted]] | None:
         """What a request was given when it was first made; None when this is the first time."""
@@ -61,30 +68,39 @@ class Leasing:
 
     def deal(self, now: int) -> None:
         """Give out what is ready; tell those whose time is over."""
-        if not self.waiting:
-            return
-        waiting = [request for request in self.waiting if not request.gone]
-        given: list[list[tuple[Member, Granted]]] = [[] for _ in waiting]
         sources = self._sources()
-        self._unfinished = False
-        if sources:
-            there = sum(member.state.ready for member in sources)
-            left = shares([request.want for request in waiting], there)
-            self._hand_out(waiting, given, left, sources)
+        if not sources and (self.earliest is None or now < self.earliest) and not self._looked_on:
+            return
+        self._looked_on = False
+        waiting = [request for request in self.waiting if not request.gone]
+        there = sum(member.state.ready for member in sources)
+        front = waiting[:there]  # nobody behind them can get anything
+        given: list[list[tuple[Member, Granted]]] = [[] for _ in front]
+        if front:
+            self._hand_out(front, given, shares([request.want for request in front], there), sources)
         self.waiting = []
-        for request, parts in zip(waiting, given, strict=True):
-            if parts:
-                self._partitions.answer(request, parts)
-            elif request.deadline <= now and not self._unfinished:
-                request.finish([])
+        for index, request in enumerate(waiting):
+            if index < len(given) and given[index]:
+                self._partitions.answer(request, given[index])
+            elif request.deadline <= now and not self._looked_on:
+                self._give_nothing(request)
             else:
                 self.waiting.append(request)
+        self.earliest = min((request.deadline for request in self.waiting), default=None)
+
+    def _give_nothing(self, request: requests.Lease) -> None:
+        """There is nothing; or nobody can say, because no partition is in order."""
+        broken = next((member for member in self._partitions.members.values() if not member.healthy), None)
+        if broken is not None and not any(self._partitions.healthy()):
+            request.finish(error=broken.refusal)
+        else:
+            request.finish([])
 
     def _sources(self) -> list[Member]:
         """Partitions that may have something, beginning behind the last one used."""
-        members = list(self._partitions.members.values())
-        found = members[self._next :] + members[: self._next]
-        return [m for m in found if m.error is None and m.partition is not None and m.state.ready and not m.state.paused_lease]
+        members = self._partitions.stocked()
+        found = [m for m in members if m.number >= self._next] + [m for m in members if m.number < self._next]
+        return [m for m in found if m.healthy and m.state.ready and not m.state.paused_lease]
 
     def _hand_out(
         self, waiting: list[requests.Lease], given: list[list[tuple[Member, Granted]]], left: list[int], sources: list[Member]
@@ -100,6 +116,8 @@ class Leasing:
             for index, request in enumerate(waiting):
                 alone = crowd == 1 or request.request is not None
                 portion = left[index] if alone else min(left[index], max(1, request.want // crowd))
+                if not sources:
+                    return
                 if not portion:
                     continue
                 parts = self._take(request, portion, sources)
@@ -110,6 +128,9 @@ class Leasing:
     def _take(self, request: requests.Lease, want: int, sources: list[Member]) -> list[tuple[Member, Granted]]:
         """Up to `want` items, from as few partitions as need be; those that have nothing (more) to give are left out from now on."""
         parts: list[tuple[Member, Granted]] = []
+        if want > MANY and sources:
+            most = MAX_BATCH_BYTES // max(1, mean_bytes(sources[0].open.log.segments(), sources[0].state))
+            want = max(1, min(want, most))
         while want and sources:
             granted = self._lease(sources[0], self._command(request, want))
             if granted is not None and granted.lease:
@@ -120,8 +141,7 @@ class Leasing:
             if want:
                 sources.pop(0)
         if parts:
-            numbers = list(self._partitions.members)
-            self._next = (numbers.index(parts[-1][0].number) + 1) % len(numbers)
+            self._next = parts[-1][0].number + 1
         if sources and len(sources) > 1:
             sources.append(sources.pop(0))  # the next one begins elsewhere
         return parts
@@ -129,8 +149,6 @@ class Leasing:
     def _lease(self, member: Member, command: commands.Lease) -> Granted | None:
         partitions = self._partitions
         command.departed = self._resizing.departed(member.number)
-        if command.want > MANY:
-            command.want = max(1, min(command.want, MAX_BATCH_BYTES // max(1, mean_bytes(member.open.log.segments(), member.state))))
         while True:
             try:
                 answer = partitions.run(member, command, rounds=ROUNDS)
@@ -140,7 +158,7 @@ class Leasing:
             except PenstockError:
                 return None  # the commit says what is wrong
             if isinstance(answer, Again):  # looked far enough for one turn
-                partitions.again = self._unfinished = True
+                partitions.again = self._looked_on = True
                 return None
             return answer if isinstance(answer, Granted) else None
 

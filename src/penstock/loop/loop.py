@@ -37,7 +37,7 @@ class Loop:
         self.turns = turns
         self.meter = Meter()
         self._inbox = Inbox(turns.name)
-        self._turning = threading.Lock()
+        self._turning = threading.RLock()  # never taken twice: it can say who has it
         self._starting = threading.Lock()
         self._threaded = threaded
         self._runner: threading.Thread | None = None
@@ -50,6 +50,8 @@ class Loop:
 
     def call(self, request: Request) -> Any:
         """Put a request and wait for its answer; the calling thread runs the turn if nobody else does."""
+        if self._leads():
+            raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
         request.make_gate()
         self._enter(request)
         try:
@@ -64,6 +66,8 @@ class Loop:
                         break
                 self._sleep(request)
         except BaseException:
+            while self._leads():  # an interrupt may come between taking the turn and the `try`
+                self._turning.release()
             self.cancel(request)
             self.wake()  # it may have been this one's turn to lead
             raise
@@ -142,9 +146,22 @@ class Loop:
             if request.done or (request.taken and not self.turns.again):
                 return
 
+    def _leads(self) -> bool:
+        """Whether this thread has the turn."""
+        owned: bool = getattr(self._turning, "_is_owned")()  # noqa: B009 (not in the type stubs)
+        return owned
+
     def _turn(self) -> None:
+        taken: list[Request] = []
+        try:
+            self._take_and_turn(taken)
+        except BaseException as error:
+            self.turns.rescue(taken, error)
+            raise
+
+    def _take_and_turn(self, taken: list[Request]) -> None:
         turns = self.turns
-        taken = self._inbox.take(TAKE)
+        self._inbox.take(TAKE, taken)
         now = turns.clock.read().elapsed
         for request in taken:
             if request.give_up_at and now > request.give_up_at and not isinstance(request, Lease | Watch):

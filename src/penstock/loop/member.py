@@ -58,6 +58,11 @@ class Member:
         return self.partition
 
     @property
+    def known(self) -> Partition | None:
+        """The partition even while it is failing, if what is known of it is true."""
+        return None if self.partition is None or self.partition.failed else self.partition
+
+    @property
     def state(self) -> State:
         return self.open.state
 

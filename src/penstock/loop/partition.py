@@ -189,7 +189,7 @@ class Partition:
         self._usable()
         if self._undone:
             self.reopen()
-            raise StorageFailed("storage failed during the turn and everything in it was undone; run it again")
+            raise StorageFailed(f"storage failed during the turn and everything in it was undone ({unsaid or 'reading'}); run it again")
         try:
             if self._staged:
                 self._append()

@@ -43,6 +43,7 @@ class Partitions:
         self.produced = 0
         self.touched: list[Member] = []
         """By this turn."""
+        self.with_ready: set[int] = set()
         self.used: set[int] = set()
         """Numbers of the partitions that an operator's word had to do with."""
         self.pending: list[tuple[Request, Any]] = []
@@ -67,6 +68,7 @@ class Partitions:
     def drop(self, member: Member) -> None:
         """A new partition that is not to be after all."""
         del self.members[member.number]
+        self.with_ready.discard(member.number)
         if member in self.touched:
             self.touched.remove(member)
         self.used.discard(member.number)
@@ -102,6 +104,18 @@ class Partitions:
     def healthy(self) -> Iterator[Member]:
         """Partitions that are in order."""
         return (member for member in list(self.members.values()) if member.error is None and member.partition is not None)
+
+    def stocked(self) -> list[Member]:
+        """Partitions that may have something ready, by number: those that had at the end of the last turn, and those touched since."""
+        return [self.members[number] for number in sorted(self.with_ready.union(member.number for member in self.touched))]
+
+    def note_stock(self) -> None:
+        """At the end of a turn."""
+        for member in self.touched:
+            if member.healthy and member.state.ready:
+                self.with_ready.add(member.number)
+            else:
+                self.with_ready.discard(member.number)
 
     def run(self, member: Member, command: Command, rounds: int = 0) -> Answer:
         """Run a command in a partition; it is committed with the turn."""

@@ -18,8 +18,10 @@ from penstock.rules.commands import Stored
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot, digest, slot
 from penstock.rules.slots import SlotMap
 from penstock.words.batch import Batch
-from penstock.words.errors import PenstockError, QueueFull, QueueHeld, StorageFailed
+from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld, StorageFailed
 
+LOOKED_AT = 64
+"""Partitions among which the one with the least to do is chosen."""
 FREE = -1  # goes wherever there is least to do
 
 
@@ -29,6 +31,7 @@ class Producing:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
         self.waiting: list[requests.Produce] = []
+        self._from = 0
         self.max_items = 0
         self.max_bytes = 0
 
@@ -41,18 +44,17 @@ class Producing:
 
     def retry(self, now: int) -> None:
         """Those that wait for room try again, in the order in which they came; who waited too long is told so."""
-        waiting, self.waiting = self.waiting, []
-        blocked = False
-        for request in waiting:
-            if request.gone:
+        still: list[requests.Produce] = []
+        for request in self.waiting:
+            if request.gone or request.done:
                 continue
-            if not blocked and self._fits(request.batch):
+            if not still and self._fits(request.batch):
                 self._partitions.attempt(request, self._store_all)
             elif request.deadline and request.deadline <= now:
                 request.finish(error=self._full())
             else:
-                blocked = True
-                self.waiting.append(request)
+                still.append(request)
+        self.waiting[:] = still
 
     def _store_all(self, request: requests.Produce) -> None:
         partitions, batch = self._partitions, request.batch
@@ -91,7 +93,7 @@ class Producing:
         best: Member | None = None
         fewest = 0
         paused = False
-        for number in self._partitions.active:
+        for number in self._some():
             member = self._partitions.members[number]
             if member.error is not None or member.partition is None or not member.fenced:
                 continue
@@ -106,6 +108,14 @@ class Producing:
                 raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
             raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order; try again in a moment")
         return best
+
+    def _some(self) -> Sequence[int]:
+        """The partitions to choose from: all, or of very many some, other ones each time."""
+        active = self._partitions.active
+        if len(active) <= LOOKED_AT:
+            return active
+        self._from = (self._from + LOOKED_AT) % len(active)
+        return [*active[self._from :], *active[: self._from]][:LOOKED_AT]
 
     def _cut(self, batch: Batch, request: bytes | None, slots: SlotMap) -> dict[int, Sequence[int] | None]:
         """Partition → indexes of its items (None: all)."""
@@ -131,6 +141,8 @@ class Producing:
         except PenstockError as error:
             return Placed(number, indexes, None, error)
         assert isinstance(stored, Stored)
+        if len(stored.offsets) != len(batch):
+            return Placed(number, indexes, None, _other_items())
         partitions.produced += stored.count
         return Placed(number, indexes, stored)
 
@@ -161,8 +173,14 @@ class Producing:
                 known = member.state.requests.get(name, member.open.now().elapsed)
                 if known is not None:
                     left = [i for i in (range(len(request.batch)) if left is None else left) if i not in set(indexes)]
-                    placed.append(Placed(number, indexes, Stored(known.base, known.count, known.ids, again=True)))
+                    stored = Stored(known.base, known.count, known.ids, again=True)
+                    same = len(stored.offsets) == len(indexes)
+                    placed.append(Placed(number, indexes, stored if same else None, None if same else _other_items()))
         return placed, left
+
+
+def _other_items() -> InvalidRequest:
+    return InvalidRequest("this request id was used before, for other items; give each request an id of its own")
 
 
 def _name(request: bytes, slots: SlotMap) -> bytes:

@@ -1,21 +1,21 @@
 """A partition that is only read: its state as its published log tells it, beside an owner at work or without one.
 
 Owns: `Reader`, and what it has in common with a partition at work: how it is looked at (`Lookable`, and in its queue `Seen` and `Sight`)
-and which items are there (`first_of`, `retained`).
+and which items are there (`retained`).
 A reader takes no lock, decides nothing and writes nothing. It stands at what was published when it was opened or last refreshed.
 What is published is never taken back while the machine runs, so a refresh reads only what is new; where it cannot go on (what followed
 is dropped already, or damaged) it begins anew.
 Single-threaded.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.logs.api import Frame, Gap, Readable
 from penstock.loop.blocks import Blocks, Frames, Items
 from penstock.loop.opening import carry_on, continued
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.runs import RunSet, pairs
+from penstock.rules.runs import RunSet, first_of
 from penstock.rules.state import Missing, State
 from penstock.words.clock import Clock, Moment
 from penstock.words.errors import PenstockError
@@ -52,6 +52,11 @@ class Seen(Protocol):
         ...
 
     @property
+    def known(self) -> Lookable | None:
+        """The partition even while it is failing, if what is known of it is true."""
+        ...
+
+    @property
     def state(self) -> State: ...
 
 
@@ -75,17 +80,6 @@ class Sight(Protocol):
 def last_of(found: Frame | Gap) -> int:
     """The sequence behind which reading goes on."""
     return found.last_sequence if isinstance(found, Gap) else found.sequence
-
-
-def first_of(runs: Iterable[int], limit: int) -> list[int]:
-    """The first `limit` offsets of flat runs, as runs."""
-    found: list[int] = []
-    for start, stop in pairs(runs):
-        if limit <= 0:
-            break
-        found += (start, min(stop, start + limit))
-        limit -= stop - start
-    return found
 
 
 def retained(state: State, start: int, limit: int) -> list[int]:

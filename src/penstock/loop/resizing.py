@@ -35,6 +35,7 @@ class Change:
         self.new = new
         self.marks = marks
         self.moves = moves(old, new)
+        self.dedups: dict[int, dict[int, list[tuple[bytes, int, int]]]] = {}
 
 
 class Resizing:
@@ -45,6 +46,8 @@ class Resizing:
         self._carrying = carrying
         self._changes: list[Change] = []
         self._departed: dict[int, Departed] = {}
+        self._drained: dict[tuple[int, int], tuple[int, bool]] = {}
+        self._looked_through: set[tuple[int, int]] = set()
         self.under_way = False
         """Whether any fence stands, or should."""
 
@@ -52,10 +55,17 @@ class Resizing:
         """These changes of the map may not have reached every partition."""
         self._changes = changes
         for member in self._partitions.members.values():
-            self.check(member)
+            self._prepare(member)
+        for change in changes:
+            change.dedups.clear()
         self.look_anew()
 
     def check(self, member: Member) -> None:
+        """A member that was away: put up the fences that it lacks."""
+        self._prepare(member)
+        self.start_over()
+
+    def _prepare(self, member: Member) -> None:
         """A member may be used for the slots it owns once its fences stand; put up what is missing."""
         wanted = [c for c in self._changes if any(move.destination == member.number for move in c.moves)]
         member.fenced = not wanted
@@ -66,8 +76,12 @@ class Resizing:
             member.fenced = True
         except PenstockError:
             return  # tried again when it is in order
-        finally:
-            self.look_anew()
+
+    def start_over(self) -> None:
+        """Something was undone: what was looked through must be looked through again."""
+        self._looked_through.clear()
+        self._drained.clear()
+        self.look_anew()
 
     def look_anew(self) -> None:
         """Fences may have changed: by a resize, or because a partition was opened anew."""
@@ -87,49 +101,75 @@ class Resizing:
             assert source is not None
             barriers.append(Barrier(0, source.number, change.marks.get(source.number, source.state.next_offset), 0, pack_slots(move.slots)))
             barriers += inherited(source.state, move)
-            adopted += self._dedups(source, move)
+            adopted += self._dedups(source, change).get(member.number, ())
         for start in range(0, len(adopted), ADOPT):
             self._partitions.run(member, commands.FenceOff(0, [], adopted[start : start + ADOPT]))
         self._partitions.run(member, commands.FenceOff(change.new.version, barriers))
         return True
 
-    def _dedups(self, source: Member, move: Move) -> list[tuple[bytes, int, int]]:
-        """The dedup ids that go with the slots: (digest, time left, where the first item is)."""
-        now = source.open.now().elapsed
-        slots = set(move.slots)
-        found = []
-        for digest, deadline, number in source.state.dedup.live(now):
-            if dedup_slot(digest) in slots:
-                where = ids.locate(source.number, number)
-                found.append((digest, deadline - now, where[1] if where[0] == move.destination else ids.foreign(*where)))
-        return found
+    def _dedups(self, source: Member, change: Change) -> dict[int, list[tuple[bytes, int, int]]]:
+        """The dedup ids that leave a partition, by where they go: (digest, time left, where the first item is). Looked up once a change."""
+        if source.number not in change.dedups:
+            homes = {slot: move.destination for move in change.moves if move.source == source.number for slot in move.slots}
+            now = source.open.now().elapsed
+            found: dict[int, list[tuple[bytes, int, int]]] = {}
+            for digest, deadline, number in source.state.dedup.live(now):
+                home = homes.get(dedup_slot(digest))
+                if home is not None:
+                    where = ids.locate(source.number, number)
+                    item = where[1] if where[0] == home else ids.foreign(*where)
+                    found.setdefault(home, []).append((digest, deadline - now, item))
+            change.dedups[source.number] = found
+        return change.dedups[source.number]
 
     # -- each turn -----------------------------------------------------------------------------------
 
     def upkeep(self) -> None:
         """Lower the fences whose time has come. Only at the beginning of a turn: what is not committed may yet be undone."""
+        sources: dict[int, list[int] | None] = {}
         for member in self._partitions.healthy():
             if not member.fenced:
                 self.check(member)
             for fence in list(member.state.keys.fences):
                 source = self._partitions.members.get(fence.source)
-                if source is not None and source.healthy:
-                    self._lower(member, fence, source)
+                if source is None or not source.healthy:
+                    continue
+                if fence.slots is not None:
+                    self._narrow(member, fence, source)
+                else:
+                    if source.number not in sources:
+                        sources[source.number] = source.state.keys.take_freed()
+                    self._lift(member, fence, source.state, sources[source.number])
 
-    def _lower(self, member: Member, fence: Fence, old: Member) -> None:
-        source = old.state
-        if fence.slots is not None:
-            if drained(source, fence.mark):
-                if old.open.log.unsynced:  # what was leased there might be forgotten, and be back in its lane
-                    old.open.owes_sync = True
-                    self._partitions.touch(old)
-                    self._partitions.again = True
-                    return
-                left = [key for key in source.keys.map if key & SLOT_MASK in fence.slots and unresolved(source, key, fence.mark)]
-                self._partitions.run(member, commands.Narrow(fence.number, left))
-                self.look_anew()
+    def _narrow(self, member: Member, fence: Fence, source: Member) -> None:
+        """From slots to keys, once the backlog of the old partition is worked off."""
+        if not self._is_drained(source, fence.mark):
             return
-        gone = [key for key in fence.keys if not unresolved(source, key, fence.mark)]
+        if source.open.log.unsynced:  # what was leased there might be forgotten, and be back in its lane
+            source.open.owes_sync = True
+            self._partitions.touch(source)
+            self._partitions.again = True
+            return
+        slots = fence.slots or ()
+        left = [key for key in source.state.keys.map if key & SLOT_MASK in slots and unresolved(source.state, key, fence.mark)]
+        self._partitions.run(member, commands.Narrow(fence.number, left))
+        self._looked_through.discard((member.number, fence.number))
+        self.look_anew()
+
+    def _is_drained(self, source: Member, mark: int) -> bool:
+        """Looked at anew only when something happened there."""
+        changes = source.open.changes
+        known = self._drained.get((source.number, mark))
+        if known is None or known[0] != changes:
+            known = self._drained[source.number, mark] = (changes, drained(source.state, mark))
+        return known[1]
+
+    def _lift(self, member: Member, fence: Fence, source: State, freed: "list[int] | None") -> None:
+        """Let go of the keys that are resolved: all are looked at once, then only those that something happened to."""
+        seen = (member.number, fence.number)
+        keys = fence.keys if freed is None or seen not in self._looked_through else fence.keys.intersection(freed)
+        self._looked_through.add(seen)
+        gone = [key for key in keys if not unresolved(source, key, fence.mark)]
         if gone:
             self._partitions.run(member, commands.Lift(fence.number, gone))
             self.look_anew()

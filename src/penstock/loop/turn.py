@@ -142,7 +142,8 @@ class Turns(Partitions):
         owing = [member for member in touched if member.open.prepare()]
         if self._pool is not None and len(owing) > 1:
             outcomes = list(zip(owing, self._pool.map(Member.commit, owing), strict=True))
-            rest = [member for member in touched if member not in owing]
+            synced = {member.number for member in owing}
+            rest = [member for member in touched if member.number not in synced]
         else:
             outcomes, rest = [], touched
         outcomes += [(member, member.commit()) for member in rest]
@@ -154,7 +155,7 @@ class Turns(Partitions):
         pending, self.pending = self.pending, []
         self.answered = [request for request, _ in pending]
         if failed:
-            self.resizing.look_anew()
+            self.resizing.start_over()
         for request, result in pending:
             try:
                 if isinstance(request, requests.Lease):
@@ -179,7 +180,11 @@ class Turns(Partitions):
         for member, granted in parts:
             if member.number in failed or not member.healthy:
                 continue
-            items = member.open.items(granted.runs)
+            try:
+                items = member.open.items(granted.runs)
+            except PenstockError:  # nobody gets it now; the others of the answer are good
+                self.settling.give_back([Handed(member.number, granted, [], 0)])
+                continue
             seconds = (granted.deadline - member.open.now().elapsed) / SECOND
             handed.append(Handed(member.number, granted, items, seconds))
         if handed:
@@ -187,7 +192,7 @@ class Turns(Partitions):
             if request.gone:
                 self.settling.give_back(handed)
         elif request.deadline > self.now:
-            self.leasing.waiting.append(request)
+            self.leasing.put_back(request)
         else:
             request.finish([])
 
@@ -207,24 +212,30 @@ class Turns(Partitions):
 
     def _give_up(self, taken: Sequence[Request], error: BaseException) -> None:
         """Something went wrong that must not: nobody may wait for ever, and what was touched is opened anew."""
-        unknown = OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
-        lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
-        for request in (*taken, *(request for request, _ in self.pending)):
-            if isinstance(request, requests.Lease) and request not in self.leasing.waiting:
-                self.leasing.waiting.append(request)  # what it was given is taken back with the turn
-            elif not any(request in line for line in lines):
-                request.finish(error=unknown)
+        self.rescue([*taken, *(request for request, _ in self.pending)], error)
         self.pending.clear()
         for member in self.touched:
             if member.partition is not None:
                 member.partition.failed = True
-                member.fail(unknown)
+                member.fail(_interrupted(error))
         self._plan()
+
+    def rescue(self, taken: Sequence[Request], error: BaseException) -> None:
+        """Requests of a turn that was broken off: those who wait for items go on waiting, the others are told."""
+        lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
+        for request in taken:
+            if request.done or any(request in line for line in lines):
+                continue
+            if isinstance(request, requests.Lease):
+                self.leasing.put_back(request)  # what it was given is taken back with the turn
+            else:
+                request.finish(error=_interrupted(error))
 
     def _plan(self) -> None:
         """When the queue wants its next turn, if nobody asks before."""
         if self.touched:
             changed = [member.changed() for member in self.touched]
+            self.note_stock()
             for member in self.touched:
                 member.plan(self.now)
                 member.touched = False
@@ -235,9 +246,10 @@ class Turns(Partitions):
             self._next_visit = min(visits, default=None)
         self.next_run = self._next_visit
         if self.leasing.waiting or self.producing.waiting or self.watching:
-            lines: tuple[Sequence[Request], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
+            lines: tuple[Sequence[Request], ...] = (self.producing.waiting, self.watching)
             ends = [request.deadline for line in lines for request in line if request.deadline]
-            self.next_run = min((*ends, *(() if self._next_visit is None else (self._next_visit,))), default=None)
+            ends += [when for when in (self._next_visit, self.leasing.earliest) if when is not None]
+            self.next_run = min(ends, default=None)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -259,6 +271,10 @@ class Turns(Partitions):
                 first = first or error
         if first is not None:
             raise first
+
+
+def _interrupted(error: BaseException) -> OutcomeUnknown:
+    return OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
 
 
 def _refused(part: Placed, error: PenstockError) -> Placed:

@@ -226,6 +226,7 @@ def _load_outbox(state: State, image: _Image) -> None:
     state.outbox = dict(image.outbox)
     state.sequences = dict(image.sequences)
     state.moved = {start: (stop, destination, base) for start, stop, destination, base in image.moved}
+    state.moved_items = sum(stop - start for start, stop, _, _ in image.moved)
     state.notes = {offset: (lease, text) for offset, lease, text in image.notes}
     state.fence_version, state.fences_given = image.fence_version, image.fences_given
     for line in state.outbox.values():

@@ -70,13 +70,20 @@ class Line:
 class Keys:
     """All keys that are not simply free."""
 
-    __slots__ = ("fences", "map", "ready")
+    __slots__ = ("fences", "freed", "map", "ready")
 
     def __init__(self, fences: Fences | None = None) -> None:
         self.fences = fences or Fences()
+        self.freed: list[int] | None = None
+        """Keys that nothing holds any more, since somebody asked for them; None when nobody does. Not state: a note for the queue."""
         self.map: dict[int, int | Line] = {}
         self.ready: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
         """Per lane: (position, offset, key) of heads that may be leased."""
+
+    def take_freed(self) -> list[int] | None:
+        """The keys that were freed since this was last asked; None when nobody had asked before."""
+        found, self.freed = self.freed, []
+        return found
 
     def line(self, key: int) -> Line:
         """The key's line, made when there is none."""
@@ -118,6 +125,8 @@ class Keys:
             found = mapped.get(key)
             if found == lease:
                 del mapped[key]
+                if self.freed is not None:
+                    self.freed.append(key)
             elif isinstance(found, Line) and found.lease == lease:
                 found.lease = 0
                 self.settle(key, found)
@@ -126,6 +135,8 @@ class Keys:
         """After a change: a free line offers its head unless it is fenced, or goes when it has none."""
         if line.busy:
             return
+        if self.freed is not None:
+            self.freed.append(key)
         if line.waiting:
             first = line.waiting.first
             if self.fences and first.position >= self.fences.limit(key):

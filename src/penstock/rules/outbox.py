@@ -123,6 +123,7 @@ def apply_delivered(state: State, record: Delivered, now: Moment) -> None:
     base = record.base
     for start, stop in pairs(entry.runs):
         state.moved[start] = (stop, record.destination, base)
+        state.moved_items += stop - start
         base += stop - start if base >= 0 else 0
 
 
@@ -145,5 +146,7 @@ def forget_moved(state: State, runs: list[int]) -> None:
     gone = RunSet(runs)
     for first, (last, packed, base) in [(first, entry) for first, entry in state.moved.items() if gone.overlaps(first, entry[0])]:
         del state.moved[first]
+        state.moved_items -= last - first
         for start, stop in pairs(gone.missing(first, last)):
+            state.moved_items += stop - start
             state.moved[start] = (stop, packed, base + start - first if base >= 0 else base)

@@ -20,6 +20,17 @@ def count(runs: list[int]) -> int:
     return sum(runs[1::2]) - sum(runs[::2])
 
 
+def first_of(runs: Iterable[int], most: int) -> list[int]:
+    """The first `most` offsets of flat runs, as runs."""
+    found: list[int] = []
+    for start, stop in pairs(runs):
+        if most <= 0:
+            break
+        found += (start, min(stop, start + most))
+        most -= stop - start
+    return found
+
+
 def offsets(runs: list[int]) -> list[int]:
     """Every offset of flat runs, in their order."""
     if len(runs) == 2:

@@ -177,6 +177,7 @@ class State:
         """destination → the last sequence given."""
         self.moved: dict[int, tuple[int, bytes, int]] = {}
         """first offset → (end, destination, base there or -1) of items that went elsewhere."""
+        self.moved_items = 0
         self.notes: dict[int, tuple[int, str]] = {}
         """offset → (lease, text): how far a holder has come. Good while that lease holds the item."""
         self.fence_version = 0

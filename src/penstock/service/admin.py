@@ -14,12 +14,15 @@ from penstock.rules import commands
 from penstock.rules.commands import Again, Counted
 from penstock.rules.life import State as Life
 from penstock.service import looking
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, StorageFailed
 
 
 def chosen(turns: Turns, partition: int | None) -> list[Member]:
     """The partitions that an operation is for: one, or all that are in order."""
     if partition is None:
+        broken = next((member for member in turns.members.values() if not member.healthy), None)
+        if broken is not None:
+            raise StorageFailed(f"partition {broken.number} is failing ({broken.error}); try again later, or name the partition it is for")
         return list(turns.healthy())
     if partition not in turns.members:
         raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; it has {sorted(turns.members)}")

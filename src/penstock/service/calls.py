@@ -109,6 +109,8 @@ def after_id(after: str | None) -> tuple[int, int] | None:
 
 def states_of(given: str | Sequence[str] | None) -> list[str]:
     """The states that a list is to be of; none named is all of them."""
+    if given is not None and not isinstance(given, str) and not (isinstance(given, Sequence) and given):
+        raise InvalidRequest(f"state is {given!r:.80}; use one or some of {', '.join(STATES)}, or leave it out")
     found = [] if given is None else [given] if isinstance(given, str) else list(given)
     for state in found:
         if state not in STATES:

@@ -26,9 +26,9 @@ from penstock.loop.turn import Turns
 from penstock.rules import queues
 from penstock.rules.catalog import Entry, Options
 from penstock.rules.commands import Configure
-from penstock.rules.events import Event
 from penstock.rules.slots import SlotMap
-from penstock.service import admin, looking, shaping, tracing
+from penstock.service import looking, shaping, tracing
+from penstock.service.live import Live
 from penstock.service.reports import BrokerMetrics, QueueInfo, info
 from penstock.service.store import Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
@@ -58,17 +58,18 @@ class Embedded:
         self._min_free_bytes = min_free_bytes
         self._segment_bytes = segment_bytes
         self._changing = threading.Lock()
+        self._creating = threading.Lock()
         self._ending: set[int] = set()
         """Queues that are being deleted: nothing new is sent to them."""
         self._loops: dict[int, Loop] = {}
+        self._live = Live(self._loop, store)
         self._pool: Executor | None = ThreadPoolExecutor(SYNCS_AT_ONCE, "penstock sync") if threaded else None
         self._office = Office(self._post, self._map_of)
         self._closed = self._forked = False
         try:
             self.catalog = Catalog(store.log(0, 0), self.clock)
             self._sweep()
-            for entry in self.catalog.entries:
-                self._open_queue(entry)
+            self._loops = {entry.incarnation: self._open_queue(entry) for entry in self.catalog.entries}
             for loop in list(self._loops.values()):
                 loop.turn()
                 if loop.busy or loop.turns.next_run is not None:
@@ -103,17 +104,30 @@ class Embedded:
         """Make a queue; with `exist_ok` the one of that name will do if what was `given` is the same."""
         self._usable()
         chosen = queues.merged(Options(), options)
-        with self._recording():
+        with self._creating:  # not the catalog: others go on meanwhile
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
             if queues.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
                 for number in range(partitions):  # before the record: from then on they are missed when they are not there
                     self.store.make(incarnation, number)
-            entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
-            new = self._open_queue(entry) if entry.incarnation not in self._loops else None
-        if new is not None:
-            new.turn()
+            with self._recording():
+                entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
+            if entry.incarnation not in self._loops:
+                self._begin(entry)
         return info(entry)
+
+    def _begin(self, entry: Entry) -> None:
+        """Open a new queue, or take it back when its partitions cannot be."""
+        loop = self._open_queue(entry)
+        broken = next((member for member in loop.turns.members.values() if member.error is not None), None)
+        if broken is not None and broken.error is not None:
+            loop.close()
+            with self._recording():
+                self.catalog.delete(entry.name)
+            self._remove(entry.incarnation)
+            raise broken.error
+        loop.turn()
+        self._loops[entry.incarnation] = loop
 
     def find(self, name: str) -> QueueInfo:
         self._usable()
@@ -164,7 +178,9 @@ class Embedded:
             while loop.call(Do(partial(_mail, incarnation))):
                 if self.now() >= deadline:
                     name = self.catalog.get(incarnation).name
-                    raise QueueBusy(f"items are on their way to or from queue {name!r}; delete it when they have arrived")
+                    raise QueueBusy(
+                        f"items are (or may be, where a partition is failing) on their way to or from queue {name!r}; delete it later"
+                    )
                 if not self._threaded:  # nobody else runs turns
                     raise QueueBusy("items are on their way; run some turns first")
                 threading.Event().wait(0.01)
@@ -223,20 +239,7 @@ class Embedded:
         """An operator's verb (admin.py, tracing.py)."""
         if verb == "send":
             self._loop(args["to"])
-        verbs = tracing.VERBS
-        return verbs[verb](self, incarnation, **args) if verb in verbs else self.look(incarnation, verb, **args)
-
-    def look(self, incarnation: int, verb: str, **args: Any) -> Any:
-        return self._loop(incarnation).call(Do(partial(admin.run, verb=verb, args=args)))
-
-    def name_of(self, incarnation: int) -> str | None:
-        loop = self._loops.get(incarnation)
-        return loop.turns.name if loop is not None else None
-
-    def told_of(self, incarnation: int, partition: int, offset: int) -> "Sequence[Event]":
-        """What became of an item here. Its log is read beside the queue's turns: it may be long."""
-        self.look(incarnation, "publish", partition=partition)
-        return tracing.read(self.store.reader(incarnation, partition), offset)
+        return tracing.ask(self._live, incarnation, verb, args)
 
     def metrics(self) -> BrokerMetrics:
         """Counters and latencies of every queue since it was opened here."""
@@ -260,7 +263,6 @@ class Embedded:
             self._pool,
         )
         loop = Loop(turns, threaded=self._threaded)
-        self._loops[entry.incarnation] = loop
         shaping.apply(turns, entry)
         self._set_options(turns, entry)
         return loop
@@ -313,7 +315,8 @@ class Embedded:
         """Open the queues that the catalog has; gives those that it has no more."""
         for entry in self.catalog.entries:
             if entry.incarnation not in self._loops:
-                self._open_queue(entry).wake()
+                self._loops[entry.incarnation] = loop = self._open_queue(entry)
+                loop.wake()
         return [self._loops.pop(one) for one in [*self._loops] if one not in self.catalog.state.entries]
 
     def _sweep(self) -> None:
@@ -385,7 +388,8 @@ class Embedded:
 
 def _mail(incarnation: int, turns: Turns) -> bool:
     """Whether transfers keep a queue from being deleted; of its own, none sets out once there are none."""
-    return not turns.carrying.end() if turns.incarnation == incarnation else bool(turns.carrying.addressed_to(incarnation))
+    carrying = turns.carrying
+    return not carrying.end() if turns.incarnation == incarnation else carrying.unknown or bool(carrying.addressed_to(incarnation))
 
 
 _brokers: "weakref.WeakSet[Embedded]" = weakref.WeakSet()

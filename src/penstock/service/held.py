@@ -16,7 +16,7 @@ from penstock.loop.requests import Handed, Part, SettleAnswer, Verb
 from penstock.rules.commands import Settled
 from penstock.rules.routing import NO_KEY
 from penstock.service import values
-from penstock.service.calls import own_error
+from penstock.service.calls import own_error, text
 from penstock.service.items import Item, items_of
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
@@ -286,8 +286,12 @@ class Chosen:
         place = part.partition, part.lease
         known_grant, known = self._groups.get(place, (None, None))
         if known is not None:
-            both = None if known.offsets is None or part.offsets is None else [*known.offsets, *part.offsets]
-            part = Part(*place, both)
+            if isinstance(known.offsets, list) and part.offsets is not None:
+                known.offsets.extend(part.offsets)
+                part = known
+            else:
+                both = None if known.offsets is None or part.offsets is None else [*known.offsets, *part.offsets]
+                part = Part(*place, both)
         self._groups[place] = (known_grant or grant, part)
 
     # -- the answer ----------------------------------------------------------------------------------
@@ -357,4 +361,12 @@ def _named(ids: list[str]) -> str:
 
 def reason_of(error: BaseException) -> str:
     """What an exception says, as the reason of a retry."""
-    return str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+Reason: TypeAlias = str | BaseException
+"""Why an item goes back or is given up: a text, or the exception that says so."""
+
+
+def reason_text(reason: Reason) -> str:
+    return reason_of(reason) if isinstance(reason, BaseException) else text("the reason", reason)

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.loop.blocks import Items
 from penstock.loop.loop import Loop
-from penstock.loop.reading import Seen, Sight, first_of
+from penstock.loop.reading import Seen, Sight
+from penstock.loop.retention import mean_bytes
 from penstock.loop.turn import Turns
 from penstock.rules.keys import Line
 from penstock.rules.life import State as Life
 from penstock.rules.outbox import moved_to
-from penstock.rules.runs import RunSet, pairs
+from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import State
 from penstock.service.reports import (
     Explained,
@@ -28,8 +29,9 @@ from penstock.service.reports import (
 )
 from penstock.words import origin
 from penstock.words.clock import SECOND
-from penstock.words.errors import InvalidRequest, PenstockError
+from penstock.words.errors import InvalidRequest, PenstockError, StorageFailed
 from penstock.words.ids import format_id
+from penstock.words.limits import MAX_BATCH_BYTES
 
 WALL = 1_000_000_000_000_000
 """No elapsed time comes so far (31 years), and no date lies before it (2001)."""
@@ -64,23 +66,26 @@ def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0
 
 
 def _partition(turns: Sight, member: Seen) -> PartitionStats:
-    if not member.healthy:
+    partition = member.known
+    if partition is None:
         return PartitionStats(member.number, "failing", error=str(member.error))
-    partition, state = member.open, member.state
+    state = partition.state
     counts = state.counts
-    status = "active"
-    if member.number not in turns.active:
+    status = "active" if member.error is None else "failing"
+    if member.number not in turns.active and member.error is None:
         status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
     return PartitionStats(
         member.number,
         status,
-        *counts,
+        *counts._replace(completed=counts.completed - state.moved_items - len(state.lost)),  # those were not
         state.next_offset,
         len(state.keys.map),
         _oldest(state, partition.now().elapsed),
         sum(facts.size_bytes for facts in partition.log.segments()),
         state.paused_lease,
         state.paused_produce,
+        lost=len(state.lost),
+        error=str(member.error or ""),
         notes=[*partition.log.notes, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
     )
 
@@ -111,6 +116,8 @@ def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Map
     for one in partitions:
         if one.error:
             yield f"partition {one.partition} is failing: {one.error}"
+        if one.lost:
+            yield f"{one.lost} items of partition {one.partition} were lost to damage; run verify to see which"
         if one.paused_lease and one.ready:
             yield f"leasing from partition {one.partition} is paused while {one.ready} items are ready; resume it"
         for note in one.notes:
@@ -214,13 +221,18 @@ def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = 
             if member.number < after[0]:
                 continue
             start = after[1] + 1 if member.number == after[0] else 0
-        runs = first_of(_in_states(member.state, wanted, start).runs, limit - len(found))
+        runs = first_of(_in_states(member.state, wanted, start).runs, _bounded(member, limit - len(found)))
         turns.touch(member)
         for items in member.open.items(runs):
             found += _listed(member, items)
         if len(found) >= limit:
             break
     return found
+
+
+def _bounded(member: Seen, items: int) -> int:
+    """So many items, or as many as make a reply that can be held."""
+    return max(1, min(items, MAX_BATCH_BYTES // max(1, mean_bytes(member.open.log.segments(), member.state))))
 
 
 def redrivable(turns: Sight, after: tuple[int, int] | None = None, limit: int = 1_000) -> list[ListedItem]:
@@ -297,7 +309,7 @@ def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tup
     after = dict(offsets)
     behind = [member for member in turns.healthy() if member.state.next_offset > offsets.get(member.number, 0)]
     for place, member in enumerate(behind):
-        share = max(1, -(-limit // (len(behind) - place)))
+        share = _bounded(member, max(1, -(-limit // (len(behind) - place))))
         start = offsets.get(member.number, 0)
         turns.touch(member)
         try:
@@ -310,6 +322,10 @@ def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tup
             limit -= len(part.batch)
         if limit <= 0:
             break
+    if not found and after == offsets:  # the end, unless it cannot be seen
+        for broken in turns.members.values():
+            if not broken.healthy:
+                raise StorageFailed(f"partition {broken.number} is failing and cannot be read; try again in a moment")
     return found, after
 
 

@@ -54,6 +54,8 @@ class PartitionStats(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     paused_lease: bool = False
     paused_produce: bool = False
+    lost: int = 0
+    """Items that damage took."""
     error: str = ""
     notes: list[str] = []
     """What opening found: a torn tail cut, damage passed over."""

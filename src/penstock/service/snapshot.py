@@ -69,6 +69,10 @@ class ReadMember:
         return self._reader
 
     @property
+    def known(self) -> Reader | None:
+        return self._reader if self.error is None else None
+
+    @property
     def state(self) -> State:
         return self.open.state
 
@@ -155,8 +159,7 @@ class Snapshot:
 
     def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
         """A verb that looks."""
-        found = tracing.VERBS.get(verb)
-        return found(self, incarnation, **args) if found is not None else self.look(incarnation, verb, **args)
+        return tracing.ask(self, incarnation, verb, args)
 
     def look(self, incarnation: int, verb: str, **args: Any) -> Any:
         queue, found = self._queue(incarnation), VERBS.get(verb)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from penstock.logs.api import Durability, Frame, Log, Readable
-from penstock.logs.directory import Directory, Root
+from penstock.logs.directory import DURABILITIES, Directory, Root
 from penstock.logs.files import Files
 from penstock.logs.memory import MemoryLog
 from penstock.words.clock import Clock
+from penstock.words.errors import InvalidRequest
 
 MEMORY = "memory://"
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
@@ -73,6 +74,8 @@ def open_store(
     entropy: Callable[[int], bytes],
 ) -> Store:
     """The store that a target names: memory, or a directory (or several), made when it is new."""
+    if durability not in DURABILITIES:
+        raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
     if target == MEMORY:
         return MemoryStore()
     return Directory.open(

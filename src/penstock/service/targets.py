@@ -22,6 +22,7 @@ def place_of(target: Place, roots: Sequence[Place | Root] | None) -> Any:
         raise InvalidRequest(f"the target is empty; give the path of a directory ('.' is this one), or {MEMORY!r}")
     if "://" in path and path != MEMORY:
         raise InvalidRequest(f"{path!r:.200} cannot be opened; this version opens directories and {MEMORY!r}")
+    path = path if path == MEMORY else os.path.expanduser(path)
     if not roots:
         return path
     if path == MEMORY:

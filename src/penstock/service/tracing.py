@@ -5,7 +5,7 @@ A transferred item carries where it came from, and the queue that it left knows 
 and the queues themselves let them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
@@ -136,6 +136,12 @@ def _named(source: Source, text: str) -> str:
     incarnation, slash, rest = text.partition("/")
     name = source.name_of(int(incarnation, 16)) if slash else None
     return f"{name}/{rest}" if name is not None else text
+
+
+def ask(source: Source, incarnation: int, verb: str, args: Mapping[str, Any]) -> Any:
+    """Ask one queue, or as many as the answer needs."""
+    found = VERBS.get(verb)
+    return found(source, incarnation, **args) if found is not None else source.look(incarnation, verb, **args)
 
 
 VERBS: dict[str, Callable[..., Any]] = {"explain": explain, "history": history}

@@ -7,7 +7,7 @@ with a lease that is no longer its own.
 from penstock.loop.requests import Verb
 from penstock.testing.broker_chance import Chance
 from penstock.testing.broker_items import Held
-from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
+from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle, SentWatch
 from penstock.testing.broker_world import World
 from penstock.words.clock import MINUTE, SECOND
 
@@ -42,7 +42,8 @@ class Callers:
         batch, tags = chance.batch(incarnation, chance.pick([1, 1, 2, 3, 6]), self._world.clock.read().wall)
         for tag in tags:
             model.tags[tag.payload] = tag
-        self._ask(SentProduce(incarnation, batch, tags, chance.request_id(), chance.pick([0, 0, 10 * SECOND])))
+        limited = model.queues[incarnation].options.max_items
+        self._ask(SentProduce(incarnation, batch, tags, chance.request_id(), 10 * SECOND if limited else chance.pick([0, 0, 10 * SECOND])))
 
     def lease(self) -> None:
         chance = self._chance
@@ -50,6 +51,12 @@ class Callers:
         want, per_key = chance.pick([1, 1, 2, 3, 10]), chance.pick([1, 1, 2, 3])
         wait = chance.pick([0, 0, 5 * SECOND, 60 * SECOND])
         self._ask(SentLease(self._queue(), want, timeout, per_key, chance.request_id(), wait))
+
+    def watch(self) -> None:
+        """Somebody follows a queue."""
+        queue = self._queue()
+        rooms = {number: len(room.lives) for (owner, number), room in self._world.model.census.rooms.items() if owner == queue}
+        self._ask(SentWatch(queue, rooms, 20 * SECOND))
 
     def settle(self) -> None:
         """A worker is done with something; mostly it is still in time."""

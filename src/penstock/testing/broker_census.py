@@ -20,7 +20,6 @@ from penstock.rules.state import State
 from penstock.service import looking
 from penstock.testing.broker_items import Place, Tag
 from penstock.words import origin
-from penstock.words.errors import PenstockError
 from penstock.words.limits import Policy
 from penstock.words.origin import Origin
 
@@ -111,7 +110,6 @@ class Census:
                 if incarnation in self.changed:
                     for member in loop.turns.members.values():
                         self._look_into(incarnation, member)
-                    _check_stats(loop, [self.rooms[incarnation, number] for number in loop.turns.members])
         self.changed.clear()
         self.whole = all(room.healthy for room in self.rooms.values())
         self._gather()
@@ -200,6 +198,16 @@ class Census:
 
     # -- what needs no model -------------------------------------------------------------------------
 
+    def check_stats(self, loops: Iterable[Loop]) -> None:
+        """The counters of a queue are a recount of its partitions."""
+        for loop in loops:
+            stats = loop.inspect(looking.stats)
+            rooms = [self.rooms[loop.turns.incarnation, number] for number in loop.turns.members]
+            recount = Counter(life for room in rooms if room.healthy for life in room.lives)
+            for life in Life:
+                said = getattr(stats, life.value)
+                assert said == recount[life], f"{said} items of queue {stats.name} are said to be {life.value}, and {recount[life]} are"
+
     def check_keys(self) -> None:
         """Of a key, everything that is leased in a queue is in one lease."""
         holders: dict[tuple[int, bytes], tuple[int, int]] = {}
@@ -210,15 +218,3 @@ class Census:
                     if tag is not None and tag.key is not None:
                         first = holders.setdefault((incarnation, tag.key), (partition, lease))
                         assert first == (partition, lease), f"{tag} is leased as {partition, lease} and its key as {first} too"
-
-
-def _check_stats(loop: Loop, rooms: Iterable[Room]) -> None:
-    """The counters of a queue are a recount of its partitions."""
-    try:
-        stats = loop.inspect(looking.stats)
-    except PenstockError:
-        return
-    recount = Counter(life for room in rooms if room.healthy for life in room.lives)
-    for life in Life:
-        said = getattr(stats, life.value)
-        assert said == recount[life], f"{said} items of queue {stats.name} are said to be {life.value}, and {recount[life]} are"

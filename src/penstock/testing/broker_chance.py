@@ -21,7 +21,7 @@ class Chance:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.habits = {name: rng.random() for name in ("keyed", "priority", "at", "ttl", "dedup", "request", "big")}
+        self.habits = {name: rng.random() for name in ("keyed", "priority", "at", "ttl", "dedup", "request", "big", "retention", "limit")}
         self._keys = KEYS[: rng.randint(1, len(KEYS))]
         self._items = 0
         self._requests = 0
@@ -38,8 +38,16 @@ class Chance:
             "max_attempts": self.pick([0, 1, 2, 3]),
             "dedup_window": self.pick([20 * SECOND, 10 * MINUTE]),
             "on_bury": self.pick(["release", "park"]),
-            "retention": {"max_age": 0, "max_bytes": 0},
         }
+
+    def habitual(self) -> dict[str, object]:
+        """Options that all queues of a seed share, and that never change."""
+        retention = (
+            {"max_age": 1 * MINUTE, "max_bytes": 1_500, "max_segments": 2}
+            if self.habits["retention"] < 0.25
+            else {"max_age": 0, "max_bytes": 0}
+        )
+        return {"retention": retention, "max_items": 12 if self.habits["limit"] < 0.15 else 0}
 
     def batch(self, incarnation: int, count: int, wall: int, *, plain: bool = False) -> tuple[Batch, list[Tag]]:
         """Items that nobody has produced before."""
@@ -52,6 +60,7 @@ class Chance:
         for index, tag in enumerate(tags):
             tag.key = keys[index] if keys else None
             tag.priority = _or(priorities, index, 5)
+            tag.mortal = _or(ttls, index, 0) > 0
             tag.dedup = dedups[index] if dedups else None
             at = _or(ats, index, 0)
             tag.at, tag.scheduled = (at if at > wall + 100_000 else 0), at > 0

@@ -33,6 +33,8 @@ class Tag:
     """Not to be handed out before this date was seen."""
     scheduled: bool = False
     """It takes its place when it is due, whenever that is noticed."""
+    mortal: bool = False
+    """It has a ttl."""
     acknowledged: bool = False
     void: bool = False
     """It must not be found anywhere: it was refused, or was the duplicate of another."""

@@ -107,9 +107,7 @@ class Leases:
 
     def _handed(self, sent: SentLease, handed: Handed) -> None:
         granted = handed.granted
-        given = {
-            part.start + index: self._book.tags[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)
-        }
+        given = {part.start + index: self._book.tags[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)}
         assert list(given) == offsets(granted.runs), f"{sent} was given {granted.runs} and got the items at {list(given)}"
         token = (sent.incarnation, handed.partition, granted.lease)
         known = [one for one in self.held if (one.incarnation, one.partition, one.lease) == token]
@@ -206,9 +204,11 @@ class Leases:
     def _accepted(self, sent: SentSettle, held: Held, wanted: list[int], result: Settled) -> None:
         refused = {*result.refused, *result.early}
         done = [offset for offset in wanted if offset not in refused]
-        if sent.unknown or sent.times > 1:
+        if sent.unknown or sent.times > 1 or (held.doubtful and result.done < len(done)):
             self._accepted_later(sent, held, done)
             return
+        settled = sum(offset in held.open or offset in held.done for offset in done)
+        assert result.done == settled, f"{sent} was answered with {result}, and {settled} items were asked for"
         for offset in done:
             tag = held.open.get(offset)
             if tag is None:

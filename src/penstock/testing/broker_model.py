@@ -20,7 +20,7 @@ from penstock.testing.broker_book import Book
 from penstock.testing.broker_census import Found
 from penstock.testing.broker_items import Place, Tag
 from penstock.testing.broker_leases import Leases
-from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
+from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle, SentWatch
 from penstock.words.errors import OutcomeUnknown, PenstockError
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
@@ -41,6 +41,7 @@ class Model(Book):
 
     def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]], say: Callable[[str], None]) -> None:
         super().__init__(undisturbed)
+        self.undisturbed = undisturbed
         self.say = say
         self.leases = Leases(self)
         self.windows: dict[int, int] = {}
@@ -327,7 +328,9 @@ class Model(Book):
     def _resolved(self, tag: Tag, found: Found) -> None:
         """An item was resolved where it was last found; another copy may still wait for the news of its arrival."""
         clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
-        assert tag.doers or clearing, f"{tag} was resolved and nobody asked for that: {found}"
+        dropped = any(spot.place.offset in self.census.rooms[spot.place[:2]].dropped for spot in found.done)
+        dropped = dropped and (tag.mortal or bool(tag.handed or self.leases.lost) or self.order.was_buried(tag))
+        assert tag.doers or clearing or dropped, f"{tag} was resolved and nobody asked for that: {found}"
         tag.resolved = True
 
     # -- at rest -------------------------------------------------------------------------------------
@@ -335,12 +338,32 @@ class Model(Book):
     def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
         """No queue wants a turn: whoever waits must have a reason."""
         self.leases.check_known()
+        with self.undisturbed():
+            self.census.check_stats(loops)
         for sent in pending:
             deadline = sent.request.deadline
             assert not (deadline and deadline < now), f"{sent} was not answered by its deadline"
             assert deadline, f"{sent} does not wait, and was not answered"
             if isinstance(sent, SentLease) and sent.first:  # a repetition gets what it got then
                 self._check_waiting(sent, next(loop for loop in loops if loop.turns.incarnation == sent.incarnation))
+        for queue, info in self.queues.items():
+            self._check_producers(info, [sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentProduce)])
+            self._check_followers([sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentWatch)])
+
+    def _check_producers(self, info: QueueInfo, waiting: Sequence[SentProduce]) -> None:
+        """Whoever waits for room waits because there is none."""
+        if waiting and self.census.whole:
+            rooms = [room for (queue, _), room in self.census.rooms.items() if queue == info.incarnation]
+            there = sum(life not in (Life.COMPLETED, Life.BURIED) for room in rooms for life in room.lives)
+            fits = there == 0 or there + len(waiting[0].tags) <= info.options.max_items
+            assert not fits, f"{waiting[0]} waits though there is room: {there} of {info.options.max_items}"
+
+    def _check_followers(self, waiting: Sequence[SentWatch]) -> None:
+        """Whoever waits for something new is told when it is there."""
+        for sent in waiting:
+            for (queue, number), room in self.census.rooms.items():
+                new = queue == sent.incarnation and room.healthy and len(room.lives) > sent.offsets.get(number, 0)
+                assert not new, f"{sent} waits though partition {number} has {len(room.lives)} items"
 
     def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
         """Whoever waits for items waits because there is none to be had."""

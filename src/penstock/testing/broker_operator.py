@@ -31,7 +31,7 @@ class Operator:
             self._create("more", {"dead_queue": self._chance.pick(["", "dead"])})
 
     def _create(self, name: str, extra: dict[str, object]) -> None:
-        options = {**self._chance.options(), **extra}
+        options = {**self._chance.options(), **self._chance.habitual(), **extra}
         partitions = self._chance.pick([1, 1, 2, 3])
         info = self._world.operate(f"create {name}", lambda: self._broker.create(name, options, partitions, False, {}))
         if isinstance(info, QueueInfo):
@@ -84,7 +84,7 @@ class Operator:
     # -- items ---------------------------------------------------------------------------------------
 
     def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
-        return self._world.operate(f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then)
+        return self._world.operate(f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then, queue)
 
     def redrive_some(self) -> None:
         """Redrive some items of one queue to another."""
@@ -125,6 +125,10 @@ class Operator:
         answer = self.ask(queue, "release", key_id=key_id(key))
         if isinstance(answer, int) and model.census.whole:
             model.order.released(queue, [key])
+
+    def compact(self) -> None:
+        """Let go of whatever may go."""
+        self.ask(self._queue().incarnation, "compact")
 
     def pause(self) -> None:
         lease, produce = self._chance.pick([(True, None), (None, True), (True, True)])

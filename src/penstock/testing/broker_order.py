@@ -28,6 +28,8 @@ class Order:
         """Keys that are parked unless an operator's word, never answered, has freed them."""
         self._graves: dict[Place, Tag] = {}
         """Places where an item was found buried, or as it left for a dead queue."""
+        self._former: set[Tag] = set()
+        """Items that are buried, or were at the last look."""
         self._on_bury: dict[tuple[int, int], str] = {}
 
     def enter(self, tag: Tag) -> None:
@@ -51,6 +53,7 @@ class Order:
                     self._return(tag, spot)
                 elif spot.life is Life.MOVING:
                     tag.forget_order()
+        self._former = {*self._graves.values(), *graves.values()}
         self._graves = graves
         self._on_bury = {owner: room.policy.on_bury for owner, room in self._census.rooms.items()}
 
@@ -58,11 +61,13 @@ class Order:
         tag.at = tag.not_before = tag.homing = 0  # what is given up waits for nothing any more
         owner = spot.place[:2]
         now = self._census.rooms[owner].policy.on_bury
-        parks = now == "park" and self._on_bury.get(owner, now) == "park"
-        if tag.key is None or not parks:
-            tag.forget_order()
+        before = self._on_bury.get(owner, now)
+        if tag.key is not None and "park" == now == before:
+            self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place
             return
-        self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place
+        tag.forget_order()
+        if tag.key is not None and "park" in (now, before):  # nobody can say which came first
+            self.perhaps.add((spot.place.incarnation, tag.key))
 
     def _return(self, tag: Tag, spot: Spot) -> None:
         """An item that parks its key is back in its place; if it was not sent there, it is a stranger."""
@@ -111,6 +116,10 @@ class Order:
     def released(self, incarnation: int, keys: Iterable[bytes]) -> None:
         """These keys are surely not parked any more."""
         self.perhaps.difference_update((incarnation, key) for key in keys)
+
+    def was_buried(self, tag: Tag) -> bool:
+        """Whether retention may let go of it though nobody completed it."""
+        return tag in self._former
 
     def is_parked(self, incarnation: int, key: bytes) -> bool:
         return bool(self.parked.get((incarnation, key)))

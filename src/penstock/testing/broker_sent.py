@@ -89,6 +89,19 @@ class SentLease(Sent):
         return f": {self.want}, {self.per_key} a key"
 
 
+class SentWatch(Sent):
+    """Wait for something new."""
+
+    kind = "watch"
+
+    def __init__(self, incarnation: int, offsets: dict[int, int], wait: int) -> None:
+        super().__init__(incarnation, None, wait)
+        self.offsets = offsets
+
+    def build(self, deadline: int) -> requests.Request:
+        return requests.Watch(dict(self.offsets), deadline)
+
+
 class SentSettle(Sent):
     """Settle items of one lease or several."""
 

@@ -102,6 +102,7 @@ class World:
     def miss(self, sent: SentLease) -> None:
         """A turn answers a request whose caller has just gone."""
         self._missed.append(sent)
+        self.model.leases.lost += 1
         sent.make(self.broker.now())
         self.broker.submit(sent.incarnation, sent.request)
         for loop in self.broker.loops():
@@ -119,15 +120,18 @@ class World:
             self.model.leases.unknown(sent)
         self._missed.clear()
 
-    def operate(self, what: str, action: Callable[[], Any], then: Callable[[Any], None] | None = None) -> Any:
-        """An operator's word: done at once, with whatever waits in that queue. `then` is told of the answer before others are judged."""
+    def operate(self, what: str, action: Callable[[], Any], then: Callable[[Any], None] | None = None, queue: int | None = None) -> Any:
+        """An operator's word: done at once, with whatever waits in that queue. `then` is told of the answer before others are judged.
+
+        It is a matter of one queue, or (None) perhaps of all.
+        """
         answer: Any
         try:
             answer = action()
         except PenstockError as error:
             answer = error
         self.say(f"   {what} → {answer!r:.300}")
-        self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
+        self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops() if queue in (None, loop.turns.incarnation))
         self._digest(lambda: then(answer) if then is not None else None)
         return answer
 

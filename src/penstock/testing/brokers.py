@@ -22,7 +22,7 @@ STEPS = 80
 STEP_WEIGHTS = {
     "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 2, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
     "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "update": 2, "resize": 4, "drain": 1,
-    "recreate": 1, "look": 2,
+    "recreate": 1, "look": 2, "watch": 1, "compact": 1,
     "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1,
 }  # fmt: skip
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.loop.blocks import Items
 from penstock.loop.requests import Settle
-from penstock.service.calls import TIMEOUT, RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span, text
-from penstock.service.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, reason_of
+from penstock.service.calls import TIMEOUT, RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
+from penstock.service.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, Reason, reason_of, reason_text
 from penstock.service.items import NewItem
 from penstock.service.ports import AsyncPort
 from penstock.service.values import Value
@@ -44,16 +44,16 @@ async def retry(
     port: AsyncPort,
     chosen: Chosen,
     delay: Seconds,
-    reason: str,
+    reason: Reason,
     counted: bool = True,
     request_id: RequestId | None = None,
 ) -> None:
-    options = {"delay": span(delay, "delay"), "reason": text("the reason", reason), "counted": flag("counted", counted)}
+    options = {"delay": span(delay, "delay"), "reason": reason_text(reason), "counted": flag("counted", counted)}
     await settle(port, chosen, request=request_bytes(request_id), **options)
 
 
-async def bury(port: AsyncPort, chosen: Chosen, reason: str, request_id: RequestId | None = None) -> None:
-    await settle(port, chosen, reason=text("the reason", reason), request=request_bytes(request_id))
+async def bury(port: AsyncPort, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
+    await settle(port, chosen, reason=reason_text(reason), request=request_bytes(request_id))
 
 
 async def extend(port: AsyncPort, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
@@ -81,14 +81,14 @@ class AsyncLease(HeldLease):
         """
         await complete(self._port, self._chosen("complete"), await self._follow_ups(then) if then else ())
 
-    async def retry(self, delay: Seconds = 0, reason: str = "", counted: bool = True) -> None:
+    async def retry(self, delay: Seconds = 0, reason: Reason = "", counted: bool = True) -> None:
         """The item goes back, to be leased again after `delay`; when its attempts are spent it is given up.
 
         counted: False gives the attempt back, as if the item had not been leased.
         """
         await retry(self._port, self._chosen("retry"), delay, reason, counted)
 
-    async def bury(self, reason: str = "") -> None:
+    async def bury(self, reason: Reason = "") -> None:
         """The item is given up: it goes to the dead queue if there is one, else it is kept here until it is redriven or cleared."""
         await bury(self._port, self._chosen("bury"), reason)
 
@@ -141,11 +141,11 @@ class AsyncLeaseBatch(HeldBatch[AsyncLease]):
         """All items that are still open are done."""
         await complete(self._port, self._chosen("complete"))
 
-    async def retry(self, delay: Seconds = 0, reason: str = "") -> None:
+    async def retry(self, delay: Seconds = 0, reason: Reason = "") -> None:
         """All items that are still open go back, to be leased again after `delay`."""
         await retry(self._port, self._chosen("retry"), delay, reason)
 
-    async def bury(self, reason: str = "") -> None:
+    async def bury(self, reason: Reason = "") -> None:
         """All items that are still open are given up."""
         await bury(self._port, self._chosen("bury"), reason)
 

@@ -13,7 +13,7 @@ from penstock.service._async.cursor import AsyncCursor
 from penstock.service._async.lease import AsyncLeaseBatch
 from penstock.service._async.operating import AsyncOperations
 from penstock.service.calls import RequestId, Seconds, Start
-from penstock.service.held import Chosen, Grant, Leases
+from penstock.service.held import Chosen, Grant, Leases, Reason
 from penstock.service.items import Items, to_single
 from penstock.service.values import Headers, Value
 from penstock.words.batch import Batch, check_name, validate
@@ -133,12 +133,18 @@ class AsyncQueue(AsyncOperations):
         await leases.complete(self._port, self._chosen("complete", leases_or_tokens), request_id=request_id)
 
     async def retry(
-        self, leases_or_tokens: Leases, *, delay: Seconds = 0, reason: str = "", counted: bool = True, request_id: RequestId | None = None
+        self,
+        leases_or_tokens: Leases,
+        *,
+        delay: Seconds = 0,
+        reason: Reason = "",
+        counted: bool = True,
+        request_id: RequestId | None = None,
     ) -> None:
         """Items go back, to be leased again after `delay`. Takes and raises what `complete` does."""
         await leases.retry(self._port, self._chosen("retry", leases_or_tokens), delay, reason, counted, request_id)
 
-    async def bury(self, leases_or_tokens: Leases, *, reason: str = "", request_id: RequestId | None = None) -> None:
+    async def bury(self, leases_or_tokens: Leases, *, reason: Reason = "", request_id: RequestId | None = None) -> None:
         """Items are given up. Takes and raises what `complete` does."""
         await leases.bury(self._port, self._chosen("bury", leases_or_tokens), reason, request_id)
 

@@ -21,7 +21,10 @@ from penstock.service.redriving import PAGE, Redriven, Where, by_partition, choo
 from penstock.service.targets import Place, place_of
 from penstock.words.clock import Clock
 from penstock.words.ids import FOREIGN
-from penstock.words.limits import MAX_PARTITIONS, within
+from penstock.words.limits import MAX_PARTITIONS, MIB, within
+
+MIN_FREE_BYTES = 32 * MIB
+"""Kept free, so that a full disk can be worked off: completing needs a little space too."""
 
 
 def open(
@@ -29,7 +32,7 @@ def open(
     *,
     durability: Durability = "fsync",
     roots: Sequence[Place | Root] | None = None,
-    min_free_bytes: int = 0,
+    min_free_bytes: int = MIN_FREE_BYTES,
     segment_bytes: int = SEGMENT_BYTES,
     compression: bool = True,
     clock: Clock | None = None,
@@ -45,7 +48,7 @@ def open(
     durability: when something counts as stored. "fsync": it is on disk, and survives a power cut; "interval": it will be within a
     moment; "os": it survives the end of this process, not that of the machine.
     roots: more directories, on other disks, over which partitions are spread.
-    min_free_bytes: with less space than this left, `produce` is refused while everything else goes on.
+    min_free_bytes: with less space than this left (32 MiB unless given), `produce` is refused while everything else goes on.
     segment_bytes: the size of a log file before the next one is begun.
     compression: whether items are compressed when that saves space.
     clock, entropy, files, threaded: stand-ins for the world in tests, from penstock.testing; threaded=False runs nothing by itself.

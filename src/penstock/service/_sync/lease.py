@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.loop.blocks import Items
 from penstock.loop.requests import Settle
-from penstock.service.calls import TIMEOUT, RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span, text
-from penstock.service.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, reason_of
+from penstock.service.calls import TIMEOUT, RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
+from penstock.service.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, Reason, reason_of, reason_text
 from penstock.service.items import NewItem
 from penstock.service.ports import SyncPort
 from penstock.service.values import Value
@@ -45,16 +45,16 @@ def retry(
     port: SyncPort,
     chosen: Chosen,
     delay: Seconds,
-    reason: str,
+    reason: Reason,
     counted: bool = True,
     request_id: RequestId | None = None,
 ) -> None:
-    options = {"delay": span(delay, "delay"), "reason": text("the reason", reason), "counted": flag("counted", counted)}
+    options = {"delay": span(delay, "delay"), "reason": reason_text(reason), "counted": flag("counted", counted)}
     settle(port, chosen, request=request_bytes(request_id), **options)
 
 
-def bury(port: SyncPort, chosen: Chosen, reason: str, request_id: RequestId | None = None) -> None:
-    settle(port, chosen, reason=text("the reason", reason), request=request_bytes(request_id))
+def bury(port: SyncPort, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
+    settle(port, chosen, reason=reason_text(reason), request=request_bytes(request_id))
 
 
 def extend(port: SyncPort, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
@@ -82,14 +82,14 @@ class Lease(HeldLease):
         """
         complete(self._port, self._chosen("complete"), self._follow_ups(then) if then else ())
 
-    def retry(self, delay: Seconds = 0, reason: str = "", counted: bool = True) -> None:
+    def retry(self, delay: Seconds = 0, reason: Reason = "", counted: bool = True) -> None:
         """The item goes back, to be leased again after `delay`; when its attempts are spent it is given up.
 
         counted: False gives the attempt back, as if the item had not been leased.
         """
         retry(self._port, self._chosen("retry"), delay, reason, counted)
 
-    def bury(self, reason: str = "") -> None:
+    def bury(self, reason: Reason = "") -> None:
         """The item is given up: it goes to the dead queue if there is one, else it is kept here until it is redriven or cleared."""
         bury(self._port, self._chosen("bury"), reason)
 
@@ -142,11 +142,11 @@ class LeaseBatch(HeldBatch[Lease]):
         """All items that are still open are done."""
         complete(self._port, self._chosen("complete"))
 
-    def retry(self, delay: Seconds = 0, reason: str = "") -> None:
+    def retry(self, delay: Seconds = 0, reason: Reason = "") -> None:
         """All items that are still open go back, to be leased again after `delay`."""
         retry(self._port, self._chosen("retry"), delay, reason)
 
-    def bury(self, reason: str = "") -> None:
+    def bury(self, reason: Reason = "") -> None:
         """All items that are still open are given up."""
         bury(self._port, self._chosen("bury"), reason)
 

@@ -14,7 +14,7 @@ from penstock.service._sync.cursor import Cursor
 from penstock.service._sync.lease import LeaseBatch
 from penstock.service._sync.operating import Operations
 from penstock.service.calls import RequestId, Seconds, Start
-from penstock.service.held import Chosen, Grant, Leases
+from penstock.service.held import Chosen, Grant, Leases, Reason
 from penstock.service.items import Items, to_single
 from penstock.service.values import Headers, Value
 from penstock.words.batch import Batch, check_name, validate
@@ -134,12 +134,18 @@ class Queue(Operations):
         leases.complete(self._port, self._chosen("complete", leases_or_tokens), request_id=request_id)
 
     def retry(
-        self, leases_or_tokens: Leases, *, delay: Seconds = 0, reason: str = "", counted: bool = True, request_id: RequestId | None = None
+        self,
+        leases_or_tokens: Leases,
+        *,
+        delay: Seconds = 0,
+        reason: Reason = "",
+        counted: bool = True,
+        request_id: RequestId | None = None,
     ) -> None:
         """Items go back, to be leased again after `delay`. Takes and raises what `complete` does."""
         leases.retry(self._port, self._chosen("retry", leases_or_tokens), delay, reason, counted, request_id)
 
-    def bury(self, leases_or_tokens: Leases, *, reason: str = "", request_id: RequestId | None = None) -> None:
+    def bury(self, leases_or_tokens: Leases, *, reason: Reason = "", request_id: RequestId | None = None) -> None:
         """Items are given up. Takes and raises what `complete` does."""
         leases.bury(self._port, self._chosen("bury", leases_or_tokens), reason, request_id)
 

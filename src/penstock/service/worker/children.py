@@ -116,7 +116,7 @@ class ChildPlaces(Places):
         fail: Callable[[Exception], None],
     ) -> None:
         super().__init__(settings.processes, shelf, hungry, ended)
-        self.pace.each = float(CHUNK)
+        self.each = float(CHUNK)
         self._settings = settings
         self._caller = caller
         self._line = line
@@ -125,11 +125,10 @@ class ChildPlaces(Places):
         self._childs_settings = msgspec.structs.replace(settings, hooks=Hooks())
         self._one_by_one = settings.hooks.any_per_item
         self._children: set[Child] = set()
-        self._unborn = 0
+        self._failures = 0
 
     def start(self) -> None:
-        for _ in range(self.most):
-            self._start()
+        self._start(self.most)
 
     def wake(self, count: int) -> None:
         self._wake(count)
@@ -183,9 +182,9 @@ class ChildPlaces(Places):
 
     def _portion(self, one: Child) -> int:
         """How many items to send now; 0 is none."""
-        size = max(1, min(MOST, int(CHUNK / max(1.0, self.pace.each))))
+        size = max(1, min(MOST, int(CHUNK / max(1.0, self.each))))
         waiting = len(self.shelf)
-        if one.calls and (self._one_by_one or self.pace.each > LONG or waiting < self.most or len(one.calls) > size):
+        if one.calls and (self._one_by_one or self.each > LONG or waiting < self.most or len(one.calls) > size):
             return 0
         return self._settings.batch or min(size, max(1, waiting // self.most))
 
@@ -211,7 +210,7 @@ class ChildPlaces(Places):
         if isinstance(message, Through):
             done = [number for number in one.calls if number < message.number]
             now = self._line.now()
-            self.pace.note(max(1, len(done)), now - one.since)
+            self._note(max(1, len(done)), now - one.since)
             one.since = now
             for number in done:
                 self._finish(one, number)
@@ -222,7 +221,7 @@ class ChildPlaces(Places):
                 self._line.report(one.calls[message.number], message.text)
         else:
             one.ready = True
-            self._unborn = 0
+            self._failures = 0
 
     def _finish(self, one: Child, number: int) -> None:
         """A call was made: what the child told of it, or, if nothing, success."""
@@ -259,8 +258,8 @@ class ChildPlaces(Places):
 
     def _stillborn(self, how: str) -> None:
         with self._changing:
-            self._unborn += 1
-        if self._unborn >= STARTS:
+            self._failures += 1
+        if self._failures >= STARTS:
             text = f"the worker's processes end before they can begin ({how}); look at what they write to stderr, and let the handler's "
             self._fail(InvalidRequest(f"{text}module be imported without side effects"))
 

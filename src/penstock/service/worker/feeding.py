@@ -26,11 +26,14 @@ from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import PenstockError
 from penstock.words.limits import MIN_LEASE_TIMEOUT
 
-HORIZON = 50 * MILLISECOND
+HORIZON, FAR = 50 * MILLISECOND, 400 * MILLISECOND
+"""How far ahead items are leased: further if places run dry all the same, because the feeder is kept waiting."""
+FAST = 1_000 / SECOND
+"""Items a microsecond, below which nothing is worth looking further ahead."""
 MOST = 8_000
 """Items that wait for a place, at most."""
-PORTION = 500
-"""Items of one lease, at most: a small one is settled as a whole sooner."""
+PORTION = 250
+"""Items of one lease, or a quarter of what is to be ready, if that is more: a small one is settled as a whole sooner."""
 UNSETTLED = 50_000
 """With so many handled and not settled yet, no more are leased."""
 SPREAD = 2 * MILLISECOND
@@ -102,6 +105,7 @@ class Feeder:
         self._rate = 0.0
         """Items taken a microsecond, lately."""
         self._sampled = (0, 0)
+        self._horizon = HORIZON
         self.low = 0
         """With no more items than this waiting, the feeder wants to be rung for."""
         self._thread = threading.Thread(target=self._run, name=f"penstock feed {source.name}", daemon=True)
@@ -188,7 +192,7 @@ class Feeder:
         if self._share:
             free = max(free, self._share * batch - shelf.taken(source))
         room = free + ahead - waiting
-        return min(room, PORTION) if room > ahead // 2 else 0
+        return min(room, max(PORTION, ahead // 4)) if room > ahead // 2 else 0
 
     def _room_by_partition(self, free: int, waiting: int, ahead: int, batch: int) -> int:
         """Little by little, as each lease comes from another partition; what has no place now is held back, to a limit."""
@@ -203,7 +207,11 @@ class Feeder:
         if now - then >= SAMPLE:
             self._rate = (self._rate + (taken - before) / (now - then)) / 2
             self._sampled = now, taken
-        return min(MOST, int(self._rate * HORIZON))
+            if not waiting and not self._dry and self._rate > FAST:
+                self._horizon = min(2 * self._horizon, FAR)
+            else:
+                self._horizon = max(HORIZON, self._horizon * 31 // 32)
+        return min(MOST, int(self._rate * self._horizon))
 
     # -- leasing -----------------------------------------------------------------------------------------
 

@@ -17,23 +17,7 @@ from penstock.service.worker.shelf import Waiting
 QUICK = 60.0
 """Microseconds: of handlers that take less, one thread does many."""
 STRIDE = 64
-"""Items between two looks at the clock, of quick ones."""
-
-
-class Pace:
-    """How long handlers take, as one place sees it, shared by all."""
-
-    __slots__ = ("each",)
-
-    def __init__(self) -> None:
-        self.each = QUICK
-        """Microseconds an item, about."""
-
-    def note(self, items: int, took: int) -> int:
-        """So many items took so long; gives after how many to look at the clock again. What is far out counts less."""
-        sample = min(took / items, 8 * self.each + 100)
-        self.each += (sample - self.each) / 8
-        return STRIDE if self.each < QUICK / 4 else 1
+"""Items of a place between two looks at the clock, if they are quick or places many."""
 
 
 class Places:
@@ -49,13 +33,15 @@ class Places:
         """Called when a place finds little or nothing on the shelf."""
         self._ended = ended
         """Called when the last place has closed."""
-        self.pace = Pace()
+        self.each = QUICK
+        """Microseconds that an item takes, about, as one place sees it."""
         self.closing = False
         self._idle: deque[threading.Lock] = deque()
         self._changing = threading.Lock()
         self._started = 0
         self._over = False
         self._threads = 0
+        self._unborn = 0
         self._step = 1
 
     # -- for feeders -----------------------------------------------------------------------------------
@@ -66,29 +52,36 @@ class Places:
 
     def wake(self, count: int) -> None:
         self._step = 1
-        self._wake(1 if self.pace.each < QUICK else count)
+        self._wake(1 if self.each < QUICK else count)
 
     def spread(self) -> None:
         self._step = min(2 * self._step, self.most)
         self._wake(min(self._step, len(self.shelf)))
 
     def _wake(self, count: int) -> None:
-        for _ in range(count):
+        for woken in range(count):
             try:
                 self._idle.pop().release()
             except IndexError:
-                if not self._start():
-                    return
+                self._start(count - woken)
+                return
 
-    def _start(self) -> bool:
+    def _start(self, count: int) -> None:
+        """Start so many threads, if there are places for them. Each helps to start the others, so that nobody else waits for all."""
         with self._changing:
-            if self._started >= self.most or self.closing:
-                return False
-            self._started += 1
+            count = 0 if self.closing else max(0, min(count, self.most - self._started))
+            self._started += count
+            self._unborn += count
+        self._bear()
+
+    def _bear(self) -> None:
+        with self._changing:
+            if not self._unborn:
+                return
+            self._unborn -= 1
             self._threads += 1
             number = self._threads
         threading.Thread(target=self._live, name=f"penstock handler {number}", daemon=True).start()
-        return True
 
     def start(self) -> None:
         """Be ready before the first item comes, if that takes long."""
@@ -117,6 +110,8 @@ class Places:
     # -- in each thread --------------------------------------------------------------------------------
 
     def _live(self) -> None:
+        self._bear()
+        self._bear()
         left_behind = False
         try:
             left_behind = self._work()
@@ -126,6 +121,12 @@ class Places:
     @abstractmethod
     def _work(self) -> bool:
         """Take items until `_sleep` says that it is over. True: the thread was counted out before."""
+
+    def _note(self, items: int, took: int) -> int:
+        """So many items took so long in one place; gives after how many to look at the clock again. What is far out counts less."""
+        sample = min(took / items, 8 * self.each + 100)
+        self.each += (sample - self.each) / 8
+        return STRIDE if self.each < QUICK / 4 else max(1, min(STRIDE, self.most // 8))
 
     def _sleep(self) -> bool:
         """Wait until there may be something; False when the worker drains."""

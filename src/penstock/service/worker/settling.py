@@ -24,10 +24,10 @@ from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import BrokerClosed, LeaseLost, PenstockError, QueueNotFound
 
 TIMEOUT = 30 * SECOND
-MUCH = 64
-"""From so many at once on, more are waited for:"""
+MUCH = 2_000 / SECOND
+"""When more items than this come to their end in a microsecond, they are gathered for a while:"""
 GATHER = 4 * MILLISECOND
-PATIENCE = 12 * MILLISECOND
+PATIENCE = 25 * MILLISECOND
 """How long a finished item may wait for the others of its lease, while there is much."""
 FIRST_PAUSE, LAST_PAUSE = 50 * MILLISECOND, 5 * SECOND
 """Before a refused request is sent again."""
@@ -40,7 +40,7 @@ _log = logging.getLogger("penstock.worker")
 class Claim:
     """Items of one lease that are to be settled alike."""
 
-    __slots__ = ("due", "hold", "items", "pause", "request", "verdict")
+    __slots__ = ("doubted", "due", "hold", "items", "pause", "request", "verdict")
 
     def __init__(self, hold: Hold, items: list[Item], verdict: Verdict, request: bytes | None) -> None:
         self.hold = hold
@@ -50,10 +50,12 @@ class Claim:
         """Sent along, so that repeating it does nothing twice. Completing needs none."""
         self.pause = FIRST_PAUSE
         self.due = 0
+        self.doubted = False
+        """The queue said that the lease was lost, for the first time."""
 
     def part(self) -> Part:
         hold, items = self.hold, self.items
-        return Part(hold.partition, hold.lease, None if len(items) == hold.left else [item.offset for item in items])
+        return Part(hold.partition, hold.lease, None if len(items) == hold.left else sorted([item.offset for item in items]))
 
 
 class Boss(Protocol):
@@ -84,7 +86,8 @@ class Settler:
         """Leases of which something is not settled."""
         self._partial: dict[Hold, list[Item]] = {}
         """Completed, of leases of which more will be in a moment."""
-        self._partial_since = 0
+        self._much = False
+        self._looked_at = 0
         self._again: list[Claim] = []
         self._prefix = os.urandom(8)
         self._requests = 0
@@ -137,7 +140,7 @@ class Settler:
         try:
             while True:
                 self.bell.wait(self._wait_seconds())
-                if len(self.completed) >= MUCH:
+                if self._much:
                     self._closing.wait(GATHER / SECOND)
                 batches = self._gather()
                 if batches:
@@ -151,7 +154,7 @@ class Settler:
         """Until something has to be said although nobody rings."""
         dues = [claim.due for claim in self._again]
         if self._partial:
-            dues.append(self._partial_since + PATIENCE)
+            dues.append(min(hold.since for hold in self._partial) + PATIENCE)
         return max(0.0, (min(dues) - self._source.now()) / SECOND) if dues else None
 
     # -- what to say -------------------------------------------------------------------------------------
@@ -180,20 +183,22 @@ class Settler:
         return found
 
     def _done(self, now: int) -> dict[Hold, list[Item]]:
-        """What is completed, but for leases of which the rest will be in a moment."""
-        completed = self.completed
+        """What is completed, but, when there is much, for leases of which the rest will be in a moment."""
+        completed, found = self.completed, self._partial
         count = len(completed)
-        found = self._partial
-        if not found:
-            self._partial_since = now
-        self._partial = {}
         for hold, item in [completed.popleft() for _ in range(count)]:
             if hold in found:
                 found[hold].append(item)
             else:
                 found[hold] = [item]
-        if count >= MUCH and now < self._partial_since + PATIENCE and not self._closing.is_set():
-            self._partial = {hold: items for hold, items in found.items() if len(items) < hold.left and not hold.keyed}
+                hold.since = now
+        self._much = count > MUCH * (now - self._looked_at)
+        self._looked_at = now
+        self._partial = {}
+        if self._much and not self._closing.is_set():
+            for hold, items in found.items():
+                if len(items) < hold.left and not hold.keyed and now - hold.since < PATIENCE:
+                    self._partial[hold] = items
             for hold in self._partial:
                 del found[hold]
         return found
@@ -261,6 +266,11 @@ class Settler:
             refused = set(answer.refused)
             late = [item for item in items if item.offset in refused] if refused else []
             self._over(hold, claim.verdict.outcome, len(items) - len(late))
+        elif isinstance(answer, LeaseLost) and not claim.doubted:
+            # It may have been asked just when the lease was to be extended; the next turn does that first.
+            claim.doubted = True
+            self._again.append(claim)
+            return
         elif isinstance(answer, LeaseLost):
             late = items
             self._boss.lost(hold)

@@ -17,6 +17,9 @@ from penstock.service.worker.holding import Hold, Pair, Source
 class Waiting(Protocol):
     """Either kind."""
 
+    counting: bool
+    """Whether it wants to know what has `finished`."""
+
     def put(self, source: Source, pairs: Sequence[Pair]) -> None: ...
     def take(self) -> Pair:
         """The next item; IndexError when there is none for a place now."""
@@ -51,6 +54,8 @@ class Waiting(Protocol):
 
 class Shelf:
     """One queue, no limit but the places."""
+
+    counting = False
 
     def __init__(self) -> None:
         self._pairs: deque[Pair] = deque()
@@ -163,6 +168,8 @@ class _Lane:
 
 class Shares:
     """Several queues, or a limit per partition."""
+
+    counting = True
 
     def __init__(self, weights: Mapping[Source, int], per_partition: int) -> None:
         self._lock = threading.Lock()

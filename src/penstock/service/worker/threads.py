@@ -63,8 +63,8 @@ class ThreadPlaces(Places):
         return slot.left_behind
 
     def _plainly(self, handle: Callable[[Item], Any]) -> None:
-        shelf, pace, now, judge = self.shelf, self.pace, self._line.now, self._caller.judge
-        take, finished = shelf.take, shelf.finished
+        shelf, now = self.shelf, self._line.now
+        take, finished = shelf.take, shelf.finished if shelf.counting else None
         stride = left = 1
         since = now()
         while True:
@@ -81,14 +81,18 @@ class ThreadPlaces(Places):
                 if result is not None and (error := wrong_result(result, False)) is not None:
                     raise error
             except BaseException as error:
-                pair[0].settler.settle(pair, judge(pair[1], error))
+                pair[0].settler.settle(pair, self._caller.judge(pair[1], error))
             else:
-                pair[0].settler.complete(pair)
-            finished(pair)
+                settler = pair[0].settler
+                settler.completed.append(pair)
+                if not settler.bell.rung:
+                    settler.bell.ring()
+            if finished is not None:
+                finished(pair)
             left -= 1
             if not left:
                 at = now()
-                left = stride = pace.note(stride, at - since)
+                left = stride = self._note(stride, at - since)
                 since = at
                 self.hungry()
 
@@ -111,7 +115,7 @@ class ThreadPlaces(Places):
                 slot.context = None
                 if verdicts is not None:
                     self._line.settle(context, verdicts)
-            self.pace.note(1, now() - since)
+            self._note(1, now() - since)
             self.hungry()
         with self._changing:
             self._left_behind -= 1

@@ -1,0 +1,150 @@
+"""No wake-up is lost: work that goes on only if everybody is woken in time, again and again.
+
+A lost one shows as a caller that waits until its deadline, which is an error here.
+"""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from penstock.loop.requests import Do, Lease, Produce
+from tests.broker.rig import Asked, Desk, Rig, batch_of, together
+
+HOPS = 300
+
+
+def taken(desk: Desk) -> str:
+    """The next item, waited for; completed by the caller."""
+    held = desk.lease(1, wait=15)
+    assert held, "nobody woke it"
+    held.complete()
+    return held.texts[0]
+
+
+def test_two_threads_hand_an_item_to_and_fro(live: Rig) -> None:
+    one, other = live.create("one"), live.create("other", partitions=2)
+    seen: list[int] = []
+
+    def serve(own: Desk, next_: Desk) -> Callable[[], None]:
+        def run() -> None:
+            while True:
+                number = int(taken(own))
+                seen.append(number)
+                next_.produce(str(number + 1))
+                if number >= HOPS:
+                    return
+
+        return run
+
+    one.produce("0")
+    together(serve(one, other), serve(other, one))
+    assert seen == list(range(HOPS + 2))
+
+
+def test_follow_ups_go_to_and_fro_by_themselves(live: Rig) -> None:
+    """Each hop is a transfer between queues, carried by their runners: the consumers only wait."""
+    one, other = live.create("one", partitions=2), live.create("other")
+    seen: list[int] = []
+
+    def serve(own: Desk, next_: Desk) -> Callable[[], None]:
+        def run() -> None:
+            while True:
+                held = own.lease(1, wait=15)
+                assert held, "nobody woke it"
+                number = int(held.texts[0])
+                seen.append(number)
+                held.complete(then=[(next_.incarnation, batch_of(str(number + 1)))])
+                if number >= HOPS:
+                    return
+
+        return run
+
+    one.produce("0")
+    together(serve(one, other), serve(other, one))
+    assert seen == list(range(HOPS + 2))
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001])
+def test_an_item_that_comes_back_is_taken_up_again(live: Rig, delay: float) -> None:
+    """One item, four consumers, retried with hardly a delay: whoever waits is woken by the timer, over and over."""
+    desk = live.create(max_attempts=0)
+    desk.produce("again")
+    times: list[int] = []
+
+    def consume() -> None:
+        while len(times) < 200:
+            held = desk.lease(1, wait=15)
+            assert held, "nobody woke it"
+            times.append(held.attempts[0])
+            held.retry(delay=delay)
+
+    together(*[consume] * 4)
+    assert times[:200] == list(range(1, 201))
+
+
+def test_schedules_nearer_than_the_one_that_is_waited_for(live: Rig) -> None:
+    """The timer is set anew whenever something nearer appears."""
+    desk = live.create(partitions=2)
+    desk.produce("far", at=live.after(3_600))
+    desk.waiter(wait=3_600)
+    got: list[str] = []
+
+    def consume() -> None:
+        got.extend(taken(desk) for _ in range(29))
+
+    def produce() -> None:
+        for number in range(30, 0, -1):
+            desk.produce(f"near-{number}", at=live.after(0.105 + number / 1_000))
+
+    together(produce, consume)
+    assert len(set(got)) == 29 and all(text.startswith("near-") for text in got)
+
+
+def test_a_thousand_wait_and_a_thousand_are_served(live: Rig) -> None:
+    desk = live.create(partitions=4)
+    line = [desk.submit(Lease(1, deadline=live.deadline(30))) for _ in range(1_000)]
+
+    def produce(name: int) -> Callable[[], None]:
+        def run() -> None:
+            for number in range(250):
+                desk.produce(f"{name}-{number}")
+
+        return run
+
+    together(*[produce(name) for name in range(4)])
+    texts = [text for asked in line for text in asked.held.texts]
+    assert sorted(texts) == sorted(f"{name}-{number}" for name in range(4) for number in range(250))
+    assert desk.stats().leased == 1_000
+
+
+def test_callers_submitters_and_operators_at_once(live: Rig) -> None:
+    """Whoever leads a turn, everybody is answered, and what is answered is right."""
+    desk = live.create(partitions=3)
+    asked: list[Asked] = []
+    lock = threading.Lock()
+
+    def call(name: int) -> Callable[[], None]:
+        def run() -> None:
+            for number in range(80):
+                assert len(desk.produce(f"c{name}-{number}")) == 1
+
+        return run
+
+    def submit(name: int) -> Callable[[], None]:
+        def run() -> None:
+            for number in range(80):
+                one = desk.submit(Produce(batch_of(f"s{name}-{number}")))
+                with lock:
+                    asked.append(one)
+
+        return run
+
+    def operate() -> None:
+        for _ in range(80):
+            before = desk.stats().produced
+            assert desk.call(Do(lambda turns: sum(member.state.next_offset for member in turns.healthy()))) >= before
+
+    together(call(0), call(1), submit(0), submit(1), operate, operate)
+    assert all(one.result[0].error is None for one in asked)
+    assert len(desk.drain(1_000)) == 320

@@ -1,0 +1,287 @@
+"""`penstock stats`, `items`, `item`, `explain`, `keys`, `dead`, `watch`: what is there, without touching it."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import penstock
+from penstock.cli import watching
+from tests.cli.conftest import Terminal
+
+
+@pytest.fixture
+def busy(shop: Terminal) -> Terminal:
+    """Orders in every state: one of ann's is leased and one waits behind it, one was buried, one is scheduled, one completed."""
+    with shop.open() as broker:
+        orders = broker.queue("orders")
+        orders.produce({"n": 0}, kind="order")
+        orders.lease().complete()
+        orders.produce({"n": 1}, key="ann", kind="order")
+        orders.produce({"n": 2}, key="ann", kind="order")
+        assert len(orders.lease(consumer="me", lease_timeout=3600)) == 1
+        orders.produce(b"\xff\x00", key="bob", headers={"a": "1", "raw": b"\xff"}, reference="r", ttl=3600)
+        orders.lease()[0].bury("no\ngood")
+        orders.produce("later", at=32_503_680_000)
+    return shop
+
+
+LOOKS = [
+    ["queue", "list"],
+    ["queue", "info", "orders"],
+    ["stats"],
+    ["stats", "orders"],
+    ["watch", "--once"],
+    ["watch", "orders", "--once"],
+    ["items", "orders"],
+    ["item", "orders", "0-0"],
+    ["explain", "orders", "0-0"],
+    ["keys", "held", "orders"],
+    ["dead", "list"],
+    ["dead", "list", "orders"],
+    ["dead", "redrive", "orders.dead", "--to", "orders", "--preview"],
+    ["verify"],
+]
+
+
+@pytest.mark.parametrize("args", LOOKS, ids=" ".join)
+def test_looking_writes_nothing_and_takes_no_lock(busy: Terminal, args: list[str]) -> None:
+    with busy.open() as broker:
+        broker.queue("orders").stats()
+        before = busy.tree()
+        busy.out(*args)
+        busy.json(*args)
+        assert busy.tree() == before
+
+
+@pytest.mark.parametrize("args", LOOKS, ids=" ".join)
+def test_looking_at_nothing_makes_nothing(cli: Terminal, args: list[str]) -> None:
+    assert "there is no directory" in cli.refused(*args, code=5)
+    cli.target.mkdir()
+    assert "holds no broker" in cli.refused(*args, code=5)
+    assert not any(cli.target.iterdir())
+
+
+# -- counts ------------------------------------------------------------------------------------------
+
+
+def test_stats_of_all(busy: Terminal) -> None:
+    heading, orders, dead, *_ = busy.out("stats").splitlines()
+    assert heading.split() == ["QUEUE", "READY", "SCHEDULED", "LEASED", "BURIED", "MOVING", "COMPLETED", "PRODUCED", "OLDEST"]
+    assert orders.split()[:8] == ["orders", "1", "1", "1", "0", "0", "2", "5"]
+    assert dead.split()[:2] == ["orders.dead", "1"]
+    assert [(one["name"], one["depth"]) for one in busy.json("stats")] == [("orders", 3), ("orders.dead", 1)]
+
+
+def test_stats_of_one(busy: Terminal) -> None:
+    text = busy.out("stats", "orders")
+    assert "consumers  me (1)" in text
+    found = busy.json("stats", "orders")
+    assert found["consumers"] == {"me": 1} and [one["partition"] for one in found["partitions"]] == [0, 1]
+    assert sum(one["scheduled"] for one in found["partitions"]) == found["scheduled"] == 1
+
+
+def test_warnings_are_shown(shop: Terminal) -> None:
+    shop.run("produce", "orders", "x")
+    assert "! orders: 1 items are ready and no consumer is there; start one" in shop.out("stats").splitlines()
+    shop.run("queue", "pause", "orders")
+    assert any("paused" in line for line in shop.out("watch", "--once").splitlines())
+    assert "active (lease and produce paused)" in shop.out("stats", "orders")
+
+
+# -- items -------------------------------------------------------------------------------------------
+
+
+def test_items(busy: Terminal) -> None:
+    found = busy.json("items", "orders")
+    assert sorted(one["state"] for one in found) == ["completed", "completed", "leased", "ready", "scheduled"]
+    assert [one["value"] for one in busy.json("items", "orders", "--state", "ready", "--state", "leased")] == [{"n": 1}, {"n": 2}]
+    lines = busy.out("items", "orders", "--state", "ready").splitlines()
+    assert lines[0].split() == ["ID", "STATE", "KEY", "KIND", "ATTEMPTS", "PRODUCED", "PAYLOAD", "REASON"]
+    assert '{"n":2}' in lines[1]
+    assert busy.out("items", "orders", "--state", "buried") == "there are none"
+
+
+def test_pages_of_items(busy: Terminal) -> None:
+    ran = busy.run("items", "orders", "--limit", "2")
+    last = ran.out.splitlines()[-1].split()[0]
+    assert ran.err == f"penstock: there may be more: --after {last}\n"
+    rest = busy.json("items", "orders", "--after", last)
+    assert len(rest) == 3 and last not in [one["id"] for one in rest]
+
+
+def test_an_item_with_its_history(busy: Terminal) -> None:
+    (leased,) = busy.json("items", "orders", "--state", "leased")
+    found = busy.json("item", "orders", leased["id"])
+    assert [event["event"] for event in found["history"]] == ["produced", "leased"]
+    assert found["history"][1]["consumer"] == "me" and found["history"][1]["attempt"] == 1
+    assert found["item"]["value"] == {"n": 1} and found["state"]["state"] == "leased"
+    text = busy.out("item", "orders", leased["id"])
+    assert "state     leased: leased by me" in text and "payload   {" in text
+
+
+def test_a_history_through_two_queues(busy: Terminal) -> None:
+    (letter,) = busy.json("dead", "list", "orders.dead")
+    found = busy.json("item", "orders.dead", letter["id"])
+    assert [(event["event"], event["queue"]) for event in found["history"]][:3] == [
+        ("produced", "orders"),
+        ("leased", "orders"),
+        ("buried", "orders"),
+    ]
+    assert found["history"][-1]["queue"] == "orders.dead"
+    assert found["item"]["origin"]["queue"] == "orders" and found["item"]["payload_base64"] == "/wA="
+    text = busy.out("item", "orders", letter["origin"]["id"])
+    assert text.startswith(f"item       {letter['id']} in queue orders.dead\n")
+    assert r"no\ngood" in text and "header raw" in text and "<2 bytes>" in text
+
+
+def test_explain(busy: Terminal) -> None:
+    leased, waiting = busy.json("items", "orders", "--state", "ready", "--state", "leased")
+    assert busy.out("explain", "orders", waiting["id"]).startswith(f"{waiting['id']} is ready: its key is held: item ")
+    assert busy.json("explain", "orders", waiting["id"])["held_by"] == leased["id"]
+    (letter,) = busy.json("dead", "list", "orders")
+    moved = busy.out("explain", "orders", letter["origin"]["id"])
+    assert moved.startswith(f"{letter['origin']['id']} (now {letter['id']} in queue orders.dead) is ready: ")
+
+
+@pytest.mark.parametrize("command", ["item", "explain"])
+def test_ids_that_are_none(busy: Terminal, command: str) -> None:
+    assert "is not the id of an item" in busy.refused(command, "orders", "x")
+    assert "there is no item" in busy.refused(command, "orders", "0-999", code=5)
+    assert "has no partition 9" in busy.refused(command, "orders", "9-0", code=5)
+    assert "there is no queue" in busy.refused(command, "nope", "0-0", code=5)
+
+
+# -- keys --------------------------------------------------------------------------------------------
+
+
+def test_held_keys(busy: Terminal) -> None:
+    (held,) = busy.json("keys", "held", "orders")
+    assert (held["key"], held["why"], held["waiting"]) == ("ann", "leased", 1)
+    assert busy.out("keys", "held", "orders").splitlines()[1].split()[::2] == ["ann", "leased", "1"]
+    assert busy.out("keys", "held", "orders.dead") == "no key is held"
+
+
+def test_a_parked_key_is_released(cli: Terminal) -> None:
+    with cli.open() as broker:
+        parking = broker.create_queue("parking", on_bury="park")
+        parking.produce_many([penstock.NewItem(b"1", key=b"k\xff"), penstock.NewItem(b"2", key=b"k\xff"), penstock.NewItem(b"3", key="b")])
+        for lease in parking.lease(5):
+            lease.bury()
+    assert {(one.get("key"), one.get("key_base64"), one["why"]) for one in cli.json("keys", "held", "parking")} == {
+        (None, "a/8=", "parked"),
+        ("b", None, "parked"),
+    }
+    assert r"k\xff" in cli.out("keys", "held", "parking")
+    assert cli.json("keys", "release", "parking", "b")["released"] == 0
+    assert len(cli.json("keys", "held", "parking")) == 1
+
+
+# -- dead letters ------------------------------------------------------------------------------------
+
+
+def test_dead_letters(busy: Terminal) -> None:
+    assert busy.json("dead", "list") == [
+        {"queue": "orders", "dead_queue": "orders.dead", "buried": 0, "waiting": 0},
+        {"queue": "orders.dead", "dead_queue": None, "buried": 0, "waiting": 1},
+    ]
+    assert [line.split() for line in busy.out("dead", "list").splitlines()[1:]] == [
+        ["orders", "orders.dead", "0", "0"],
+        ["orders.dead", "–", "0", "1"],
+    ]
+    for queue in ("orders", "orders.dead"):
+        (letter,) = busy.json("dead", "list", queue)
+        assert letter["queue"] == "orders.dead" and letter["origin"]["reason"] == "no\ngood" and letter["key"] == "bob"
+        assert r"no\ngood" in busy.out("dead", "list", queue)
+
+
+def test_what_is_buried_in_place(cli: Terminal) -> None:
+    with cli.open() as broker:
+        queue = broker.create_queue("q")
+        queue.produce_many(["a", "b", "c"])
+        for lease in queue.lease(3):
+            lease.bury("because")
+    assert [(one["payload"], one["reason"], one["state"]) for one in cli.json("dead", "list", "q", "--limit", "2")] == [
+        ("a", "because", "buried"),
+        ("b", "because", "buried"),
+    ]
+    assert cli.out("dead", "redrive", "q", "--to", "q", "--limit", "1") == "1 item sent from q to q"
+    assert cli.json("stats", "q")["ready"] == 1
+    assert cli.json("dead", "redrive", "q", "--to", "q")["items"] == 2
+    assert cli.out("dead", "list", "q") == "there are no dead letters"
+
+
+def test_redrive_with_a_filter(cli: Terminal) -> None:
+    with cli.open() as broker:
+        broker.create_queue("dead")
+        queue = broker.create_queue("q", dead_queue="dead")
+        queue.produce_many([penstock.NewItem(str(number), kind="invoice" if number % 2 else "order") for number in range(6)])
+        for lease in queue.lease(6):
+            lease.bury("x")
+    where = ["dead", "redrive", "dead", "--to", "q", "--where", "kind=invoice", "--where", "origin_queue=q"]
+    preview = cli.json(*where, "--preview")
+    assert preview["items"] == 3 and len(preview["ids"]) == 3
+    assert cli.out(*where, "--preview").splitlines() == ["3 items would go from dead to q", "  " + ", ".join(preview["ids"])]
+    assert cli.json(*where, "--limit", "2")["items"] == 2
+    assert cli.out(*where) == "1 item sent from dead to q"
+    assert cli.out(*where) == "0 items sent from dead to q"
+    assert sorted(one["payload"] for one in cli.json("items", "q", "--state", "ready")) == ["1", "3", "5"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["--to", "orders", "--where", "colour=red"], 2, "items cannot be chosen by 'colour'"),
+        (["--to", "orders", "--where", "kind"], 2, "--where is 'kind'; give it as kind=invoice"),
+        (["--to", "orders", "--limit", "0"], 2, "--limit is 0"),
+        (["--to", "nope"], 5, "there is no queue 'nope'"),
+        ([], 2, "missing option '--to'"),
+    ],
+)
+def test_a_wrong_redrive(busy: Terminal, args: list[str], code: int, said: str) -> None:
+    assert said in busy.refused("dead", "redrive", "orders.dead", *args, code=code)
+
+
+# -- watch -------------------------------------------------------------------------------------------
+
+
+class Looks:
+    """In place of an Event: instead of waiting, something happens in the queue; after three looks the user has seen enough."""
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        self._steps = steps
+
+    def __call__(self) -> "Looks":
+        return self
+
+    def wait(self, seconds: float) -> None:
+        if next(self._steps, 0) == 0:
+            raise KeyboardInterrupt
+
+
+def produced(terminal: Terminal) -> Iterator[None]:
+    with terminal.open() as broker:
+        for number in (10, 20):
+            broker.queue("orders").produce_many([b"x"] * number)
+            yield
+
+
+def test_watching_shows_what_changes(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "Event", Looks(produced(shop)))
+    ran = shop.run("watch", "--json", code=130)
+    looks = [json.loads(line) for line in ran.out.splitlines()]
+    assert ran.err == ""
+    assert [look["queues"][0]["ready"] for look in looks] == [0, 10, 30]
+    assert looks[0]["queues"][0]["produced_per_second"] is None
+    assert all(look["queues"][0]["produced_per_second"] > 0 for look in looks[1:])
+
+
+def test_watching_in_a_pipe(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "Event", Looks(produced(shop)))
+    lines = shop.run("watch", "orders", "--interval", "5s", code=130).out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("orders ")] == ["0", "10", "30"]
+
+
+def test_watching_wrongly(shop: Terminal) -> None:
+    assert "--interval is '0'" in shop.refused("watch", "--interval", "0")
+    assert "there is no queue 'nope'" in shop.refused("watch", "nope", "--once", code=5)

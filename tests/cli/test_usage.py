@@ -1,0 +1,271 @@
+"""What holds for every command: one line for what is wrong, exit codes, where things are said, documents that are true."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import penstock
+from penstock.cli import commands, failures, queues, reference
+from penstock.cli.failures import EXIT_CODES, exit_code_of
+from tests.cli.conftest import Ran, Terminal
+
+ROOT = Path(__file__).parent.parent.parent
+LEAVES = dict(reference.commands(typer.main.get_command(reference.app)))
+CHANGING = [
+    "queue create x", "queue update orders --ttl 1h", "queue delete orders --yes", "queue resize orders 3", "queue pause orders",
+    "queue resume orders", "queue clear orders --yes", "queue seek orders 0-0", "queue compact orders", "produce orders x", "lease orders",
+    "complete 0123456789abcdef.0.90000000001.0", "retry 0123456789abcdef.0.90000000001.0", "bury 0123456789abcdef.0.90000000001.0",
+    "extend 0123456789abcdef.0.90000000001.0", "keys release orders a", "dead redrive orders.dead --to orders", "repair",
+    "work os.path:exists -q orders",
+]  # fmt: skip
+
+
+def process(*args: str, code: str = "", **options: object) -> Ran:
+    """A command as a process of its own."""
+    command = [sys.executable, "-c", f"{code}\nfrom penstock.cli.main import main; main()", *args]
+    environment = {**os.environ, "PENSTOCK_BROKER": "", **(options.pop("env", {}))}  # type: ignore[dict-item]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, **options)  # type: ignore[call-overload]
+    return Ran(found.returncode, found.stdout, found.stderr)
+
+
+# -- every command -----------------------------------------------------------------------------------
+
+
+def test_every_command_is_tried_here_or_elsewhere() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for path in LEAVES:
+        words = path.split()[1:]
+        assert ", ".join(f'"{word}"' for word in words) in tests, f"{path} is not tried"
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_has_help_and_the_common_options(cli: Terminal, path: str) -> None:
+    text = cli.out(*path.split()[1:], "--help")
+    assert text.startswith(f"Usage: {path} ")
+    for option in ("--broker", "--json", "--help"):
+        assert option in text
+    assert cli.out(*path.split()[1:], "-h") == text
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_wants_a_broker(cli: Terminal, path: str) -> None:
+    words = path.split()[1:]
+    arguments = [one for one in LEAVES[path].params if one.required]
+    given = [text for one in arguments for text in ([one.opts[0], "x"] if one.opts[0].startswith("-") else ["1-1"])]
+    given = ["os.path:exists", *given[1:]] if words == ["work"] else given
+    extra = {"queue update": ["--ttl", "1h"], "queue seek": ["0-0"], "produce": ["x"], "import ledgerq": []}.get(" ".join(words), [])
+    tokens = ["0123456789abcdef.0.90000000001.0"] if words[0] in ("complete", "retry", "bury", "extend") else []
+    if words == ["import", "ledgerq"]:
+        cli.target.mkdir()
+        (cli.target / f"{0:020d}.log").write_bytes(b"")
+        given[0] = str(cli.target)
+    said = cli.refused(*words, *given, *extra, *tokens, broker="", input="")
+    assert said == "no broker is named; give its directory with --broker, or set PENSTOCK_BROKER"
+
+
+@pytest.mark.parametrize("line", CHANGING)
+def test_what_changes_something_wants_to_be_alone(shop: Terminal, line: str) -> None:
+    with shop.open():
+        before = shop.tree()
+        said = shop.refused(*shlex.split(line), code=4, input="")
+        assert f"is in use by process {os.getpid()} on " in said
+        assert shop.tree() == before
+
+
+@pytest.mark.parametrize("line", [line for line in CHANGING if not line.startswith("queue create")])
+def test_only_create_makes_a_directory(cli: Terminal, line: str) -> None:
+    assert "there is no directory" in cli.refused(*shlex.split(line), code=5, input="")
+    assert not cli.target.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("nonsense", 2, "no such command 'nonsense'"),
+        ("queue nonsense", 2, "no such command 'nonsense'"),
+        ("queue create", 2, "missing argument 'NAME'; see penstock queue create --help"),
+        ("queue create a b", 2, "unexpected extra argument"),
+        ("queue create ../evil", 2, "is no name for a queue"),
+        ("queue create -x", 2, "no such option: -x"),
+        ("queue create a --partitions 0", 2, "partitions is 0; give a whole number from 1 to 1024"),
+        ("queue create a --partitions many", 2, "invalid value for '--partitions': 'many' is no whole number"),
+        ("queue create a --ttl forever", 2, "--ttl is 'forever'; give seconds"),
+        ("queue create a --lease-timeout 13h", 2, "--lease-timeout is 46800"),
+        ("queue create a --max-bytes lots", 2, "--max-bytes is 'lots'; give bytes"),
+        ("queue create a --on-bury explode", 2, "--on-bury is 'explode'; use 'release' or 'park'"),
+        ("queue create a --dead-queue a", 2, "cannot be its own dead queue"),
+        ("queue create a --dead-queue nope", 5, "nope"),
+        ("queue create a --dead-queue orders", 2, "has a dead queue of its own"),
+        ("queue create a --durability maybe", 2, "--durability is 'maybe'"),
+        ("queue create a --max-attempts -1", 2, "--max-attempts is -1"),
+        ("queue info nope", 5, "there is no queue 'nope'"),
+        ("queue delete nope --yes", 5, "there is no queue 'nope'"),
+        ("queue update nope --ttl 1h", 5, "there is no queue 'nope'"),
+        ("queue update orders", 2, "there is nothing to change"),
+        ("queue update orders --dead-queue a --no-dead-queue", 2, "were both given"),
+        ("queue update orders --dead-queue ''", 2, "--dead-queue is empty"),
+        ("queue resize orders", 2, "missing argument 'PARTITIONS'"),
+        ("queue resize orders 0", 2, "partitions is 0"),
+        ("queue resize orders x", 2, "'x' is no whole number"),
+        ("queue pause orders --only sometimes", 2, "--only is 'sometimes'; use lease, produce, both"),
+        ("queue seek orders x", 2, "is not the id of an item"),
+        ("queue seek orders --at yesterday", 2, "--at is 'yesterday'; give a time"),
+        ("queue compact orders --partition 7", 2, "has no partition 7"),
+        ("queue delete orders --yes --timeout soon", 2, "--timeout is 'soon'"),
+        ("stats nope", 5, "there is no queue 'nope'"),
+        ("items orders --state lost", 2, "there is no state 'lost'"),
+        ("items orders --after x", 2, "is not the id of an item"),
+        ("items orders --limit 0", 2, "--limit is 0"),
+        ("items", 2, "missing argument 'QUEUE'"),
+        ("keys held nope", 5, "there is no queue 'nope'"),
+        ("keys release orders", 2, "missing argument 'KEY'"),
+        ("dead list nope", 5, "there is no queue 'nope'"),
+        ("--root nowhere/at/all stats", 2, "nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line(shop: Terminal, line: str, code: int, said: str) -> None:
+    before = shop.tree()
+    assert said in shop.refused(*shlex.split(line), code=code, input="")
+    assert shop.tree() == before
+
+
+# -- brokers -----------------------------------------------------------------------------------------
+
+
+def test_the_broker_may_be_named_before_or_behind(shop: Terminal) -> None:
+    target = str(shop.target)
+    for args in (["--broker", target, "queue", "list"], ["queue", "list", "--broker", target], ["queue", "list", "-b", target]):
+        assert "orders.dead" in shop.run(*args, broker="elsewhere").out
+    assert "orders.dead" in shop.run("--broker", "elsewhere", "queue", "list", "--broker", target, broker="").out
+    assert json.loads(shop.run("--json", "queue", "list").out) == shop.json("queue", "list")
+
+
+@pytest.mark.parametrize(
+    ("broker", "code", "said"),
+    [
+        ("memory://", 2, "ends with the process that opened it"),
+        ("http://localhost:2319", 2, "cannot be opened"),
+        ("/etc/passwd", 2, "is a file; give a directory"),
+        ("/etc", 2, "is not a Penstock directory"),
+    ],
+)
+def test_places_that_are_no_brokers(cli: Terminal, broker: str, code: int, said: str) -> None:
+    assert said in cli.refused("queue", "list", broker=broker, code=code)
+    assert said in cli.refused("queue", "create", "x", broker=broker, code=code)
+
+
+def test_further_storage_roots(cli: Terminal, tmp_path: Path) -> None:
+    more = str(tmp_path / "more")
+    with penstock.open(cli.target, roots=[more]) as broker:
+        broker.create_queue("wide", partitions=4).produce_many([penstock.NewItem(b"x", key=str(number)) for number in range(50)])
+    assert any(Path(more).rglob("*.log"))
+    assert json.loads(cli.run("--root", more, "stats", "wide", "--json").out)["ready"] == 50
+    assert json.loads(cli.run("--root", more, "lease", "wide", "100", "--json").out)
+    assert "sound" in cli.run("--root", more, "verify").out
+
+
+# -- exit codes and errors ---------------------------------------------------------------------------
+
+
+def test_every_error_has_an_exit_code_that_is_told() -> None:
+    kinds = [getattr(penstock.errors, name) for name in penstock.errors.__all__ if name != "PenstockError"]
+    assert all(exit_code_of(kind("what; do")) in set(EXIT_CODES) - {failures.BUG, failures.OK} for kind in kinds)
+    assert exit_code_of(RuntimeError()) == failures.BUG
+
+
+def test_what_nobody_thought_of_is_one_line_too(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(queues, "all_queues", broken)
+    said = shop.refused("queue", "list", code=70)
+    assert said.startswith("unexpected RuntimeError: two lines; this is a bug in Penstock")
+    monkeypatch.setenv(commands.DEBUG, "1")
+    with pytest.raises(AssertionError, match="Traceback"):
+        shop.run("queue", "list", code=70)
+
+
+def test_ctrl_c_is_quiet(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queues, "all_queues", interrupted)
+    assert shop.run("queue", "list", code=130) == Ran(130, "", "")
+
+
+def test_asked_and_answered(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+    ran = shop.run("queue", "delete", "orders", input="n\n", code=1)
+    assert "This removes queue orders with 0 unresolved items. Go on?" in ran.err and "nothing was changed" in ran.err
+    assert shop.run("queue", "delete", "orders", input="y\n").out == "queue orders is gone\n"
+
+
+def test_without_what_it_needs_it_says_what_to_install() -> None:
+    for missing in ("typer", "rich"):
+        ran = process("queue", "list", code=f"import sys; sys.modules['{missing}'] = None")
+        assert ran == Ran(3, "", f"penstock: the command line needs {missing}, which is not installed; pip install 'penstock[cli]'\n")
+
+
+def test_a_reader_that_goes_away(shop: Terminal) -> None:
+    shop.run("produce", "orders", "--lines", input="x\n" * 3000)
+    command = f"{sys.executable} -m penstock.cli items orders --limit 3000 | head -1; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PENSTOCK_BROKER": str(shop.target)}
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+    assert (found.returncode, found.stderr) == (141, "") and found.stdout.startswith("ID")
+
+
+def test_help_and_version(cli: Terminal) -> None:
+    assert cli.out("--version") == f"penstock {penstock.__version__}"
+    assert "Commands:" in cli.out("--help")
+    for args in ([], ["queue"], ["dead"], ["keys"], ["import"]):
+        ran = cli.run(*args, code=2)
+        assert ran.out == "" and ran.err.startswith("Usage: penstock") and ran.err.count("Usage:") == 1
+
+
+# -- completion --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("penstock que", {"queue"}),
+        ("penstock queue re", {"resize", "resume"}),
+        ("penstock stats or", {"orders", "orders.dead"}),
+        ("penstock work a:b --queue orders.", {"orders.dead"}),
+        ("penstock produce orders --key-f", {"--key-field"}),
+        ("penstock stats --broker nowhere or", set()),
+    ],
+)
+def test_completion(shop: Terminal, line: str, expected: set[str]) -> None:
+    environment = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    ran = process(env={**environment, "PENSTOCK_BROKER": str(shop.target)})
+    assert ran.err == "" and set(ran.out.split()) == expected
+
+
+# -- documents ---------------------------------------------------------------------------------------
+
+
+def test_the_document_tells_every_command_and_exit_code(tmp_path: Path) -> None:
+    document = ROOT / "docs" / "cli.md"
+    copy = tmp_path / "cli.md"
+    copy.write_text(document.read_text())
+    reference.write(copy)
+    assert copy.read_text() == document.read_text(), "run python -m penstock.cli.reference docs/cli.md"
+    for path in LEAVES:
+        assert f"\n### `{path}" in document.read_text()
+
+
+def test_the_commands_in_the_document_are_commands(shop: Terminal) -> None:
+    lines = [line for line in (ROOT / "docs" / "cli.md").read_text().splitlines() if line.startswith("$ penstock ")]
+    assert len(lines) >= 8
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ penstock "))
+        path = next(path for path in LEAVES if words[: len(path.split()) - 1] == path.split()[1:])
+        options = {option for one in LEAVES[path].params for option in one.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line

@@ -1,0 +1,180 @@
+"""`penstock work module:function`: a worker from the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.failures import Failed
+from penstock.cli.working import load
+from tests.cli.conftest import Terminal
+
+HANDLERS = """
+import pathlib
+
+def handle(item):
+    print("handled", item.value)
+
+def fail(item):
+    raise ValueError("no \\x1b[31m card")
+
+async def later(item, context):
+    context.progress(0.5)
+
+def many(items):
+    print(len(items), "at once")
+
+def slow(item):
+    print("began", flush=True)
+    pathlib.Path("go").read_text()
+
+class Shop:
+    @staticmethod
+    def handle(item): ...
+
+number = 17
+"""
+
+
+@pytest.fixture
+def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a module of handlers, in which commands are run."""
+    (tmp_path / "shop_handlers.py").write_text(HANDLERS)
+    (tmp_path / "shop_broken.py").write_text("1 / 0")
+    (tmp_path / "shop_needy.py").write_text("import nothing_of_that_name")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("shop_handlers", "shop_broken", "shop_needy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def test_work_until_nothing_is_left(shop: Terminal, handlers: Path) -> None:
+    shop.run("produce", "orders", "--lines", input="a\nb\nc\n")
+    shop.run("produce", "orders.dead", "d")
+    ran = shop.run("work", "shop_handlers:handle", "--queue", "orders=3", "-q", "orders.dead", "--until-empty", "-c", "2")
+    *handled, answer = ran.out.splitlines()
+    assert sorted(handled) == ["handled a", "handled b", "handled c", "handled d"] and answer == "4 done"
+    assert [one["depth"] for one in shop.json("stats")] == [0, 0]
+
+
+def test_the_answer_as_json_is_alone_on_stdout(shop: Terminal, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shop.run("produce", "orders", "--lines", input="a\nb\nc\n")
+    found = shop.json("work", "shop_handlers:handle", "-q", "orders", "--until-empty", "--name", "me")
+    assert found["handled"] == 3 and found["failed"] == 0
+    assert shop.json("work", "shop_handlers:later", "-q", "orders", "--until-empty")["handled"] == 0
+
+
+def test_async_batch_and_process_handlers(shop: Terminal, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for target, *options in (
+        ["shop_handlers:later", "-c", "3"],
+        ["shop_handlers:many", "--batch", "10"],
+        ["shop_handlers:Shop.handle", "--processes", "1"],
+    ):
+        shop.run("produce", "orders", "--lines", input="a\nb\nc\n")
+        assert shop.json("work", target, "-q", "orders", "--until-empty", *options)["handled"] == 3
+
+
+def test_what_fails_is_retried_and_given_up(shop: Terminal, handlers: Path) -> None:
+    shop.run("produce", "orders", "x")
+    found = shop.json("work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms")
+    assert found["handled"] == 0 and found["failed"] == 2
+    (letter,) = shop.json("dead", "list", "orders")
+    assert letter["origin"]["attempts"] == 2 and letter["origin"]["reason"].startswith("ValueError: no ")
+
+
+def penstock(handlers: Path, broker: Terminal, *args: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "penstock.cli", *args]
+    environment = {**os.environ, "PENSTOCK_BROKER": str(broker.target)}
+    return subprocess.Popen(command, cwd=handlers, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_failures_are_told_in_a_line_each(shop: Terminal, handlers: Path) -> None:
+    shop.run("produce", "orders", "x")
+    with penstock(handlers, shop, "work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms") as process:
+        out, err = process.communicate()
+    assert process.returncode == 0
+    assert out == "2 retried\n" or "buried" in out
+    first, second = err.splitlines()
+    assert first.startswith("penstock: item ") and r"ValueError: no \x1b[31m card" in first
+    assert "attempt 2" in second
+
+
+def test_a_signal_lets_it_drain(shop: Terminal, handlers: Path) -> None:
+    shop.run("produce", "orders", "x")
+    os.mkfifo(handlers / "go")
+    with penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        process.send_signal(signal.SIGTERM)
+        (handlers / "go").write_text("go on")
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (0, "1 done\n", "")
+    assert shop.json("stats", "orders")["completed"] == 1
+
+
+def test_while_it_works_the_directory_is_its_own_and_can_be_looked_at(shop: Terminal, handlers: Path) -> None:
+    shop.run("produce", "orders", "x")
+    os.mkfifo(handlers / "go")
+    with penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "began\n"
+        said = shop.refused("produce", "orders", "y", code=4)
+        assert f"is in use by process {process.pid} on " in said
+        assert len(shop.json("queue", "list")) == 2
+        process.send_signal(signal.SIGINT)
+        (handlers / "go").write_text("go on")
+        out, _ = process.communicate()
+    assert process.returncode == 0 and json.loads(out)["handled"] == 1
+
+
+# -- wrong input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "said"),
+    [
+        ("shop_handlers", 2, "give it as module:function"),
+        ("shop_handlers:", 2, "give it as module:function"),
+        (":handle", 2, "give it as module:function"),
+        ("shop_nothing:handle", 5, "there is no module 'shop_nothing' here"),
+        ("shop_handlers.inner:handle", 5, "there is no module 'shop_handlers.inner'"),
+        ("shop_handlers:nothing", 5, "module 'shop_handlers' has no 'nothing'"),
+        ("shop_handlers:handle.nothing", 5, "has no 'handle.nothing'"),
+        ("shop_handlers:number", 2, "is int; name a function"),
+        ("shop_broken:handle", 2, "module 'shop_broken' cannot be imported: ZeroDivisionError"),
+        ("shop_needy:handle", 5, "cannot be imported: there is no module 'nothing_of_that_name'; install it"),
+    ],
+)
+def test_functions_that_are_not_there(shop: Terminal, handlers: Path, target: str, code: int, said: str) -> None:
+    assert said in shop.refused("work", target, "-q", "orders", code=code)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        ([], 2, "missing option '--queue'"),
+        (["-q", "nope"], 5, "there is no queue 'nope'"),
+        (["-q", "orders=0"], 2, "--queue is 'orders=0'"),
+        (["-q", "orders", "-q", "orders=2"], 2, "give each queue once"),
+        (["-q", "orders", "-c", "0"], 2, "--concurrency is 0"),
+        (["-q", "orders", "-c", "4", "--processes", "2"], 2, "leave concurrency out"),
+        (["-q", "orders", "--rate", "0"], 2, "the rate is 0"),
+        (["-q", "orders", "--handler-timeout", "x"], 2, "--handler-timeout is 'x'"),
+        (["-q", "orders", "--retry-delay", "-1"], 2, "--retry-delay is '-1'"),
+    ],
+)
+def test_wrong_options(shop: Terminal, handlers: Path, args: list[str], code: int, said: str) -> None:
+    assert said in shop.refused("work", "shop_handlers:handle", *args, code=code)
+
+
+def test_a_worker_is_no_function(handlers: Path) -> None:
+    (handlers / "shop_worker.py").write_text(
+        "import penstock\nwith penstock.open('memory://') as broker:\n    worker = penstock.service.worker.worker.Worker(broker.create_queue('q'))\n"
+    )
+    with pytest.raises(Failed, match="is Worker; name a function"):
+        load("shop_worker:worker")

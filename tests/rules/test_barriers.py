@@ -1,0 +1,88 @@
+"""What comes with a fence: its version, taken once, and the dedup ids of its slots; and fences by themselves."""
+
+import pytest
+
+from penstock.rules import base, routing
+from penstock.rules.barriers import ENDLESS, Departed, Fences, pack_slots, unpack_slots
+from penstock.rules.commands import Counted, FenceOff
+from penstock.rules.records import Barrier
+from penstock.words import ids
+from penstock.words.clock import SECOND
+from tests.support import Bench, items, key_id, slot
+
+# -- versions, and dedup ids ---------------------------------------------------------------------------
+
+
+def test_a_version_is_taken_once(bench: Bench) -> None:
+    barriers = [Barrier(0, 3, 10, 0, pack_slots([1])), Barrier(0, 4, 20, 0, pack_slots([2, 3]))]
+    assert bench.partition.run(FenceOff(5, barriers)) == Counted(2)
+    assert bench.partition.run(FenceOff(6, [])) == Counted(0)
+    bench.partition.commit()
+    bench.kill()
+    before = base.dump(bench.partition.state)
+    for version in (4, 5, 6):
+        assert bench.partition.run(FenceOff(version, barriers, [(bytes(16), SECOND, 1)])) == Counted(0)
+    assert base.dump(bench.partition.state) == before
+    fences = list(bench.partition.state.keys.fences)
+    assert [(one.number, one.source, one.mark, one.since) for one in fences] == [(1, 3, 10, 0), (2, 4, 20, 0)]
+    assert (bench.partition.state.fence_version, bench.fence("a", version=7)) == (6, 3)
+
+
+def adopt(bench: Bench, name: str, left: float, item: int) -> None:
+    digest = routing.digest(name.encode())
+    bench.partition.run(FenceOff(0, [], [(digest, int(left * SECOND), item)]))
+    bench.partition.commit()
+
+
+def test_dedup_ids_alone_are_of_no_version(bench: Bench) -> None:
+    fence = bench.fence("a", version=4)
+    adopt(bench, "x", 10, ids.foreign(3, 7))
+    bench.kill()
+    assert (bench.partition.state.fence_version, [one.number for one in bench.partition.state.keys.fences]) == (4, [fence])
+
+
+@pytest.mark.parametrize("partition", [0, 3, ids.LAST_PARTITION])
+def test_adopted_dedup_ids_answer_with_the_foreign_item_until_their_window_ends(bench: Bench, partition: int) -> None:
+    foreign = ids.foreign(partition, ids.FOREIGN - 1)
+    adopt(bench, "x", 10, foreign)
+    bench.clock.advance(9 * SECOND)
+    bench.kill()
+    stored = bench.store(items(["again", "new"], dedups=["x", None]))
+    assert list(stored.offsets) == [foreign, 0]
+    bench.restart()
+    bench.clock.advance(1 * SECOND)
+    assert list(bench.store(items(["over"], dedups=["x"])).offsets) == [1]
+    assert bench.drain() == ["new", "over"]
+
+
+def test_an_own_dedup_id_is_not_overruled_by_one_that_comes_back(bench: Bench) -> None:
+    bench.produce("first", dedups=["x"])
+    adopt(bench, "x", 100, ids.foreign(3, 7))
+    for _ in range(2):
+        assert list(bench.store(items(["again"], dedups=["x"])).offsets) == [0]
+        bench.restart()
+
+
+# -- the fences themselves -----------------------------------------------------------------------------
+
+
+def test_slots_are_packed_in_order_two_bytes_each() -> None:
+    assert unpack_slots(pack_slots({16_383, 0, 256})) == [0, 256, 16_383]
+    assert len(pack_slots({16_383, 0, 256})) == 6
+
+
+def test_without_fences_nothing_waits() -> None:
+    fences = Fences()
+    fences.add(Barrier(1, 0, 0, 0, b""))
+    assert not fences
+    assert fences.limit(key_id("a")) == ENDLESS
+
+
+def test_of_a_slot_that_lives_elsewhere_all_but_the_backlog_is_astray() -> None:
+    owners = bytearray(routing.SLOTS)
+    owners[slot("a")] = owners[slot("b")] = 1
+    departed = Departed(owners, 0, {slot("a"): 10})
+    assert [departed.mark(key_id(key)) for key in ("a", "b", "c")] == [10, 0, ENDLESS]
+    assert departed.any_of([routing.NO_KEY, key_id("c"), key_id("b")])
+    assert not departed.any_of([routing.NO_KEY, key_id("c")])
+    assert Departed(owners, 0, {slot("a"): 10}, ENDLESS).mark(key_id("b")) == ENDLESS
