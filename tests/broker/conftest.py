@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.rig import Ground, Memory, Real, Rig, Simulated
+from tests.broker.grounds import Ground, Memory, Real, Simulated
+from tests.broker.rig import Rig
 
 GROUNDS: dict[str, Callable[[], Ground]] = {"memory": Memory, "files": Simulated}
 

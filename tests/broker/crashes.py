@@ -9,7 +9,8 @@ import random
 from collections.abc import Callable, Iterator
 
 from penstock.testing import Halt, ManualClock, SimulatedFiles
-from tests.broker.rig import Rig, Simulated
+from tests.broker.grounds import Simulated
+from tests.broker.rig import Rig
 
 Work = Callable[[Rig], None]
 

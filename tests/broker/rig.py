@@ -7,18 +7,12 @@ Two ways to run one:
 Every verb waits for its answer, by hand by running turns until there is nothing more to do. Times are seconds here.
 """
 
-import errno
-import os
 import random
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
-from pathlib import Path
 from typing import Any, cast
 
-from penstock.logs.api import Buffer, Durability
-from penstock.logs.files import Mode
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Handed, Lease, Part, Placed, Produce, Request, Settle, Verb, Watch
 from penstock.rules import routing, slots
@@ -27,12 +21,12 @@ from penstock.rules.life import State as Life
 from penstock.rules.runs import RunSet
 from penstock.service.embedded import Embedded
 from penstock.service.reports import Explained, QueueInfo, QueueStats
-from penstock.service.store import MemoryStore
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import ManualClock
 from penstock.words import ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import PenstockError
+from tests.broker.grounds import Ground
 from tests.support import items, slot
 
 MOST_TURNS = 3_000
@@ -48,98 +42,6 @@ def batch_of(*payloads: str | bytes, dedups: Sequence[str | None] | None = None,
         keys = batch.keys or [None] * len(batch)
         batch.dedups = [None if name is None else routing.dedup_digest(key, name.encode()) for key, name in zip(keys, dedups, strict=True)]
     return batch
-
-
-# -- where a broker lives ------------------------------------------------------------------------------
-
-
-class Ground(ABC):
-    """What outlives a broker."""
-
-    @abstractmethod
-    def open(self, **options: Any) -> Embedded:
-        """Open the broker that lies here."""
-
-    def kill(self) -> None:
-        """End the broker's process without a word."""
-        return
-
-
-class Memory(Ground):
-    """Logs that a second broker finds."""
-
-    def __init__(self) -> None:
-        self._store = MemoryStore()
-
-    def open(self, **options: Any) -> Embedded:
-        return Embedded(self._store, **options)
-
-
-class Simulated(Ground):
-    """A disk in memory, which may fail."""
-
-    def __init__(self, files: SimulatedFiles | None = None) -> None:
-        self.files = files or SimulatedFiles()
-
-    def open(self, **options: Any) -> Embedded:
-        return Embedded.open("/data", files=self.files, **options)
-
-    def kill(self) -> None:
-        self.files.kill()
-
-
-class PatchyFiles(SimulatedFiles):
-    """A disk of which some places fail for as long as a test wants."""
-
-    def __init__(self, rng: random.Random | None = None) -> None:
-        super().__init__(rng)
-        self.broken: set[str] = set()
-        """Parts of paths where every change fails with EIO."""
-        self.tried: list[str] = []
-        """What was attempted there."""
-        self._paths: dict[int, str] = {}
-
-    def break_partition(self, number: int) -> None:
-        self.broken.add(f"/{number:05d}/")
-
-    def _refuse(self, call: str, path: str) -> None:
-        if any(part in path for part in self.broken):
-            self.tried.append(call)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-    def open(self, path: str, mode: Mode) -> int:
-        if mode != "read":
-            self._refuse("open", path)
-        handle = super().open(path, mode)
-        self._paths[handle] = path
-        return handle
-
-    def write(self, handle: int, parts: Sequence[Buffer]) -> int:
-        self._refuse("write", self._paths[handle])
-        return super().write(handle, parts)
-
-    def pwrite(self, handle: int, data: Buffer, position: int) -> int:
-        self._refuse("pwrite", self._paths.get(handle, ""))
-        return super().pwrite(handle, data, position)
-
-    def truncate(self, handle: int, size: int) -> None:
-        self._refuse("truncate", self._paths.get(handle, ""))
-        super().truncate(handle, size)
-
-    def sync(self, handle: int) -> None:
-        self._refuse("sync", self._paths.get(handle, ""))
-        super().sync(handle)
-
-
-class Real(Ground):
-    """A real directory. Only one live broker at a time: nobody here is killed, but in test_kill.py."""
-
-    def __init__(self, path: Path, durability: Durability = "os") -> None:
-        self._path = path / "data"
-        self._durability: Durability = durability
-
-    def open(self, **options: Any) -> Embedded:
-        return Embedded.open(self._path, durability=self._durability, **options)
 
 
 # -- a broker ------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import copy
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from tests.broker.crashes import cut_off, prepared
-from tests.broker.rig import Desk, Rig, Simulated, batch_of, ids_of, keys_at
+from tests.broker.grounds import Simulated
+from tests.broker.rig import Desk, Rig, batch_of, ids_of, keys_at
 
 WIDTH = 4
 

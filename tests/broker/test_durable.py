@@ -15,7 +15,8 @@ from penstock.logs.files import SystemFiles
 from penstock.loop.requests import Part, Settle
 from penstock.service.embedded import Embedded
 from penstock.words.clock import SECOND
-from tests.broker.rig import Desk, Ground, Real, Rig, together
+from tests.broker.grounds import Ground, Real
+from tests.broker.rig import Desk, Rig, together
 
 DISK_SECONDS = 0.002
 

@@ -13,7 +13,8 @@ from penstock.loop.turn import Turns
 from penstock.service.embedded import Embedded
 from penstock.words.clock import MILLISECOND, SECOND, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueFull
-from tests.broker.rig import Asked, Desk, Memory, Real, Rig, batch_of, together, until
+from tests.broker.grounds import Memory, Real
+from tests.broker.rig import Asked, Desk, Rig, batch_of, together, until
 
 # -- the inbox -------------------------------------------------------------------------------------------
 

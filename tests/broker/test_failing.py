@@ -10,7 +10,8 @@ from penstock.loop.member import FIRST_WAIT, JITTER, LAST_WAIT
 from penstock.loop.requests import Lease, Produce
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
-from tests.broker.rig import Desk, PatchyFiles, Rig, Simulated, batch_of, ids_of, keys_at
+from tests.broker.grounds import PatchyFiles, Simulated
+from tests.broker.rig import Desk, Rig, batch_of, ids_of, keys_at
 
 BAD = 2
 
@@ -155,7 +156,7 @@ def test_all_of_them_failing_is_said(patchy: Rig) -> None:
     for _ in range(2):
         with pytest.raises((StorageFailed, OutcomeUnknown)):
             desk.produce("x")
-    with pytest.raises(StorageFailed, match=r"no partition of queue 'q' is in order; try again"):
+    with pytest.raises(StorageFailed, match=r"no partition of queue 'q' is in order .*; try again"):
         desk.produce("x")
     disk(patchy).broken.clear()
     patchy.pass_by(7)
@@ -192,7 +193,7 @@ def test_dead_letters_wait_for_a_partition_that_fails(patchy: Rig) -> None:
     assert source.counts() == {"moving": 1} and source.stats().transfers == 1
     disk(patchy).broken.clear()
     patchy.pass_by(10)
-    assert source.counts() == {"completed": 1} and source.stats().transfers == 0
+    assert source.counts() == {} and source.stats().transfers == 0
     assert dead.drain() == ["letter"]
 
 

@@ -10,7 +10,8 @@ import pytest
 from penstock.loop.requests import Produce
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import QueueFull, QueueHeld
-from tests.broker.rig import Asked, Desk, Rig, Simulated, batch_of, ids_of, keys_at, together
+from tests.broker.grounds import Simulated
+from tests.broker.rig import Asked, Desk, Rig, batch_of, ids_of, keys_at, together
 
 
 def put(desk: Desk, *texts: str, wait: float = 60, **options: Any) -> Asked:

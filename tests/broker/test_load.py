@@ -13,7 +13,8 @@ from penstock.loop.requests import Part
 from penstock.rules.commands import Settled
 from penstock.testing import Halt, SimulatedFiles
 from penstock.words.errors import LeaseLost, PenstockError
-from tests.broker.rig import Desk, Held, Memory, Rig, Simulated
+from tests.broker.grounds import Memory, Simulated
+from tests.broker.rig import Desk, Held, Rig
 
 KEYS = [f"key-{number}" for number in range(14)]
 STEPS = 90

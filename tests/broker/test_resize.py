@@ -9,7 +9,8 @@ from penstock.rules.routing import SLOTS
 from penstock.service.reports import Fencing
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
-from tests.broker.rig import Desk, Rig, Simulated, moving_key
+from tests.broker.grounds import Simulated
+from tests.broker.rig import Desk, Rig, moving_key
 from tests.support import slot
 
 MONTH = 30 * 24 * 3_600

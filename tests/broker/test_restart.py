@@ -10,7 +10,8 @@ from penstock.service.embedded import Embedded
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerLocked, CorruptLog, LeaseLost, StorageFailed
 from tests.broker.crashes import cut_off, prepared
-from tests.broker.rig import PatchyFiles, Rig, Simulated, batch_of, ids_of
+from tests.broker.grounds import PatchyFiles, Simulated
+from tests.broker.rig import Rig, batch_of, ids_of
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])

@@ -6,6 +6,7 @@ Owns: `Terminal`, which runs commands on a broker of its own and looks at what t
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.app import app
+from tests.service.api import work_off
 
 MEMORY = "/dev/shm"
 """Where there is a file system in memory, brokers of these tests lie there: syncing is not what they are about."""
@@ -38,10 +40,10 @@ class Terminal:
     def __init__(self, target: Path) -> None:
         self.target = target
 
-    def run(self, *args: str, code: int = 0, input: str | bytes | None = None, broker: str | None = None) -> Ran:
+    def run(self, *args: str, code: int = 0, input: str | bytes | None = None, broker: str | None = None, **env: str) -> Ran:
         """Run a command that must end with this code."""
         target = str(self.target) if broker is None else broker
-        found = CliRunner().invoke(app, list(args), input=input, env={"PENSTOCK_BROKER": target}, prog_name="penstock")
+        found = CliRunner().invoke(app, list(args), input=input, env={"PENSTOCK_BROKER": target, **env}, prog_name="penstock")
         ran = Ran(found.exit_code, found.stdout, found.stderr)
         assert "Traceback" not in ran.err, ran.err
         assert ran.code == code, ran
@@ -68,6 +70,13 @@ class Terminal:
 
     def open(self) -> penstock.Broker:
         return penstock.open(self.target)
+
+    @contextmanager
+    def still(self) -> Iterator[penstock.Broker]:
+        """The broker, in which nothing happens by itself; at the end all that was sent has arrived."""
+        with penstock.open(self.target, threaded=False) as broker:
+            yield broker
+            work_off(broker)
 
     def tree(self) -> dict[str, bytes]:
         """Every file of the broker."""

@@ -62,5 +62,29 @@ def test_a_plain_table_is_aligned_and_cuts_nothing() -> None:
     assert second == "x" * 300 + "  1,000"
 
 
+def test_a_table_is_cut_to_the_terminal_but_not_what_must_be_whole() -> None:
+    table = show.Table(("id", "key", "payload", "token"), [("0-1", "k" * 50, "p" * 90, "t" * 30)], whole=("id", "token"))
+    heading, row = table.lines(80)
+    assert len(row) == 80 and row.startswith("0-1  kkk") and row.endswith("  " + "t" * 30)
+    assert row.count("…") == 2 and heading.split() == ["id", "key", "payload", "token"]
+    (_, row) = table.lines(20)
+    assert row == f"0-1  {'k' * 7}…  {'p' * 7}…  {'t' * 30}"
+    assert "…" not in table.plain()
+
+
+def test_a_narrow_terminal_goes_without_what_can_be_spared() -> None:
+    table = show.Table(
+        ("id", "a", "b", "count"), [("0-1", "1" * 10, "2" * 10, "7")], right=("a", "b", "count"), whole=("id",), spare=("b", "a")
+    )
+    assert table.lines(40)[0].split() == ["id", "a", "b", "count"]
+    assert table.lines(30)[0].split() == ["id", "a", "count"]
+    assert table.lines(15) == ["id   count", "0-1      7"] == table.lines(5)
+
+
+def test_wide_characters_take_two_places() -> None:
+    _, first, second = show.Table(("name", "n"), [("漢字", "1"), ("ab", "2")], right=("n",)).lines()
+    assert (first, second) == ("漢字  1", "ab    2")
+
+
 def test_facts_without_a_value_are_left_out() -> None:
     assert show.facts([("name", "orders"), ("nothing", ""), ("id", "1\n2")]) == "name  orders\nid    1\\n2"

@@ -12,11 +12,12 @@ import typer
 
 import penstock
 from penstock.cli import commands, failures, queues, reference
+from penstock.cli.app import app
 from penstock.cli.failures import EXIT_CODES, exit_code_of
 from tests.cli.conftest import Ran, Terminal
 
 ROOT = Path(__file__).parent.parent.parent
-LEAVES = dict(reference.commands(typer.main.get_command(reference.app)))
+LEAVES = dict(reference.commands(typer.main.get_command(app)))
 CHANGING = [
     "queue create x", "queue update orders --ttl 1h", "queue delete orders --yes", "queue resize orders 3", "queue pause orders",
     "queue resume orders", "queue clear orders --yes", "queue seek orders 0-0", "queue compact orders", "produce orders x", "lease orders",
@@ -57,7 +58,11 @@ def test_every_command_has_help_and_the_common_options(cli: Terminal, path: str)
 def test_every_command_wants_a_broker(cli: Terminal, path: str) -> None:
     words = path.split()[1:]
     arguments = [one for one in LEAVES[path].params if one.required]
-    given = [text for one in arguments for text in ([one.opts[0], "x"] if one.opts[0].startswith("-") else ["1-1"])]
+    given = [
+        text
+        for one in arguments
+        for text in ([one.opts[0], "x"] if one.opts[0].startswith("-") else [{"PARTITIONS": "1"}.get(one.metavar, "1-1")])
+    ]
     given = ["os.path:exists", *given[1:]] if words == ["work"] else given
     extra = {"queue update": ["--ttl", "1h"], "queue seek": ["0-0"], "produce": ["x"], "import ledgerq": []}.get(" ".join(words), [])
     tokens = ["0123456789abcdef.0.90000000001.0"] if words[0] in ("complete", "retry", "bury", "extend") else []
@@ -74,7 +79,7 @@ def test_what_changes_something_wants_to_be_alone(shop: Terminal, line: str) -> 
     with shop.open():
         before = shop.tree()
         said = shop.refused(*shlex.split(line), code=4, input="")
-        assert f"is in use by process {os.getpid()} on " in said
+        assert "is in use by " in said
         assert shop.tree() == before
 
 
@@ -130,9 +135,15 @@ def test_only_create_makes_a_directory(cli: Terminal, line: str) -> None:
     ],
 )
 def test_wrong_input_is_one_line(shop: Terminal, line: str, code: int, said: str) -> None:
-    before = shop.tree()
+    before = [shop.json("queue", "list"), [one["produced"] for one in shop.json("stats")]]
     assert said in shop.refused(*shlex.split(line), code=code, input="")
-    assert shop.tree() == before
+    assert [shop.json("queue", "list"), [one["produced"] for one in shop.json("stats")]] == before
+
+
+@pytest.mark.parametrize("line", ["../evil", "a --ttl x", "a --lease-timeout 1ms", "a --partitions 0", "a --on-bury x", "a --dead-queue b"])
+def test_a_queue_that_cannot_be_makes_no_directory(cli: Terminal, line: str) -> None:
+    cli.refused("queue", "create", *line.split(), code=5 if "dead" in line else 2)
+    assert not cli.target.exists()
 
 
 # -- brokers -----------------------------------------------------------------------------------------
@@ -203,7 +214,7 @@ def test_asked_and_answered(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
     ran = shop.run("queue", "delete", "orders", input="n\n", code=1)
     assert "This removes queue orders with 0 unresolved items. Go on?" in ran.err and "nothing was changed" in ran.err
-    assert shop.run("queue", "delete", "orders", input="y\n").out == "queue orders is gone\n"
+    assert shop.run("queue", "delete", "orders", input="y\n").out.endswith("queue orders is gone\n")
 
 
 def test_without_what_it_needs_it_says_what_to_install() -> None:
@@ -215,7 +226,7 @@ def test_without_what_it_needs_it_says_what_to_install() -> None:
 def test_a_reader_that_goes_away(shop: Terminal) -> None:
     shop.run("produce", "orders", "--lines", input="x\n" * 3000)
     command = f"{sys.executable} -m penstock.cli items orders --limit 3000 | head -1; exit ${{PIPESTATUS[0]}}"
-    environment = {**os.environ, "PENSTOCK_BROKER": str(shop.target)}
+    environment = {**os.environ, "PENSTOCK_BROKER": str(shop.target), "PYTHONUNBUFFERED": ""}
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
     assert (found.returncode, found.stderr) == (141, "") and found.stdout.startswith("ID")
 
@@ -243,9 +254,13 @@ def test_help_and_version(cli: Terminal) -> None:
     ],
 )
 def test_completion(shop: Terminal, line: str, expected: set[str]) -> None:
-    environment = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    ran = process(env={**environment, "PENSTOCK_BROKER": str(shop.target)})
+    ran = shop.run(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(line.split()) - 1))
     assert ran.err == "" and set(ran.out.split()) == expected
+
+
+def test_completion_can_be_installed() -> None:
+    ran = process("--show-completion", "bash", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert ran.code == 0 and "complete -o default -F _penstock_completion penstock" in ran.out
 
 
 # -- documents ---------------------------------------------------------------------------------------
@@ -262,7 +277,7 @@ def test_the_document_tells_every_command_and_exit_code(tmp_path: Path) -> None:
 
 
 def test_the_commands_in_the_document_are_commands(shop: Terminal) -> None:
-    lines = [line for line in (ROOT / "docs" / "cli.md").read_text().splitlines() if line.startswith("$ penstock ")]
+    lines = [line.partition(" | ")[0] for line in (ROOT / "docs" / "cli.md").read_text().splitlines() if line.startswith("$ penstock ")]
     assert len(lines) >= 8
     for line in lines:
         words = shlex.split(line.removeprefix("$ penstock "))

@@ -62,8 +62,10 @@ def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> No
         if len(found) >= limit:
             break
     rows = [_row(where, letter) for where, letter in found]
-    headings = ("queue", "id", "from", "attempts", "key", "kind", "given up", "reason", "payload")
-    table = show.Table(headings, rows, right=("attempts",), whole=("queue", "id", "from"))
+    headings = ("queue", "id", "from", "attempts", "given up", "reason", "key", "kind", "payload")
+    table = show.Table(
+        headings, rows, right=("attempts",), whole=("queue", "id", "from", "given up"), spare=("kind", "key", "payload", "given up")
+    )
     session.answer(
         [{"queue": where, **documents.listed(letter)} for where, letter in found], table if rows else "there are no dead letters"
     )
@@ -94,7 +96,7 @@ def _row(where: str, letter: ListedItem) -> tuple[str, ...]:
     at = documents.wall(origin.buried_at) if origin is not None else None
     given_up = show.when(reading.instant(at, "")) if at else show.NOTHING
     key = letter.key if letter.key is not None else show.NOTHING
-    return (where, letter.id, from_, show.number(attempts), key, letter.kind or show.NOTHING, given_up, reason, show.payload(letter))
+    return (where, letter.id, from_, show.number(attempts), given_up, reason, key, letter.kind or show.NOTHING, show.payload(letter))
 
 
 @command(group, "redrive")

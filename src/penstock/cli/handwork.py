@@ -58,7 +58,9 @@ def lease(
     with session.owner() as broker:
         found = broker.queue(queue).lease(count, wait=patience, lease_timeout=held, per_key=per_key, consumer=consumer or _myself())
     rows = [(one.id, one.item.key or show.NOTHING, show.number(one.attempts), show.payload(one.item), one.token) for one in found]
-    table = show.Table(("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), whole=("id", "token"))
+    table = show.Table(
+        ("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), whole=("id", "token"), spare=("attempts", "key")
+    )
     text = "\n".join(one.token for one in found) if tokens else table
     session.answer([documents.lease(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
     if not rows:

@@ -35,6 +35,8 @@ def register(app: typer.Typer) -> None:
 # -- counts ------------------------------------------------------------------------------------------
 
 COUNTS = ("ready", "scheduled", "leased", "buried", "moving", "completed", "produced")
+SPARE = ("moving", "produced", "oldest", "buried", "completed")
+"""What can be done without where there is no room."""
 
 
 def stats(
@@ -57,7 +59,7 @@ def stats(
 def overview(found: list[QueueStats]) -> show.Table:
     """Queues, one a row."""
     rows = [(one.name, *(show.number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
-    return show.Table(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",))
+    return show.Table(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",), spare=SPARE)
 
 
 def oldest(one: QueueStats) -> str:
@@ -67,7 +69,7 @@ def oldest(one: QueueStats) -> str:
 
 def _queue_parts(one: QueueStats) -> list[show.Table | str]:
     headings = ("partition", "status", *COUNTS, "oldest", "size")
-    table = show.Table(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"})
+    table = show.Table(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, spare=SPARE)
     facts = [
         ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
         ("waiting", _waiting(one)),
@@ -131,7 +133,9 @@ def listing(found: list[ListedItem]) -> show.Table:
         for one in found
     ]
     headings = ("id", "state", "key", "kind", "attempts", "produced", "payload", "reason")
-    return show.Table(headings, rows, right=("attempts",), whole=("id", "state", "produced"))
+    return show.Table(
+        headings, rows, right=("attempts",), whole=("id", "state", "produced"), spare=("kind", "attempts", "reason", "produced")
+    )
 
 
 def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
@@ -144,11 +148,13 @@ def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
         now = _single(broker.queue(explained.queue) if explained.queue else found, explained.id)
     facts = [
         ("item", f"{explained.id} in queue {explained.queue}" if explained.queue else f"{id}, which was in queue {queue}"),
-        ("state", f"{explained.state}: {explained.why}"),
+        ("state", _why(explained)),
         *([] if now is None else _described(now)),
     ]
     headings = ("at", "event", "queue", "id", "attempt", "consumer", "more")
-    table = show.Table(headings, map(_event_row, events), right=("attempt",), whole=("at", "event", "queue", "id"))
+    table = show.Table(
+        headings, map(_event_row, events), right=("attempt",), whole=("at", "event", "queue", "id"), spare=("consumer", "attempt")
+    )
     document = {
         "item": None if now is None else documents.listed(now),
         "state": msgspec.to_builtins(explained),
@@ -163,6 +169,11 @@ def _explained(queue: Queue, id: str) -> Explained:
         return queue.explain(id)
     except InvalidRequest as error:  # it is an id, but not of an item that is there
         raise Failed(str(error), NOT_FOUND) from None
+
+
+def _why(explained: Explained) -> str:
+    """Its state and why it is in it; most reasons begin with the state."""
+    return explained.why if explained.why.startswith(explained.state) else f"{explained.state}: {explained.why}"
 
 
 def _single(queue: Queue, id: str) -> ListedItem | None:
@@ -203,7 +214,7 @@ def explain(session: Session, queue: QueueArgument, id: IdArgument) -> None:
     with session.view() as broker:
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
-    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {found.state}: {show.printable(found.why)}")
+    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {show.printable(_why(found))}")
 
 
 # -- keys --------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ def main() -> None:
     try:
         from penstock.cli.app import app
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("rich", "typer"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("rich", "typer"):
             raise
-        print(f"penstock: the command line needs {error.name}, which is not installed; pip install 'penstock[cli]'", file=sys.stderr)
+        print(f"penstock: the command line needs {missing}, which is not installed; pip install 'penstock[cli]'", file=sys.stderr)
         sys.exit(MISSING_EXTRA)
     app(prog_name="penstock")
 

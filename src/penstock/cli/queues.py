@@ -13,9 +13,12 @@ from penstock.cli.commands import PartitionOption, QueueArgument, YesOption, com
 from penstock.cli.failures import Failed
 from penstock.cli.options import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
 from penstock.cli.session import Session
+from penstock.rules.catalog import Options
+from penstock.rules.catalog import check_name as check_queue_name
+from penstock.rules.queues import merged
 from penstock.service._sync.broker import Broker
-from penstock.service.options import QueueInfo
-from penstock.words.limits import MAX_BATCH_ITEMS
+from penstock.service.options import QueueInfo, to_catalog
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, within
 
 group = typer.Typer(no_args_is_help=True, help="Create, change, look at and delete queues.")
 
@@ -38,9 +41,20 @@ def create(
 ) -> None:
     """Make a queue; the broker's directory too, when it is new."""
     given = of_queue(options)
+    _check(session, name, partitions, given)
     with session.owner(create=True) as broker:
         info = broker.create_queue(name, partitions=partitions, exist_ok=exist_ok, **given).info()
     session.answer(documents.queue(info), f"queue {info.name} has {show.counted(info.partitions, 'partition')}")
+
+
+def _check(session: Session, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
+    """What is wrong is said before a directory is made for it."""
+    check_queue_name(name)
+    merged(Options(), to_catalog(given))
+    if partitions is not None:
+        within("partitions", partitions, 1, MAX_PARTITIONS)
+    if "dead_queue" in given:
+        session.require()
 
 
 @command(group, "list")
@@ -63,7 +77,9 @@ def list_queues(
         )
         for info in found
     ]
-    table = show.Table(headings, rows, right=("partitions", "lease timeout", "attempts"), whole=("name",))
+    table = show.Table(
+        headings, rows, right=("partitions", "lease timeout", "attempts"), whole=("name",), spare=("lease timeout", "created", "attempts")
+    )
     session.answer([documents.queue(info) for info in found], table if rows else "there are no queues")
 
 

@@ -79,7 +79,9 @@ def _verified(found: Sequence[tuple[Place, Report]]) -> show.Table:
         for place, report in found
     ]
     headings = ("queue", "partition", "state", "segments", "frames", "items", "gaps", "size")
-    return show.Table(headings, rows, right={*headings} - {"queue", "state"}, whole=("queue", "state"))
+    return show.Table(
+        headings, rows, right={*headings} - {"queue", "state"}, whole=("queue", "state"), spare=("frames", "segments", "size")
+    )
 
 
 def _wrong(place: Place, report: Report) -> list[str]:

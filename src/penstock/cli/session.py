@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from penstock.cli import show
@@ -93,7 +92,7 @@ class Session:
             if isinstance(part, str):
                 self.line(part)
             elif self.out.is_terminal:
-                self.out.print(rich_table(part), soft_wrap=False)
+                self.out.print(drawn(part, self.out.width))
             else:
                 self.line(part.plain())
 
@@ -107,7 +106,7 @@ class Session:
 
     def line(self, text: str) -> None:
         """A line on stdout, as it is."""
-        typer.echo(text)
+        sys.stdout.write(f"{text}\n")
 
     def note(self, text: str) -> None:
         """Something besides the answer."""
@@ -162,13 +161,7 @@ def refresh(view: Broker) -> None:
     view._port.broker.refresh()  # type: ignore[attr-defined]
 
 
-def rich_table(table: show.Table) -> RichTable:
+def drawn(table: show.Table, width: int) -> Text:
     """A table for a terminal."""
-    found = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in table.headings:
-        right = heading in table.right
-        whole = right or heading in table.whole
-        found.add_column(heading, justify="right" if right else "left", no_wrap=True, overflow="fold" if whole else "ellipsis")
-    for row in table.rows:
-        found.add_row(*map(Text, row))
-    return found
+    heading, *rows = table.lines(width)
+    return Text("\n").join([Text(heading, style="bold"), *map(Text, rows)])

@@ -7,37 +7,81 @@ escaped.
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from rich.cells import cell_len, set_cell_size
+
 from penstock.service.items import Item
 from penstock.words.limits import GIB, KIB, MIB
 
 NOTHING = "–"
+GAP = "  "
+SHORTEST = 8
+"""No column is cut to less."""
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SIZES = ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 class Table:
-    """Rows under headings. `right` names the columns of numbers, `whole` those that are never cut on a terminal."""
+    """Rows under headings.
+
+    right: the columns of numbers.
+    whole: those that are never cut, however narrow the terminal.
+    spare: those that are left out of a terminal that is too narrow for them, the first one first.
+    """
 
     def __init__(
-        self, headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), whole: Iterable[str] = ()
+        self,
+        headings: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        right: Iterable[str] = (),
+        whole: Iterable[str] = (),
+        spare: Sequence[str] = (),
     ) -> None:
         self.headings = list(headings)
         self.rows = [[printable(cell) for cell in row] for row in rows]
         self.right = set(right)
-        self.whole = set(whole)
+        self.whole = {*whole, *self.right}
+        self.spare = spare
+
+    def lines(self, width: int | None = None) -> list[str]:
+        """Columns side by side, the headings first. With a width, long texts are cut so that a row fits into it, as far as that can be."""
+        widths = [max(map(cell_len, column)) for column in zip(self.headings, *self.rows, strict=True)]
+        if width is not None and not self._shrink(widths, width) and self.spare:
+            return self._without(self.spare[0]).lines(width)
+        return [self._line(row, widths) for row in [self.headings, *self.rows]]
+
+    def _without(self, heading: str) -> "Table":
+        at = self.headings.index(heading)
+        rows = [row[:at] + row[at + 1 :] for row in self.rows]
+        headings = self.headings[:at] + self.headings[at + 1 :]
+        return Table(headings, rows, right=self.right, whole=self.whole, spare=self.spare[1:])
 
     def plain(self) -> str:
-        """Columns side by side, for a file or a pipe: no borders, nothing cut."""
-        widths = [max(map(len, column)) for column in zip(self.headings, *self.rows, strict=True)]
-        lines = [self._line([heading.upper() for heading in self.headings], widths), *(self._line(row, widths) for row in self.rows)]
-        return "\n".join(lines)
+        """For a file or a pipe: nothing is cut."""
+        heading, *rows = self.lines()
+        return "\n".join([heading.upper(), *rows])
+
+    def _shrink(self, widths: list[int], width: int) -> bool:
+        """Take from the widest column that may be cut, until the row fits; whether it does."""
+        floors = [
+            found if heading in self.whole else max(SHORTEST, len(heading)) for heading, found in zip(self.headings, widths, strict=True)
+        ]
+        excess = sum(widths) + len(GAP) * (len(widths) - 1) - width
+        while excess > 0:
+            place = max(range(len(widths)), key=lambda at: widths[at] if widths[at] > floors[at] else 0)
+            if widths[place] <= floors[place]:
+                return False
+            widths[place] -= 1
+            excess -= 1
+        return True
 
     def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
-        padded = [
-            cell.rjust(width) if heading in self.right else cell.ljust(width)
-            for heading, cell, width in zip(self.headings, cells, widths, strict=True)
-        ]
-        return "  ".join(padded).rstrip()
+        padded = []
+        for heading, cell, width in zip(self.headings, cells, widths, strict=True):
+            shown = cell if cell_len(cell) <= width else f"{set_cell_size(cell, width - 1)}…"
+            space = " " * (width - cell_len(shown))
+            padded.append(space + shown if heading in self.right else shown + space)
+        return GAP.join(padded).rstrip()
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:

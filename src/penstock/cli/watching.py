@@ -16,9 +16,9 @@ from rich.text import Text
 from penstock.cli import documents, reading, show
 from penstock.cli.commands import command, queue_names
 from penstock.cli.failures import Failed
-from penstock.cli.looking import COUNTS, oldest
+from penstock.cli.looking import COUNTS, SPARE, oldest
 from penstock.cli.queues import all_queues
-from penstock.cli.session import Session, refresh, rich_table
+from penstock.cli.session import Session, drawn, refresh
 from penstock.service import values
 from penstock.service._sync.broker import Broker
 from penstock.service.reports import QueueStats
@@ -40,7 +40,7 @@ class Look:
 
     def table(self) -> show.Table:
         rows = [(one.name, *(show.number(getattr(one, name)) for name in COUNTS), oldest(one), *self._shown(one)) for one in self.queues]
-        return show.Table(("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), whole=("queue",))
+        return show.Table(("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), whole=("queue",), spare=SPARE)
 
     def _shown(self, one: QueueStats) -> list[str]:
         return [show.NOTHING if rate is None else f"{rate:,.0f}" for rate in self.rates[one.name]]
@@ -95,7 +95,7 @@ def watch(
         else:
             with Live(console=session.out, auto_refresh=False) as live:
                 for look in looks:
-                    live.update(_drawn(look), refresh=True)
+                    live.update(_drawn(look, session.out.width), refresh=True)
 
 
 def _looks(broker: Broker, names: list[str] | None, pause: float) -> Iterator[Look]:
@@ -117,6 +117,6 @@ def _parts(look: Look) -> list[show.Table | str]:
     return [show.when(look.wall), look.table() if look.queues else "there are no queues", *look.warnings]
 
 
-def _drawn(look: Look) -> Group:
-    body = rich_table(look.table()) if look.queues else Text("there are no queues")
+def _drawn(look: Look, width: int) -> Group:
+    body = drawn(look.table(), width) if look.queues else Text("there are no queues")
     return Group(Text(f"{show.when(look.wall)}   Ctrl-C ends", style="dim"), body, *(Text(line, style="yellow") for line in look.warnings))

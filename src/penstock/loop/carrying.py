@@ -158,25 +158,34 @@ class Carrying:
             for packed, line in member.state.outbox.items():
                 under_way = member.carrying.get(packed)
                 if under_way is None or (under_way < 0 and now >= -under_way):
-                    self._set_out(member, packed, line[0], now)
+                    self._set_out(member, packed, line, now)
 
-    def _set_out(self, member: Member, packed: bytes, entry: Outgoing, now: int) -> None:
+    def _set_out(self, member: Member, packed: bytes, line: Sequence[Outgoing], now: int) -> None:
+        """With as many of the first transfers as make a good load."""
         incarnation, partition = place_of(packed)
         try:
-            batch = codec.unpack_batch(entry.body) if entry.body else self._load(member, entry, incarnation)
-            request = Deliver(partition, destination(self._partitions.incarnation, member.number), entry.sequence, batch)
-            request.on_done = self._news(member.number, packed, entry.sequence)
-            member.carrying[packed] = entry.sequence
+            entries: list[tuple[int, Batch | None]] = []
+            items = size = 0
+            for entry in line:
+                batch = codec.unpack_batch(entry.body) if entry.body else self._load(member, entry, incarnation)
+                entries.append((entry.sequence, batch))
+                items += len(batch) if batch is not None else 0
+                size += batch.size_bytes if batch is not None else 0
+                if items >= SEND_ITEMS or size >= SEND_BYTES:
+                    break
+            request = Deliver(partition, destination(self._partitions.incarnation, member.number), entries)
+            request.on_done = self._news(member.number, packed, entries[-1][0])
+            member.carrying[packed] = entries[-1][0]
             self._office.post(incarnation, request)
         except PenstockError:
             member.carrying[packed] = -(now + RETRY_AFTER)
             self._partitions.touch(member)
 
-    def _news(self, number: int, packed: bytes, sequence: int) -> Callable[[Request], None]:
+    def _news(self, number: int, packed: bytes, until: int) -> Callable[[Request], None]:
         """What to do when a delivery is over, in whatever thread that is: tell the source."""
 
         def tell(done: Request) -> None:
-            self._partitions.post(Arrived(number, packed, sequence, done.answer if done.error is None else -1, done.error))
+            self._partitions.post(Arrived(number, packed, until, done.answer or () if done.error is None else (), done.error))
 
         return tell
 
@@ -220,7 +229,8 @@ class Carrying:
                 partitions.name, partitions.incarnation, here, produced_at=produced_at, forwarded=incarnation == partitions.incarnation
             )
         line = state.keys.map.get(key)
-        parking = before.parking if before is not None else None
+        parked = isinstance(line, Line) and offset in line.parked
+        parking = before.parking if before is not None and not parked else None
         return Origin(
             partitions.name,
             partitions.incarnation,
@@ -231,15 +241,15 @@ class Carrying:
             burial.first_failed_at,
             burial.last_failed_at,
             burial.buried_at,
-            parked=isinstance(line, Line) and offset in line.parked,
+            parked=parked,
             parked_in=parking[0] if parking is not None else 0,
             parked_id=ids.format_id(*parking[1:]) if parking is not None else "",
         )
 
     def arrived(self, request: Arrived) -> None:
-        """News of a transfer from here."""
+        """News of transfers from here."""
         member = self._partitions.members.get(request.partition)
-        if member is None or member.carrying.get(request.destination) != request.sequence:
+        if member is None or member.carrying.get(request.destination) != request.until:
             return
         if request.failed is not None:
             member.carrying[request.destination] = -(self._partitions.now + RETRY_AFTER)
@@ -247,27 +257,35 @@ class Carrying:
             return
         del member.carrying[request.destination]
         if member.healthy:
-            self._partitions.run(member, commands.Confirm(request.destination, request.sequence, request.base))
+            for sequence, base in request.arrived:
+                self._partitions.run(member, commands.Confirm(request.destination, sequence, base))
             self._partitions.again = True
 
     # -- at the destination --------------------------------------------------------------------------
 
     def deliver(self, request: Deliver) -> None:
-        """Take a transfer in, unless it was taken before."""
+        """Take transfers in, but for those that were taken before; as many as go in."""
         partitions = self._partitions
         member = partitions.members.get(request.partition)
         if member is None:
             raise QueueNotFound(f"queue {partitions.name!r} has no partition {request.partition}; it is tried again")
-        partition = member.open
-        if request.batch is None:
-            partitions.answer(request, (member, Stored(-1, 0)))
-            return
-        command = commands.Produce(request.batch, None, request.source, request.sequence, partitions.incarnation, member.number)
-        stored = partitions.run(member, command)
+        taken: list[tuple[int, int]] = []
+        for sequence, batch in request.entries:
+            try:
+                taken.append((sequence, self._take_in(member, request.source, sequence, batch)))
+            except PenstockError:
+                if not taken:
+                    raise
+                break
+        partitions.answer(request, (member, taken))
+
+    def _take_in(self, member: Member, source: bytes, sequence: int, batch: Batch | None) -> int:
+        if batch is None:
+            return -1
+        command = commands.Produce(batch, None, source, sequence, self._partitions.incarnation, member.number)
+        stored = self._partitions.run(member, command)
         assert isinstance(stored, Stored)
-        if stored.again:
-            stored = Stored(partition.state.arrivals.get(request.source, -1), 0)
-        partitions.answer(request, (member, stored))
+        return member.state.arrivals.get(source, -1) if stored.again else stored.base
 
     def _read(self, member: Member, runs: list[int]) -> list[Items]:
         self._partitions.touch(member)

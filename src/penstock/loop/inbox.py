@@ -33,8 +33,7 @@ class Inbox:
         if len(self._waiting) + held >= self._places + (self._reserved if request.reserved else 0):
             raise QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
         self._waiting.append(request)
-        if self.closed:  # closing looked before this one came
-            self._waiting.remove(request)
+        if self.closed and request.claim():  # closing looked before this one came
             raise closed(self._name)
 
     def post(self, request: Request) -> None:
@@ -44,9 +43,9 @@ class Inbox:
     def take(self, most: int, taken: list[Request]) -> None:
         """Up to `most` requests whose callers have not given up, out of the inbox; at no moment is one in nobody's hands."""
         while self._waiting and len(taken) < most:
-            request = self._waiting[0]
-            if request.claim():
-                taken.append(request)
+            taken.append(self._waiting[0])
+            if not taken[-1].claim():
+                taken.pop()
             self._waiting.popleft()
 
     def wake_one(self) -> bool:

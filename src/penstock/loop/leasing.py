@@ -64,6 +64,8 @@ class Leasing:
                 granted = self._partitions.run(member, command)
                 if isinstance(granted, Granted) and granted.lease:
                     found.append((member, granted))
+        if not again and len(list(self._partitions.healthy())) < len(self._partitions.members):
+            raise next(member.refusal for member in self._partitions.members.values() if not member.healthy)  # it may be the one that knows
         return found if again else None
 
     def deal(self, now: int) -> None:

@@ -32,6 +32,8 @@ class Member:
         self.fenced = True
         """Whether every slot that the map gives it may be used: not before its fences stand."""
         self.touched = False
+        self.owed: list[int] = []
+        """Leases that it gave and nobody got."""
         self.missed: Pause | None = None
         """What was said to the whole queue while this one was away."""
         self.next_run: int | None = None

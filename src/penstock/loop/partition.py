@@ -34,6 +34,8 @@ from penstock.words.limits import MIB, Policy
 DUE_ITEMS = 2_000
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
+CLOSE_FRAMES = 100
+"""The same at closing: fewer are replayed before anybody notices."""
 FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
 _NEEDS_NO_SYNC = (Leased, Passed, Answered, Noted)
@@ -119,8 +121,9 @@ class Partition:
         try:
             if not self.failed:
                 self.commit()
-                with contextlib.suppress(PenstockError):  # a checkpoint only makes the next opening quicker
-                    self._checkpoint()
+                if self._unreplayed > CLOSE_FRAMES:
+                    with contextlib.suppress(PenstockError):  # a checkpoint only makes the next opening quicker
+                        self._checkpoint()
         finally:
             self._closed = True
             self.log.close()

@@ -35,6 +35,7 @@ class Partitions:
         self.map = SlotMap(0, [])  # type: ignore[arg-type]  # before `shape`
         self.older_maps: Sequence[SlotMap] = ()
         """Maps under which requests may have been cut that are still remembered, newest first."""
+        self.read_only: Sequence[int] = ()
         self.policy: Policy | None = None
         self.now = 0
         """When the turn began, elapsed."""

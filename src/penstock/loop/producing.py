@@ -90,23 +90,25 @@ class Producing:
 
     def _least(self) -> Member:
         """The partition for items that may go anywhere: in order, taking items, with the fewest ready."""
+        active = self._partitions.active
+        best = self._least_of(self._some()) or self._least_of(active)
+        if best is not None:
+            return best
+        if any(member.healthy and member.state.paused_produce for member in map(self._partitions.members.__getitem__, active)):
+            raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
+        broken = self._partitions.members[active[0]]
+        raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order ({broken.error}); try again in a moment")
+
+    def _least_of(self, numbers: Sequence[int]) -> Member | None:
         best: Member | None = None
         fewest = 0
-        paused = False
-        for number in self._some():
+        for number in numbers:
             member = self._partitions.members[number]
             if member.error is not None or member.partition is None or not member.fenced:
                 continue
             state = member.partition.state
-            if state.paused_produce:
-                paused = True
-                continue
-            if best is None or state.ready < fewest:
+            if not state.paused_produce and (best is None or state.ready < fewest):
                 best, fewest = member, state.ready
-        if best is None:
-            if paused:
-                raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
-            raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order; try again in a moment")
         return best
 
     def _some(self) -> Sequence[int]:
@@ -168,15 +170,24 @@ class Producing:
             name = _name(request.request, slots)
             for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
                 member = self._partitions.members.get(number)
-                if member is None or not member.healthy:
+                if member is None:
+                    continue
+                if not member.healthy:  # it cannot be asked, so nobody knows
+                    left = _without(left, indexes, len(request.batch))
+                    placed.append(Placed(number, indexes, None, member.refusal))
                     continue
                 known = member.state.requests.get(name, member.open.now().elapsed)
                 if known is not None:
-                    left = [i for i in (range(len(request.batch)) if left is None else left) if i not in set(indexes)]
+                    left = _without(left, indexes, len(request.batch))
                     stored = Stored(known.base, known.count, known.ids, again=True)
                     same = len(stored.offsets) == len(indexes)
                     placed.append(Placed(number, indexes, stored if same else None, None if same else _other_items()))
         return placed, left
+
+
+def _without(left: list[int] | None, indexes: Sequence[int], count: int) -> list[int]:
+    gone = set(indexes)
+    return [index for index in (range(count) if left is None else left) if index not in gone]
 
 
 def _other_items() -> InvalidRequest:

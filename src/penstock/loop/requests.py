@@ -211,30 +211,33 @@ class Watch(Request):
 
 
 class Deliver(Request):
-    """A transfer arrives. Answered with the offset of its first item (-1: not known)."""
+    """Transfers arrive, in order. Answered with (sequence, offset of its first item, -1 when not known) for each that is taken."""
 
     verb = "transfer"
     reserved = True
 
-    def __init__(self, partition: int, source: bytes, sequence: int, batch: Batch | None) -> None:
+    def __init__(self, partition: int, source: bytes, entries: "Sequence[tuple[int, Batch | None]]") -> None:
         super().__init__()
         self.partition = partition
         self.source = source
-        self.sequence = sequence
-        self.batch = batch
-        """None when damage took all of it."""
+        self.entries = entries
+        """(sequence, items); None when damage took all of them."""
 
 
 class Arrived(Request):
-    """What became of a transfer from here: `base` there, or an error."""
+    """What became of transfers from here, or an error."""
 
     verb = "transfer"
     reserved = True
 
-    def __init__(self, partition: int, destination: bytes, sequence: int, base: int, failed: PenstockError | None) -> None:
+    def __init__(
+        self, partition: int, destination: bytes, until: int, arrived: Sequence[tuple[int, int]], failed: PenstockError | None
+    ) -> None:
         super().__init__()
         self.partition = partition
         self.destination = destination
-        self.sequence = sequence
-        self.base = base
+        self.until = until
+        """The last sequence that was under way."""
+        self.arrived = arrived
+        """(sequence, base) of each that was taken."""
         self.failed = failed

@@ -4,9 +4,11 @@ Owns: `Settling`. Every part has its own result: good ones are done even when ot
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from penstock.loop import requests
 from penstock.loop.carrying import Carrying
+from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.loop.requests import Handed, Part
 from penstock.rules import commands
@@ -39,6 +41,13 @@ class Settling:
             return error
         assert isinstance(answer, Settled)
         return answer
+
+    def give_back_owed(self, member: Member) -> None:
+        """Leases that a failing partition gave and nobody got."""
+        owed, member.owed = member.owed, []
+        for lease in owed:
+            with suppress(PenstockError):  # it has ended meanwhile
+                self._partitions.run(member, commands.Retry(lease, counted=False))
 
     def give_back(self, handed: Sequence[Handed]) -> None:
         """Nobody took these items: they go back in the next turn as if they had not been leased."""

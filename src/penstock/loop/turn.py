@@ -6,8 +6,10 @@ No answer leaves before the commit of every partition it rests on; a partition t
 Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
 """
 
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
+from contextlib import suppress
 from typing import Any
 
 from penstock.loop import requests
@@ -24,6 +26,7 @@ from penstock.rules.commands import Extend
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError
 
+_log = logging.getLogger("penstock")
 DUE_ITEMS = 2_000
 """Items that come due in one partition in one turn; the rest waits for the next, so that others have theirs in between."""
 
@@ -52,6 +55,8 @@ class Turns(Partitions):
         self.leasing = Leasing(self, self.carrying, self.resizing)
         self.settling = Settling(self, self.carrying)
         self.watching: list[requests.Watch] = []
+        self.look_at_shape: Callable[[], None] = lambda: None
+        """Does what a resize recorded and an interrupt kept from being done."""
         self.kept: dict[tuple[int, int], None] = {}
         """(partition, lease) of holders inside this process, who are still at work. Changed from any thread."""
         self._next_visit: int | None = 0
@@ -74,6 +79,7 @@ class Turns(Partitions):
         self.now = now
         self.again = False
         try:
+            self.look_at_shape()
             if self.resizing.under_way:
                 self.resizing.upkeep()  # first: on what is committed
             if self._next_visit is not None and now >= self._next_visit:
@@ -110,6 +116,7 @@ class Turns(Partitions):
                 continue
             if failed:
                 self.catch_up(member)
+                self.settling.give_back_owed(member)
             if failed or not member.fenced:
                 self.resizing.check(member)
             member.rest(now)
@@ -133,7 +140,13 @@ class Turns(Partitions):
 
     def _do(self, request: requests.Do) -> None:
         self.used.clear()
-        result = request.action(self)
+        try:
+            result = request.action(self)
+        except PenstockError:
+            raise
+        except Exception as error:  # a mistake of ours in one question must not take the turn from the others
+            _log.exception("an operator's question to queue %r went wrong", self.name)
+            raise OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this") from error
         self.answer(request, (result, set(self.used)))
 
     def _commit(self) -> dict[int, PenstockError]:
@@ -141,13 +154,24 @@ class Turns(Partitions):
         touched = [member for member in self.touched if member.healthy]
         owing = [member for member in touched if member.open.prepare()]
         if self._pool is not None and len(owing) > 1:
-            outcomes = list(zip(owing, self._pool.map(Member.commit, owing), strict=True))
+            outcomes = list(zip(owing, self._side_by_side(owing, self._pool), strict=True))
             synced = {member.number for member in owing}
             rest = [member for member in touched if member.number not in synced]
         else:
             outcomes, rest = [], touched
         outcomes += [(member, member.commit()) for member in rest]
         return {member.number: error for member, error in outcomes if error is not None}
+
+    def _side_by_side(self, members: Sequence[Member], pool: Executor) -> list[PenstockError | None]:
+        """Commit in several threads; whatever happens, none of them is at work any more when this returns."""
+        futures = [pool.submit(member.commit) for member in members]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            while any(not future.done() for future in futures):
+                with suppress(KeyboardInterrupt):
+                    wait(futures)
+            raise
 
     # -- answers -------------------------------------------------------------------------------------
 
@@ -165,8 +189,8 @@ class Turns(Partitions):
                 elif isinstance(request, requests.Settle):
                     request.finish([failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)])
                 elif isinstance(request, requests.Deliver):
-                    member, stored = result
-                    request.finish(stored.base, failed.get(member.number))
+                    member, taken = result
+                    request.finish(taken, failed.get(member.number))
                 elif isinstance(request, requests.Do):
                     answer, used = result
                     wrong = None if request.firm else _partly(used, failed)
@@ -178,7 +202,10 @@ class Turns(Partitions):
         """Give leased items out, with their bytes."""
         handed = []
         for member, granted in parts:
-            if member.number in failed or not member.healthy:
+            if member.number in failed:
+                continue
+            if not member.healthy:  # stored, but failing since: given back when it is in order again
+                member.owed.append(granted.lease)
                 continue
             try:
                 items = member.open.items(granted.runs)

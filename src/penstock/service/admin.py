@@ -135,7 +135,7 @@ def move_cursor(turns: Turns, name: str, offsets: Mapping[int, int]) -> None:
 
 
 def release_cursor(turns: Turns, name: str) -> None:
-    found = [member for member in turns.healthy() if name in member.state.cursors]
+    found = [member for member in chosen(turns, None) if name in member.state.cursors]
     if not found:
         raise InvalidRequest(f"there is no cursor {name!r} in queue {turns.name!r}; there are {sorted(looking.cursors(turns)) or 'none'}")
     for member in found:

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from penstock.logs.api import Durability
@@ -26,13 +25,13 @@ from penstock.loop.turn import Turns
 from penstock.rules import queues
 from penstock.rules.catalog import Entry, Options
 from penstock.rules.commands import Configure
-from penstock.rules.slots import SlotMap
 from penstock.service import looking, shaping, tracing
 from penstock.service.live import Live
+from penstock.service.mail import Mail
 from penstock.service.reports import BrokerMetrics, QueueInfo, info
-from penstock.service.store import Store, Target, open_store
+from penstock.service.store import CATALOG, Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueNotFound, StorageFailed
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
 from penstock.words.limits import MAX_PARTITIONS, within
 
 SYNCS_AT_ONCE = 8
@@ -59,17 +58,16 @@ class Embedded:
         self._segment_bytes = segment_bytes
         self._changing = threading.Lock()
         self._creating = threading.Lock()
-        self._ending: set[int] = set()
-        """Queues that are being deleted: nothing new is sent to them."""
+        self._beginning = 0
         self._loops: dict[int, Loop] = {}
+        self._mail = Mail(self._loops, self._entry)
         self._live = Live(self._loop, store)
         self._pool: Executor | None = ThreadPoolExecutor(SYNCS_AT_ONCE, "penstock sync") if threaded else None
-        self._office = Office(self._post, self._map_of)
         self._closed = self._forked = False
         try:
-            self.catalog = Catalog(store.log(0, 0), self.clock)
+            self.catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
             self._sweep()
-            self._loops = {entry.incarnation: self._open_queue(entry) for entry in self.catalog.entries}
+            self._loops.update({entry.incarnation: self._open_queue(entry) for entry in self.catalog.entries})
             for loop in list(self._loops.values()):
                 loop.turn()
                 if loop.busy or loop.turns.next_run is not None:
@@ -113,6 +111,7 @@ class Embedded:
             with self._recording():
                 entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
             if entry.incarnation not in self._loops:
+                self._beginning = entry.incarnation
                 self._begin(entry)
         return info(entry)
 
@@ -131,7 +130,14 @@ class Embedded:
 
     def find(self, name: str) -> QueueInfo:
         self._usable()
-        return info(self.catalog.find(name))
+        return info(self._opened(self.catalog.find(name)))
+
+    def _opened(self, entry: Entry) -> Entry:
+        """A queue that is recorded may be still being opened."""
+        if entry.incarnation not in self._loops:
+            with self._creating:
+                pass
+        return entry
 
     def list(self, prefix: str = "", after: str = "", limit: int = 100) -> "list[QueueInfo]":
         """Queues by name, behind `after`."""
@@ -154,36 +160,14 @@ class Embedded:
         if incarnation not in (0, found):
             raise QueueNotFound(f"queue {name!r} was deleted (and created anew since); ask the broker for it by name")
         queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
-        with self._changing:
-            if found in self._ending:
-                raise QueueBusy(f"queue {name!r} is being deleted by someone else; wait for that")
-            self._ending.add(found)
+        self._opened(self.catalog.get(found))
         loop = self._loop(found)
-        try:
-            self._wait_for_mail(found, timeout)
-            with self._recording():
-                self.catalog.delete(name)
-                self._loops.pop(found)
-        finally:
-            self._ending.discard(found)
-            loop.turns.carrying.ending = False
+        with self._mail.ending(found, name, self.clock, timeout if self._threaded else 0), self._recording():
+            self.catalog.delete(name)
+            self._loops.pop(found)
         with suppress(PenstockError):  # it is gone, whatever its last words
             loop.close(QueueNotFound(f"queue {name!r} was deleted"))
         self._remove(found)
-
-    def _wait_for_mail(self, incarnation: int, timeout: int) -> None:
-        """Until no transfer is under way to or from a queue."""
-        deadline = self.now() + timeout
-        for loop in list(self._loops.values()):
-            while loop.call(Do(partial(_mail, incarnation))):
-                if self.now() >= deadline:
-                    name = self.catalog.get(incarnation).name
-                    raise QueueBusy(
-                        f"items are (or may be, where a partition is failing) on their way to or from queue {name!r}; delete it later"
-                    )
-                if not self._threaded:  # nobody else runs turns
-                    raise QueueBusy("items are on their way; run some turns first")
-                threading.Event().wait(0.01)
 
     def resize(self, incarnation: int, partitions: int) -> QueueInfo:
         """Give a queue another width; items go on being produced and leased meanwhile."""
@@ -201,13 +185,15 @@ class Embedded:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
         try:
             with self._recording():
-                entry = shaping.change(self.catalog, turns, choose, self.clock.read().wall)
-        except (StorageFailed, OutcomeUnknown):
-            entry = self.catalog.get(turns.incarnation)
-            if entry.map.version == turns.map.version:
-                raise
-        shaping.apply(turns, entry)  # it was recorded after all
-        return entry
+                return shaping.change(self.catalog, turns, choose, self.clock.read().wall)
+        finally:
+            self._reshaped(turns)
+
+    def _reshaped(self, turns: Turns) -> None:
+        """What is recorded is so, whatever went wrong in between: looked at in every turn."""
+        entry = self.catalog.state.entries.get(turns.incarnation)
+        if entry is not None and (entry.map.version != turns.map.version or entry.read_only != turns.read_only):
+            shaping.apply(turns, entry)
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -259,9 +245,10 @@ class Embedded:
             lambda number: self._open_partition(entry.incarnation, number),
             self.clock,
             lambda: self._entropy(1)[0] / 255,
-            self._office,
+            Office(self._mail.post, self._mail.map_of),
             self._pool,
         )
+        turns.look_at_shape = lambda: self._reshaped(turns)
         loop = Loop(turns, threaded=self._threaded)
         shaping.apply(turns, entry)
         self._set_options(turns, entry)
@@ -314,7 +301,7 @@ class Embedded:
     def _catch_up(self) -> Sequence[Loop]:
         """Open the queues that the catalog has; gives those that it has no more."""
         for entry in self.catalog.entries:
-            if entry.incarnation not in self._loops:
+            if entry.incarnation not in self._loops and entry.incarnation != self._beginning:
                 self._loops[entry.incarnation] = loop = self._open_queue(entry)
                 loop.wake()
         return [self._loops.pop(one) for one in [*self._loops] if one not in self.catalog.state.entries]
@@ -366,30 +353,15 @@ class Embedded:
         if self._closed:
             raise BrokerClosed("the broker is closed; open it again")
 
+    def _entry(self, incarnation: int) -> Entry:
+        return self.catalog.get(incarnation)
+
     def _loop(self, incarnation: int) -> Loop:
         self._usable()
         loop = self._loops.get(incarnation)
         if loop is None:
             raise QueueNotFound("the queue was deleted (perhaps created anew since); ask the broker for it by name")
         return loop
-
-    def _post(self, incarnation: int, request: Request) -> None:
-        loop = self._loops.get(incarnation)
-        if loop is None:
-            raise QueueNotFound(f"there is no queue {incarnation:016x} (any more)")
-        loop.post(request)
-
-    def _map_of(self, incarnation: int) -> tuple[SlotMap, Sequence[int]]:
-        if incarnation in self._ending:
-            raise QueueNotFound("the queue is being deleted; nothing is sent to it")
-        entry = self.catalog.get(incarnation)
-        return entry.map, entry.active
-
-
-def _mail(incarnation: int, turns: Turns) -> bool:
-    """Whether transfers keep a queue from being deleted; of its own, none sets out once there are none."""
-    carrying = turns.carrying
-    return not carrying.end() if turns.incarnation == incarnation else carrying.unknown or bool(carrying.addressed_to(incarnation))
 
 
 _brokers: "weakref.WeakSet[Embedded]" = weakref.WeakSet()

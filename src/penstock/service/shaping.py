@@ -75,5 +75,6 @@ def apply(turns: Turns, entry: Entry) -> None:
     older = [SlotMap.unpack(old.version, old.owners) for old in entry.maps]
     turns.shape(entry.map, entry.active, [*entry.active, *entry.retired], older[::-1])
     changes = [Change(old, new, entry.marks.get(new.version, {})) for old, new in pairwise([*older, entry.map])]
+    turns.read_only = entry.read_only
     turns.resizing.begin(changes)
     turns.again = True

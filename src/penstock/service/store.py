@@ -16,6 +16,8 @@ from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest
 
 MEMORY = "memory://"
+CATALOG = 0
+"""The incarnation, and the partition, of the catalog."""
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
 
 
@@ -78,7 +80,7 @@ def open_store(
         raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
     if target == MEMORY:
         return MemoryStore()
-    return Directory.open(
+    directory = Directory.open(
         target,
         files=files,
         durability=durability,
@@ -87,3 +89,10 @@ def open_store(
         clock=clock,
         entropy=entropy,
     )
+    logs = directory.logs()
+    if logs and (CATALOG, CATALOG) not in logs:
+        directory.close()
+        raise InvalidRequest(
+            f"{directory.roots[0].path} is one of several storage roots and not the first; open the first, with this one in roots"
+        )
+    return directory

@@ -64,6 +64,7 @@ class Chance:
             tag.dedup = dedups[index] if dedups else None
             at = _or(ats, index, 0)
             tag.at, tag.scheduled = (at if at > wall + 100_000 else 0), at > 0
+            tag.due = tag.at
         named = [None if tag.dedup is None else routing.dedup_digest(tag.key, tag.dedup) for tag in tags]
         return Batch(
             [tag.payload for tag in tags],

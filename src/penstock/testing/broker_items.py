@@ -31,6 +31,8 @@ class Tag:
     dedup: bytes | None = None
     at: int = 0
     """Not to be handed out before this date was seen."""
+    due: int = 0
+    """The same date, kept."""
     scheduled: bool = False
     """It takes its place when it is due, whenever that is noticed."""
     mortal: bool = False
@@ -53,7 +55,7 @@ class Tag:
     handed: int = 0
     """How often it was handed out."""
     not_before: int = 0
-    """A delay holds it until then."""
+    """A delay holds it until then; 0 when there is none, or nobody knows."""
     homing: int = 0
     """The queue to which an operator sent it, and where its key is parked for it."""
     places: list[Place] = field(default_factory=list)

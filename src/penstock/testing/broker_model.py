@@ -21,6 +21,7 @@ from penstock.testing.broker_census import Found
 from penstock.testing.broker_items import Place, Tag
 from penstock.testing.broker_leases import Leases
 from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle, SentWatch
+from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
@@ -44,6 +45,7 @@ class Model(Book):
         self.undisturbed = undisturbed
         self.say = say
         self.leases = Leases(self)
+        self.wall = 0
         self.windows: dict[int, int] = {}
         """Queue → its dedup window."""
         self._firsts: dict[tuple[int, bytes | None, bytes], First] = {}
@@ -62,6 +64,7 @@ class Model(Book):
 
     def pass_time(self, duration: int, wall: int) -> None:
         self.now += duration
+        self.wall = wall
         for tag in self.tags.values():
             if tag.at and tag.at <= wall + IMMEDIATE:
                 tag.at = 0
@@ -126,7 +129,7 @@ class Model(Book):
             return False
         last = self.census.before(tag)
         known = tag.queue in self.vanished or any(place.incarnation in self.vanished for place in tag.places)
-        return known or bool(last.moving or last.promised)
+        return known or bool(last.moving)
 
     def clears(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
         """An operator sets out to resolve items; says which keys that lets go on."""
@@ -338,6 +341,7 @@ class Model(Book):
     def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
         """No queue wants a turn: whoever waits must have a reason."""
         self.leases.check_known()
+        self._check_due()
         with self.undisturbed():
             self.census.check_stats(loops)
         for sent in pending:
@@ -349,6 +353,19 @@ class Model(Book):
         for queue, info in self.queues.items():
             self._check_producers(info, [sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentProduce)])
             self._check_followers([sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentWatch)])
+
+    def _check_due(self) -> None:
+        """What is due has come: schedules, delays, leases that ended."""
+        for tag, found in self.census.found.items():
+            for spot in found.live:
+                if spot.life is Life.SCHEDULED:
+                    late = bool(tag.not_before) and tag.not_before <= self.now
+                    late = late or (bool(tag.due) and not tag.handed and not self.leases.lost and tag.due + 2 * SECOND <= self.wall)
+                    assert not late, f"{tag} is due and still {found}"
+                held = tag.holder
+                if spot.life is Life.LEASED and held is not None and spot.place[:2] == (held.incarnation, held.partition):
+                    over = held.deadline <= self.now and not held.doubtful and tag in held.open.values()
+                    assert not over, f"{held} of {tag} is over, and nobody took it back"
 
     def _check_producers(self, info: QueueInfo, waiting: Sequence[SentProduce]) -> None:
         """Whoever waits for room waits because there is none."""

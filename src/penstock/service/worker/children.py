@@ -28,11 +28,13 @@ from penstock.service.worker.verdicts import DONE, RETURNED, Bury, Retry, Snooze
 from penstock.service.worker.wire import Cell, Message, Said, Through, Told, pack
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import InvalidRequest
+from penstock.words.limits import KIB
 
 CHUNK = 2 * MILLISECOND
 """How long a child should have to work on what it is sent at once."""
 MOST = 64
 """Items, at most."""
+AHEAD_BYTES = 16 * KIB
 LONG = 20 * MILLISECOND
 """Handlers that take longer are not sent anything ahead."""
 STARTS = 3
@@ -123,6 +125,8 @@ class ChildPlaces(Places):
         self._fail = fail
         self._handlers = packed(handlers)
         self._childs_settings = msgspec.structs.replace(settings, hooks=Hooks())
+        self._large = False
+        """Items are too large to be sent ahead: the link could not take them, and nobody would look after the child meanwhile."""
         self._one_by_one = settings.hooks.any_per_item
         self._children: set[Child] = set()
         self._failures = 0
@@ -171,6 +175,10 @@ class ChildPlaces(Places):
             pairs = self.shelf.take_many(portion)
         except IndexError:
             return
+        if one.calls and sum(len(item.payload) for _, item in pairs) > AHEAD_BYTES:
+            self._large = True
+            self.shelf.put_back(pairs)
+            return
         if not one.calls:
             one.since = self._line.now()
         contexts = [context for some in ([pairs] if self._settings.batch else _singly(pairs)) for _, context in self._line.contexts(some)]
@@ -184,7 +192,7 @@ class ChildPlaces(Places):
         """How many items to send now; 0 is none."""
         size = max(1, min(MOST, int(CHUNK / max(1.0, self.each))))
         waiting = len(self.shelf)
-        if one.calls and (self._one_by_one or self.each > LONG or waiting < self.most or len(one.calls) > size):
+        if one.calls and (self._one_by_one or self._large or self.each > LONG or waiting < self.most or len(one.calls) > size):
             return 0
         return self._settings.batch or min(size, max(1, waiting // self.most))
 
@@ -252,7 +260,9 @@ class ChildPlaces(Places):
                 self._line.settle(context, [RETURNED] * len(context.items))
             elif (verdicts := self._caller.end(context, error=error)) is not None:
                 self._line.settle(context, verdicts)
-        self.shelf.put_back(back)
+        if back:
+            self.shelf.put_back(back)
+            self._wake(len(back))
         if not one.ready and not self.closing:
             self._stillborn(how)
 

@@ -103,7 +103,7 @@ class Feeder:
         self._asked_at = 0
         self._leased = 0
         self._rate = 0.0
-        """Items taken a microsecond, lately."""
+        """Items done a microsecond, lately."""
         self._sampled = (0, 0)
         self._horizon = HORIZON
         self.low = 0
@@ -203,15 +203,20 @@ class Feeder:
     def _ahead(self, waiting: int) -> int:
         """How many items to have ready beyond those that have a place."""
         now, (then, before) = self.source.now(), self._sampled
-        taken = self._leased - waiting
         if now - then >= SAMPLE:
-            self._rate = (self._rate + (taken - before) / (now - then)) / 2
-            self._sampled = now, taken
+            done = self._leased - waiting - self._in_places()
+            self._rate = (self._rate + (done - before) / (now - then)) / 2
+            self._sampled = now, done
             if not waiting and not self._dry and self._rate > FAST:
                 self._horizon = min(2 * self._horizon, FAR)
             else:
                 self._horizon = max(HORIZON, self._horizon * 31 // 32)
         return min(MOST, int(self._rate * self._horizon))
+
+    def _in_places(self) -> int:
+        if self._shelf.counting:
+            return self._shelf.taken(self.source)
+        return (self._settings.concurrency - self._places.free) * (self._settings.batch or 1)
 
     # -- leasing -----------------------------------------------------------------------------------------
 
@@ -257,7 +262,7 @@ class Feeder:
             items = self._known(hold, items)
         if items:
             self._shelf.put(self.source, list(zip(repeat(hold), items)))
-            self._places.wake(len(items))
+            self._places.wake(-(-len(items) // (self._settings.batch or 1)))
 
     def _known(self, hold: Hold, items: Sequence[Item]) -> list[Item]:
         """Those that have a handler here; the others go back."""

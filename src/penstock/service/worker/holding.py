@@ -20,6 +20,7 @@ class Source:
     """A queue, and the broker in this process that has it."""
 
     def __init__(self, queue: Any) -> None:
+        self.queue = queue
         self.name: str = queue.name
         self.incarnation: int = queue._incarnation
         self.broker = queue._port.broker

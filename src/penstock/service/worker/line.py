@@ -51,8 +51,8 @@ class Reporter:
         while not self._closing:
             self._bell.wait()
             while self._said and not self._closing:
-                pair = next(iter(self._said))
-                self._write(pair, *self._said.pop(pair))
+                pair, said = self._said.popitem()
+                self._write(pair, *said)
 
     def _write(self, pair: Pair, context: Context, text: str) -> None:
         hold, item = pair

@@ -49,6 +49,10 @@ class ThreadPlaces(Places):
             line.on_extended = lambda _: self._watch.ring()
             threading.Thread(target=self._look_after, name="penstock watch", daemon=True).start()
 
+    def close(self) -> None:
+        super().close()
+        self._watch.ring()
+
     def _work(self) -> bool:
         handle = self._caller.simple
         if handle is not None:

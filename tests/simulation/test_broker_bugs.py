@@ -1,0 +1,287 @@
+"""Proof that the simulation of brokers can fail: bugs are planted, one at a time, and each must be caught.
+
+How many seeds each took is printed (`pytest -s`) and bounded: what takes many is what the simulation looks at seldom.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.loop import producing, resizing, turn
+from penstock.loop.carrying import Carrying
+from penstock.loop.catalog import Catalog
+from penstock.loop.member import Member
+from penstock.loop.partitions import Partitions
+from penstock.loop.producing import Producing
+from penstock.loop.requests import Arrived, Handed, Request
+from penstock.loop.resizing import Resizing
+from penstock.loop.settling import Settling
+from penstock.loop.turn import Turns
+from penstock.rules import admin, catalog, commands, machine, outbox, produce, records, settle
+from penstock.rules.barriers import ENDLESS, Fences
+from penstock.rules.catalog import Reshaped
+from penstock.rules.state import Outgoing, Peek, State
+from penstock.service.embedded import Embedded
+from penstock.testing.brokers import Simulation
+from penstock.words.batch import Batch
+from penstock.words.clock import Moment
+from penstock.words.errors import PenstockError
+
+Patch = pytest.MonkeyPatch
+BUGS: list[tuple[Callable[[Patch], None], int]] = []
+
+
+def bug(most_seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Register a bug that is caught by one of the first so many seeds."""
+
+    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS.append((plant, most_seeds))
+        return plant
+
+    return register
+
+
+@pytest.mark.parametrize(("plant", "most_seeds"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], most_seeds: int, monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    for seed in range(most_seeds):
+        try:
+            Simulation(seed).run()
+        except AssertionError as caught:
+            assert isinstance(caught.__cause__, AssertionError), f"{plant.__name__} breaks the broker: {caught}"
+            print(f"\n{plant.__name__}: {seed + 1} seeds: {str(caught).splitlines()[0][:120]}")
+            return
+    pytest.fail(f"{plant.__name__} was not caught by {most_seeds} seeds")
+
+
+# -- transfers ---------------------------------------------------------------------------------------
+
+
+@bug(40)
+def a_transfer_is_taken_twice(patch: Patch) -> None:
+    def decide(state: State, command: commands.Produce, now: Moment, peek: Peek) -> Any:
+        if command.source is not None:
+            state.producers.pop(command.source, None)
+        return produce.decide_produce(state, command, now, peek)
+
+    patch.setitem(machine._DECIDE, commands.Produce, decide)
+
+
+@bug(40)
+def sequences_begin_anew(patch: Patch) -> None:
+    patch.setattr(outbox, "_next", lambda state, packed: len(state.outbox.get(packed, ())) + 1)
+
+
+@bug(200)
+def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
+    def commit(self: Turns) -> dict[int, PenstockError]:
+        self.carrying.carry(self.now)
+        return right(self)
+
+    right = Turns._commit
+    patch.setattr(Turns, "_commit", commit)
+
+
+@bug(40)
+def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
+    def set_out(self: Carrying, member: Member, packed: bytes, entry: Outgoing, now: int) -> None:
+        right(self, member, packed, entry, now)
+        self._partitions.post(Arrived(member.number, packed, entry.sequence, -1, None))
+
+    right = Carrying._set_out
+    patch.setattr(Carrying, "_set_out", set_out)
+
+
+@bug(40)
+def a_transfer_that_fails_is_dropped(patch: Patch) -> None:
+    def arrived(self: Carrying, request: Arrived) -> None:
+        request.failed = None
+        right(self, request)
+
+    right = Carrying.arrived
+    patch.setattr(Carrying, "arrived", arrived)
+
+
+@bug(40)
+def what_was_sent_is_sent_again(patch: Patch) -> None:
+    def apply(state: State, record: records.Sent, now: Moment) -> None:
+        buried = state.buried_set.within(0, state.next_offset)
+        outbox.apply_sent(state, record, now)
+        state.buried_set.add_all(buried)
+
+    patch.setitem(machine._APPLY, records.Sent, apply)
+
+
+@bug(40)
+def what_arrived_stays_on_its_way(patch: Patch) -> None:
+    patch.setitem(machine._APPLY, records.Delivered, lambda state, record, now: None)
+
+
+@bug(40)
+def keys_are_not_routed_anew(patch: Patch) -> None:
+    patch.setattr(Carrying, "_homes", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
+
+
+@bug(40)
+def dead_letters_do_not_say_where_they_come_from(patch: Patch) -> None:
+    def addressed(self: Carrying, *args: Any) -> Batch:
+        batch = right(self, *args)
+        batch.origins = None
+        return batch
+
+    right = Carrying._addressed
+    patch.setattr(Carrying, "_addressed", addressed)
+
+
+@bug(40)
+def follow_ups_are_forgotten(patch: Patch) -> None:
+    patch.setattr(settle, "promises", lambda state, letters: [])
+
+
+@bug(200)
+def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
+    patch.setattr(Embedded, "_wait_for_mail", lambda self, incarnation, timeout: None)
+    patch.setattr(Carrying, "end", lambda self: True)
+
+
+# -- parked keys -------------------------------------------------------------------------------------
+
+
+@bug(200)
+def a_parked_item_does_not_return_to_its_place(patch: Patch) -> None:
+    patch.setattr(produce, "_places", lambda state, command, batch, base: None)
+
+
+@bug(200)
+def clear_forgets_keys_parked_for_what_was_carried_away(patch: Patch) -> None:
+    def decide(state: State, command: commands.Clear, now: Moment, peek: Peek) -> Any:
+        found, answer = admin.decide_clear(state, command, now, peek)
+        return [record for record in found if not isinstance(record, records.Released)], answer
+
+    patch.setitem(machine._DECIDE, commands.Clear, decide)
+
+
+# -- resizing ----------------------------------------------------------------------------------------
+
+
+@bug(40)
+def fences_hold_nothing(patch: Patch) -> None:
+    patch.setattr(Fences, "limit", lambda self, key: ENDLESS)
+
+
+@bug(40)
+def fences_also_hold_what_was_there_before(patch: Patch) -> None:
+    right = Fences.limit
+    patch.setattr(Fences, "limit", lambda self, key: 0 if right(self, key) < ENDLESS else ENDLESS)
+
+
+@bug(100)
+def fences_are_not_inherited(patch: Patch) -> None:
+    patch.setattr(resizing, "inherited", lambda source, move: [])
+
+
+@bug(40)
+def fences_narrow_to_no_key_at_all(patch: Patch) -> None:
+    def run(self: Partitions, member: Member, command: Any, rounds: int = 0) -> Any:
+        if isinstance(command, commands.Narrow):
+            command = commands.Narrow(command.number, [])
+        return right(self, member, command, rounds)
+
+    right = Partitions.run
+    patch.setattr(Partitions, "run", run)
+
+
+@bug(100)
+def fences_narrow_before_the_backlog_is_read(patch: Patch) -> None:
+    patch.setattr(resizing, "drained", lambda *args: True)
+
+
+@bug(100)
+def a_fence_does_not_wait_for_what_is_leased(patch: Patch) -> None:
+    patch.setattr(resizing, "unresolved", lambda state, key, mark: False)
+
+
+@bug(100)
+def the_marks_of_a_resize_are_too_low(patch: Patch) -> None:
+    def reshape(self: Catalog, *args: Any, marks: dict[int, int], **rest: Any) -> Any:
+        return right(self, *args, marks=dict.fromkeys(marks, 0), **rest)
+
+    right = Catalog.reshape
+    patch.setattr(Catalog, "reshape", reshape)
+
+
+@bug(100)
+def strays_are_leased_where_they_are(patch: Patch) -> None:
+    patch.setattr(Resizing, "departed", lambda self, number: None)
+
+
+@bug(100)
+def dedup_windows_do_not_move(patch: Patch) -> None:
+    patch.setattr(Resizing, "_dedups", lambda self, source, move: [])
+
+
+@bug(200)
+def requests_are_not_looked_up_in_older_maps(patch: Patch) -> None:
+    patch.setattr(Producing, "_known", lambda self, *args: ([], None))
+
+
+@bug(40)
+def a_resize_is_not_recorded(patch: Patch) -> None:
+    def store(self: Catalog, found: Any) -> None:
+        if any(isinstance(record, Reshaped) for record in found):
+            for record in found:
+                catalog.apply(self.state, record)
+        else:
+            right(self, found)
+
+    right = Catalog._store
+    patch.setattr(Catalog, "_store", store)
+
+
+# -- the turn ----------------------------------------------------------------------------------------
+
+
+@bug(40)
+def answers_leave_before_the_commit(patch: Patch) -> None:
+    def commit(self: Turns) -> dict[int, PenstockError]:
+        self._answer({})
+        return right(self)
+
+    right = Turns._commit
+    patch.setattr(Turns, "_commit", commit)
+
+
+@bug(40)
+def a_failed_partition_is_reported_as_stored(patch: Patch) -> None:
+    patch.setattr(turn, "_refused", lambda part, error: part)
+
+
+@bug(40)
+def nobody_is_woken_by_what_comes_due(patch: Patch) -> None:
+    patch.setattr(Member, "plan", lambda self, now: setattr(self, "next_run", None))
+
+
+@bug(40)
+def what_nobody_took_is_not_given_back(patch: Patch) -> None:
+    patch.setattr(Settling, "give_back", lambda self, handed: None)
+
+
+@bug(40)
+def followers_are_not_told(patch: Patch) -> None:
+    patch.setattr(Turns, "_watch", lambda self: None)
+
+
+@bug(40)
+def producers_wait_for_ever(patch: Patch) -> None:
+    patch.setattr(Producing, "retry", lambda self, now: None)
+
+
+@bug(200)
+def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
+    patch.setattr(Partitions, "catch_up", lambda self, *args, **kwargs: None)
+
+
+@bug(40)
+def an_item_goes_to_any_partition(patch: Patch) -> None:
+    patch.setattr(producing, "_homes", lambda batch, request, slots: [producing.FREE] * len(batch))

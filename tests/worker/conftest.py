@@ -1,0 +1,25 @@
+"""Fixtures for workers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import penstock
+from penstock import Broker, Queue
+from tests.worker.rig import Log
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with penstock.open("memory://") as broker:
+        yield broker
+
+
+@pytest.fixture
+def queue(broker: Broker) -> Queue:
+    return broker.create_queue("orders", lease_timeout=60)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()

@@ -1,0 +1,268 @@
+"""What a handler may know and say: its context."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock import Broker, Item, NewItem, Queue
+from penstock.errors import InvalidRequest, QueueNotFound
+from penstock.service.worker.context import Context
+from penstock.service.worker.handlers import Handler
+from penstock.service.worker.verdicts import Retry, RetryPolicy
+from penstock.service.worker.worker import Worker
+from tests.worker.rig import WAIT, Log, settled, until, working
+
+
+class Object:
+    def method(self, item: Any, context: Any) -> None: ...
+
+    async def __call__(self, item: Any) -> None: ...
+
+
+async def asynchronous(item: Any) -> None: ...
+
+
+def keyword(item: Any, *, context: Any) -> str:
+    return f"{item} {context}"
+
+
+def second(item: Any, whatever: Any) -> str:
+    return f"{item} {whatever}"
+
+
+def optional(item: Any, dry_run: bool = False) -> str:
+    return f"{item} {dry_run}"
+
+
+def named(item: Any, context: Any = None) -> str:
+    return f"{item} {context}"
+
+
+def test_a_handler_gets_a_context_if_it_wants_one() -> None:
+    calls = [(keyword, "i c"), (second, "i c"), (optional, "i False"), (named, "i c"), (str, "i")]
+    assert [Handler(function)("i", "c") for function, _ in calls] == [said for _, said in calls]
+    others: list[Callable[..., Any]] = [print, Object().method, Object(), asynchronous]
+    assert [Handler(function).wants_context for function in others] == [False, True, False, False]
+    assert [Handler(function).is_async for function in others] == [False, False, True, True]
+
+
+def test_a_context_knows_its_item(queue: Queue, log: Log) -> None:
+    item_id = queue.produce(b"x")
+
+    def handle(item: Item, context: Context) -> None:
+        log.add((context.item.id, context.queue, context.attempt, context.cancelled, repr(context)[:18]))
+        queue.extend(context.token)  # it is the lease's
+        if context.attempt == 1:
+            raise Retry(0)
+
+    with working(Worker(queue, handle)):
+        assert log.take(2) == [(item_id, "orders", attempt, False, "Context(Item('0-0'") for attempt in (1, 2)]
+        settled(queue, 1)
+
+
+@pytest.mark.parametrize(("said", "seen"), [((0.5, "half way"), "50% half way"), ((1,), "100%"), (("reading",), "reading")])
+def test_progress_is_seen_while_the_handler_works(queue: Queue, said: tuple[Any, ...], seen: str) -> None:
+    item_id = queue.produce(b"x")
+    go = threading.Event()
+
+    def handle(item: Item, context: Context) -> None:
+        for share in range(100):
+            context.progress(share / 100)
+        context.progress(*said)
+        go.wait(WAIT)
+
+    with working(Worker(queue, handle, name="host-1")):
+        why = until(lambda: queue.explain(item_id).why, lambda why: f"({seen})" in why)
+        assert why.startswith("leased by host-1 for another")
+        assert queue.stats().consumers == {"host-1": 1}
+        go.set()
+        settled(queue, 1)
+
+
+def test_async_handlers_report_progress_too(queue: Queue) -> None:
+    item_id = queue.produce(b"x")
+    go = threading.Event()
+
+    async def handle(item: Item, context: Context) -> None:
+        context.progress("on it")
+        await asyncio.to_thread(go.wait, WAIT)
+
+    with working(Worker(queue, handle)):
+        until(lambda: queue.explain(item_id).why, lambda why: "(on it)" in why)
+        go.set()
+        settled(queue, 1)
+
+
+@pytest.mark.parametrize("wrong", [2, -0.1, True, None])
+def test_wrong_progress_is_refused(queue: Queue, log: Log, wrong: Any) -> None:
+    queue.produce(b"x")
+
+    def handle(item: Item, context: Context) -> None:
+        with pytest.raises(InvalidRequest, match="give a share from 0 to 1, or a text"):
+            context.progress(wrong)
+        log.add("refused")
+
+    with working(Worker(queue, handle)):
+        assert log.next() == "refused"
+
+
+def test_follow_ups_are_made_exactly_if_the_item_is_completed(broker: Broker, queue: Queue, log: Log) -> None:
+    mail = broker.create_queue("mail")
+    queue.produce(b"order")
+
+    def handle(item: Item, context: Context) -> None:
+        context.follow_up(NewItem({"attempt": context.attempt}, queue="mail"))
+        if item.payload == b"order":
+            context.follow_up(b"more")
+        log.add(item.payload)
+        if context.attempt == 1:
+            raise Retry(0)
+
+    with working(Worker(queue, handle)):
+        assert sorted(log.take(4)) == [b"more", b"more", b"order", b"order"]
+        settled(queue, 2)
+    assert [lease.item.value for lease in mail.lease(10, wait=WAIT)] == [{"attempt": 2}] * 2  # of the order, and of what followed
+
+
+def test_a_follow_up_to_nowhere_is_refused_where_it_is_made(broker: Broker, queue: Queue, log: Log) -> None:
+    queue.produce(b"x")
+    wrong: list[tuple[Any, type[Exception]]] = [(NewItem(b"", queue="nowhere"), QueueNotFound), (None, InvalidRequest)]
+
+    def handle(item: Item, context: Context) -> None:
+        for given, error in wrong:
+            with pytest.raises(error):
+                context.follow_up(given)
+        log.add("refused")
+
+    with working(Worker(queue, handle)):
+        assert log.next() == "refused"
+        settled(queue, 1)
+
+
+def test_a_follow_up_whose_queue_is_gone_by_then_makes_the_item_come_again(broker: Broker, queue: Queue, log: Log) -> None:
+    broker.create_queue("mail")
+    queue.produce(b"x")
+
+    def handle(item: Item, context: Context) -> None:
+        context.follow_up(NewItem(b"", queue="mail"))
+        broker.delete_queue("mail")
+
+    with working(Worker(queue, handle)):
+        until(lambda: queue.stats().scheduled)
+        assert queue.items("scheduled")[0].reason.startswith("its follow-ups could not be made: QueueNotFound")
+
+
+def test_a_batch_has_no_follow_ups(queue: Queue, log: Log) -> None:
+    queue.produce_many([b"1", b"2"])
+
+    def handle(items: list[Item], context: Context) -> None:
+        log.add(len(context.items))
+        context.follow_up(b"x")
+
+    with working(Worker(queue, handle, batch=2, retry=RetryPolicy(base=100))):
+        assert log.next() == 2
+        until(lambda: queue.stats().scheduled)
+    assert "a follow-up belongs to one item" in queue.items("scheduled")[0].reason
+
+
+# -- handlers that run too long --------------------------------------------------------------------------------
+
+
+def run_over(queue: Queue, log: Log, go: threading.Event) -> Callable[..., None]:
+    """A handler that runs over at its first attempt, and says how it went."""
+
+    def handle(item: Item, context: Context) -> None:
+        if item.attempts == 1:
+            log.add("begun")
+            go.wait(WAIT)
+            log.add(("late", context.cancelled))
+        else:
+            log.add("again")
+
+    return handle
+
+
+def test_a_thread_that_runs_over_is_left_behind(queue: Queue, log: Log) -> None:
+    item_id = queue.produce(b"x")
+    go = threading.Event()
+    one = Worker(queue, run_over(queue, log, go), handler_timeout=0.05, retry=RetryPolicy(base=0))
+    with working(one):
+        assert log.take(2) == ["begun", "again"]  # although there is one place only
+        settled(queue, 1)
+        go.set()
+        assert log.next() == ("late", True)
+        queue.produce(b"y")  # and the place is still one
+        assert log.next() == "begun"
+    assert queue.explain(item_id).state == "completed"
+    assert one.stats().late == 0
+    assert one.stats().handled == 2
+
+
+def test_when_too_many_run_over_their_places_are_not_filled(queue: Queue, log: Log) -> None:
+    go = threading.Event()
+    queue.produce_many([b"%d" % n for n in range(8)])
+
+    def handle(item: Item) -> None:
+        log.add(item.id)
+        go.wait(WAIT)
+
+    with working(Worker(queue, handle, concurrency=2, handler_timeout=0.05, retry=RetryPolicy(base=100))):
+        assert len({*log.take(4)}) == 4
+        until(lambda: queue.stats().scheduled, lambda count: count == 4)
+        assert log.rest() == []
+        go.set()
+        log.take(4)
+
+
+def test_a_task_that_runs_over_is_cancelled(queue: Queue, log: Log) -> None:
+    queue.produce(b"x")
+
+    async def handle(item: Item) -> None:
+        try:
+            if item.attempts == 1:
+                await asyncio.sleep(WAIT)
+        except asyncio.CancelledError:
+            log.add("cancelled")
+            raise
+        log.add("done")
+
+    with working(Worker(queue, handle, handler_timeout=0.05, retry=RetryPolicy(base=0))):
+        assert log.take(2) == ["cancelled", "done"]
+        settled(queue, 1)
+
+
+def test_a_handlers_own_timeout_is_its_own(queue: Queue, log: Log) -> None:
+    queue.produce(b"x")
+
+    async def handle(item: Item) -> None:
+        raise TimeoutError("the network is slow")
+
+    with working(Worker(queue, handle, handler_timeout=WAIT, retry=RetryPolicy(base=100))):
+        until(lambda: queue.stats().scheduled)
+    assert queue.items("scheduled")[0].reason == "TimeoutError: the network is slow"
+
+
+@pytest.mark.parametrize("how", ["thread", "task"])
+def test_running_over_is_the_reason_and_a_handler_can_ask_for_more_time(queue: Queue, log: Log, how: str) -> None:
+    queue.produce_many([b"more", b"less"])
+    go = threading.Event()
+
+    def handle(item: Item, context: Context) -> None:
+        if item.payload == b"more":
+            context.extend(WAIT)
+        go.wait(WAIT)
+        log.add(item.payload)
+
+    async def ahandle(item: Item, context: Context) -> None:
+        await asyncio.to_thread(handle, item, context)
+
+    one = Worker(queue, handle if how == "thread" else ahandle, concurrency=2, handler_timeout=0.1, retry=RetryPolicy(base=100))
+    with working(one):
+        until(lambda: queue.stats().scheduled)
+        assert [(item.payload, item.reason) for item in queue.items("scheduled")] == [(b"less", "the handler ran longer than 0.1 s")]
+        go.set()
+        settled(queue, 1)
+    assert queue.explain("0-0").state == "completed"

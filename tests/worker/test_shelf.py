@@ -1,0 +1,122 @@
+"""Who gets a free place: shares of queues, and limits of partitions."""
+
+from collections import Counter
+
+import pytest
+
+from penstock import Broker
+from penstock.loop.requests import Lease
+from penstock.service.items import items_of
+from penstock.service.worker.holding import Hold, Pair, Source
+from penstock.service.worker.shelf import Shares, Shelf
+
+
+def source(broker: Broker, name: str = "orders", partitions: int = 1) -> Source:
+    return Source(broker.create_queue(name, partitions=partitions))
+
+
+def pairs(at: Source, *counts: int, first: int = 0) -> list[Pair]:
+    """Items leased from a queue, so many from each partition, with payloads that count up."""
+    queue = at.queue
+    for count in counts:  # each call goes whole to the partition that has the fewest
+        queue.produce_many([b"%d" % number for number in range(first, first + count)])
+        first += count
+    handed = at.lease(Lease(1_000))
+    return [
+        (hold, item)
+        for one in sorted(handed)
+        for hold in [Hold(at, None, one, 0)]
+        for part in one.items
+        for item in items_of(one.partition, *part, {})
+    ]
+
+
+def numbers(found: list[Pair]) -> list[int]:
+    return [int(item.payload) for _, item in found]
+
+
+def test_one_queue_is_first_in_first_out(broker: Broker) -> None:
+    orders, shelf = source(broker), Shelf()
+    shelf.put(orders, pairs(orders, 5))
+    assert numbers([shelf.take(), shelf.take()]) == [0, 1]
+    shelf.put_back(pairs(orders, 2, first=10))
+    assert numbers(shelf.take_many(3)) == [10, 11, 2]
+    assert numbers(shelf.take_many(9)) == [3, 4]
+    assert not shelf.ready
+    with pytest.raises(IndexError):
+        shelf.take_many(1)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_a_lost_lease_held_is_taken_out(broker: Broker, several: bool) -> None:
+    orders = source(broker)
+    shelf: Shelf | Shares = Shares({orders: 1}, 0) if several else Shelf()
+    lost, kept = pairs(orders, 3), pairs(orders, 3, first=3)
+    shelf.put(orders, lost)
+    shelf.put(orders, kept)
+    assert shelf.drop(lost[0][0]) == lost
+    assert numbers(shelf.clear()) == [3, 4, 5]
+    assert len(shelf) == 0
+
+
+def test_places_are_shared_by_weight_while_all_have_work(broker: Broker) -> None:
+    orders, mail = source(broker), source(broker, "mail")
+    shelf = Shares({orders: 3, mail: 1}, 0)
+    shelf.put(orders, pairs(orders, 100))
+    shelf.put(mail, pairs(mail, 100))
+    taken = [shelf.take() for _ in range(16)]
+    assert Counter(hold.source for hold, _ in taken) == {orders: 12, mail: 4}
+    assert (shelf.taken(orders), shelf.count(orders), shelf.count(mail), len(shelf)) == (12, 88, 96, 184)
+
+
+def test_a_place_goes_to_the_queue_that_lacks_one(broker: Broker) -> None:
+    orders, mail = source(broker), source(broker, "mail")
+    shelf = Shares({orders: 3, mail: 1}, 0)
+    shelf.put(orders, pairs(orders, 100))
+    taken = [shelf.take() for _ in range(16)]  # what mail does not use, orders have
+    shelf.put(mail, pairs(mail, 100))
+    for pair in taken[:4]:
+        shelf.finished(pair)
+    assert {shelf.take()[0].source for _ in range(4)} == {mail}
+    shelf.finished(taken[5])
+    assert shelf.take()[0].source is orders
+
+
+def test_quick_items_are_served_by_weight_too(broker: Broker) -> None:
+    orders, mail = source(broker), source(broker, "mail")
+    shelf = Shares({orders: 3, mail: 1}, 0)
+    shelf.put(orders, pairs(orders, 1_000))
+    served: list[Source] = []
+    for turn in range(500):
+        if turn == 100:
+            shelf.put(mail, pairs(mail, 1_000))  # it has no claim to what it did not want before
+        pair = shelf.take()
+        served.append(pair[0].source)
+        shelf.finished(pair)
+    assert set(served[:100]) == {orders}
+    assert Counter(served[100:]) == {orders: 300, mail: 100}
+
+
+def test_a_partition_has_no_more_places_than_its_limit(broker: Broker) -> None:
+    orders = source(broker, partitions=2)
+    shelf = Shares({orders: 1}, 2)
+    shelf.put(orders, pairs(orders, 5, 3))
+    taken = shelf.take_many(10)
+    assert numbers(taken) == [0, 5, 1, 6]
+    assert not shelf.ready and len(shelf) == 4
+    with pytest.raises(IndexError):
+        shelf.take()
+    shelf.finished(taken[1])
+    assert shelf.ready and numbers([shelf.take()]) == [7]
+    shelf.put_back([taken[0]])
+    assert numbers([shelf.take()]) == [0]
+
+
+def test_what_was_taken_and_not_begun_comes_first_and_counts_for_nothing(broker: Broker) -> None:
+    orders, mail = source(broker), source(broker, "mail")
+    shelf = Shares({orders: 1, mail: 1}, 0)
+    shelf.put(orders, pairs(orders, 4))
+    found = shelf.take_many(2)
+    shelf.put_back(found)
+    assert (shelf.taken(orders), shelf.count(orders)) == (0, 4)
+    assert numbers(shelf.clear()) == [0, 1, 2, 3]

@@ -1,0 +1,103 @@
+"""What becomes of an item whose handler failed, and when it is tried again."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.service.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze, Verdict, judge, of_a_batch
+from penstock.words.clock import SECOND
+
+MIDDLE = 0.5
+
+
+def verdict(error: BaseException, attempts: int = 1, chance: float = MIDDLE, **policy: Any) -> Verdict:
+    return judge(error, attempts, RetryPolicy(**policy), lambda: chance)
+
+
+def test_each_attempt_waits_longer_up_to_a_limit() -> None:
+    policy = RetryPolicy(base=1, factor=3, most=50)
+    assert [policy.delay(attempt, lambda: MIDDLE) / SECOND for attempt in (1, 2, 3, 4, 5, 9_999)] == [1, 3, 9, 27, 50, 50]
+
+
+@pytest.mark.parametrize(("chance", "seconds"), [(0.0, 7.5), (0.5, 10.0), (1.0, 12.5)])
+def test_chance_makes_it_a_share_more_or_less(chance: float, seconds: float) -> None:
+    assert RetryPolicy(base=10, jitter=0.25).delay(1, lambda: chance) == seconds * SECOND
+
+
+def test_a_policy_without_delay_retries_at_once() -> None:
+    assert RetryPolicy(base=0).delay(7, lambda: 1.0) == 0
+
+
+def test_an_error_is_retried_with_its_name_and_text() -> None:
+    assert verdict(KeyError("x"), 2) == Verdict("retried", 2 * SECOND, "KeyError: 'x'")
+    assert verdict(ValueError()) == Verdict("retried", SECOND, "ValueError")
+
+
+def test_what_a_handler_asks_for_is_done() -> None:
+    assert verdict(Retry(30, "busy")) == Verdict("retried", 30 * SECOND, "busy")
+    assert verdict(Retry(), 2) == Verdict("retried", 2 * SECOND)
+    assert verdict(Bury("poison")) == Verdict("buried", 0, "poison")
+    assert verdict(Snooze(5)) == Verdict("snoozed", 5 * SECOND)
+
+
+class Special(ConnectionError):
+    pass
+
+
+def test_the_most_special_class_counts() -> None:
+    by_type = {OSError: RetryPolicy(base=7), ConnectionError: Bury, Special: Retry(3), ValueError: Snooze(9, "later"), KeyError: Bury("k")}
+    assert verdict(OSError("disk"), by_type=by_type) == Verdict("retried", 7 * SECOND, "OSError: disk")
+    assert verdict(ConnectionResetError("gone"), by_type=by_type) == Verdict("buried", 0, "ConnectionResetError: gone")
+    assert verdict(Special("s"), by_type=by_type) == Verdict("retried", 3 * SECOND, "Special: s")
+    assert verdict(UnicodeError("u"), by_type=by_type) == Verdict("snoozed", 9 * SECOND, "later")
+    assert verdict(KeyError(1), by_type=by_type) == Verdict("buried", 0, "k")
+    assert verdict(TypeError("t"), by_type=by_type) == Verdict("retried", SECOND, "TypeError: t")
+
+
+def test_items_of_a_batch_fail_by_place_or_id() -> None:
+    bury = Bury("b")
+    found = of_a_batch(Failed({0: "first", "0-9": bury}), ["0-7", "0-8", "0-9"])
+    assert [(place, type(error), str(error)) for place, error in found.items()] == [(0, Retry, "first"), (2, Bury, "b")]
+
+
+@pytest.mark.parametrize("name", [3, -1, "0-1", None])
+def test_an_item_that_was_not_in_the_batch_cannot_fail(name: Any) -> None:
+    with pytest.raises(InvalidRequest, match="which it was not given"):
+        of_a_batch(Failed({name: "x"}), ["0-7", "0-8", "0-9"])
+
+
+def test_policies_and_words_can_be_sent_to_another_process() -> None:
+    policy = RetryPolicy(base=2, by_type={ValueError: Bury, KeyError: RetryPolicy(base=3)})
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    for word in (Retry(3, "r"), Bury("b"), Snooze(4, "s")):
+        assert vars(pickle.loads(pickle.dumps(word))) == vars(word)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"base": -1}, "base is -1; give a number from 0"),
+        ({"base": "1"}, "base is '1'; give a number"),
+        ({"factor": 0.5}, "factor is 0.5; give a number from 1"),
+        ({"most": float("nan")}, "most is nan"),
+        ({"jitter": 2}, "jitter is 2; give a number from 0 to 1"),
+        ({"jitter": True}, "jitter is True"),
+        ({"by_type": {"ValueError": Bury}}, "by_type has 'ValueError'; name classes of exceptions"),
+        ({"by_type": {ValueError: 3}}, "by_type gives 3 for ValueError; give Bury"),
+    ],
+)
+def test_a_wrong_policy_is_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        RetryPolicy(**wrong)
+    assert sentence in str(caught.value)
+
+
+def test_wrong_words_are_refused_where_they_are_said() -> None:
+    with pytest.raises(InvalidRequest, match="delay is -1; give 0 to"):
+        Retry(-1)
+    with pytest.raises(InvalidRequest, match="delay is str; give seconds"):
+        Snooze("5")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="what failed is list; give a dict"):
+        Failed(["0-1"])  # type: ignore[arg-type]
