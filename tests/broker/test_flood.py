@@ -5,7 +5,7 @@ from penstock.loop.turn import DUE_ITEMS
 from penstock.words.clock import SECOND
 from tests.broker.rig import Desk, Rig, batch_of
 
-SMALL, LARGE, SIZE = 20_000, 5_000, 196
+SMALL, LARGE, SIZE = 14_000, 2_000, 193
 """So many leases of one item, and so many of SIZE items."""
 TOTAL = SMALL + LARGE * SIZE
 TIMEOUT = 100
@@ -31,7 +31,7 @@ def test_a_flood_of_expiries_stops_nobody(broker: Rig) -> None:
     partitions = 2
     desk = leased_out(broker, partitions)
     desk.produce(*[f"kept-{number}" for number in range(1_000)])
-    held = [desk.lease(1, timeout=10_000) for _ in range(500)]
+    held = [desk.lease(1, timeout=10_000) for _ in range(250)]
     desk.drain()
     broker.clock.advance(TIMEOUT * SECOND)
     left = desk.loop.turns

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.service.embedded import Embedded
 from penstock.words.clock import DAY, SECOND
-from penstock.words.errors import BrokerLocked, CorruptLog, LeaseLost, StorageFailed
+from penstock.words.errors import BrokerLocked, CorruptLog, LeaseLost, OutcomeUnknown, StorageFailed
 from tests.broker.crashes import cut_off, prepared
 from tests.broker.grounds import PatchyFiles, Simulated
 from tests.broker.rig import Rig, batch_of, ids_of
@@ -164,6 +164,8 @@ def test_closing_tells_of_what_could_not_be_written_and_lets_go_all_the_same() -
     desk.produce("a", "b")
     desk.lease(1)
     files.broken.add("/0000")
+    with pytest.raises(OutcomeUnknown, match="Input/output error"):
+        rig.broker.close()
     rig.broker.close()
     files.broken.clear()
     rig = Rig(Simulated(files), clock=rig.clock)

@@ -14,7 +14,6 @@ from penstock.errors import (
     BrokerLocked,
     InvalidRequest,
     LeaseLost,
-    PenstockError,
     QueueExists,
     QueueNotFound,
 )

@@ -14,7 +14,7 @@ from penstock.loop.catalog import Catalog
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
-from penstock.loop.requests import Arrived, Handed, Request
+from penstock.loop.requests import Arrived
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.loop.turn import Turns
@@ -22,7 +22,7 @@ from penstock.rules import admin, catalog, commands, machine, outbox, produce, r
 from penstock.rules.barriers import ENDLESS, Fences
 from penstock.rules.catalog import Reshaped
 from penstock.rules.state import Outgoing, Peek, State
-from penstock.service.embedded import Embedded
+from penstock.service import mail
 from penstock.testing.brokers import Simulation
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
@@ -46,13 +46,22 @@ def bug(most_seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch]
 def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], most_seeds: int, monkeypatch: Patch) -> None:
     plant(monkeypatch)
     for seed in range(most_seeds):
-        try:
-            Simulation(seed).run()
-        except AssertionError as caught:
-            assert isinstance(caught.__cause__, AssertionError), f"{plant.__name__} breaks the broker: {caught}"
-            print(f"\n{plant.__name__}: {seed + 1} seeds: {str(caught).splitlines()[0][:120]}")
+        caught = failure(seed)
+        if caught is not None:
+            print(f"\n{plant.__name__}: {seed + 1} seeds: {caught.splitlines()[0][:120]}")
             return
     pytest.fail(f"{plant.__name__} was not caught by {most_seeds} seeds")
+
+
+def failure(seed: int) -> str | None:
+    """How a seed fails; that it breaks (some other error) proves nothing."""
+    try:
+        Simulation(seed).run()
+    except AssertionError as caught:
+        if not isinstance(caught.__cause__, AssertionError):
+            raise
+        return str(caught)
+    return None
 
 
 # -- transfers ---------------------------------------------------------------------------------------
@@ -141,8 +150,7 @@ def follow_ups_are_forgotten(patch: Patch) -> None:
 
 @bug(200)
 def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
-    patch.setattr(Embedded, "_wait_for_mail", lambda self, incarnation, timeout: None)
-    patch.setattr(Carrying, "end", lambda self: True)
+    patch.setattr(mail, "_mail", lambda incarnation, turns: False)
 
 
 # -- parked keys -------------------------------------------------------------------------------------

@@ -42,8 +42,10 @@ def test_an_origin_comes_back_as_it_was(given_: Origin) -> None:
 def test_an_origin_is_the_array_that_the_format_shows() -> None:
     fields = re.findall(r"an origin is `\[([a-z_, ]+)\]`", FORMAT.read_text())
     assert fields == [", ".join(Origin.__struct_fields__)]
-    whole = Origin("orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False)
-    assert msgspec.msgpack.decode(origin.encode(whole)) == ["orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False]
+    whole = Origin("orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2")
+    assert msgspec.msgpack.decode(origin.encode(whole)) == ["orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2"]
+    assert whole.parking == (9, 1, 2) and Origin("orders", 7, "3-17", parked=True).parking == (7, 3, 17)
+    assert Origin("orders", 7, "3-17").parking is None
 
 
 def test_what_is_missing_at_the_end_is_none_and_what_a_newer_penstock_adds_is_passed_over() -> None:

@@ -42,7 +42,7 @@ def named(item: Any, context: Any = None) -> str:
 
 
 def test_a_handler_gets_a_context_if_it_wants_one() -> None:
-    calls = [(keyword, "i c"), (second, "i c"), (optional, "i False"), (named, "i c"), (str, "i")]
+    calls: list[tuple[Callable[..., Any], str]] = [(keyword, "i c"), (second, "i c"), (optional, "i False"), (named, "i c"), (str, "i")]
     assert [Handler(function)("i", "c") for function, _ in calls] == [said for _, said in calls]
     others: list[Callable[..., Any]] = [print, Object().method, Object(), asynchronous]
     assert [Handler(function).wants_context for function in others] == [False, True, False, False]

@@ -31,10 +31,11 @@ def test_what_was_not_there_can_be_taken_later() -> None:
 
 
 def test_items_for_others_are_put_off_longer_when_there_are_many() -> None:
-    strangers = Strangers()
+    strangers = Strangers(lambda: 1.0)
     assert strangers.delay(5, SECOND) == SECOND
     for at in range(2, 40):
         delay = strangers.delay(1_000, at * SECOND + 1)
     assert SECOND < delay <= 60 * SECOND
     assert strangers.delay(1, 200 * SECOND) >= SECOND
     assert strangers.delay(1, 400 * SECOND) == SECOND
+    assert Strangers(lambda: 0.0).delay(1, SECOND) == SECOND / 4

@@ -5,7 +5,7 @@ Owns: `main`. It is there also when what the command line is made with is not in
 
 import sys
 
-from penstock.cli.failures import MISSING_EXTRA
+from penstock.cli.failures import INTERRUPTED, MISSING_EXTRA
 
 
 def main() -> None:
@@ -18,6 +18,8 @@ def main() -> None:
             raise
         print(f"penstock: the command line needs {missing}, which is not installed; pip install 'penstock[cli]'", file=sys.stderr)
         sys.exit(MISSING_EXTRA)
+    except KeyboardInterrupt:  # while it was still loading
+        sys.exit(INTERRUPTED)
     app(prog_name="penstock")
 
 

@@ -6,6 +6,7 @@ The work is in the modules beneath: frame and compress (bytes of a frame), segme
 Limits: one thread, one process; the frames of one `append` go to one segment.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import NoReturn
@@ -256,7 +257,8 @@ class FileLog:
         try:
             if state is _OPEN:
                 self._tail.flush()
-                self._chain.store_index(self._tail.segment)
+                with contextlib.suppress(OSError):  # an index is made anew when it is missing
+                    self._chain.store_index(self._tail.segment)
         except OSError as error:
             raise storage_failed(error, "closing", self.directory) from error
         finally:

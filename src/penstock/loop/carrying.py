@@ -202,17 +202,8 @@ class Carrying:
             origin.encode(self._origin(member, offset, keys[index], items.produced_at, known[index] if known else None, incarnation))
             for index, offset in enumerate(_offsets(items))
         ]
-        ttls = self._left_of(member, items) if incarnation == self._partitions.incarnation else None
+        ttls = batch.ttls if incarnation == self._partitions.incarnation else None  # it begins anew, as the item does
         return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=ttls, origins=packed)
-
-    def _left_of(self, member: Member, items: Items) -> list[int] | None:
-        """What is left of each item's ttl, by the date."""
-        own, whole = items.batch.ttls, member.state.policy.ttl
-        if own is None and not whole:
-            return None
-        passed = max(0, member.open.now().wall - items.produced_at)
-        spans = [ttl or whole for ttl in own] if own is not None else [whole] * len(items.batch)
-        return [max(1, span - passed) if span else 0 for span in spans]
 
     def _origin(self, member: Member, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
         """What an item that leaves says of where it was, and of where a key is parked for it."""

@@ -35,6 +35,8 @@ class Leasing:
         self.waiting: list[requests.Lease] = []
         self._next = 0  # the number of the partition to begin with
         self._looked_on = False  # a partition has to look further before it knows whether it has something
+        self.left = False
+        """Somebody who waited is gone. Set from any thread."""
         self.earliest: int | None = None
         """The deadline that comes first."""
 
@@ -71,8 +73,9 @@ class Leasing:
     def deal(self, now: int) -> None:
         """Give out what is ready; tell those whose time is over."""
         sources = self._sources()
-        if not sources and (self.earliest is None or now < self.earliest) and not self._looked_on:
+        if not sources and (self.earliest is None or now < self.earliest) and not self._looked_on and not self.left:
             return
+        self.left = False
         self._looked_on = False
         waiting = [request for request in self.waiting if not request.gone]
         there = sum(member.state.ready for member in sources)

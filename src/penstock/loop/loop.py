@@ -84,7 +84,7 @@ class Loop:
         if not request.claim() and request.done and isinstance(request, Lease) and request.answer:
             with suppress(BrokerClosed):
                 self.turns.settling.give_back(request.answer)
-        self.turns.again = True  # the next turn frees its place
+        self.turns.leasing.left = self.turns.again = True  # the next turn frees its place
         self.wake()
 
     def _enter(self, request: Request) -> None:

@@ -115,7 +115,7 @@ class Member:
             self.fail(StorageFailed("keeping its files in order failed"))
             return None
         self._failures = 0
-        if self._rest_at is None and self.partition.log.durability != "fsync":
+        if self._rest_at is None and (self.partition.log.durability != "fsync" or self.partition.log.unsynced):
             self._rest_at = self._clock.read().elapsed + REST
         return None
 

@@ -34,8 +34,8 @@ from penstock.words.limits import MIB, Policy
 DUE_ITEMS = 2_000
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
-CLOSE_FRAMES = 100
-"""The same at closing: fewer are replayed before anybody notices."""
+CLOSE_FRAMES = 2
+"""At closing no checkpoint is worth it when nothing happened but the opening."""
 FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
 _NEEDS_NO_SYNC = (Leased, Passed, Answered, Noted)
@@ -120,6 +120,7 @@ class Partition:
             return
         try:
             if not self.failed:
+                self.owes_sync = self.owes_sync or self.log.unsynced
                 self.commit()
                 if self._unreplayed > CLOSE_FRAMES:
                     with contextlib.suppress(PenstockError):  # a checkpoint only makes the next opening quicker

@@ -48,6 +48,10 @@ class Request:
             return
         self.answer, self.error = answer, error
         self.done = True
+        self.tell()
+
+    def tell(self) -> None:
+        """Let the caller know that there is an answer; telling twice does no harm."""
         if self.on_done is not None:
             with suppress(Exception):  # a caller that cannot be told must not break the turn for others
                 self.on_done(self)

@@ -88,6 +88,10 @@ class Resizing:
         self._departed.clear()
         members = self._partitions.members.values()
         self.under_way = any(not m.fenced or (m.partition is not None and m.partition.state.keys.fences) for m in members)
+        if not self.under_way:
+            self._looked_through.clear()
+            for member in self._partitions.healthy():
+                member.state.keys.freed = None  # nobody asks any more
 
     def _put_up(self, member: Member, change: Change) -> bool:
         """The fences of one change, durably; False when something stands in the way."""

@@ -251,7 +251,10 @@ class Turns(Partitions):
         """Requests of a turn that was broken off: those who wait for items go on waiting, the others are told."""
         lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
         for request in taken:
-            if request.done or any(request in line for line in lines):
+            if request.done:
+                request.tell()  # the interrupt may have come in between
+                continue
+            if any(request in line for line in lines):
                 continue
             if isinstance(request, requests.Lease):
                 self.leasing.put_back(request)  # what it was given is taken back with the turn

@@ -13,7 +13,7 @@ from penstock.loop.retention import mean_bytes
 from penstock.loop.turn import Turns
 from penstock.rules.keys import Line
 from penstock.rules.life import State as Life
-from penstock.rules.outbox import moved_to
+from penstock.rules.outbox import moved_runs, moved_to
 from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import State
 from penstock.service.reports import (
@@ -250,8 +250,8 @@ def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
             found.add_all(state.leased_within(start, stop).runs)
         else:
             found.add_all(_SETS[life](state).within(start, stop))
-    found.remove_all(state.dropped.runs)
-    found.remove_all(state.lost.runs)
+    for gone in (state.dropped.runs, state.lost.runs, moved_runs(state)):
+        found.remove_all(gone)
     return found
 
 

@@ -226,8 +226,9 @@ class Model(Book):
             return
         sent.ids[index] = place
         real = self.census.at(place)
-        if real is None:
-            return  # let go of by retention, or its partition fails just now
+        if real is None:  # let go of by retention, or its partition fails just now
+            tag.acknowledged = tag.acknowledged or tag.dedup is None
+            return
         if real is tag:
             self._stored_anew(sent, tag, place, again=again)
         else:

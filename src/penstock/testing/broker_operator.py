@@ -75,7 +75,7 @@ class Operator:
     def recreate(self) -> None:
         """Delete a queue and make another of that name."""
         queue = self._queue()
-        if self._chance.happens(0.7):
+        if self._chance.happens(0.4):
             self._world.rest()
         self.change(f"delete {queue.name}", queue, lambda: self._broker.delete(queue.name, 0))
         if queue.name not in [info.name for info in self._world.model.queues.values()]:
@@ -138,11 +138,15 @@ class Operator:
         self.ask(self._queue().incarnation, "pause", lease=False, produce=False)
 
     def clear(self) -> None:
+        model = self._world.model
         queue = self._queue()
         partition = self._chance.pick([None, None, *queue.active])
         chosen = {name: self._chance.happens(0.4) for name in ("ready", "scheduled", "leased", "buried")}
+        parked = sorted({place[0] for place, holders in model.order.parked.items() if holders and place[0] in model.queues})
+        if parked and self._chance.happens(0.5):
+            queue, partition = model.queues[self._chance.pick(parked)], None
+            chosen = {name: name == "buried" for name in chosen}
         self.first_run(queue.incarnation)
-        model = self._world.model
         keys = model.clears(queue.incarnation, partition, chosen)
         answer = self.ask(queue.incarnation, "clear", partition=partition, **chosen)
         if isinstance(answer, int) and model.census.whole:

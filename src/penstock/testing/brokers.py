@@ -25,6 +25,13 @@ STEP_WEIGHTS = {
     "recreate": 1, "look": 2, "watch": 1, "compact": 1,
     "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1,
 }  # fmt: skip
+MOODS: dict[str, dict[str, int]] = {
+    "any": {},
+    "resizes": {"resize": 4, "drain": 2, "redrive": 2},
+    "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 3, "update": 2},
+    "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2},
+}
+"""What there is more of in some seeds, and how many times more."""
 
 
 def _silence(line: str) -> None:
@@ -40,6 +47,8 @@ class Simulation:
         self._say = say
         self.world = World(seed, say)
         self._chance = Chance(self.world.rng)
+        more = MOODS[self._chance.pick(list(MOODS))]
+        self._weights = {name: weight * more.get(name, 1) for name, weight in STEP_WEIGHTS.items()}
         self._callers = Callers(self.world, self._chance)
         self._operator = Operator(self.world, self._chance)
         self._inspector = Inspector(self.world, self._chance, self._operator)
@@ -58,7 +67,7 @@ class Simulation:
             raise AssertionError(f"{what}\npython -m penstock.testing.brokers --seed {self.seed}{steps}") from error
 
     def _step(self, number: int) -> None:
-        kind = self._chance.rng.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()))[0]
+        kind = self._chance.rng.choices(list(self._weights), list(self._weights.values()))[0]
         self._say(f"-- {number} {kind}")
         try:
             for owner in (self, self._callers, self._operator, self._inspector):

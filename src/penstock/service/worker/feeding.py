@@ -14,6 +14,7 @@ from typing import Protocol
 
 from penstock.loop.requests import Handed, Lease, Request
 from penstock.service.items import Item, items_of
+from penstock.service.worker.calling import chance
 from penstock.service.worker.handlers import Handlers
 from penstock.service.worker.holding import Hold, Source
 from penstock.service.worker.limits import Bucket, Strangers
@@ -91,7 +92,7 @@ class Feeder:
         self._tally = tally
         self._boss = boss
         self._bucket = bucket
-        self._strangers = Strangers()
+        self._strangers = Strangers(chance)
         self._mail: SimpleQueue[Request | None] = SimpleQueue()
         self._rung = False
         self._closing = False
@@ -167,7 +168,6 @@ class Feeder:
 
     def _listen(self, wait: int | None = None) -> None:
         """Until somebody rings, an answer is there, or (microseconds) the time is over. Meanwhile no item waits in vain."""
-        self._rung = False
         stuck = self._shelf.ready and self._places.free > 0
         if stuck and (wait is None or wait > SPREAD):
             wait = SPREAD
@@ -176,6 +176,7 @@ class Feeder:
         except Empty:
             if stuck:
                 self._places.spread()
+        self._rung = False  # from here on it is looked at what there is to do, so who rings later must be heard later
 
     # -- how many ----------------------------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ class Feeder:
         now, (then, before) = self.source.now(), self._sampled
         if now - then >= SAMPLE:
             done = self._leased - waiting - self._in_places()
-            self._rate = (self._rate + (done - before) / (now - then)) / 2
+            self._rate = (self._rate + max(0, done - before) / (now - then)) / 2
             self._sampled = now, done
             if not waiting and not self._dry and self._rate > FAST:
                 self._horizon = min(2 * self._horizon, FAR)
@@ -250,7 +251,7 @@ class Feeder:
         hold = Hold(self.source, self._settler, handed, self._asked_at)
         self._span = max(MIN_LEASE_TIMEOUT, round(handed.seconds * SECOND))
         self._leased += hold.left
-        self._tally.add("leased", hold.left)
+        self._tally.add("leased", hold.left, self.source.now())
         self._settler.holds.add(hold)
         if not hold.kept():
             _log.warning("a lease of queue %r ended before its items could be handled; they come again", self.source.name)

@@ -3,6 +3,7 @@
 Owns: `Bucket` (a queue's rate limit) and `Strangers` (how long items that are for others are put off). Times are microseconds.
 """
 
+from penstock.service.worker.verdicts import Chance
 from penstock.words.clock import SECOND
 
 BURST = 0.1
@@ -38,15 +39,16 @@ class Bucket:
 class Strangers:
     """Items of kinds that are handled elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
         self._delay = FIRST
         self._since = 0
         self._seen = 0
 
     def delay(self, count: int, now: int) -> int:
-        """How long to put so many more off."""
+        """How long to put so many more off. By chance more or less, or else the same workers might get the same items each time."""
         if now - self._since > self._delay:
             self._delay = min(LAST, max(FIRST, self._seen * SECOND // PER_SECOND))
             self._since, self._seen = now, 0
         self._seen += count
-        return self._delay
+        return round(self._delay * (0.25 + 0.75 * self._chance()))

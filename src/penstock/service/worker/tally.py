@@ -42,15 +42,17 @@ class Tally:
         self._marks: deque[tuple[int, int]] = deque()
         """(when, completed by then), the oldest just outside the window."""
 
-    def add(self, what: str, count: int, now: int = 0) -> None:
+    def add(self, what: str, count: int, now: int) -> None:
         with self._lock:
+            if not self._marks:
+                self._marks.append((now, 0))
             self._counts[what] += count
             if what == "completed":
                 self._mark(now)
 
     def _mark(self, now: int) -> None:
         marks = self._marks
-        if not marks or now - marks[-1][0] >= WINDOW // 20:
+        if now - marks[-1][0] >= WINDOW // 20:
             marks.append((now, self._counts["completed"]))
         while len(marks) > 1 and now - marks[1][0] >= WINDOW:
             marks.popleft()
