@@ -26,6 +26,10 @@ from penstock.service.calls import ListedItem
 from penstock.service.items import Item, NewItem
 from penstock.service.options import QueueInfo, QueueOptions
 from penstock.service.redriving import Redriven
+from penstock.service.worker.context import Context
+from penstock.service.worker.settings import Hooks
+from penstock.service.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze
+from penstock.service.worker.worker import Worker, worker
 
 __version__ = "0.1.0.dev0"
 
@@ -36,7 +40,11 @@ __all__ = [
     "AsyncLeaseBatch",
     "AsyncQueue",
     "Broker",
+    "Bury",
+    "Context",
     "Cursor",
+    "Failed",
+    "Hooks",
     "Item",
     "Lease",
     "LeaseBatch",
@@ -46,9 +54,14 @@ __all__ = [
     "QueueInfo",
     "QueueOptions",
     "Redriven",
+    "Retry",
+    "RetryPolicy",
     "Root",
+    "Snooze",
+    "Worker",
     "__version__",
     "aopen",
     "errors",
     "open",
+    "worker",
 ]

@@ -3,7 +3,7 @@
 How many seeds each took is printed (`pytest -s`) and bounded: what takes many is what the simulation looks at seldom.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -94,9 +94,9 @@ def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
 
 @bug(40)
 def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
-    def set_out(self: Carrying, member: Member, packed: bytes, entry: Outgoing, now: int) -> None:
-        right(self, member, packed, entry, now)
-        self._partitions.post(Arrived(member.number, packed, entry.sequence, -1, None))
+    def set_out(self: Carrying, member: Member, packed: bytes, line: Sequence[Outgoing], now: int) -> None:
+        right(self, member, packed, line, now)
+        self._partitions.post(Arrived(member.number, packed, member.carrying[packed], [(line[0].sequence, -1)], None))
 
     right = Carrying._set_out
     patch.setattr(Carrying, "_set_out", set_out)
@@ -105,7 +105,10 @@ def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
 @bug(40)
 def a_transfer_that_fails_is_dropped(patch: Patch) -> None:
     def arrived(self: Carrying, request: Arrived) -> None:
-        request.failed = None
+        member = self._partitions.members[request.partition]
+        if request.failed is not None and member.healthy:
+            line = member.state.outbox.get(request.destination, ())
+            request.failed, request.arrived = None, [(entry.sequence, -1) for entry in line if entry.sequence <= request.until]
         right(self, request)
 
     right = Carrying.arrived

@@ -1,0 +1,95 @@
+"""The proof: what happened, read from the log of a closed broker, without the code that did it.
+
+Every order that was produced was completed exactly once; nobody handled two orders of one customer at the same time; and every
+customer's orders were completed in the order in which they were produced, but for those that were given up and brought back.
+"""
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+from penstock.service.items import items_of
+from penstock.service.snapshot import Snapshot
+
+
+class Handling(NamedTuple):
+    """One completed order: from its last lease to its completion."""
+
+    customer: str
+    order: int
+    leased_at: int
+    completed_at: int
+    redriven: bool
+
+
+class Proof(NamedTuple):
+    """What the log says."""
+
+    orders: int
+    completed: int
+    doubled: list[int]
+    lost: list[int]
+    overlaps: list[tuple[int, int]]
+    disorder: list[tuple[int, int]]
+    redriven: list[int]
+    attempts: int
+    letters: int
+
+    @property
+    def holds(self) -> bool:
+        return not (self.doubled or self.lost or self.overlaps or self.disorder) and self.letters == self.orders == self.completed
+
+
+def prove(directory: str, produced: int) -> Proof:
+    with Snapshot.open(directory) as log:
+        done, attempts = _handlings(log)
+        mail = log.find("mail")
+        letters = sum(log.ask(mail.incarnation, "ends").values())
+    times: dict[int, int] = defaultdict(int)
+    for one in done:
+        times[one.order] += 1
+    overlaps, disorder = _check_order(done)
+    return Proof(
+        produced,
+        len(times),
+        sorted(order for order, number in times.items() if number > 1),
+        sorted(set(range(produced)) - times.keys()),
+        overlaps,
+        disorder,
+        sorted(one.order for one in done if one.redriven),
+        attempts,
+        letters,
+    )
+
+
+def _handlings(log: Snapshot) -> tuple[list[Handling], int]:
+    """Every completion that the log of the queue tells of, and how many leases there were."""
+    orders = log.find("orders")
+    done: list[Handling] = []
+    attempts = 0
+    for partition in (*orders.active, *orders.retired):
+        parts, _ = log.ask(orders.incarnation, "read", offsets={partition: 0}, limit=1_000_000)
+        items = {item.offset: item for number, part in parts if number == partition for item in items_of(number, *part, {})}
+        leased: dict[int, int] = {}
+        for event in log.events(orders.incarnation, partition):
+            if event.event == "leased":
+                leased[event.offset] = event.at
+                attempts += 1
+            elif event.event == "completed":
+                item = items[event.offset]
+                done.append(Handling(str(item.key), item.value["order"], leased[event.offset], event.at, item.origin is not None))
+    return done, attempts
+
+
+def _check_order(done: list[Handling]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Pairs of orders of one customer that were handled at once, or in the wrong order."""
+    customers: dict[str, list[Handling]] = defaultdict(list)
+    for one in done:
+        customers[one.customer].append(one)
+    overlaps, disorder = [], []
+    for theirs in customers.values():
+        theirs.sort(key=lambda one: one.completed_at)
+        overlaps += [(a.order, b.order) for a, b in pairwise(theirs) if b.leased_at < a.completed_at]
+        straight = [one for one in theirs if not one.redriven]
+        disorder += [(a.order, b.order) for a, b in pairwise(straight) if b.order < a.order]
+    return overlaps, disorder
