@@ -5,11 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-long bench-engine bench-depth bench-queues clean
+.PHONY: demo test check test-long bench-engine bench-depth bench-queues bench-worker clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
-	@$(BIN)/python examples/01_engine.py
+	@$(BIN)/python demo/story.py
 
 test: check
 	@$(BIN)/pytest -q -n 2
@@ -31,6 +31,9 @@ bench-depth: $(READY)
 
 bench-queues: $(READY)
 	@$(BIN)/python benchmarks/queues.py
+
+bench-worker: $(READY)
+	@$(BIN)/python benchmarks/worker.py
 
 # The stamp is written last, so an install that was interrupted is done again.
 $(READY): pyproject.toml constraints.txt

@@ -46,6 +46,7 @@ def test_draining_at_any_moment_loses_and_doubles_nothing(broker: Broker, how: s
     total = 2_000
     queue.produce_many([NewItem(b"", key=str(rng.randrange(100)) if seed % 2 else None) for _ in range(total)])
     handled: Counter[str] = Counter()
+    workers: list[Worker] = []
     moments = sorted(rng.sample(range(1, total), 3))
     while queue.stats().depth:
         moment = moments.pop(0) if moments else total
@@ -53,7 +54,7 @@ def test_draining_at_any_moment_loses_and_doubles_nothing(broker: Broker, how: s
         def handle(item: Item, moment: int = moment) -> None:
             handled[item.id] += 1
             if handled.total() == moment:
-                one.stop()
+                workers[-1].stop()
 
         async def ahandle(item: Item) -> None:
             handle(item)
@@ -64,13 +65,13 @@ def test_draining_at_any_moment_loses_and_doubles_nothing(broker: Broker, how: s
                 handle(item)
 
         if how == "batches":
-            one = Worker(queue, handle_all, concurrency=3, batch=7)
+            workers.append(Worker(queue, handle_all, concurrency=3, batch=7))
         else:
-            one = Worker(queue, handle if how == "threads" else ahandle, concurrency=3)
-        running = Running(one)
+            workers.append(Worker(queue, handle if how == "threads" else ahandle, concurrency=3))
+        running = Running(workers[-1])
         if moment == total:
             settled(queue, total)
-            one.stop()
+            workers[-1].stop()
         assert running.ended() == []
         stats = queue.stats()
         assert (stats.completed, stats.leased) == (handled.total(), 0)

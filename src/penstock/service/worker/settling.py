@@ -155,6 +155,8 @@ class Settler:
         dues = [claim.due for claim in self._again]
         if self._partial:
             dues.append(min(hold.since for hold in self._partial) + PATIENCE)
+        if not dues and self._closing.is_set():
+            return 0.0
         return max(0.0, (min(dues) - self._source.now()) / SECOND) if dues else None
 
     # -- what to say -------------------------------------------------------------------------------------
