@@ -72,7 +72,9 @@ def test_partitions_are_spread_over_the_roots(place: Place, tmp_path: Path) -> N
 
 
 def test_the_partitions_of_a_root_that_is_not_given_are_missed_and_not_begun_anew(place: Place, tmp_path: Path) -> None:
-    ids = place.open(roots=[tmp_path / "b"]).create_queue("orders", partitions=6).produce_many([NewItem(b"x", key=str(n)) for n in range(60)])
+    ids = (
+        place.open(roots=[tmp_path / "b"]).create_queue("orders", partitions=6).produce_many([NewItem(b"x", key=str(n)) for n in range(60)])
+    )
     place.close()
     orders = place.open().queue("orders")
     missed = [one for one in orders.stats().partitions if one.status == "failing"]

@@ -273,7 +273,7 @@ class Carrying:
     def _take_in(self, member: Member, source: bytes, sequence: int, batch: Batch | None) -> int:
         if batch is None:
             return -1
-        command = commands.Produce(batch, None, source, sequence, self._partitions.incarnation, member.number)
+        command = commands.Produce(batch, None, source, sequence, home=self._partitions.incarnation, partition=member.number)
         stored = self._partitions.run(member, command)
         assert isinstance(stored, Stored)
         return member.state.arrivals.get(source, -1) if stored.again else stored.base

@@ -27,6 +27,8 @@ TAKE = 1_000
 GRACE = 5 * SECOND
 """A waiting request is answered by the turn in which its deadline passes; after this its caller gives up on that."""
 IDLE_SECONDS = 60.0
+GATHER_SECONDS = 0.0001
+"""How long a turn waits for a crowd to gather, when it will sync: a part of what that takes."""
 _log = logging.getLogger("penstock")
 
 
@@ -43,6 +45,8 @@ class Loop:
         self._runner: threading.Thread | None = None
         self._alarm: SimpleQueue[None] = SimpleQueue()
         self._wakes_at: int | None = None
+        self._crowd = 0  # requests in the last turn
+        self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: waiting for it lets others run
         self._closed = False
         turns.post = self._post
 
@@ -161,7 +165,11 @@ class Loop:
 
     def _take_and_turn(self, taken: list[Request]) -> None:
         turns = self.turns
+        if self._crowd > 2 and len(self._inbox) < self._crowd and turns.synced:
+            with suppress(Empty):  # those who were just answered are about to ask again: one sync for all of them
+                self._gathering.get(timeout=GATHER_SECONDS)
         self._inbox.take(TAKE, taken)
+        self._crowd = len(taken)
         now = turns.clock.read().elapsed
         for request in taken:
             if request.give_up_at and now > request.give_up_at and not isinstance(request, Lease | Watch):

@@ -139,7 +139,7 @@ class Producing:
             member = partitions.members[number]
             if not member.fenced:
                 raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
-            stored = partitions.run(member, commands.Produce(batch, name))
+            stored = partitions.run(member, commands.Produce(batch, name, checked=True))
         except PenstockError as error:
             return Placed(number, indexes, None, error)
         assert isinstance(stored, Stored)

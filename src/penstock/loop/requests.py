@@ -10,9 +10,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import msgspec
+
 from penstock.loop.blocks import Items
 from penstock.rules.commands import Granted, Settled, Stored
-from penstock.words.batch import Batch
+from penstock.rules.routing import key_ids
+from penstock.words.batch import Batch, validate
 from penstock.words.errors import InvalidRequest, PenstockError
 
 
@@ -115,6 +118,12 @@ class Produce(Request):
         super().__init__(deadline)
         self.batch = batch
         self.request = request
+
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.batch, Batch) and self.batch.keys is not None and self.batch.key_ids is None:
+            self.batch = msgspec.structs.replace(self.batch, key_ids=key_ids(self.batch.keys))
+        validate(self.batch)
 
 
 class Handed(NamedTuple):

@@ -59,6 +59,8 @@ class Turns(Partitions):
         """Does what a resize recorded and an interrupt kept from being done."""
         self.kept: dict[tuple[int, int], None] = {}
         """(partition, lease) of holders inside this process, who are still at work. Changed from any thread."""
+        self.synced = False
+        """Whether the last turn had to wait for a disk."""
         self._next_visit: int | None = 0
         self._pool = pool
         self._steps: dict[type[Request], Callable[[Any], None]] = {
@@ -153,6 +155,7 @@ class Turns(Partitions):
         """Write and sync what was touched, side by side; gives the partitions that failed, and how."""
         touched = [member for member in self.touched if member.healthy]
         owing = [member for member in touched if member.open.prepare()]
+        self.synced = any(member.open.log.durability == "fsync" for member in owing)
         if self._pool is not None and len(owing) > 1:
             outcomes = list(zip(owing, self._side_by_side(owing, self._pool), strict=True))
             synced = {member.number for member in owing}

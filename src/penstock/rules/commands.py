@@ -22,6 +22,8 @@ class Produce(msgspec.Struct, gc=False):
     request: bytes | None = None
     source: bytes | None = None
     sequence: int = 0
+    checked: bool = False
+    """Whether `validate` has been over the batch."""
     home: int = 0
     """Of a transfer: the incarnation and number of the partition it arrives in, by which it may know its old place."""
     partition: int = 0

@@ -29,7 +29,9 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
     batch = command.batch
     if isinstance(batch, Batch) and batch.keys is not None and batch.key_ids is None:
         batch = command.batch = msgspec.structs.replace(batch, key_ids=_ids_of(batch.keys))
-    if command.source is None:  # a transfer was checked when it was first produced, and may be larger than a caller's
+    if (
+        command.source is None and not command.checked
+    ):  # a transfer was checked when it was first produced, and may be larger than a caller's
         validate(batch)
     check_request(command.request)
     if command.source is not None and (type(command.source) is not bytes or type(command.sequence) is not int):

@@ -176,9 +176,9 @@ def queue_name(given: "str | Named") -> str:
 
 
 def batch_of(items: Items) -> Batch | None:
-    """The items, checked; None when there are none."""
+    """The items, which are checked when they are put; None when there are none."""
     batch = to_batch(items)
-    return validate(batch) if batch.payloads else None
+    return batch if batch.payloads else None
 
 
 def follow_ups(items: Sequence[NewItem | Value]) -> dict[str | None, Batch]:

@@ -16,7 +16,7 @@ from penstock.service.calls import RequestId, Seconds, Start
 from penstock.service.held import Chosen, Grant, Leases, Reason
 from penstock.service.items import Items, to_single
 from penstock.service.values import Headers, Value
-from penstock.words.batch import Batch, check_name, validate
+from penstock.words.batch import Batch, check_name
 from penstock.words.limits import MAX_BATCH_ITEMS, within
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class AsyncQueue(AsyncOperations):
         request_id: repeating a call with the same one adds nothing and gives the same id.
         timeout: how long to wait while the queue is full; then `QueueFull` is raised.
         """
-        batch = validate(to_single(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup))
+        batch = to_single(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup)
         return calls.stored_id(await self._produce(batch, calls.request_bytes(request_id), calls.patience(timeout)))
 
     async def produce_many(self, items: Items, *, request_id: RequestId | None = None, timeout: Seconds = 30) -> list[str]:
