@@ -276,7 +276,7 @@ class Carrying:
         command = commands.Produce(batch, None, source, sequence, home=self._partitions.incarnation, partition=member.number)
         stored = self._partitions.run(member, command)
         assert isinstance(stored, Stored)
-        return member.state.arrivals.get(source, -1) if stored.again else stored.base
+        return stored.base
 
     def _read(self, member: Member, runs: list[int]) -> list[Items]:
         self._partitions.touch(member)

@@ -170,7 +170,8 @@ class Producing:
             name = _name(request.request, slots)
             for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
                 member = self._partitions.members.get(number)
-                if member is None:
+                indexes = indexes if left is None else sorted(set(indexes).intersection(left))
+                if member is None or not indexes:
                     continue
                 if not member.healthy:  # it cannot be asked, so nobody knows
                     left = _without(left, indexes, len(request.batch))

@@ -14,10 +14,10 @@ from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.rules import commands
-from penstock.rules.barriers import ENDLESS, Departed, Fence, pack_slots
+from penstock.rules.barriers import ENDLESS, Departed, Fence, pack_slots, unpack_slots
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED
-from penstock.rules.records import Barrier, pack_keys
+from penstock.rules.records import Barrier, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot
 from penstock.rules.slots import Move, SlotMap, moves
 from penstock.rules.state import State
@@ -101,15 +101,31 @@ class Resizing:
             return False
         barriers: list[Barrier] = []
         adopted: list[tuple[bytes, int, int]] = []
+        left = self._left(member.number, change)
         for move, source in zip(arriving, sources, strict=True):
             assert source is not None
-            barriers.append(Barrier(0, source.number, change.marks.get(source.number, source.state.next_offset), 0, pack_slots(move.slots)))
-            barriers += inherited(source.state, move)
+            whole = Barrier(0, source.number, change.marks.get(source.number, source.state.next_offset), 0, pack_slots(move.slots))
+            for barrier in (whole, *inherited(source.state, move)):
+                barriers += since_they_left(barrier, left)
             adopted += self._dedups(source, change).get(member.number, ())
         for start in range(0, len(adopted), ADOPT):
             self._partitions.run(member, commands.FenceOff(0, [], adopted[start : start + ADOPT]))
         self._partitions.run(member, commands.FenceOff(change.new.version, barriers))
         return True
+
+    def _left(self, number: int, until: Change) -> dict[int, int]:
+        """slot → the mark of a partition when that slot left it: what became ready there since then is astray, not older."""
+        left: dict[int, int] = {}
+        for change in self._changes:
+            if change is until:
+                break
+            for move in change.moves:
+                if move.source == number:
+                    left.update(dict.fromkeys(move.slots, change.marks.get(number, 0)))
+                elif move.destination == number:
+                    for slot in move.slots:
+                        left.pop(slot, None)
+        return left
 
     def _dedups(self, source: Member, change: Change) -> dict[int, list[tuple[bytes, int, int]]]:
         """The dedup ids that leave a partition, by where they go: (digest, time left, where the first item is). Looked up once a change."""
@@ -215,6 +231,22 @@ class Resizing:
             for member in self._partitions.healthy()
             for fence in member.state.keys.fences
         ]
+
+
+def since_they_left(barrier: Barrier, left: Mapping[int, int]) -> list[Barrier]:
+    """A barrier, cut by when its slots left the partition they now come back to; those that were never there begin now."""
+    if not left:
+        return [barrier]
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for slot in unpack_slots(barrier.slots) if barrier.slots is not None else ():
+        groups.setdefault((left[slot] or -1) if slot in left else 0, ([], []))[0].append(slot)
+    for key in unpack_keys(barrier.keys):
+        slot = key & SLOT_MASK
+        groups.setdefault((left[slot] or -1) if slot in left else 0, ([], []))[1].append(key)
+    return [
+        Barrier(0, barrier.source, barrier.mark, since, None if barrier.slots is None else pack_slots(slots), pack_keys(keys))
+        for since, (slots, keys) in sorted(groups.items())
+    ]
 
 
 def inherited(source: State, move: Move) -> list[Barrier]:

@@ -22,11 +22,11 @@ class Produce(msgspec.Struct, gc=False):
     request: bytes | None = None
     source: bytes | None = None
     sequence: int = 0
-    checked: bool = False
-    """Whether `validate` has been over the batch."""
     home: int = 0
     """Of a transfer: the incarnation and number of the partition it arrives in, by which it may know its old place."""
     partition: int = 0
+    checked: bool = False
+    """Whether `validate` has been over the batch."""
 
 
 class Lease(msgspec.Struct, gc=False):
@@ -170,6 +170,7 @@ class FenceOff(msgspec.Struct, gc=False):
 
     version: int
     barriers: Sequence[Barrier]
+    """Whose `since` is 0 begin here and now, and at the very beginning when it is -1."""
     adopted: Sequence[tuple[bytes, int, int]] = ()
     """Dedup ids that come along: (digest, time left, where the first item is)."""
 

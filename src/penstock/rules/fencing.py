@@ -17,7 +17,7 @@ def decide_fence(state: State, command: FenceOff, now: Moment, peek: Peek) -> tu
     if command.version and command.version <= state.fence_version:
         return [], Counted(0)
     barriers = [
-        Barrier(state.fences_given + index, one.source, one.mark, state.next_offset, one.slots, one.keys)
+        Barrier(state.fences_given + index, one.source, one.mark, max(0, one.since or state.next_offset), one.slots, one.keys)
         for index, one in enumerate(command.barriers, 1)
     ]
     known = state.dedup.get  # an id that left with its slot and comes back is still known here, by the item's own number
