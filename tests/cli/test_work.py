@@ -5,13 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from penstock.cli.failures import Failed
 from penstock.cli.working import load
 from tests.cli.conftest import Terminal
+
+PATIENCE = 60.0
+"""Seconds for something that certainly comes: only a broken test waits so long."""
 
 HANDLERS = """
 import pathlib
@@ -29,8 +35,9 @@ def many(items):
     print(len(items), "at once")
 
 def slow(item):
-    print("began", flush=True)
-    pathlib.Path("go").read_text()
+    with open("go") as gate:
+        print("began", flush=True)
+        gate.read()
 
 class Shop:
     @staticmethod
@@ -87,10 +94,32 @@ def test_what_fails_is_retried_and_given_up(shop: Terminal, handlers: Path) -> N
     assert letter["origin"]["attempts"] == 2 and "ValueError: no " in letter["origin"]["reason"]
 
 
-def penstock(handlers: Path, broker: Terminal, *args: str) -> "subprocess.Popen[str]":
+@contextmanager
+def penstock(handlers: Path, broker: Terminal, *args: str) -> "Iterator[subprocess.Popen[str]]":
+    """A command as a process of its own, which does not outlive the test whatever happens."""
     command = [sys.executable, "-m", "penstock.cli", *args]
     environment = {**os.environ, "PENSTOCK_BROKER": str(broker.target)}
-    return subprocess.Popen(command, cwd=handlers, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=handlers, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        watchdog = Timer(PATIENCE, process.kill)
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+@contextmanager
+def held_back(handlers: Path) -> "Iterator[Callable[[], None]]":
+    """The handler `slow` does not end before the function that this gives is called."""
+    os.mkfifo(handlers / "go")
+    handle = os.open(handlers / "go", os.O_RDWR)  # open at both ends: nobody waits for the other to open it
+    try:
+        yield lambda: os.close(handle)
+    except BaseException:
+        with suppress(OSError):
+            os.close(handle)
+        raise
 
 
 def test_failures_are_told_in_a_line_each(shop: Terminal, handlers: Path) -> None:
@@ -104,14 +133,20 @@ def test_failures_are_told_in_a_line_each(shop: Terminal, handlers: Path) -> Non
     assert "attempt 2" in second
 
 
+def test_what_processes_print_is_not_in_the_document(shop: Terminal, handlers: Path) -> None:
+    shop.run("produce", "orders", "a")
+    with penstock(handlers, shop, "work", "shop_handlers:handle", "-q", "orders", "--processes", "1", "--until-empty", "--json") as process:
+        out, err = process.communicate()
+    assert json.loads(out)["handled"] == 1 and err == "handled a\n"
+
+
 def test_a_signal_lets_it_drain(shop: Terminal, handlers: Path) -> None:
     shop.run("produce", "orders", "x")
-    os.mkfifo(handlers / "go")
-    with penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders") as process:
+    with held_back(handlers) as go_on, penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "began\n"
         process.send_signal(signal.SIGTERM)
-        (handlers / "go").write_text("go on")
+        go_on()
         out, err = process.communicate()
     assert (process.returncode, out, err) == (0, "1 done\n", "")
     assert shop.json("stats", "orders")["completed"] == 1
@@ -119,15 +154,14 @@ def test_a_signal_lets_it_drain(shop: Terminal, handlers: Path) -> None:
 
 def test_while_it_works_the_directory_is_its_own_and_can_be_looked_at(shop: Terminal, handlers: Path) -> None:
     shop.run("produce", "orders", "x")
-    os.mkfifo(handlers / "go")
-    with penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:
+    with held_back(handlers) as go_on, penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "began\n"
         said = shop.refused("produce", "orders", "y", code=4)
         assert f"is in use by process {process.pid} on " in said
         assert len(shop.json("queue", "list")) == 2
         process.send_signal(signal.SIGINT)
-        (handlers / "go").write_text("go on")
+        go_on()
         out, _ = process.communicate()
     assert process.returncode == 0 and json.loads(out)["handled"] == 1
 

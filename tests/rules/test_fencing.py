@@ -153,6 +153,21 @@ def test_a_unit_of_a_key_ends_at_the_fence(bench: Bench, passed_over: bool) -> N
     assert bench.take(per_key=10) == ["a3", "a4"]
 
 
+@pytest.mark.parametrize(("since", "served"), [(0, ["a0", "a1"]), (1, ["a0"]), (-1, [])])
+def test_a_fence_may_begin_where_its_slot_left(bench: Bench, since: int, served: list[str]) -> None:
+    """What became ready here while the slot lived elsewhere is not older than what is there."""
+    bench.produce("a0", "a1", key="a")
+    held = bench.lease()
+    assert bench.take() == []
+    bench.partition.run(FenceOff(1, [Barrier(0, 3, 10, since, pack_slots([slot("a")]))]))
+    bench.retry(held.lease)
+    bench.produce("a2", key="a")
+    bench.kill()
+    assert bench.drain() == served
+    bench.narrow(1)
+    assert bench.drain() == [payload for payload in ("a0", "a1", "a2") if payload not in served]
+
+
 def test_the_earlier_of_two_fences_counts_and_each_must_go(bench: Bench) -> None:
     first = bench.fence("a", source=3)
     bench.produce("a1", key="a")

@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 
 from penstock.rules import commands as c
 from penstock.rules import machine, routing
-from penstock.rules.barriers import pack_slots
+from penstock.rules.barriers import pack_slots, unpack_slots
 from penstock.rules.explain import explain
 from penstock.rules.life import TRANSITIONS, Event
 from penstock.rules.life import State as Life
@@ -155,7 +155,8 @@ class Moving(Model):
         self.version = max(command.version, self.version)
         for barrier in command.barriers:
             self.given += 1
-            self.fences.append(Fence(self.given, len(self.items), set(memoryview(barrier.slots or b"").cast("H")), set()))
+            since = max(0, barrier.since or len(self.items))
+            self.fences.append(Fence(self.given, since, set(unpack_slots(barrier.slots or b"")), set()))
         for digest, left, number in command.adopted:
             if self.dedups.get(digest, (0, 0))[0] <= now.elapsed:
                 self.dedups[digest] = (now.elapsed + left, number)
@@ -249,7 +250,8 @@ class MovingBesideTheModel(RulesBesideTheModel):
     def _do_fence(self, draw: Draw) -> None:
         names = draw(SOME_NAMES)
         groups = draw(st.sampled_from([[names], [[name] for name in names]]))
-        barriers = [Barrier(0, 3, 9, 0, pack_slots(set(map(routing.slot, group)))) for group in groups]
+        since = draw(st.sampled_from([0, 0, 0, -1, 2]))
+        barriers = [Barrier(0, 3, 9, since, pack_slots(set(map(routing.slot, group)))) for group in groups]
         known = draw(st.sampled_from([[], [(bytes(16), 1 * MINUTE, ids.foreign(3, 5))]]))
         new = self.model.version + 1
         version, raised = draw(st.sampled_from([(new, barriers), (new, barriers), (max(1, new - 1), barriers), (0, [])]))

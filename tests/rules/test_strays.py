@@ -145,3 +145,16 @@ def test_sought_items_are_of_the_backlog_and_astray_when_that_is_drained(bench: 
     bench.complete(drained.lease)
     bench.seek(0)
     assert bench.strays({slot("a"): 0}) == [0]
+
+
+def test_a_seek_leaves_in_line_what_its_new_partition_waits_for(bench: Bench) -> None:
+    """The backlog is drained but for a key that is held: what stands behind it is handled here, before what came after it elsewhere."""
+    bench.produce("done", key="b")
+    bench.drain()
+    bench.produce("a1", "a2", key="a")
+    held = bench.lease()
+    assert bench.take() == []
+    assert bench.seek(0) == 1
+    assert bench.texts(bench.lease(departed={slot("a"): 0})) == ["done"]
+    bench.complete(held.lease)
+    assert bench.texts(bench.lease(departed={slot("a"): 0})) == ["a2"]

@@ -18,8 +18,8 @@ from penstock.cli.failures import NEGATIVE, NOT_FOUND, STORAGE, Failed, exit_cod
 from penstock.cli.ledgerq import Entry, Skipped
 from penstock.cli.session import Session
 from penstock.service._sync.queue import Queue
-from penstock.service.calls import batch_of
-from penstock.service.items import NewItem
+from penstock.service.items import NewItem, to_batch
+from penstock.words.batch import validate
 from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES
@@ -207,7 +207,7 @@ def _item(entry: Entry, now: int, key_header: str | None) -> NewItem:
 def _refusal(items: list[NewItem]) -> str:
     """Why items cannot be stored; "" when they can."""
     try:
-        batch_of(items)
+        validate(to_batch(items))
     except InvalidRequest as error:
         return str(error).removeprefix("item 0: ")
     return ""

@@ -20,9 +20,9 @@ from penstock.cli.failures import NOT_FOUND, Failed, exit_code_of
 from penstock.cli.options import FIELD_OPTIONS, ITEM_OPTIONS, of_item, parameters, read
 from penstock.cli.session import Session
 from penstock.cli.sources import FORMS, Fields, Found, Lines
-from penstock.service import calls
 from penstock.service._sync.queue import Queue
-from penstock.service.items import NewItem
+from penstock.service.items import NewItem, to_batch
+from penstock.words.batch import validate
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, within
 
@@ -84,7 +84,7 @@ class Loader:
         good: list[tuple[int, NewItem]] = []
         for line, item in batch:
             try:
-                calls.batch_of([item])
+                validate(to_batch([item]))
             except InvalidRequest as error:
                 self._waiting = good
                 self._leave_out(line, f"is refused ({str(error).removeprefix('item 0: ')})")

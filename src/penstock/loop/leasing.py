@@ -5,6 +5,8 @@ a turn, and every turn deals. Items are dealt round-robin (dealing.py). One cons
 partition behind the one where the last call ended, and takes what it can there before it looks at the next.
 """
 
+from contextlib import suppress
+
 from penstock.loop import requests
 from penstock.loop.carrying import Carrying
 from penstock.loop.dealing import shares
@@ -133,23 +135,39 @@ class Leasing:
     def _take(self, request: requests.Lease, want: int, sources: list[Member]) -> list[tuple[Member, Granted]]:
         """Up to `want` items, from as few partitions as need be; those that have nothing (more) to give are left out from now on."""
         parts: list[tuple[Member, Granted]] = []
-        if want > MANY and sources:
-            most = MAX_BATCH_BYTES // max(1, mean_bytes(sources[0].open.log.segments(), sources[0].state))
-            want = max(1, min(want, most))
+        want = self._holdable(want, sources)
+        if request.request is not None:
+            return self._take_by_name(request, want, sources)
         while want and sources:
             granted = self._lease(sources[0], self._command(request, want))
-            if granted is not None and granted.lease:
+            if granted is not None and granted.lease:  # a plan may stop early: it is asked until it gives nothing
                 parts.append((sources[0], granted))
                 want -= granted.count
-                if request.request is None:
-                    continue  # a plan may stop early: it is asked until it gives nothing
-            if want:
+            else:
                 sources.pop(0)
         if parts:
             self._next = parts[-1][0].number + 1
         if sources and len(sources) > 1:
             sources.append(sources.pop(0))  # the next one begins elsewhere
         return parts
+
+    def _take_by_name(self, request: requests.Lease, want: int, sources: list[Member]) -> list[tuple[Member, Granted]]:
+        """For a request with an id: each partition is asked once. That it gives nothing says nothing about the others who wait."""
+        parts: list[tuple[Member, Granted]] = []
+        for member in sources:
+            granted = self._lease(member, self._command(request, want)) if want else None
+            if granted is not None and granted.lease:
+                parts.append((member, granted))
+                want -= granted.count
+        return parts
+
+    def _holdable(self, want: int, sources: list[Member]) -> int:
+        """So many items as make a reply that can be held."""
+        if want > MANY and sources:
+            with suppress(PenstockError):  # the commit says what is wrong
+                most = MAX_BATCH_BYTES // max(1, mean_bytes(sources[0].open.log.segments(), sources[0].state))
+                return max(1, min(want, most))
+        return want
 
     def _lease(self, member: Member, command: commands.Lease) -> Granted | None:
         partitions = self._partitions

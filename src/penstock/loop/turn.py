@@ -222,6 +222,7 @@ class Turns(Partitions):
             if request.gone:
                 self.settling.give_back(handed)
         elif request.deadline > self.now:
+            request.request = None  # what was remembered under its id was lost with the turn
             self.leasing.put_back(request)
         else:
             request.finish([])

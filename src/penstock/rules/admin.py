@@ -152,25 +152,15 @@ def decide_seek(state: State, command: Seek, now: Moment, peek: Peek) -> tuple[l
 
 
 def apply_sought(state: State, record: Sought, now: Moment) -> None:
-    """Items come again in log order, without a ttl. What had been passed over is put back first, so that keys are in that order too."""
+    """Items come again in log order, without a ttl. What waits in a line stays there: whoever reads the lanes lines them up before it."""
     _forget_places(state, record.runs)
+    state.resolved.remove_all(record.runs)
+    state.away.remove_all(record.runs)
     if state.keys.fences:  # at their old places they would pass by what fenced keys wait for
         for start, stop in pairs(record.runs):
             state.lanes.add(DEFAULT_PRIORITY, start, stop, KEYED, state.next_offset, now.elapsed)
-    returning = (
-        []
-        if state.keys.fences
-        else [(DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)]
-    )
-    for key, line in state.keys.lines():
-        returning += [(run.lane, Extent(run.start, run.stop, KEYED, run.position, run.ready_at)) for run in line.waiting]
-        line.waiting.clear()
-        state.keys.settle(key, line)
-    state.away.remove_all(state.passed.runs)
-    state.passed.clear()
-    state.resolved.remove_all(record.runs)
-    state.away.remove_all(record.runs)
-    state.lanes.merge(returning)
+    else:
+        state.lanes.merge([(DEFAULT_PRIORITY, Extent(start, stop, KEYED, start, now.elapsed)) for start, stop in pairs(record.runs)])
     sought = RunSet(record.runs)
     state.ttl.keep(lambda entry: sought.missing(entry.start, entry.stop))
 

@@ -114,8 +114,9 @@ class Callers:
     def repeat(self) -> None:
         """An answer was lost, or came late: the caller asks again with the same request id."""
         model = self._world.model
-        known = [sent for sent in self.sent if model.remembers(sent) and sent.request.done and sent.incarnation in model.queues]
-        known += [sent for sent in self.sent if sent.unknown and model.remembers(sent) and sent.incarnation in model.queues]
+        known = [
+            sent for sent in self.sent if model.remembers(sent) and sent.incarnation in model.queues and sent not in self._world.pending
+        ]
         if known:
             sent = self._chance.pick(known[-8:])
             if not (isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)):

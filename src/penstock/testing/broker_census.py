@@ -192,6 +192,11 @@ class Census:
         """The copy of an item that a queue has, if it is neither resolved nor on its way elsewhere."""
         return next((spot for spot in self.of(tag).live if spot.place.incarnation == incarnation), None)
 
+    def left(self, incarnation: int) -> list[Place]:
+        """Places in a queue whose items have gone on elsewhere."""
+        done = ((tag, spot.place) for tag, found in self.found.items() for spot in found.done)
+        return [place for tag, place in done if place.incarnation == incarnation and (place != tag.places[-1] or tag.vanished)]
+
     def healthy(self, place: Place) -> bool:
         room = self.rooms.get((place.incarnation, place.partition))
         return room is not None and room.healthy
@@ -207,8 +212,7 @@ class Census:
                 continue
             stats = loop.inspect(looking.stats)
             recount = Counter(life for room in rooms for life in room.lives)
-            places = ((tag, spot.place) for tag, found in self.found.items() for spot in found.done)
-            recount[Life.COMPLETED] -= sum(place.incarnation == incarnation and place != tag.places[-1] for tag, place in places)
+            recount[Life.COMPLETED] -= len(self.left(incarnation))
             for life in Life:
                 said = getattr(stats, life.value)
                 unsure = life is Life.COMPLETED and any(room.dropped for room in rooms)

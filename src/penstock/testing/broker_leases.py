@@ -35,6 +35,8 @@ class Leases:
         self.lost = 0
         """How many leases somebody may have been given without learning of it."""
         self._states: dict[tuple[int, int], object] = {}
+        self._doubted: set[tuple[int, int]] = set()
+        """Partitions that lost leases in the last moments of a process, perhaps also such as were not judged yet."""
 
     @property
     def now(self) -> int:
@@ -72,7 +74,12 @@ class Leases:
                 known = self._states.get((loop.turns.incarnation, number))
                 if member.partition is None or not member.healthy or (known is not None and known is not member.partition.state):
                     self.doubt(loop.turns.incarnation, number)
+                    self._doubted.add((loop.turns.incarnation, number))
         self._states.clear()
+
+    def decided(self) -> None:
+        """What the last process answered was judged."""
+        self._doubted.clear()
 
     def forget(self, incarnation: int) -> None:
         """A queue is gone."""
@@ -117,6 +124,7 @@ class Leases:
             return
         held = Held(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
         held.timeout = held.deadline - self.now
+        held.doubtful = (held.incarnation, held.partition) in self._doubted
         for offset, tag in given.items():
             self._check_given(held, offset, tag)
         for tag in given.values():
@@ -242,9 +250,8 @@ class Leases:
         if sent.action == "extend":
             held.deadline = self.now + (sent.timeout or held.timeout)
             return
-        for offset in done:
-            tag = held.open.get(offset)
-            if tag is None:
+        for offset, tag in [pair for pair in held.open.items() if pair[0] in done]:
+            if offset not in held.open:
                 continue
             if sent.action == "complete":
                 self._complete(held, offset, tag, sure=True)

@@ -46,6 +46,7 @@ class Model(Book):
         self.say = say
         self.leases = Leases(self)
         self.wall = 0
+        self.date_set_at = 0
         self.windows: dict[int, int] = {}
         """Queue → its dedup window."""
         self._firsts: dict[tuple[int, bytes | None, bytes], First] = {}
@@ -97,6 +98,7 @@ class Model(Book):
 
     def decided(self) -> None:
         """What was found after an opening was looked at: lost requests have had their effect, or never will."""
+        self.leases.decided()
         if self.census.whole:
             self.clearing.clear()
             self.seeking.clear()
@@ -234,7 +236,7 @@ class Model(Book):
         else:
             same = (real.queue, real.key, real.dedup) == (tag.queue, tag.key, tag.dedup) and tag.dedup is not None
             assert same, f"{tag} was said to be at {place}, where {real} is"
-            self._duplicate(tag, real)
+            self._duplicate(sent, tag, real)
 
     def _stored_anew(self, sent: SentProduce, tag: Tag, place: Place, *, again: bool) -> None:
         fresh = sent.first and not again and not tag.acknowledged
@@ -248,15 +250,15 @@ class Model(Book):
         if first is not None and first.tag is not tag and not self._is_unsure(name):
             assert first.until <= self.now or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
         if first is None or first.tag is not tag:
-            self._firsts[name] = First(tag, self.now + self.windows[sent.incarnation], self.era)
+            self._firsts[name] = First(tag, self.now + self.windows[sent.incarnation], sent.latest_era)
             if not fresh:
                 self._unsure[name] = self.now + self.windows[sent.incarnation]
 
-    def _duplicate(self, tag: Tag, real: Tag) -> None:
+    def _duplicate(self, sent: SentProduce, tag: Tag, real: Tag) -> None:
         assert tag.dedup is not None
         name = (tag.queue, tag.key, tag.dedup)
         first = self._firsts.get(name)
-        if not self._is_unsure(name):
+        if sent.first and not self._is_unsure(name):
             assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
             assert first.until > self.now or first.era != self.era, f"{tag} was taken for a duplicate of {real}, whose window is over"
         tag.void = True
@@ -361,12 +363,14 @@ class Model(Book):
             for spot in found.live:
                 if spot.life is Life.SCHEDULED:
                     late = bool(tag.not_before) and tag.not_before <= self.now
-                    late = late or (bool(tag.due) and not tag.handed and not self.leases.lost and tag.due + 2 * SECOND <= self.wall)
+                    if tag.due and not tag.handed and not self.leases.lost:
+                        late = late or (tag.due + SECOND < self.wall and self.date_set_at + SECOND < self.now)
                     assert not late, f"{tag} is due and still {found}"
                 held = tag.holder
-                if spot.life is Life.LEASED and held is not None and spot.place[:2] == (held.incarnation, held.partition):
-                    over = held.deadline <= self.now and not held.doubtful and tag in held.open.values()
-                    assert not over, f"{held} of {tag} is over, and nobody took it back"
+                if spot.life is Life.LEASED and held is not None and held.deadline <= self.now and not held.doubtful:
+                    room = self.census.rooms[spot.place[:2]]
+                    mine = spot.place[:2] == (held.incarnation, held.partition) and spot.place.offset in room.held.get(held.lease, ())
+                    assert not mine, f"{held} of {tag} is over, and nobody took it back"
 
     def _check_producers(self, info: QueueInfo, waiting: Sequence[SentProduce]) -> None:
         """Whoever waits for room waits because there is none."""

@@ -122,7 +122,7 @@ class Order:
         return tag in self._former
 
     def is_parked(self, incarnation: int, key: bytes) -> bool:
-        return bool(self.parked.get((incarnation, key)))
+        return bool(self.parked.get((incarnation, key))) or (incarnation, key) in self.perhaps
 
     # -- a lease was handed out ----------------------------------------------------------------------
 

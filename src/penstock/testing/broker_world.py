@@ -9,9 +9,11 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from penstock.loop.loop import Loop
+from penstock.loop.requests import Request
 from penstock.service.embedded import Embedded
 from penstock.testing import checks
 from penstock.testing.broker_model import Model
@@ -82,7 +84,7 @@ class World:
         """Put a request into the inbox of its queue."""
         self.say(f"   {sent}")
         sent.make(self.broker.now())
-        sent.request.on_done = lambda _: self._answers.append(sent)
+        sent.request.on_done = partial(self._note, sent)
         self._pending.append(sent)
         self.model.sending(sent)
         try:
@@ -90,6 +92,11 @@ class World:
         except (QueueNotFound, BrokerClosed) as error:
             sent.request.finish(error=error)
         self._digest()
+
+    def _note(self, sent: Sent, request: Request) -> None:
+        """An answer is there; whoever is told twice notes it once."""
+        if request is sent.request and sent not in self._answers:
+            self._answers.append(sent)
 
     def cancel(self, sent: Sent) -> None:
         """The caller is gone and will not see the answer."""
@@ -177,6 +184,7 @@ class World:
         self.model.pass_time(duration, self.clock.read().wall)
 
     def step_wall(self, step: int) -> None:
+        self.model.date_set_at = self.model.now
         self.clock.step_wall(step)
         self.model.pass_time(0, self.clock.read().wall)
 

@@ -1,0 +1,205 @@
+"""A program with a worker that is asked to end, killed, stopped and continued: real processes, real signals."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import penstock
+from tests.worker.rig import WAIT, past, until
+from tests.worker.test_processes import is_alive
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Program:
+    """A worker in a process of its own."""
+
+    def __init__(self, place: Path, mode: str) -> None:
+        command = [sys.executable, "-m", "tests.worker.program", str(place), mode]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().rstrip()
+
+    def lines(self, count: int) -> list[str]:
+        return [self.line() for _ in range(count)]
+
+    def rest(self) -> list[str]:
+        """Wait for its end; what it still said."""
+        assert self._process.stdout is not None
+        return self._process.stdout.read().splitlines()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def code(self) -> int:
+        return self._process.wait(WAIT)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for end in (self._process.stdin, self._process.stdout):
+            if end is not None:
+                end.close()
+
+
+Start = Callable[[str], Program]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def start(place: Path) -> Iterator[Start]:
+    programs: list[Program] = []
+
+    def start(mode: str) -> Program:
+        programs.append(Program(place, mode))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.close()
+
+
+@contextmanager
+def orders(place: Path) -> Iterator[penstock.Queue]:
+    """The queue, while no program has it."""
+    with penstock.open(place, durability="os") as broker:
+        yield broker.create_queue("orders", lease_timeout=1, exist_ok=True)
+
+
+def fill(place: Path, count: int) -> list[str]:
+    with orders(place) as queue:
+        return queue.produce_many([b"%d" % n for n in range(count)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(place: Path, start: Start, number: int) -> None:
+    fill(place, 5)
+    program = start("wait")
+    assert sorted(program.lines(2)) == ["begin 0-0 1", "begin 0-1 1"]
+    program.signal(number)
+    program.go()
+    assert sorted(program.lines(2)) == ["end 0-0", "end 0-1"]
+    assert program.rest() == ["drained", "over"]
+    assert program.code() == 0
+    with orders(place) as queue:
+        stats = queue.stats()
+        assert (stats.completed, stats.ready, stats.leased) == (2, 3, 0)
+
+
+def test_a_second_signal_stops_at_once(place: Path, start: Start) -> None:
+    fill(place, 3)
+    program = start("wait")
+    program.lines(2)
+    program.signal(signal.SIGTERM)
+    program.signal(signal.SIGTERM)
+    assert program.rest() == ["over"]  # although its handlers never ended
+    assert program.code() == 0
+    with orders(place) as queue:
+        assert (queue.stats().completed, queue.stats().leased) == (0, 2)
+        leases = [lease for batch in (queue.lease(3), queue.lease(3, wait=WAIT)) for lease in batch]
+        assert Counter(lease.attempts for lease in leases) == {1: 1, 2: len(leases) - 1}
+
+
+def test_a_program_that_is_killed_loses_nothing(place: Path, start: Start) -> None:
+    ids = fill(place, 3_000)
+    rng = random.Random(5)
+    begun: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    for _ in range(3):
+        program = start("quick")
+        seen = program.lines(rng.randrange(100, 1_500))
+        program.signal(signal.SIGKILL)
+        seen += program.rest()
+        begun.update(line.split()[1] for line in seen if line.startswith("begin"))
+        ended.update(line.split()[1] for line in seen if line.startswith("end"))
+        assert program.code() == -signal.SIGKILL
+    with orders(place) as queue:
+        assert queue.stats().completed <= len(ended)  # nothing is done that was not handled
+        while queue.stats().depth:
+            with queue.lease(1_000, wait=WAIT) as batch:
+                begun.update(batch_id for batch_id in (lease.id for lease in batch))
+                assert not [lease.id for lease in batch if lease.attempts == 1 and begun[lease.id] > 1]
+        assert queue.stats().completed == len(ids)
+    assert set(begun) == set(ids)
+
+
+def test_a_program_that_is_stopped_past_its_leases_and_continued_goes_on(place: Path, start: Start) -> None:
+    fill(place, 4)
+    program = start("wait")
+    program.lines(2)
+    program.signal(signal.SIGSTOP)
+    with penstock.open("memory://") as broker:
+        past(broker, 1.5)
+    program.signal(signal.SIGCONT)
+    program.go()
+    said = program.lines(6)
+    assert sorted(said) == ["begin 0-2 1", "begin 0-3 1", "end 0-0", "end 0-1", "end 0-2", "end 0-3"]
+    program.signal(signal.SIGTERM)
+    assert program.rest() == ["drained", "over"]
+    with orders(place) as queue:
+        assert queue.stats().completed == 4
+
+
+def test_a_program_that_is_stopped_anywhere_handles_everything_once(place: Path, start: Start) -> None:
+    ids = fill(place, 4_000)
+    program = start("quick")
+    seen: list[str] = []
+    for count in (311, 1_733, 2_944):
+        seen += program.lines(count)
+        program.signal(signal.SIGSTOP)
+        with penstock.open("memory://") as broker:
+            past(broker, 1.1)
+        program.signal(signal.SIGCONT)
+    seen += program.lines(2 * len(ids) - len(seen))
+    program.signal(signal.SIGTERM)
+    assert program.rest() == ["over"]
+    assert Counter(line.split()[1] for line in seen if line.startswith("end")) == dict.fromkeys(ids, 1)
+    with orders(place) as queue:
+        assert queue.stats().completed == len(ids)
+
+
+def test_a_child_does_not_outlive_a_worker_that_is_killed(place: Path, start: Start) -> None:
+    fill(place, 1)
+    program = start("children")
+    pid = int(program.line().split()[2])
+    assert is_alive(pid)
+    program.signal(signal.SIGTERM)
+    program.signal(signal.SIGKILL)
+    assert program.code() == -signal.SIGKILL
+    until(lambda: not is_alive(pid))
+    with orders(place) as queue:
+        assert queue.lease(wait=WAIT)[0].attempts == 2
+
+
+def test_children_leave_signals_to_their_worker(place: Path, start: Start) -> None:
+    fill(place, 1)
+    program = start("children")
+    pid = int(program.line().split()[2])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(pid, number)
+    assert is_alive(pid)
+    program.signal(signal.SIGTERM)
+    program.signal(signal.SIGTERM)
+    assert program.rest() == ["over"]
+    with orders(place) as queue:
+        assert queue.lease()[0].attempts == 1  # it was killed with its process, so it is back at once
