@@ -66,15 +66,6 @@ def drain(target: penstock.Queue, batch: int = BATCH) -> int:
     return done
 
 
-def drain_objects(target: penstock.Queue) -> int:
-    """The same, with a Lease and an Item for each."""
-    done = 0
-    while leases := target.lease(BATCH):
-        done += len([lease.item.payload for lease in leases])
-        leases.complete()
-    return done
-
-
 async def aproduce_and_drain(place: Path, durability: Durability, batches: list[list[bytes]], figures: Figures, name: str) -> None:
     async with await penstock.aopen(place, durability=durability) as broker:
         target = await broker.create_queue("bench")

@@ -3,8 +3,8 @@
     make bench-worker                    (python benchmarks/worker.py [--rounds N] [--no-write])
 
 100-byte random payloads, every item durable before it counts as done. The ideal is the same handlers run bare, by as many threads, tasks
-or processes, on the same items in a list. Every figure is the median of rounds, and what is compared is measured in turn within each
-round, because machines are noisy: read the ratios. Writes benchmarks/results/worker.json.
+or processes, once before and once after the worker. Every figure is the median of rounds, and every ratio the median of the ratios of
+rounds, because machines are noisy: read the ratios. Writes benchmarks/results/worker.json.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ NOOPS = 300_000
 PROCESSES = 2
 SPINS = 40_000
 """Steps of a handler that needs a processor: about a millisecond."""
+SPUN = 4_000
+"""Of those, so many."""
 MILLISECONDS = {16: 15_000, 256: 40_000}
 """Concurrency, and items of one millisecond."""
 WARM = 20
@@ -160,32 +163,54 @@ def handled(home: Path, handler: Callable[[Any], Any], count: int, rng: random.R
 # -- what is measured ------------------------------------------------------------------------------------
 
 
+def compared(figures: Figures, name: str, bare: Callable[[], float], worker: Callable[[], float]) -> None:
+    """A worker between two runs of the same without one."""
+    before = bare()
+    figures[name].append(worker())
+    figures[f"bare_{name}"].append((before + bare()) / 2)
+
+
 def one_round(home: Path, rng: random.Random, figures: Figures) -> None:
-    items: list[Any] = [None] * NOOPS
     figures["noop_threads"].append(handled(home, nothing, NOOPS, rng, concurrency=16))
     figures["noop_tasks"].append(handled(home, anothing, NOOPS, rng, concurrency=16))
     figures["noop_batch"].append(handled(home, nothing, NOOPS, rng, batch=500))
-    for concurrency, count in MILLISECONDS.items():
-        figures[f"millisecond_threads_{concurrency}"].append(handled(home, millisecond, count, rng, concurrency=concurrency))
-        figures[f"bare_millisecond_threads_{concurrency}"].append(bare_threads(millisecond, items[:count], concurrency))
-        figures[f"millisecond_tasks_{concurrency}"].append(handled(home, amillisecond, count, rng, concurrency=concurrency))
-        figures[f"bare_millisecond_tasks_{concurrency}"].append(bare_tasks(amillisecond, items[:count], concurrency))
-    count = 4_000
-    figures["spin_processes"].append(handled(home, spin, count, rng, processes=PROCESSES))
-    figures["bare_spin_processes"].append(bare_processes(count, PROCESSES))
-    figures["spin_threads"].append(handled(home, spin, count // 4, rng, concurrency=PROCESSES))
     figures["noop_processes"].append(handled(home, nothing, NOOPS // 4, rng, processes=PROCESSES))
+    for many, count in MILLISECONDS.items():
+        items: list[Any] = [None] * count
+        compared(
+            figures,
+            f"millisecond_threads_{many}",
+            partial(bare_threads, millisecond, items, many),
+            partial(handled, home, millisecond, count, rng, concurrency=many),
+        )
+        compared(
+            figures,
+            f"millisecond_tasks_{many}",
+            partial(bare_tasks, amillisecond, items, many),
+            partial(handled, home, amillisecond, count, rng, concurrency=many),
+        )
+    compared(
+        figures, "spin_processes", partial(bare_processes, SPUN, PROCESSES), partial(handled, home, spin, SPUN, rng, processes=PROCESSES)
+    )
+    figures["spin_threads"].append(handled(home, spin, SPUN // 4, rng, concurrency=PROCESSES))
 
 
-def ratios(found: dict[str, float]) -> dict[str, tuple[float, str]]:
+def ratios(figures: Figures) -> dict[str, tuple[float, str]]:
     """What is to be read: ratio and aim."""
-    made = {}
-    for concurrency in MILLISECONDS:
-        for how in ("threads", "tasks"):
-            name = f"millisecond_{how}_{concurrency}"
-            made[f"1 ms handlers in {concurrency} {how}, of the same run bare"] = (found[name] / found[f"bare_{name}"], "≥ 0.9")
-    made[f"CPU handlers in {PROCESSES} processes, of the same run bare"] = (found["spin_processes"] / found["bare_spin_processes"], "–")
-    made[f"CPU handlers in {PROCESSES} processes, of {PROCESSES} threads"] = (found["spin_processes"] / found["spin_threads"], "–")
+
+    def ratio(name: str, of: str) -> float:
+        return statistics.median(one / other for one, other in zip(figures[name], figures[of], strict=True))
+
+    made = {
+        f"1 ms handlers in {many} {how}, of the same run bare": (
+            ratio(f"millisecond_{how}_{many}", f"bare_millisecond_{how}_{many}"),
+            "≥ 0.9",
+        )
+        for many in MILLISECONDS
+        for how in ("threads", "tasks")
+    }
+    made[f"CPU handlers in {PROCESSES} processes, of the same run bare"] = (ratio("spin_processes", "bare_spin_processes"), "–")
+    made[f"CPU handlers in {PROCESSES} processes, of {PROCESSES} threads"] = (ratio("spin_processes", "spin_threads"), "–")
     return made
 
 
@@ -200,7 +225,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as home:
             one_round(Path(home), rng, figures)
     found = {name: statistics.median(values) for name, values in figures.items()}
-    read = ratios(found)
+    read = ratios(figures)
     print(f"{'':62} measured      aim")
     for name, aim in (("noop_threads", "≥ 50,000"), ("noop_tasks", "≥ 50,000"), ("noop_batch", "–"), ("noop_processes", "–")):
         print(f"{name.replace('_', ', ') + ': items per second':62} {found[name]:8,.0f} {aim:>8}")

@@ -143,7 +143,7 @@ class Model(Book):
     def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
         """An operator was told that items were resolved."""
         for tag in self.tags.values():
-            for spot in self.census.of(tag).live:
+            for spot in self.census.of(tag).live if self.census.before(tag).live else ():
                 here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
                 assert not (here and chosen[spot.life.value] and spot.life is not Life.LEASED), f"{tag} was cleared and is {spot}"
 

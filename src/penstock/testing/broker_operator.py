@@ -84,7 +84,9 @@ class Operator:
     # -- items ---------------------------------------------------------------------------------------
 
     def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
-        return self._world.operate(f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then, queue)
+        return self._world.operate(
+            f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then, None if verb == "explain" else queue
+        )
 
     def redrive_some(self) -> None:
         """Redrive some items of one queue to another."""
