@@ -142,7 +142,7 @@ def produced(home: Path, count: int, rng: random.Random) -> tuple[Path, penstock
 
 def handled(home: Path, handler: Callable[[Any], Any], count: int, rng: random.Random, **options: Any) -> float:
     """Items per second of a worker, from when it is warm until the last is settled."""
-    warm = WARM * max(options.values())
+    warm: int = WARM * max(options.values())
     place, broker, queue = produced(home, count + warm, rng)
     worker = Worker(queue, handler, **options)
     thread = threading.Thread(target=worker.run)

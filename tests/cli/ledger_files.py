@@ -52,7 +52,7 @@ def entry(
 
 
 def zipped(id: int, payload: bytes, **options: int) -> bytes:
-    return entry(id, gzip.compress(payload), compression=1, **options)  # type: ignore[arg-type]
+    return entry(id, gzip.compress(payload, mtime=0), compression=1, **options)  # type: ignore[arg-type]
 
 
 def segment(*entries: bytes, base: int = 0, magic: int = 0x4C445151, version: int = 1) -> bytes:

@@ -81,11 +81,13 @@ def working(worker: Worker) -> Iterator[Running]:
 
 
 def until(look: Callable[[], T], wanted: Callable[[T], bool] = bool) -> T:
-    """Look again and again, until what is seen is wanted: for what nobody tells of."""
+    """Look again and again, until what is seen is wanted: for what nobody tells of. In between others have the interpreter."""
     clock = SystemClock()
     end = clock.read().elapsed + int(WAIT * 1e6)
+    between = threading.Event()
     while not wanted(found := look()):
         assert clock.read().elapsed < end, f"still {found!r}"
+        between.wait(0.001)
     return found
 
 

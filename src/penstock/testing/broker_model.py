@@ -1,18 +1,17 @@
 """What a whole broker owes its callers: kept from the answers that were seen, judged against what is found.
 
-Owns: `Model`: every item that was ever sent, the promises made about it, and how they are compared with the census after every turn.
+Owns: `Facts`: every item that was ever sent, the promises made about it, and how they are compared with the census after every turn.
 - what was acknowledged is in one place, or resolved by somebody who asked for that;
 - what was refused is nowhere; what was never answered is there at most once;
 - what was resolved stays so until it is sought.
-Leases are judged in broker_leases.py, keys in broker_order.py. Nothing here knows how a broker works; of its words it uses states only.
+Leases are judged in broker_leases.py, keys in broker_order.py, who waits in broker_rest.py. Nothing here knows how a broker works; of
+its words it uses states only.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from penstock.loop.loop import Loop
-from penstock.loop.member import Member
 from penstock.loop.requests import Placed
 from penstock.rules.life import State as Life
 from penstock.service.reports import QueueInfo
@@ -20,8 +19,7 @@ from penstock.testing.broker_book import Book
 from penstock.testing.broker_census import Found
 from penstock.testing.broker_items import Place, Tag
 from penstock.testing.broker_leases import Leases
-from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle, SentWatch
-from penstock.words.clock import SECOND
+from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
 from penstock.words.errors import OutcomeUnknown, PenstockError
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
@@ -37,8 +35,8 @@ class First:
     era: int
 
 
-class Model(Book):
-    """What should be true."""
+class Facts(Book):
+    """What should be true of every item."""
 
     def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]], say: Callable[[str], None]) -> None:
         super().__init__(undisturbed)
@@ -339,111 +337,8 @@ class Model(Book):
         assert tag.doers or clearing or dropped, f"{tag} was resolved and nobody asked for that: {found}"
         tag.resolved = True
 
-    # -- at rest -------------------------------------------------------------------------------------
-
-    def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
-        """No queue wants a turn: whoever waits must have a reason."""
-        self.leases.check_known()
-        self._check_due()
-        with self.undisturbed():
-            self.census.check_stats(loops)
-        for sent in pending:
-            deadline = sent.request.deadline
-            assert not (deadline and deadline < now), f"{sent} was not answered by its deadline"
-            assert deadline, f"{sent} does not wait, and was not answered"
-            if isinstance(sent, SentLease) and sent.first:  # a repetition gets what it got then
-                self._check_waiting(sent, next(loop for loop in loops if loop.turns.incarnation == sent.incarnation))
-        for queue, info in self.queues.items():
-            self._check_producers(info, [sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentProduce)])
-            self._check_followers([sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentWatch)])
-
-    def _check_due(self) -> None:
-        """What is due has come: schedules, delays, leases that ended."""
-        for tag, found in self.census.found.items():
-            for spot in found.live:
-                if spot.life is Life.SCHEDULED:
-                    late = bool(tag.not_before) and tag.not_before <= self.now
-                    if tag.due and not tag.handed and not self.leases.lost:
-                        late = late or (tag.due + SECOND < self.wall and self.date_set_at + SECOND < self.now)
-                    assert not late, f"{tag} is due and still {found}"
-                held = tag.holder
-                if spot.life is Life.LEASED and held is not None and held.deadline <= self.now and not held.doubtful:
-                    room = self.census.rooms[spot.place[:2]]
-                    mine = spot.place[:2] == (held.incarnation, held.partition) and spot.place.offset in room.held.get(held.lease, ())
-                    assert not mine, f"{held} of {tag} is over, and nobody took it back"
-
-    def _check_producers(self, info: QueueInfo, waiting: Sequence[SentProduce]) -> None:
-        """Whoever waits for room waits because there is none."""
-        if waiting and self.census.whole:
-            rooms = [room for (queue, _), room in self.census.rooms.items() if queue == info.incarnation]
-            there = sum(life not in (Life.COMPLETED, Life.BURIED) for room in rooms for life in room.lives)
-            fits = there == 0 or there + len(waiting[0].tags) <= info.options.max_items
-            assert not fits, f"{waiting[0]} waits though there is room: {there} of {info.options.max_items}"
-
-    def _check_followers(self, waiting: Sequence[SentWatch]) -> None:
-        """Whoever waits for something new is told when it is there."""
-        for sent in waiting:
-            for (queue, number), room in self.census.rooms.items():
-                new = queue == sent.incarnation and room.healthy and len(room.lives) > sent.offsets.get(number, 0)
-                assert not new, f"{sent} waits though partition {number} has {len(room.lives)} items"
-
-    def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
-        """Whoever waits for items waits because there is none to be had."""
-        members = [member for member in loop.turns.members.values() if member.healthy]
-        if len(members) < len(loop.turns.members) or any(member.state.paused_lease for member in members):
-            return
-        held: set[bytes] = set()
-        ready: list[Tag] = []
-        for tag, found in self.census.found.items():
-            spots = [spot for spot in (*found.live, *found.moving) if spot.place.incarnation == sent.incarnation]
-            if found.moving and tag.key is not None:
-                held.add(tag.key)
-            for spot in spots:
-                if spot.life is Life.READY:
-                    ready.append(tag)
-                elif tag.key is not None and spot.life is not Life.BURIED:
-                    held.add(tag.key)
-        for tag in ready:
-            free = tag.key is None or (tag.key not in held and not self.order.is_parked(sent.incarnation, tag.key))
-            assert not free, f"{sent} waits though {tag} is ready: {self.census.of(tag)}"
-
-    # -- when nothing goes wrong ---------------------------------------------------------------------
-
-    def settled(self, loops: Sequence[Loop]) -> bool:
-        """Whether every partition works and nothing is on its way."""
-        return self.census.whole and not any(loop.turns.carrying.under_way for loop in loops)
-
-    def check_calm(self, loops: Sequence[Loop]) -> None:
-        """Long enough without trouble, everything that was acknowledged has arrived, once."""
-        failing = [f"{loop.turns.name} {member}" for loop in loops for member in loop.turns.members.values() if not _works(member)]
-        assert not failing, f"nothing goes wrong any more, and yet {failing}"
-        stuck = [loop.turns.name for loop in loops if loop.turns.carrying.under_way]
-        assert not stuck, f"transfers from {stuck} do not arrive"
-        for loop in loops:
-            options = self.queues[loop.turns.incarnation].options
-            for member in loop.turns.members.values():
-                unsure = loop.turns.incarnation in self.unsure_queues
-                assert unsure or member.state.policy == options.policy, f"partition {member.number} of {loop.turns.name} has old options"
-        for tag in self.tags.values():
-            found = self.census.of(tag)
-            assert not found.moving and not found.promised, f"{tag} is on its way for ever: {found}"
-
-    def left(self) -> list[Tag]:
-        """Items that were stored and not resolved."""
-        return [tag for tag in self.tags.values() if (tag.acknowledged or tag.seen) and not tag.resolved]
-
-    def check_end(self, loops: Sequence[Loop]) -> None:
-        """Everything was worked off: nothing is left behind."""
-        for loop in loops:
-            fences = loop.turns.resizing.progress
-            assert not fences, f"queue {loop.turns.name} still waits for {fences}"
-
 
 def _latest(tag: Tag, found: Found) -> Place:
     """The place to which an item came last."""
     there = {spot.place for spot in found.spots()}
     return next(place for place in reversed(tag.places) if place in there)
-
-
-def _works(member: Member) -> bool:
-    return member.healthy and not member.open.failed

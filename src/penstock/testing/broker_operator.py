@@ -19,6 +19,8 @@ class Operator:
     def __init__(self, world: World, chance: Chance) -> None:
         self._world = world
         self._chance = chance
+        self._former: dict[int, int] = {}
+        """Queue → how many partitions it had before."""
 
     @property
     def _broker(self) -> Any:
@@ -46,6 +48,9 @@ class Operator:
     def resize(self) -> None:
         queue = self._queue()
         partitions = self._chance.rng.randint(1, MOST_PARTITIONS)
+        if queue.incarnation in self._former and self._chance.happens(0.4):  # back to where it was
+            partitions = self._former[queue.incarnation]
+        self._former[queue.incarnation] = len(queue.active)
         self.change(f"resize {queue.name} to {partitions}", queue, lambda: self._broker.resize(queue.incarnation, partitions))
 
     def drain(self) -> None:
@@ -77,6 +82,8 @@ class Operator:
         queue = self._queue()
         if self._chance.happens(0.4):
             self._world.rest()
+        else:
+            self.redrive_some(to=queue.incarnation)  # with items on their way to it
         self.change(f"delete {queue.name}", queue, lambda: self._broker.delete(queue.name, 0))
         if queue.name not in [info.name for info in self._world.model.queues.values()]:
             self._create(queue.name, {})
@@ -88,9 +95,9 @@ class Operator:
             f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then, None if verb == "explain" else queue
         )
 
-    def redrive_some(self) -> None:
+    def redrive_some(self, to: int = 0) -> None:
         """Redrive some items of one queue to another."""
-        queue, to = self._queue().incarnation, self._queue().incarnation
+        queue, to = self._queue().incarnation, to or self._queue().incarnation
         if queue == to:
             return
         listed = self.ask(queue, "redrivable", limit=20)
@@ -154,7 +161,15 @@ class Operator:
         if isinstance(answer, int) and model.census.whole:
             model.cleared(queue.incarnation, partition, chosen)
             model.order.released(queue.incarnation, keys)
+            self._check_freed(queue.incarnation, keys)
         model.over(queue.incarnation)
+
+    def _check_freed(self, queue: int, keys: list[bytes]) -> None:
+        """Keys that were parked for what was cleared go on."""
+        held = self.ask(queue, "keys", limit=1_000) if keys else []
+        for one in held if isinstance(held, list) else ():
+            wrong = one.key in keys and one.why == "parked" and not self._world.model.order.is_parked(queue, one.key)
+            assert not wrong, f"what parked key {one.key!r} was cleared, and it is parked: {one}"
 
     def seek(self) -> None:
         queue = self._queue()

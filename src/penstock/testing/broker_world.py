@@ -16,7 +16,7 @@ from penstock.loop.loop import Loop
 from penstock.loop.requests import Request
 from penstock.service.embedded import Embedded
 from penstock.testing import checks
-from penstock.testing.broker_model import Model
+from penstock.testing.broker_rest import Model
 from penstock.testing.broker_sent import Sent, SentLease
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt, SimulatedFiles
