@@ -43,17 +43,6 @@ def bug(most_seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch]
     return register
 
 
-@pytest.mark.parametrize(("plant", "most_seeds"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], most_seeds: int, monkeypatch: Patch) -> None:
-    plant(monkeypatch)
-    for seed in range(most_seeds):
-        caught = failure(seed)
-        if caught is not None:
-            print(f"\n{plant.__name__}: {seed + 1} seeds: {caught.splitlines()[0][:120]}")
-            return
-    pytest.fail(f"{plant.__name__} was not caught by {most_seeds} seeds")
-
-
 def failure(seed: int) -> str | None:
     """How a seed fails; that it breaks (some other error) proves nothing."""
     try:
@@ -300,3 +289,25 @@ def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
 @bug(40)
 def an_item_goes_to_any_partition(patch: Patch) -> None:
     patch.setattr(producing, "_homes", lambda batch, request, slots: [producing.FREE] * len(batch))
+
+
+# -- the test -----------------------------------------------------------------------------------------
+
+SEEDS_OF_A_SHORT_RUN = 40
+
+
+def _cases() -> list[Any]:
+    """Those that are caught late are for the long run."""
+    marks = {False: (), True: (pytest.mark.long,)}
+    return [pytest.param(plant, most, marks=marks[most > SEEDS_OF_A_SHORT_RUN], id=plant.__name__) for plant, most in BUGS]
+
+
+@pytest.mark.parametrize(("plant", "most_seeds"), _cases())
+def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], most_seeds: int, monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    for seed in range(most_seeds):
+        caught = failure(seed)
+        if caught is not None:
+            print(f"\n{plant.__name__}: {seed + 1} seeds: {caught.splitlines()[0][:120]}")
+            return
+    pytest.fail(f"{plant.__name__} was not caught by {most_seeds} seeds")
