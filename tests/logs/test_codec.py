@@ -30,6 +30,7 @@ from penstock.rules.records import (
     Lifted,
     Lost,
     Narrowed,
+    Noted,
     Opened,
     Passed,
     Paused,
@@ -95,6 +96,7 @@ SAMPLES: list[Record] = [
     Delivered(b"there", 1, 7),
     Delivered(b"there", 1),
     Released((1 << 64) - 1),
+    Noted(3, 5, "half way"),
 ]
 
 

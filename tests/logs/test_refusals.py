@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_while_in_use() -> None:
 def test_a_directory_in_use() -> None:
     files = SimulatedFiles()
     held = Directory.open([ROOT], files=files)
-    check_refused(files, BrokerLocked, ROOT, str(os.getpid()))
+    check_refused(files, BrokerLocked, ROOT, "this very process")
     held.close()
     Directory.open([ROOT], files=files).close()
 

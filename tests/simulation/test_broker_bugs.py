@@ -57,7 +57,7 @@ def failure(seed: int) -> str | None:
 # -- transfers ---------------------------------------------------------------------------------------
 
 
-@bug(60)
+@bug(40)
 def a_transfer_is_taken_twice(patch: Patch) -> None:
     def decide(state: State, command: commands.Produce, now: Moment, peek: Peek) -> Any:
         if command.source is not None:
@@ -120,7 +120,7 @@ def what_arrived_stays_on_its_way(patch: Patch) -> None:
     patch.setitem(machine._APPLY, records.Delivered, lambda state, record, now: None)
 
 
-@bug(60)
+@bug(40)
 def keys_are_not_routed_anew(patch: Patch) -> None:
     patch.setattr(Carrying, "_homes", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
 
@@ -136,12 +136,12 @@ def dead_letters_do_not_say_where_they_come_from(patch: Patch) -> None:
     patch.setattr(Carrying, "_addressed", addressed)
 
 
-@bug(60)
+@bug(40)
 def follow_ups_are_forgotten(patch: Patch) -> None:
     patch.setattr(settle, "promises", lambda state, letters: [])
 
 
-@bug(60)
+@bug(40)
 def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
     patch.setattr(mail, "_mail", lambda incarnation, turns: False)
 
@@ -149,12 +149,12 @@ def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
 # -- parked keys -------------------------------------------------------------------------------------
 
 
-@bug(100)
+@bug(40)
 def a_parked_item_does_not_return_to_its_place(patch: Patch) -> None:
     patch.setattr(produce, "_places", lambda state, command, batch, base: None)
 
 
-@bug(60)
+@bug(40)
 def clear_forgets_keys_parked_for_what_was_carried_away(patch: Patch) -> None:
     def decide(state: State, command: commands.Clear, now: Moment, peek: Peek) -> Any:
         found, answer = admin.decide_clear(state, command, now, peek)
@@ -193,7 +193,7 @@ def fences_narrow_to_no_key_at_all(patch: Patch) -> None:
     patch.setattr(Partitions, "run", run)
 
 
-@bug(60)
+@bug(40)
 def fences_narrow_before_the_backlog_is_read(patch: Patch) -> None:
     patch.setattr(resizing, "drained", lambda *args: True)
 
@@ -225,7 +225,7 @@ def dedup_windows_do_not_move(patch: Patch) -> None:
     patch.setitem(machine._DECIDE, commands.FenceOff, decide)
 
 
-@bug(60)
+@bug(40)
 def requests_are_not_looked_up_in_older_maps(patch: Patch) -> None:
     patch.setattr(Producing, "_known", lambda self, *args: ([], None))
 
@@ -266,7 +266,7 @@ def nobody_is_woken_by_what_comes_due(patch: Patch) -> None:
     patch.setattr(Member, "plan", lambda self, now: setattr(self, "next_run", None))
 
 
-@bug(60)
+@bug(40)
 def what_nobody_took_is_not_given_back(patch: Patch) -> None:
     patch.setattr(Settling, "give_back", lambda self, handed: None)
 
@@ -276,7 +276,7 @@ def followers_are_not_told(patch: Patch) -> None:
     patch.setattr(Turns, "_watch", lambda self: None)
 
 
-@bug(60)
+@bug(40)
 def producers_wait_for_ever(patch: Patch) -> None:
     patch.setattr(Producing, "retry", lambda self, now: None)
 
@@ -293,7 +293,7 @@ def an_item_goes_to_any_partition(patch: Patch) -> None:
 
 # -- the test -----------------------------------------------------------------------------------------
 
-SEEDS_OF_A_SHORT_RUN = 40
+SEEDS_OF_A_SHORT_RUN = 100
 
 
 def _cases() -> list[Any]:

@@ -10,7 +10,8 @@ from penstock.testing.broker_sent import SentLease, SentSettle
 from penstock.testing.broker_world import World
 from penstock.words.clock import DAY, HOUR, MINUTE
 
-ROUNDS = [*[MINUTE] * 4, *[HOUR] * 4, *[DAY] * 8]
+ROUNDS = [6 * MINUTE, MINUTE, *[HOUR] * 4, *[DAY] * 8]
+"""How long to wait before each round of work: at first until every lease is over."""
 
 
 def finish(world: World, operator: Operator) -> None:
@@ -20,11 +21,11 @@ def finish(world: World, operator: Operator) -> None:
         operator.ask(queue, "pause", lease=False, produce=False)
         operator.set_options(queue, {"max_attempts": 0})
     for pause in ROUNDS:
+        world.advance(pause)
+        world.calm()
         _work_off(world, operator)
         if not world.model.left():
             break
-        world.advance(pause)
-        world.calm()
     left = world.model.left()
     assert not left, f"{left[0]} never came: {world.model.census.of(left[0])}"
     world.calm()

@@ -72,10 +72,6 @@ class Child:
         self.told: dict[int, Told] = {}
         self._next = 0
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
     def send(self, contexts: list[Context]) -> None:
         number = self._next
         self._next += len(contexts)
@@ -88,7 +84,8 @@ class Child:
         return at in self.calls and 0 < deadline <= now and self.cell.at == at
 
     def kill(self) -> None:
-        self._process.kill()
+        with suppress(ValueError):  # it is over already
+            self._process.kill()
 
     def end(self) -> str:
         """Let it end, or make it; how it did."""
@@ -98,6 +95,7 @@ class Child:
             self._process.kill()
             self._process.join()
         code = self._process.exitcode or 0
+        self._process.close()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 

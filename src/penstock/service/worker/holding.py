@@ -71,7 +71,7 @@ class Source:
 class Hold:
     """A lease in the worker's hands: the items that one partition gave at once."""
 
-    __slots__ = ("_safe_until", "keyed", "lease", "left", "partition", "settler", "since", "source")
+    __slots__ = ("_safe_until", "keyed", "lease", "left", "partition", "settler", "since", "source", "torn")
 
     def __init__(self, source: Source, settler: Any, handed: Handed, asked_at: int) -> None:
         self.source = source
@@ -82,6 +82,8 @@ class Hold:
         self._safe_until = asked_at + round(handed.seconds * SECOND)
         self.left = handed.granted.count
         """Items that are not settled yet. Counted by the settler."""
+        self.torn = False
+        """Some of its items were given up without the queue knowing: the rest must be named one by one."""
         self.since = 0
         """When its first items were done that are not settled yet."""
         self.keyed = any(part.batch.key_ids is not None for part in handed.items)

@@ -55,7 +55,8 @@ class Claim:
 
     def part(self) -> Part:
         hold, items = self.hold, self.items
-        return Part(hold.partition, hold.lease, None if len(items) == hold.left else sorted([item.offset for item in items]))
+        whole = len(items) == hold.left and not hold.torn
+        return Part(hold.partition, hold.lease, None if whole else sorted([item.offset for item in items]))
 
 
 class Boss(Protocol):
@@ -194,12 +195,13 @@ class Settler:
             else:
                 found[hold] = [item]
                 hold.since = now
-        self._much = count > MUCH * (now - self._looked_at)
+        # an item of a key is settled at once: the next one of its key waits for that
+        self._much = count > MUCH * (now - self._looked_at) and not any(hold.keyed for hold in found)
         self._looked_at = now
         self._partial = {}
         if self._much and not self._closing.is_set():
             for hold, items in found.items():
-                if len(items) < hold.left and not hold.keyed and now - hold.since < PATIENCE:
+                if len(items) < hold.left and now - hold.since < PATIENCE:
                     self._partial[hold] = items
             for hold in self._partial:
                 del found[hold]
@@ -300,6 +302,7 @@ class Settler:
         """Say it again in a while, unless that cannot help."""
         if not error.retryable or self._hurried:
             _log.error("%d items of queue %r cannot be settled: %s", len(claim.items), self._source.name, error)
+            claim.hold.torn = True
             self._over(claim.hold, "late", len(claim.items))
             self._boss.late(claim.hold, claim.items)
             return

@@ -6,6 +6,7 @@ Owns: `Worker` and the decorator `worker`.
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from penstock.service._async.queue import AsyncQueue
@@ -136,7 +137,8 @@ class Worker:
                 run.execute()
             except BaseException as caught:
                 error = caught
-            loop.call_soon_threadsafe(_resolve, over, error)
+            with suppress(RuntimeError):  # the loop was closed: nobody waits
+                loop.call_soon_threadsafe(_resolve, over, error)
 
         try:
             with ending(run.ask_to_end, signals):
@@ -182,11 +184,13 @@ class Worker:
 def worker(queues: Queues, **options: Any) -> Callable[[Function], Worker]:
     """Make a function a worker; it takes the options of `Worker`.
 
-    @penstock.worker(orders, concurrency=4)
-    def handle(item):
-        print(item.value)
+        @penstock.worker(orders, concurrency=4)
+        def handle(item):
+            print(item.value)
 
-    handle.run()
+        handle.run()
+
+    It can still be called as the function that it was.
     """
 
     def make(function: Function) -> Worker:
