@@ -72,12 +72,13 @@ def test_a_state_from_a_base_tells_the_same(bench: Bench) -> None:
         assert anew.tell(record, now) == whole.tell(record, now)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_what_is_told_of_a_broker_is_what_happens(seed: int) -> None:
+def test_what_is_told_of_a_broker_is_what_happens() -> None:
     """Transfers and resizes, kills and power cuts: every partition's log is looked through when all is over."""
-    simulation = BrokerSimulation(9_000 + seed)
-    simulation.run()
-    kinds = {kind for log in logs_of(simulation.world) for kind in looked_through(log)}
+    kinds: set[Kind] = set()
+    for seed in range(9_000, 9_008):  # in some of them every queue is deleted at the end
+        simulation = BrokerSimulation(seed)
+        simulation.run()
+        kinds.update(kind for log in logs_of(simulation.world) for kind in looked_through(log))
     assert {Kind.PRODUCED, Kind.LEASED, Kind.COMPLETED} <= kinds
 
 

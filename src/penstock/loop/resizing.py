@@ -172,7 +172,9 @@ class Resizing:
             self._partitions.again = True
             return
         slots = fence.slots or ()
-        left = [key for key in source.state.keys.map if key & SLOT_MASK in slots and unresolved(source.state, key, fence.mark)]
+        left = [
+            key for key in source.state.keys.map if key & SLOT_MASK in slots and unresolved(source.state, key, fence.mark, member.number)
+        ]
         self._partitions.run(member, commands.Narrow(fence.number, left))
         self._looked_through.discard((member.number, fence.number))
         self.look_anew()
@@ -190,7 +192,7 @@ class Resizing:
         seen = (member.number, fence.number)
         keys = fence.keys if freed is None or seen not in self._looked_through else fence.keys.intersection(freed)
         self._looked_through.add(seen)
-        gone = [key for key in keys if not unresolved(source, key, fence.mark)]
+        gone = [key for key in keys if not unresolved(source, key, fence.mark, member.number)]
         if gone:
             self._partitions.run(member, commands.Lift(fence.number, gone))
             self.look_anew()
@@ -275,12 +277,21 @@ def drained(state: State, mark: int) -> bool:
     return not any(extent.flags & KEYED and _before(extent, mark) for lane in state.lanes.lanes for extent in lane)
 
 
-def unresolved(state: State, key: int, mark: int) -> bool:
-    """Whether a key is busy, or has items in line from before `mark`."""
+def unresolved(state: State, key: int, mark: int, waiter: int = -1) -> bool:
+    """Whether a key is busy, or has items in line from before `mark`.
+
+    What came late and stands just at the mark may be from before it or after: it counts, unless it waits here for the very partition
+    (`waiter`) that asks: then neither would ever go.
+    """
     found = state.keys.map.get(key)
     if not isinstance(found, Line):
         return found is not None
-    return found.busy or (bool(found.waiting) and _before(found.waiting.first, mark))
+    if found.busy or not found.waiting:
+        return found.busy
+    head = found.waiting.first
+    if head.position < mark or not _before(head, mark):
+        return head.position < mark
+    return not any(fence.source == waiter and fence.covers(key) and head.position >= fence.since for fence in state.keys.fences)
 
 
 def _before(run: Extent | Waiting, mark: int) -> bool:
