@@ -13,6 +13,7 @@ def everything(bench: Bench) -> None:
     bench.configure(on_bury="park", ttl=10_000 * SECOND, priority_aging=30 * SECOND)
     _produce(bench)
     _settle(bench)
+    _consume(bench)
     _come_due(bench)
     _operate(bench)
     _transfer(bench)
@@ -35,6 +36,13 @@ def _settle(bench: Bench) -> None:
     bench.bury(plain.lease, [plain.runs[0] + 2], reason="never")
     bench.extend(plain.lease, 100)
     bench.complete(bench.lease(3).lease)
+
+
+def _consume(bench: Bench) -> None:
+    held, behind = bench.produce("held", "behind", key="consumed", priority=0)
+    bench.bury(bench.lease(1).lease, [held], reason="in the way")
+    bench.redrive(held)
+    bench.consume(held, behind)
 
 
 def _come_due(bench: Bench) -> None:

@@ -24,6 +24,7 @@ from penstock.rules.commands import (
     Bury,
     Clear,
     Complete,
+    Consume,
     Configure,
     Confirm,
     Counted,
@@ -198,6 +199,9 @@ class Bench:
 
     def note(self, lease: int, offset: int, text: str) -> None:
         self._turn(Note(lease, offset, text))
+
+    def consume(self, *which: int, consumer: str = "stream") -> int:
+        return cast(Counted, self._turn(Consume(which, consumer))).items
 
     def take(self, want: int = 100, **options: Any) -> list[str]:
         """Lease, and give the payloads."""

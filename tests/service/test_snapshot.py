@@ -32,7 +32,7 @@ def test_it_answers_as_the_owner_does(yard: Yard) -> None:
 def test_every_looking_verb_is_there() -> None:
     """What an owner answers and a snapshot does not must be what changes something."""
     assert set(admin.VERBS) - set(snapshot.VERBS) == {
-        *("pause", "clear", "seek", "redrive", "send", "release", "compact", "note", "move_cursor", "release_cursor", "publish"),
+        *("pause", "clear", "seek", "redrive", "send", "release", "compact", "note", "move_cursor", "release_cursor", "publish", "consume"),
     }
 
 

@@ -13,9 +13,9 @@ from penstock.logs.files import Files
 from penstock.logs.writing import TEMPORARY, read_file, replace_file
 from penstock.words.errors import CorruptLog, InvalidRequest
 
-MARKER, LOCK, LOGS = "penstock.json", "LOCK", "logs"
+MARKER, LOCK, LOGS, INBOX, ANSWERS = "penstock.json", "LOCK", "logs", "inbox", "answers"
 FORMAT = 1
-_OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS}
+_OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS}
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smbfs", "smb2", "smb3", "afpfs", "afs", "webdav", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"}
 _NETWORK |= {"ceph", "glusterfs", "lustre", "gpfs", "beegfs", "pvfs2", "orangefs", "moosefs"}

@@ -3,7 +3,7 @@
 Owns: `Catalog`, the only place where the catalog's state and its log meet, and `carry_on`, by which it is replayed. The log is that of
 incarnation 0, partition 0, which is no queue's: STATE frames hold the records of one change, BASE frames the whole catalog; there are no
 items, so every offset is 0.
-    create, update, reshape, delete, removed     decide, then `run`
+    create, update, …, adopted, hold             decide, then `run`
     run(records)                                 append, sync, then apply: all of it or nothing
 Opening is replay through the same `apply`. After a failed write the log goes back to what is synced and is replayed; nothing is retried.
 A change is really synced in every durability mode: the logs of queues come and go by what is said here.
@@ -112,6 +112,19 @@ class Catalog:
     def removed(self, incarnation: int) -> None:
         """Say that the files of a deleted queue are gone."""
         self._do(queues.removed, incarnation)
+
+    def adopting(self, incarnation: int, name: str) -> int:
+        """Begin to adopt a drop, and give the number that is its own; the same when that was begun before."""
+        self._do(queues.adopting, incarnation, name)
+        return self.get(incarnation).adopting[name]
+
+    def adopted(self, incarnation: int, name: str, source: str, number: int) -> None:
+        """Say that a drop is adopted, all of it."""
+        self._do(queues.adopted, incarnation, name, source, number)
+
+    def hold(self, incarnation: int, holder: str, timeout: int) -> None:
+        """Give a queue's consumer right to a holder, or ("") to nobody."""
+        self._do(queues.hold, incarnation, holder, timeout)
 
     def run(self, records: Sequence[Record]) -> None:
         """Store records and make them true, all or none."""

@@ -18,7 +18,7 @@ from penstock.rules import commands
 from penstock.rules.commands import Again, Granted, Strayed
 from penstock.rules.lease import validate_lease
 from penstock.rules.routing import digest
-from penstock.words.errors import PenstockError
+from penstock.words.errors import PenstockError, QueueHeld
 from penstock.words.limits import MAX_BATCH_BYTES
 
 MANY = 4
@@ -41,10 +41,34 @@ class Leasing:
         """Somebody who waited is gone. Set from any thread."""
         self.earliest: int | None = None
         """The deadline that comes first."""
+        self.holder = ""
+        """The consumer that has the right to lease from this queue, alone, if any has."""
+        self.held_until = 0
+
+    def hold(self, holder: str, timeout: int) -> None:
+        """Give the consumer right to one for so long, or ("") back to all. Others who wait in line are told."""
+        self.holder, self.held_until = holder, self._partitions.clock.read().elapsed + timeout
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            try:
+                self.refuse_other(request.consumer)
+                self.waiting.append(request)
+            except QueueHeld as error:
+                request.finish(error=error)
+
+    def refuse_other(self, consumer: str) -> None:
+        """Say so when somebody else has the right."""
+        if self.holder and consumer != self.holder and self._partitions.clock.read().elapsed < self.held_until:
+            raise QueueHeld(
+                f"queue {self._partitions.name!r} is consumed by {self.holder}, which alone may lease from it; "
+                "end that consumer, or wait until its right has ended"
+            )
 
     def run(self, request: requests.Lease) -> None:
         """Put a request in line, unless it is wrong, or the repetition of one that was answered."""
         validate_lease(self._command(request, request.want))
+        if self.holder:
+            self.refuse_other(request.consumer)
         if request.request is not None and (known := self._known(request)) is not None:
             if known:
                 self._partitions.answer(request, known)

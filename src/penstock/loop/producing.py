@@ -4,7 +4,7 @@ Owns: `Producing`. An item with a key goes where its slot lives; one without, bu
 the slot of that id lives, so that its repetition finds it; all others go together to the partition with the least to do that is in
 order. A request that does not fit waits for room until its deadline.
 A request id is remembered by each partition under the version of the slot map that cut the request: a repetition after a resize looks
-up the old versions first and adds only what none of them knows.
+up the old versions first and adds only what none of them knows. So are the chunks of a drop (service/adopting.py), by their sequence.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,10 @@ class Producing:
 
     def run(self, request: requests.Produce) -> None:
         """Store the items, or let the request wait for room, behind those who wait already."""
-        if (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)) and not self._adds_nothing(request):
+        if request.sequence:  # of a drop, which is on this disk already: limits do not hold it up
+            self._check_taking()
+            self._store_all(request)
+        elif (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)) and not self._adds_nothing(request):
             self.waiting.append(request)
         else:
             self._store_all(request)
@@ -59,20 +62,33 @@ class Producing:
     def _store_all(self, request: requests.Produce) -> None:
         partitions, batch = self._partitions, request.batch
         if request.request is None and batch.key_ids is None and batch.dedups is None:
-            partitions.answer(request, [self._store(self._least().number, None, batch, None)])
+            partitions.answer(request, [self._store(self._least().number, None, commands.Produce(batch, checked=True))])
             return
         left: Sequence[int] | None = None
         placed: list[Placed] = []
         if request.request is not None:
-            placed, left = self._known(request, partitions.older_maps)
+            maps = (partitions.map, *partitions.older_maps) if request.sequence else partitions.older_maps
+            placed, left = self._known(request, maps)
         if left is None or left:
             cut = batch if left is None else batch.pick(left)
-            name = None if request.request is None else _name(request.request, partitions.map)
             for number, indexes in self._cut(cut, request.request, partitions.map).items():
                 share = cut if indexes is None else cut.pick(indexes)
                 whole = indexes if left is None else [left[index] for index in (range(len(cut)) if indexes is None else indexes)]
-                placed.append(self._store(number, whole, share, name))
+                placed.append(self._store(number, whole, self._command(request, share)))
         partitions.answer(request, placed)
+
+    def _command(self, request: requests.Produce, share: Batch) -> commands.Produce:
+        slots = self._partitions.map
+        if request.sequence:
+            return commands.Produce(share, source=_source(slots), sequence=request.sequence)
+        return commands.Produce(share, None if request.request is None else _name(request.request, slots), checked=True)
+
+    def _check_taking(self) -> None:
+        """A drop waits while producing is paused."""
+        for number in self._partitions.active:
+            member = self._partitions.members[number]
+            if member.healthy and member.state.paused_produce:
+                raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
 
     def _full(self) -> PenstockError:
         return QueueFull(f"queue {self._partitions.name!r} is full; wait until items are resolved, or raise max_items or max_bytes")
@@ -133,17 +149,17 @@ class Producing:
             cut[least] = sorted([*(cut.get(least) or ()), *found[FREE]])
         return cut
 
-    def _store(self, number: int, indexes: Sequence[int] | None, batch: Batch, name: bytes | None) -> Placed:
+    def _store(self, number: int, indexes: Sequence[int] | None, command: commands.Produce) -> Placed:
         partitions = self._partitions
         try:
             member = partitions.members[number]
             if not member.fenced:
                 raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
-            stored = partitions.run(member, commands.Produce(batch, name, checked=True))
+            stored = partitions.run(member, command)
         except PenstockError as error:
             return Placed(number, indexes, None, error)
         assert isinstance(stored, Stored)
-        if len(stored.offsets) != len(batch):
+        if len(stored.offsets) != len(command.batch):
             return Placed(number, indexes, None, _other_items())
         partitions.produced += stored.count
         return Placed(number, indexes, stored)
@@ -167,7 +183,6 @@ class Producing:
         placed: list[Placed] = []
         left: list[int] | None = None
         for slots in maps:
-            name = _name(request.request, slots)
             for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
                 member = self._partitions.members.get(number)
                 indexes = indexes if left is None else sorted(set(indexes).intersection(left))
@@ -177,13 +192,20 @@ class Producing:
                     left = _without(left, indexes, len(request.batch))
                     placed.append(Placed(number, indexes, None, member.refusal))
                     continue
-                known = member.state.requests.get(name, member.open.now().elapsed)
-                if known is not None:
+                stored = _stored_before(member, request, slots, len(indexes))
+                if stored is not None:
                     left = _without(left, indexes, len(request.batch))
-                    stored = Stored(known.base, known.count, known.ids, again=True)
                     same = len(stored.offsets) == len(indexes)
                     placed.append(Placed(number, indexes, stored if same else None, None if same else _other_items()))
         return placed, left
+
+
+def _stored_before(member: Member, request: requests.Produce, slots: SlotMap, count: int) -> Stored | None:
+    """What a partition has of a request that was cut by that map; of a chunk it only knows that it has it."""
+    if request.sequence:
+        return Stored(-1, count, again=True) if member.state.producers.get(_source(slots), 0) >= request.sequence else None
+    known = member.state.requests.get(_name(request.request or b"", slots), member.open.now().elapsed)
+    return None if known is None else Stored(known.base, known.count, known.ids, again=True)
 
 
 def _without(left: list[int] | None, indexes: Sequence[int], count: int) -> list[int]:
@@ -197,6 +219,11 @@ def _other_items() -> InvalidRequest:
 
 def _name(request: bytes, slots: SlotMap) -> bytes:
     return digest(b"produce", request, slots.version.to_bytes(4, "big"))
+
+
+def _source(slots: SlotMap) -> bytes:
+    """What the chunks of drops that were cut by a map come from, for `State.producers`."""
+    return b"inbox" + slots.version.to_bytes(4, "big")
 
 
 def _homes(batch: Batch, request: bytes | None, slots: SlotMap) -> list[int]:

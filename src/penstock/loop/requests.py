@@ -114,10 +114,12 @@ class Produce(Request):
 
     verb = "produce"
 
-    def __init__(self, batch: Batch, request: bytes | None = None, deadline: int = 0) -> None:
+    def __init__(self, batch: Batch, request: bytes | None = None, deadline: int = 0, sequence: int = 0) -> None:
         super().__init__(deadline)
         self.batch = batch
         self.request = request
+        self.sequence = sequence
+        """Of a chunk of a drop that is adopted: higher than that of every one before. Remembered for ever, not for a while."""
 
     def check(self) -> None:
         super().check()
@@ -142,9 +144,18 @@ class Lease(Request):
     verb = "lease"
 
     def __init__(
-        self, want: int, consumer: str = "", timeout: int = 0, per_key: int = 1, request: bytes | None = None, deadline: int = 0
+        self,
+        want: int,
+        consumer: str = "",
+        timeout: int = 0,
+        per_key: int = 1,
+        request: bytes | None = None,
+        deadline: int = 0,
+        bare: bool = False,
     ) -> None:
         super().__init__(deadline)
+        self.bare = bare
+        """Which items is all that is asked; their bytes are read elsewhere."""
         self.want = want
         self.consumer = consumer
         self.timeout = timeout

@@ -211,7 +211,7 @@ class Turns(Partitions):
                 member.owed.append(granted.lease)
                 continue
             try:
-                items = member.open.items(granted.runs)
+                items = [] if request.bare else member.open.items(granted.runs)
             except PenstockError:  # nobody gets it now; the others of the answer are good
                 self.settling.give_back([Handed(member.number, granted, [], 0)])
                 continue

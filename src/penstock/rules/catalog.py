@@ -23,6 +23,8 @@ from penstock.words.limits import Policy, within
 VERSION = 1
 MAX_QUEUE_NAME = 200
 MOST = 1 << 60
+MAX_SOURCES = 10_000
+"""Sources of drops whose last number is remembered."""
 DURABILITIES = ("", "fsync", "interval", "os")
 _ALPHANUMERIC = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _IN_A_NAME = _ALPHANUMERIC | frozenset("._-")
@@ -90,6 +92,16 @@ class Entry(msgspec.Struct, frozen=True):
     """Earlier maps that may still matter, oldest first."""
     marks: dict[int, dict[int, int]] = {}
     """By version, this and those kept: the next offset of partitions when it took effect."""
+    adoptions: int = 0
+    """How many drops were begun: each has its number."""
+    adopting: dict[str, int] = {}
+    """Drops that are being adopted, by name, and their numbers."""
+    adopted: dict[str, int] = {}
+    """source → the last of its numbers that was adopted; the newest MAX_SOURCES, oldest first."""
+    holder: str = ""
+    """Who has the consumer right, if anybody."""
+    hold_timeout: int = 0
+    """How long the right lasts without a word from its holder."""
 
     @property
     def retired(self) -> list[int]:
@@ -167,7 +179,31 @@ class Removed(msgspec.Struct, array_like=True, gc=False, tag=5):
     incarnation: int
 
 
-Record: TypeAlias = Created | Updated | Reshaped | Deleted | Removed
+class Adopting(msgspec.Struct, array_like=True, gc=False, tag=6):
+    """The adoption of a drop begins: the next number is its own."""
+
+    incarnation: int
+    name: str
+
+
+class Adopted(msgspec.Struct, array_like=True, gc=False, tag=7):
+    """A drop was adopted, all of it."""
+
+    incarnation: int
+    name: str
+    source: str
+    number: int
+
+
+class Held(msgspec.Struct, array_like=True, gc=False, tag=8):
+    """A queue's consumer right is with this holder ("": with nobody)."""
+
+    incarnation: int
+    holder: str
+    timeout: int = 0
+
+
+Record: TypeAlias = Created | Updated | Reshaped | Deleted | Removed | Adopting | Adopted | Held
 
 
 # -- applying -----------------------------------------------------------------------------------------
@@ -220,7 +256,35 @@ def _removed(state: State, record: Removed) -> None:
     state.deleted.discard(record.incarnation)
 
 
+def _adopting(state: State, record: Adopting) -> None:
+    entry = state.entries.get(record.incarnation)
+    if entry is not None and record.name not in entry.adopting:
+        number = entry.adoptions + 1
+        state.put(msgspec.structs.replace(entry, adoptions=number, adopting={**entry.adopting, record.name: number}))
+
+
+def _adopted(state: State, record: Adopted) -> None:
+    entry = state.entries.get(record.incarnation)
+    if entry is None:
+        return
+    adopting = {name: number for name, number in entry.adopting.items() if name != record.name}
+    adopted = {source: number for source, number in entry.adopted.items() if source != record.source}
+    adopted[record.source] = max(record.number, entry.adopted.get(record.source, 0))
+    for oldest in [*adopted][:-MAX_SOURCES]:
+        del adopted[oldest]
+    state.put(msgspec.structs.replace(entry, adopting=adopting, adopted=adopted))
+
+
+def _held(state: State, record: Held) -> None:
+    entry = state.entries.get(record.incarnation)
+    if entry is not None:
+        state.put(msgspec.structs.replace(entry, holder=record.holder, hold_timeout=record.timeout))
+
+
 _APPLY: dict[type, Callable[[State, Any], None]] = {
+    Adopting: _adopting,
+    Adopted: _adopted,
+    Held: _held,
     Created: _created,
     Updated: _updated,
     Reshaped: _reshaped,
@@ -246,6 +310,11 @@ class _EntryImage(msgspec.Struct, array_like=True):
     read_only: list[int]
     maps: list[OldMap]
     marks: list[tuple[int, list[tuple[int, int]]]]
+    adoptions: int = 0
+    adopting: list[tuple[str, int]] = []
+    adopted: list[tuple[str, int]] = []
+    holder: str = ""
+    hold_timeout: int = 0
 
 
 class _Image(msgspec.Struct, array_like=True):
@@ -292,6 +361,11 @@ def _image(entry: Entry) -> _EntryImage:
         entry.read_only,
         entry.maps,
         [(version, sorted(marks.items())) for version, marks in entry.marks.items()],
+        entry.adoptions,
+        sorted(entry.adopting.items()),
+        list(entry.adopted.items()),
+        entry.holder,
+        entry.hold_timeout,
     )
 
 
@@ -307,4 +381,9 @@ def _entry(image: _EntryImage) -> Entry:
         image.read_only,
         image.maps,
         {version: dict(marks) for version, marks in image.marks},
+        image.adoptions,
+        dict(image.adopting),
+        dict(image.adopted),
+        image.holder,
+        image.hold_timeout,
     )

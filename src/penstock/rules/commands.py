@@ -77,6 +77,13 @@ class Bury(msgspec.Struct, gc=False):
     request: bytes | None = None
 
 
+class Consume(msgspec.Struct, gc=False):
+    """Of these items, those that are ready are done: what the holder of the consumer right handled under leases that ended meanwhile."""
+
+    offsets: Sequence[int]
+    consumer: str
+
+
 class Extend(msgspec.Struct, gc=False):
     """The lease ends `timeout` (0: as long as it was given for) from now."""
 
@@ -201,6 +208,7 @@ Command: TypeAlias = (
     | Complete
     | Retry
     | Bury
+    | Consume
     | Extend
     | Note
     | Configure

@@ -196,6 +196,10 @@ def _buried(state: State, record: records.Buried, at: int) -> Iterable[Happening
         yield _held(Kind.RETRIED, state, grant, record.returned, at, RETURNED)
 
 
+def _consumed(state: State, record: records.Consumed, at: int) -> Iterable[Happening]:
+    yield _plain(Kind.COMPLETED, state, record.runs, at)._replace(consumer=record.consumer)
+
+
 def _due(state: State, record: records.Due, at: int) -> Iterable[Happening]:
     yield _plain(Kind.DUE, state, record.runs, at)
 
@@ -246,6 +250,7 @@ BEFORE: dict[type, _Tell] = {
     records.Retried: _retried,
     records.Expired: _expired,
     records.Buried: _buried,
+    records.Consumed: _consumed,
     records.Due: _due,
     records.Cleared: _cleared,
     records.Sought: _sought,

@@ -61,6 +61,8 @@ TRANSITIONS: Final[dict[tuple[State | None, Event], State]] = {
     (State.LEASED, Event.RETRIED): State.READY,
     (State.LEASED, Event.DELAYED): State.SCHEDULED,
     (State.LEASED, Event.LEASE_EXPIRED): State.READY,
+    # handled by the holder of the consumer right, whose lease of it had ended
+    (State.READY, Event.COMPLETED): State.COMPLETED,
     # given up: by its holder, by spent attempts (also when a lowered max_attempts finds it waiting), by its ttl (never while leased)
     (State.LEASED, Event.BURIED): State.BURIED,
     (State.READY, Event.BURIED): State.BURIED,

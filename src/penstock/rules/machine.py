@@ -8,7 +8,7 @@ Owns: the two tables that join commands and records to their rules, and nothing 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, due, fencing, lease, outbox, produce, records, retention, settle, settled
+from penstock.rules import admin, commands, consume, due, fencing, lease, outbox, produce, records, retention, settle, settled
 from penstock.rules.due import decide_due
 from penstock.rules.state import Peek, State
 from penstock.words.clock import Moment
@@ -20,6 +20,7 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Reco
     commands.Complete: settle.decide_complete,
     commands.Retry: settle.decide_retry,
     commands.Bury: settle.decide_bury,
+    commands.Consume: consume.decide_consume,
     commands.Extend: settle.decide_extend,
     commands.Note: settle.decide_note,
     commands.Configure: admin.decide_configure,
@@ -43,6 +44,7 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Leased: lease.apply_leased,
     records.Passed: lease.apply_passed,
     records.Completed: settled.apply_completed,
+    records.Consumed: consume.apply_consumed,
     records.Retried: settled.apply_retried,
     records.Extended: settled.apply_extended,
     records.Noted: settled.apply_noted,

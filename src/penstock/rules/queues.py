@@ -12,9 +12,12 @@ import msgspec
 from penstock.rules import slots
 from penstock.rules.catalog import (
     OPTION_NAMES,
+    Adopted,
+    Adopting,
     Created,
     Deleted,
     Entry,
+    Held,
     Options,
     Record,
     Removed,
@@ -139,6 +142,23 @@ def removed(state: State, incarnation: int) -> list[Record]:
     if incarnation in state.entries:
         raise InvalidRequest(f"queue {state.entries[incarnation].name!r} is not deleted; delete it before its files are removed")
     return [Removed(incarnation)] if incarnation in state.deleted else []
+
+
+def adopting(state: State, incarnation: int, name: str) -> list[Record]:
+    """Begin to adopt a drop; nothing when that was begun before."""
+    return [] if name in known(state, incarnation).adopting else [Adopting(incarnation, name)]
+
+
+def adopted(state: State, incarnation: int, name: str, source: str, number: int) -> list[Record]:
+    """A drop is adopted."""
+    known(state, incarnation)
+    return [Adopted(incarnation, name, source, number)]
+
+
+def hold(state: State, incarnation: int, holder: str, timeout: int) -> list[Record]:
+    """Give the consumer right to a holder, or ("") to nobody."""
+    entry = known(state, incarnation)
+    return [] if (entry.holder, entry.hold_timeout) == (holder, timeout) else [Held(incarnation, holder, timeout)]
 
 
 def merged(options: Options, changes: Mapping[str, object]) -> Options:

@@ -237,6 +237,15 @@ class Noted(msgspec.Struct, array_like=True, gc=False, tag=28):
     text: str
 
 
+class Consumed(msgspec.Struct, array_like=True, gc=False, tag=29):
+    """Ready items are done: the holder of the consumer right had handled them."""
+
+    runs: list[int]
+    consumer: str
+    keys: bytes = b""
+    """Key ids of `runs` (NO_KEY where there is none, or its line is not touched); empty when no line is touched."""
+
+
 class Barrier(msgspec.Struct, array_like=True, gc=False):
     """Items here from position `since` on wait for those of the same slot (or key) that partition `source` holds from before `mark`."""
 
@@ -333,6 +342,7 @@ StateRecord: TypeAlias = (
     | Delivered
     | Released
     | Noted
+    | Consumed
 )
 Record: TypeAlias = Produced | StateRecord
 

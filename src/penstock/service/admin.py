@@ -113,6 +113,16 @@ def note(turns: Turns, partition: int, lease: int, offset: int, text: str) -> No
         turns.run(member, commands.Note(lease, offset, text))
 
 
+def consume(turns: Turns, partition_offsets: Mapping[int, Sequence[int]], consumer: str) -> int:
+    """Of these items, those that are ready are done: their consumer had handled them."""
+    done = 0
+    turns.again = True
+    for number, offsets in partition_offsets.items():
+        if number in turns.members:
+            done += _total(turns, chosen(turns, number), commands.Consume(offsets, consumer))
+    return done
+
+
 def publish(turns: Turns, partition: int | None = None) -> None:
     """Everything up to now may be seen by those who read beside the queue."""
     for member in chosen(turns, partition):
@@ -149,6 +159,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "redrive": redrive,
     "send": send,
     "release": release,
+    "consume": consume,
     "publish": publish,
     "compact": compact,
     "note": note,

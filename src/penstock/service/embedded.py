@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from penstock.logs.api import Durability
-from penstock.logs.directory import SEGMENT_BYTES
+from penstock.logs.directory import SEGMENT_BYTES, Directory
 from penstock.logs.files import Files
 from penstock.loop.carrying import Office
 from penstock.loop.catalog import Catalog
@@ -28,6 +28,7 @@ from penstock.rules.commands import Configure
 from penstock.service import looking, shaping, tracing
 from penstock.service.live import Live
 from penstock.service.mail import Mail
+from penstock.service.outside import Outside
 from penstock.service.reports import BrokerMetrics, QueueInfo, info
 from penstock.service.store import CATALOG, Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
@@ -64,6 +65,7 @@ class Embedded:
         self._live = Live(self._loop, store)
         self._pool: Executor | None = ThreadPoolExecutor(SYNCS_AT_ONCE, "penstock sync") if threaded else None
         self._closed = self._forked = False
+        self.outside = Outside(store, self) if isinstance(store, Directory) else None
         try:
             self.catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
             self._sweep()
@@ -72,6 +74,8 @@ class Embedded:
                 loop.turn()
                 if loop.busy or loop.turns.next_run is not None:
                     loop.wake()
+            if self.outside is not None:
+                self.outside.open(threaded)
         except BaseException:
             self._let_go()
             raise
@@ -108,7 +112,7 @@ class Embedded:
             if queues.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
                 for number in range(partitions):  # before the record: from then on they are missed when they are not there
                     self.store.make(incarnation, number)
-            with self._recording():
+            with self.recording():
                 entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
             if entry.incarnation not in self._loops:
                 self._beginning = entry.incarnation
@@ -121,7 +125,7 @@ class Embedded:
         broken = next((member for member in loop.turns.members.values() if member.error is not None), None)
         if broken is not None and broken.error is not None:
             loop.close()
-            with self._recording():
+            with self.recording():
                 self.catalog.delete(entry.name)
             self._remove(entry.incarnation)
             raise broken.error
@@ -148,7 +152,7 @@ class Embedded:
     def update(self, incarnation: int, changes: Mapping[str, object]) -> QueueInfo:
         """Change options; those not named stay. New timeouts count for new leases and items, the rest at once."""
         loop = self._loop(incarnation)
-        with self._recording():
+        with self.recording():
             entry = self.catalog.update(incarnation, changes)
         loop.call(Do(self._configure, firm=True))
         return info(entry)
@@ -162,7 +166,7 @@ class Embedded:
         queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
         self._opened(self.catalog.get(found))
         loop = self._loop(found)
-        with self._mail.ending(found, name, self.clock, timeout if self._threaded else 0), self._recording():
+        with self._mail.ending(found, name, self.clock, timeout if self._threaded else 0), self.recording():
             self.catalog.delete(name)
             self._loops.pop(found)
         with suppress(PenstockError):  # it is gone, whatever its last words
@@ -184,7 +188,7 @@ class Embedded:
     def _change_shape(self, turns: Turns, choose: Callable[[Entry], shaping.Shape]) -> Entry:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
         try:
-            with self._recording():
+            with self.recording():
                 return shaping.change(self.catalog, turns, choose, self.clock.read().wall)
         finally:
             self._reshaped(turns)
@@ -252,6 +256,7 @@ class Embedded:
         loop = Loop(turns, threaded=self._threaded)
         shaping.apply(turns, entry)
         self._set_options(turns, entry)
+        turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
         return loop
 
     def _open_partition(self, incarnation: int, number: int) -> Partition:
@@ -281,7 +286,7 @@ class Embedded:
         turns.again = True
 
     @contextmanager
-    def _recording(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """While the catalog is changed. When that fails it is read anew, and what it says then is so."""
         stale: Sequence[Loop] = ()
         try:
@@ -314,13 +319,15 @@ class Embedded:
     def _remove(self, incarnation: int) -> None:
         with suppress(PenstockError):  # tried again at the next opening
             self.store.remove(incarnation)
-            with self._recording():
+            with self.recording():
                 self.catalog.removed(incarnation)
 
     def close(self) -> None:
         """Answer everyone, make everything durable, let go of the directory."""
         if self._closed or self._forked:
             return
+        if self.outside is not None:
+            self.outside.stop()
         self._closed = True
         errors: list[PenstockError] = []
         for loop in list(self._loops.values()):
@@ -342,6 +349,8 @@ class Embedded:
     def abandon(self) -> None:
         """In a forked child."""
         self._forked = self._closed = True
+        if self.outside is not None:
+            self.outside.abandon()
         for loop in list(self._loops.values()):
             loop.abandon()
 

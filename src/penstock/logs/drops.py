@@ -1,0 +1,233 @@
+"""The inbox: how those who do not own a broker's directory hand something to whoever does.
+
+Owns: `Drops`, the folders `inbox/` and `answers/` of a broker's first root. Everything in the inbox is whole or not there: it is made
+under another name, synced, and renamed.
+    <write>.staged/                          a write under way: its tasks' parts
+    <incarnation>-<name>.drop/               a published write: parts and a manifest, to be adopted
+    <incarnation>-<name>.errand              a question or a word for the owner; its answer is answers/<incarnation>-<name>
+    <anything>.gone/                         adopted or given up, being removed
+A drop is named by its source and number, so that the same one cannot be in the inbox twice. That one which was adopted before is not
+adopted again is the owner's business (service/adopting.py).
+Errors are the system's; callers say what they were about.
+"""
+
+import errno
+import os
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.logs.files import Files
+from penstock.logs.marker import ANSWERS, INBOX
+from penstock.logs.writing import TEMPORARY, keep_names, read_file, replace_file, write_file
+from penstock.rules.routing import digest
+from penstock.words.errors import CorruptLog, InvalidRequest
+
+STAGED, DROP, ERRAND, GONE = ".staged", ".drop", ".errand", ".gone"
+MANIFEST = "drop.json"
+VERSION = 1
+_IN_A_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A file of whole frames."""
+
+    name: str
+    frames: int
+    items: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a drop holds, and what it is known by: of one source each number is adopted once, and none below one adopted before."""
+
+    parts: list[Part]
+    source: str
+    number: int
+    version: int = VERSION
+
+
+class Waiting(NamedTuple):
+    """Something in the inbox for the owner."""
+
+    incarnation: int
+    name: str
+    file: str
+    is_errand: bool
+
+
+class Drops:
+    """The inbox of one broker."""
+
+    def __init__(self, files: Files, root: str) -> None:
+        self._files = files
+        self._inbox = f"{root}/{INBOX}"
+        self._answers = f"{root}/{ANSWERS}"
+
+    # -- for those who do not own it -----------------------------------------------------------------
+
+    def begin(self, write: str) -> str:
+        """Make the folder of a write, to be filled by its tasks, and give its path. Fine when it is there."""
+        path = self._staged(write)
+        self._files.make_directory(path)
+        keep_names(self._files, path)
+        return path
+
+    def publish(self, write: str, incarnation: int, manifest: Manifest) -> bool:
+        """Hand a write over, all of it at once. False when the same one is in the inbox already: then this one is removed."""
+        path = self.begin(write)
+        write_file(self._files, f"{path}/{MANIFEST}", msgspec.json.encode(manifest))
+        self._files.sync_directory(path)
+        target = f"{self._inbox}/{drop_file(incarnation, manifest.source, manifest.number)}"
+        try:
+            if self._files.exists(target):
+                raise FileExistsError(errno.EEXIST, "it is there", target)
+            self._files.rename(path, target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            self.abandon(write)
+            return False
+        self._files.sync_directory(self._inbox)
+        return True
+
+    def abandon(self, write: str) -> None:
+        """Remove a write that is not to be."""
+        if self._files.exists(self._staged(write)):
+            self._discard(f"{write}{STAGED}")
+
+    def pending(self, incarnation: int, source: str, number: int) -> bool:
+        """Whether a drop was published and is not adopted yet."""
+        return self._files.exists(f"{self._inbox}/{drop_file(incarnation, source, number)}")
+
+    def errand(self, incarnation: int, name: str, body: bytes) -> None:
+        """Put a word for the owner; one of the same name is replaced."""
+        self._files.make_directory(self._inbox)
+        replace_file(self._files, self._inbox, f"{_owned(incarnation, name)}{ERRAND}", body)
+
+    def withdraw(self, incarnation: int, name: str) -> None:
+        """Take an errand back, if the owner has not done it yet."""
+        self._remove(f"{self._inbox}/{_owned(incarnation, name)}{ERRAND}")
+
+    def answer(self, incarnation: int, name: str) -> bytes | None:
+        """What the owner said, if it has."""
+        return read_file(self._files, f"{self._answers}/{_owned(incarnation, name)}")
+
+    def forget(self, incarnation: int, name: str) -> None:
+        """An answer has been read."""
+        self._remove(f"{self._answers}/{_owned(incarnation, name)}")
+
+    # -- for the owner -------------------------------------------------------------------------------
+
+    def waiting(self) -> list[Waiting]:
+        """Everything there is to do; errands before drops."""
+        if not self._files.exists(self._inbox):
+            return []
+        found = [one for one in map(_parse, self._files.list(self._inbox)) if one is not None]
+        return sorted(found, key=lambda one: not one.is_errand)
+
+    def manifest(self, drop: Waiting) -> Manifest:
+        raw = read_file(self._files, f"{self._inbox}/{drop.file}/{MANIFEST}")
+        try:
+            found = msgspec.json.decode(raw or b"", type=Manifest)
+        except msgspec.MsgspecError as error:
+            raise CorruptLog(f"the manifest of the drop {drop.file} cannot be read ({error}); move it away and write it again") from error
+        if found.version > VERSION:
+            raise CorruptLog(f"the drop {drop.file} has version {found.version}, this Penstock knows {VERSION}; use a newer Penstock")
+        return found
+
+    def part(self, drop: Waiting, part: Part) -> str:
+        """The path of a part."""
+        return f"{self._inbox}/{drop.file}/{part.name}"
+
+    def body(self, errand: Waiting) -> bytes | None:
+        """What an errand says; None when it was taken back."""
+        return read_file(self._files, f"{self._inbox}/{errand.file}")
+
+    def say(self, incarnation: int, name: str, body: bytes) -> None:
+        """Put an answer, or anything else that those who ask may read by its name."""
+        self._files.make_directory(self._answers)
+        replace_file(self._files, self._answers, _owned(incarnation, name), body)
+
+    def said(self, incarnation: int, prefix: str) -> list[str]:
+        """The names of answers that begin so."""
+        if not self._files.exists(self._answers):
+            return []
+        start = _owned(incarnation, "")
+        names = [name.removeprefix(start) for name in self._files.list(self._answers) if name.startswith(start)]
+        return [name for name in names if name.startswith(prefix) and not name.endswith(TEMPORARY)]
+
+    def done(self, one: Waiting) -> None:
+        """It is adopted or answered: take it out of the inbox, at one stroke."""
+        if one.is_errand:
+            self._remove(f"{self._inbox}/{one.file}")
+        else:
+            self._discard(one.file)
+
+    def sweep(self, started_before: int) -> None:
+        """Remove what was being removed, and writes that began before a wall time and never came to an end (see `write_name`)."""
+        if not self._files.exists(self._inbox):
+            return
+        for name in self._files.list(self._inbox):
+            stale = name.endswith(STAGED) and 0 < _started(name) < started_before
+            if stale or name.endswith(GONE):
+                self._discard(name)
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    def _staged(self, write: str) -> str:
+        return f"{self._inbox}/{_checked(write)}{STAGED}"
+
+    def _discard(self, name: str) -> None:
+        """Rename first: a folder that is half removed is none of those that anybody looks at."""
+        gone = name if name.endswith(GONE) else f"{name}{GONE}"
+        if gone != name:
+            self._files.rename(f"{self._inbox}/{name}", f"{self._inbox}/{gone}")
+            self._files.sync_directory(self._inbox)
+        for file in self._files.list(f"{self._inbox}/{gone}"):
+            self._remove(f"{self._inbox}/{gone}/{file}")
+        self._files.remove_directory(f"{self._inbox}/{gone}")
+
+    def _remove(self, path: str) -> None:
+        if self._files.exists(path):
+            self._files.remove(path)
+
+    def __repr__(self) -> str:
+        return f"Drops({self._inbox!r})"
+
+
+def write_name(wall: int) -> str:
+    """A name for a write: when it began, and something random."""
+    return f"{wall:016x}-{os.urandom(8).hex()}"
+
+
+def drop_file(incarnation: int, source: str, number: int) -> str:
+    """Where a drop lies."""
+    return f"{_owned(incarnation, digest(b'drop', source.encode(), str(number).encode()).hex())}{DROP}"
+
+
+def _started(name: str) -> int:
+    try:
+        return int(name.partition("-")[0], 16)
+    except ValueError:
+        return 0
+
+
+def _owned(incarnation: int, name: str) -> str:
+    return f"{incarnation:016x}-{_checked(name)}"
+
+
+def _checked(name: str) -> str:
+    if not _IN_A_NAME.issuperset(name) or len(name) > 150:
+        raise InvalidRequest(f"{name!r:.200} cannot be part of a file name; use up to 150 letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _parse(file: str) -> Waiting | None:
+    for ending in (DROP, ERRAND):
+        incarnation, dash, name = file.removesuffix(ending).partition("-")
+        if file.endswith(ending) and dash:
+            try:
+                return Waiting(int(incarnation, 16), name, file, ending == ERRAND)
+            except ValueError:
+                return None
+    return None

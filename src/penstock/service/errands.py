@@ -1,0 +1,108 @@
+"""Errands: what those who do not own a broker's directory may ask of whoever does, by a file in the inbox.
+
+Owns: `Errand`, `Reply`, and `Errands`, which does them. An errand that asks for an answer gets one, whatever comes of it; one that could
+not be done for now stays in the inbox and is tried again, so each verb may be run twice.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.logs.drops import Drops, Waiting
+from penstock.service.consuming import Consuming
+from penstock.service.consuming import Host as ConsumingHost
+from penstock.service.reports import QueueInfo
+from penstock.words import errors
+from penstock.words.errors import InvalidRequest, PenstockError
+
+
+class Errand(msgspec.Struct):
+    """A verb and its arguments."""
+
+    verb: str
+    args: dict[str, Any] = {}
+    answer: bool = True
+
+
+class Reply(msgspec.Struct):
+    """What came of it: a value, or an error by its code."""
+
+    value: Any = None
+    error: str = ""
+    message: str = ""
+
+    def result(self) -> Any:
+        """The value, or the error raised."""
+        if self.error:
+            raise _ERRORS.get(self.error, PenstockError)(self.message)
+        return self.value
+
+
+class Host(ConsumingHost, Protocol):
+    """What a broker is to its errands."""
+
+    def find(self, name: str) -> QueueInfo: ...
+
+
+class Errands:
+    """Does what is asked in the inbox of one broker."""
+
+    def __init__(self, drops: Drops, host: Host) -> None:
+        self._drops = drops
+        self._host = host
+        self._consuming = Consuming(drops, host)
+        self._verbs: dict[str, Callable[..., Any]] = {
+            "cursor": self._cursor,
+            "redrive": self._redrive,
+            "take": self._consuming.take,
+            "renew": self._consuming.renew,
+            "settle": self._consuming.settle,
+            "let_go": self._consuming.let_go,
+        }
+
+    def run(self, waiting: Waiting) -> None:
+        """Do one errand, answer it, and take it out of the inbox."""
+        raw = self._drops.body(waiting)
+        if raw is None:
+            return
+        wants_answer = True
+        try:
+            errand = msgspec.msgpack.decode(raw, type=Errand)
+            wants_answer = errand.answer
+            reply = Reply(self._do(waiting.incarnation, errand))
+        except (msgspec.MsgspecError, TypeError) as error:
+            advice = "use the same Penstock on both sides"
+            reply = Reply(error=InvalidRequest.code, message=f"the errand cannot be understood ({error}); {advice}")
+        except PenstockError as error:
+            if error.retryable and not isinstance(error, errors.QueueHeld):
+                raise
+            reply = Reply(error=error.code, message=str(error))
+        if wants_answer:
+            self._drops.say(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
+        self._drops.done(waiting)
+
+    def _do(self, incarnation: int, errand: Errand) -> Any:
+        found = self._verbs.get(errand.verb)
+        if found is None:
+            raise InvalidRequest(f"there is no errand {errand.verb!r}; there are {', '.join(sorted(self._verbs))}")
+        self._host.entry(incarnation)  # or it was deleted
+        return found(incarnation, **errand.args)
+
+    def _cursor(self, incarnation: int, name: str, positions: Mapping[int, int]) -> None:
+        """A reader has come so far; a cursor never goes back by this."""
+        known = self._host.ask(incarnation, "cursor", name=name)
+        assert isinstance(known, dict)
+        onward = {partition: max(offset, known.get(partition, 0)) for partition, offset in positions.items()}
+        self._host.ask(incarnation, "move_cursor", name=name, offsets=onward)
+
+    def _redrive(self, incarnation: int, items: Mapping[int, Sequence[int]], to: str = "") -> Any:
+        """Items that are ready or buried go to the queue named, or, buried, back to their places here; says how many did."""
+        if not to:
+            return self._host.ask(incarnation, "redrive", partition_offsets=items)
+        return self._host.ask(incarnation, "send", partition_offsets=items, to=self._host.find(to).incarnation)
+
+
+_ERRORS: dict[str, type[PenstockError]] = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)
+}
