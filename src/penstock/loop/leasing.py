@@ -56,9 +56,14 @@ class Leasing:
             except QueueHeld as error:
                 request.finish(error=error)
 
+    @property
+    def held_by(self) -> str:
+        """Who has the right now, if anybody."""
+        return self.holder if self.holder and self._partitions.clock.read().elapsed < self.held_until else ""
+
     def refuse_other(self, consumer: str) -> None:
         """Say so when somebody else has the right."""
-        if self.holder and consumer != self.holder and self._partitions.clock.read().elapsed < self.held_until:
+        if consumer != self.held_by != "":
             raise QueueHeld(
                 f"queue {self._partitions.name!r} is consumed by {self.holder}, which alone may lease from it; "
                 "end that consumer, or wait until its right has ended"

@@ -41,10 +41,11 @@ WALL = 1_000_000_000_000_000
 
 def stats(turns: Turns) -> QueueStats:
     """A queue at work."""
-    return counted(turns, sum(not request.gone for request in turns.leasing.waiting), len(turns.producing.waiting))
+    waiting = sum(not request.gone for request in turns.leasing.waiting)
+    return counted(turns, waiting, len(turns.producing.waiting), turns.leasing.held_by)
 
 
-def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0) -> QueueStats:
+def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0, holder: str = "") -> QueueStats:
     partitions = [_partition(turns, member) for member in turns.members.values()]
     totals = {
         name: sum(getattr(one, name) for one in partitions)
@@ -60,7 +61,8 @@ def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0
         consumers=consumers,
         resizing=[Fencing(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
         transfers=sum(len(line) for member in turns.healthy() for line in member.state.outbox.values()),
-        warnings=list(_warnings(partitions, waiting_consumers, consumers)),
+        warnings=list(_warnings(partitions, waiting_consumers or bool(holder), consumers)),
+        holder=holder,
         **totals,
     )
 

@@ -91,6 +91,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     transfers: int
     """Batches of items on their way out."""
     warnings: list[str]
+    holder: str = ""
+    """The consumer that has the right to lease from it, alone, if any has."""
 
     @property
     def depth(self) -> int:
