@@ -1,15 +1,17 @@
 """What every test may use, and how the run as a whole is judged.
 
-Owns: the `--seeds` and `--seed` options, and the rule that nothing skips in CI.
+Owns: the `--seeds` and `--seed` options, which worker gets which tests, and the rule that nothing skips in CI.
 A test that takes an argument named `seeds` gets a range of simulation seeds, in portions small enough to be shared out to workers.
 """
 
 import os
+from typing import Any
 
 import pytest
 
 PORTION = 25
 """Seeds of one test case: enough to be worth starting, few enough that two workers end together."""
+SPARK = "tests/spark/"
 
 _skipped: list[str] = []
 
@@ -30,6 +32,21 @@ def seed_portions(total: int, only: int | None) -> list[range]:
     if only is not None:
         return [range(only, only + 1)]
     return [range(start, min(start + PORTION, total)) for start in range(0, total, PORTION)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker gets all tests of Spark, which share a JVM; every other test goes to whoever is free.
+
+    (`--dist=loadgroup` would say the same, but xdist 3.8 loses its groups with pytest 9.2.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Sharing(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return SPARK if nodeid.startswith(SPARK) else nodeid
+
+    return Sharing(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "penstock"
 LAYERS = ["words", "rules", "logs", "loop", "service", "edges"]
-EDGES = {"cli"}
+EDGES = {"cli", "spark"}
 """Folders that together are the topmost layer."""
 FRONT = len(LAYERS)
 """Modules that lie directly in the package: the public face, which may import every layer and is imported by none."""

@@ -30,6 +30,10 @@ STEPS: list[Callable[[Catalog], object]] = [
     lambda found: found.reshape(2, [1, 3], read_only=[0], marks={1: 9}, keep_since=0),
     lambda found: found.update(2, {"dead_queue": ""}),
     lambda found: found.delete("dead"),
+    lambda found: found.adopting(2, "drop"),
+    lambda found: found.hold(2, "somebody", 60),
+    lambda found: found.adopted(2, "drop", "source", 3),
+    lambda found: found.hold(2, "", 0),
 ]
 
 

@@ -22,11 +22,12 @@ from penstock.words.errors import InvalidRequest, PenstockError, QueueExists, Qu
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 CHANGES = st.fixed_dictionaries({}, optional={"ttl": st.integers(0, 3), "max_items": st.integers(0, 3), "dead_queue": NAMES | st.just("")})
-FIRST: dict[str, Any] = {"ttl": 0, "max_items": 0, "dead_queue": ""}
+FIRST: dict[str, Any] = {"ttl": 0, "max_items": 0, "dead_queue": "", "begun": 0, "adopting": {}, "adopted": {}, "holder": ""}
 
 
 class CatalogBesideADict(RuleBasedStateMachine):
-    """A catalog, and what it should hold: by name the incarnation, three options, the active partitions and how many there ever were."""
+    """A catalog, and what it should hold: by name the incarnation, three options, the active partitions and how many there ever were, what
+    was adopted, and who holds the consumer right."""
 
     backend: str
 
@@ -83,6 +84,28 @@ class CatalogBesideADict(RuleBasedStateMachine):
         expected = None if active else InvalidRequest
         if self.ask(expected, self.catalog.reshape, queue["incarnation"], active, read_only=[], marks={}, keep_since=0):
             queue.update(active=active, ever=ever + more)
+
+    @rule(name=NAMES, source=st.sampled_from("st"), number=st.integers(1, 4), finished=st.booleans())
+    def adopt(self, name: str, source: str, number: int, finished: bool) -> None:
+        queue = self.model.get(name)
+        if queue is None:
+            self.ask(QueueNotFound, self.catalog.adopting, 1 << 60, "drop")
+            return
+        drop = f"{source}{number}"
+        if self.ask(None, self.catalog.adopting, queue["incarnation"], drop):
+            if drop not in queue["adopting"]:
+                queue["begun"] += 1
+                queue["adopting"] = {**queue["adopting"], drop: queue["begun"]}
+            assert self.catalog.adopting(queue["incarnation"], drop) == queue["adopting"][drop]
+            if finished and self.ask(None, self.catalog.adopted, queue["incarnation"], drop, source, number):
+                queue["adopting"] = {name: own for name, own in queue["adopting"].items() if name != drop}
+                queue["adopted"] = {**queue["adopted"], source: max(number, queue["adopted"].get(source, 0))}
+
+    @rule(name=NAMES, holder=st.sampled_from(["", "h", "i"]))
+    def hold(self, name: str, holder: str) -> None:
+        queue = self.model.get(name)
+        if queue is not None and self.ask(None, self.catalog.hold, queue["incarnation"], holder, 5):
+            queue["holder"] = holder
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
@@ -150,6 +173,10 @@ class CatalogBesideADict(RuleBasedStateMachine):
                 "dead_queue": entry.options.dead_queue,
                 "active": entry.active,
                 "ever": entry.next_partition,
+                "begun": entry.adoptions,
+                "adopting": entry.adopting,
+                "adopted": entry.adopted,
+                "holder": entry.holder,
             }
             for entry in self.catalog.entries
         }

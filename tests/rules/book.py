@@ -52,6 +52,19 @@ class Book:
     def removed(self, incarnation: int) -> None:
         self.take(queues.removed(self.state, incarnation))
 
+    def adopting(self, name: str, drop: str) -> int:
+        """Begin to adopt a drop; its number."""
+        self.take(queues.adopting(self.state, self.state.names[name].incarnation, drop))
+        return self.state.names[name].adopting[drop]
+
+    def adopted(self, name: str, drop: str, source: str, number: int) -> Entry:
+        self.take(queues.adopted(self.state, self.state.names[name].incarnation, drop, source, number))
+        return self.state.names[name]
+
+    def hold(self, name: str, holder: str, timeout: int = 0) -> Entry:
+        self.take(queues.hold(self.state, self.state.names[name].incarnation, holder, timeout))
+        return self.state.names[name]
+
     def take(self, records: list[Record]) -> None:
         for record in records:
             catalog.apply(self.state, record)

@@ -8,7 +8,7 @@ from tests.support import Bench
 
 
 def test_what_is_ready_is_done_whatever_it_was_before(bench: Bench) -> None:
-    first, second, third = bench.produce("a", "b", "c")
+    first, _, third = bench.produce("a", "b", "c")
     bench.lease(2, timeout=1)
     bench.advance(1)
     assert bench.consume(first, third) == 2
@@ -25,7 +25,7 @@ def test_what_is_not_ready_is_left_alone(bench: Bench) -> None:
 
 
 def test_items_leave_the_line_of_their_key(bench: Bench) -> None:
-    first, second, third = bench.produce("1", "2", "3", key="k")
+    first, second, _ = bench.produce("1", "2", "3", key="k")
     bench.retry(bench.lease(3, per_key=2).lease, [first])
     assert bench.consume(second) == 1
     assert bench.drain() == ["1", "3"]

@@ -1,4 +1,4 @@
-"""Brokers for the tests of the public API."""
+"""Brokers for the tests of the public API, and of the inbox."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock import Broker
+from tests.broker.grounds import Simulated
+from tests.broker.rig import Rig
 from tests.service.api import Place
 from tests.service.yard import Yard
 
@@ -37,3 +39,12 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
     yard = Yard(tmp_path / "data")
     yield yard
     yard.broker.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """A broker run by hand, on a simulated disk. However a test leaves it, its counts are true and it can be closed."""
+    rig = Rig(Simulated())
+    yield rig
+    rig.check()
+    rig.broker.close()

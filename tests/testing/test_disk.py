@@ -68,6 +68,19 @@ def conversation(files: Files, top: str) -> list[object]:
     ask("open", f"{top}/missing/log", "append")
     ask("rename", f"{top}/missing", f"{top}/other")
     ask("list", f"{top}/a/b")
+    for path in ("d", "d/empty", "d/full", "d/moved"):
+        files.make_directory(f"{top}/{path}")
+    kept = files.open(f"{top}/d/moved/log", "append")
+    ask("write", kept, [b"kept"])
+    files.close(files.open(f"{top}/d/full/log", "append"))
+    files.close(files.open(f"{top}/d/file", "append"))
+    for target in ("full", "file", "moved", "empty", "again"):
+        ask("rename", f"{top}/d/{'moved' if target != 'again' else 'empty'}", f"{top}/d/{target}")
+        ask("list", f"{top}/d")
+    ask("rename", f"{top}/d/file", f"{top}/d/again")
+    ask("pread", files.open(f"{top}/d/again/log", "read"), 9, 0)
+    ask("write", kept, [b" open"])
+    ask("pread", kept, 9, 0)
     first = files.lock(f"{top}/LOCK")
     assert first is not None
     ask("lock", f"{top}/LOCK")
@@ -151,6 +164,39 @@ def test_unsynced_renames_and_removes_are_kept_or_undone() -> None:
         files.crash()
         ends.add((files.exists("/d/old"), b""))
     assert ends == {(b"new", b"old"), (None, b"new"), (True, b""), (False, b"")}
+
+
+def test_a_directory_renamed_is_there_under_one_of_its_names() -> None:
+    ends = set()
+    for seed in SEEDS:
+        files = disk(seed)
+        files.make_directory("/d/first")
+        written(files, "/d/first/log", b"data", sync=True, name=True)
+        files.sync_directory("/d/first")
+        files.sync_directory("/d")
+        files.rename("/d/first", "/d/second")
+        files.rename("/d/second", "/d/third")
+        if seed % 3 == 0:
+            files.sync_directory("/d")
+        files.crash()
+        (name,) = [name for name in ("first", "second", "third") if files.exists(f"/d/{name}")]
+        assert files.content(f"/d/{name}/log") == b"data"
+        assert name == "third" or seed % 3
+        ends.add(name)
+    assert ends == {"first", "second", "third"}
+
+
+def test_a_renamed_directory_keeps_what_was_synced_of_it_alone() -> None:
+    ends = set()
+    for seed in SEEDS:
+        files = disk(seed)
+        files.make_directory("/d/in")
+        written(files, "/d/in/log", b"data", sync=True)
+        files.rename("/d/in", "/d/out")
+        files.sync_directory("/d")
+        files.crash()
+        ends.add((files.exists("/d/in"), files.contents().get("/d/out/log")))
+    assert ends == {(False, None), (False, b"data")}
 
 
 def test_a_lost_directory_takes_what_is_in_it() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import dead, handwork, importing, looking, producing, queues, repairing, watching, working
+from penstock.cli import dead, handwork, importing, looking, producing, queues, repairing, spark, watching, working
 from penstock.cli.commands import JsonOption, Main
 from penstock.cli.session import VARIABLE, Session
 
@@ -60,3 +60,4 @@ app.add_typer(dead.group, name="dead")
 repairing.register(app)
 working.register(app)
 app.add_typer(importing.group, name="import")
+app.add_typer(spark.group, name="spark")

@@ -7,13 +7,14 @@ under another name, synced, and renamed.
     <incarnation>-<name>.errand              a question or a word for the owner; its answer is answers/<incarnation>-<name>
     <anything>.gone/                         adopted or given up, being removed
 A drop is named by its source and number, so that the same one cannot be in the inbox twice. That one which was adopted before is not
-adopted again is the owner's business (service/adopting.py).
+adopted again, and which comes first, is the owner's business (service/adopting.py).
 Errors are the system's; callers say what they were about.
 """
 
 import errno
 import os
-from typing import NamedTuple
+from collections.abc import Container
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -41,9 +42,11 @@ class Manifest(msgspec.Struct, frozen=True):
     """What a drop holds, and what it is known by: of one source each number is adopted once, and none below one adopted before."""
 
     parts: list[Part]
-    source: str
-    number: int
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
     version: int = VERSION
+    began: int = 0
+    """When the write began, by the calendar (0: not known): what wrote earlier is adopted earlier, as far as can be told."""
 
 
 class Waiting(NamedTuple):
@@ -74,8 +77,13 @@ class Drops:
 
     def publish(self, write: str, incarnation: int, manifest: Manifest) -> bool:
         """Hand a write over, all of it at once. False when the same one is in the inbox already: then this one is removed."""
+        body = msgspec.json.encode(msgspec.structs.replace(manifest, began=_started(write)))
+        try:
+            msgspec.json.decode(body, type=Manifest)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"this cannot be published ({error}); give each write a source, and a number from 1 on") from error
         path = self.begin(write)
-        write_file(self._files, f"{path}/{MANIFEST}", msgspec.json.encode(manifest))
+        write_file(self._files, f"{path}/{MANIFEST}", body)
         self._files.sync_directory(path)
         target = f"{self._inbox}/{drop_file(incarnation, manifest.source, manifest.number)}"
         try:
@@ -101,7 +109,7 @@ class Drops:
 
     def errand(self, incarnation: int, name: str, body: bytes) -> None:
         """Put a word for the owner; one of the same name is replaced."""
-        self._files.make_directory(self._inbox)
+        self._make(self._inbox)
         replace_file(self._files, self._inbox, f"{_owned(incarnation, name)}{ERRAND}", body)
 
     def withdraw(self, incarnation: int, name: str) -> None:
@@ -126,18 +134,25 @@ class Drops:
         return sorted(found, key=lambda one: not one.is_errand)
 
     def manifest(self, drop: Waiting) -> Manifest:
+        """What a drop says of itself; CorruptLog when that is not as it was published."""
         raw = read_file(self._files, f"{self._inbox}/{drop.file}/{MANIFEST}")
         try:
             found = msgspec.json.decode(raw or b"", type=Manifest)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CorruptLog(f"the manifest of the drop {drop.file} cannot be read ({error}); move it away and write it again") from error
         if found.version > VERSION:
             raise CorruptLog(f"the drop {drop.file} has version {found.version}, this Penstock knows {VERSION}; use a newer Penstock")
+        unique = len({part.name for part in found.parts}) == len(found.parts)
+        if drop_file(drop.incarnation, found.source, found.number) != drop.file or not unique:
+            raise CorruptLog(f"the drop {drop.file} has a manifest that is not its own; move it away and write it again")
         return found
 
     def part(self, drop: Waiting, part: Part) -> str:
-        """The path of a part."""
-        return f"{self._inbox}/{drop.file}/{part.name}"
+        """The path of a part; CorruptLog when it is not there."""
+        path = f"{self._inbox}/{drop.file}/{_checked(part.name)}"
+        if not self._files.exists(path):
+            raise CorruptLog(f"the drop {drop.file} lacks its part {part.name}; move it away and write it again")
+        return path
 
     def body(self, errand: Waiting) -> bytes | None:
         """What an errand says; None when it was taken back."""
@@ -145,7 +160,7 @@ class Drops:
 
     def say(self, incarnation: int, name: str, body: bytes) -> None:
         """Put an answer, or anything else that those who ask may read by its name."""
-        self._files.make_directory(self._answers)
+        self._make(self._answers)
         replace_file(self._files, self._answers, _owned(incarnation, name), body)
 
     def said(self, incarnation: int, prefix: str) -> list[str]:
@@ -163,24 +178,36 @@ class Drops:
         else:
             self._discard(one.file)
 
-    def sweep(self, started_before: int) -> None:
-        """Remove what was being removed, and writes that began before a wall time and never came to an end (see `write_name`)."""
-        if not self._files.exists(self._inbox):
-            return
-        for name in self._files.list(self._inbox):
-            stale = name.endswith(STAGED) and 0 < _started(name) < started_before
-            if stale or name.endswith(GONE):
-                self._discard(name)
+    def sweep(self, started_before: int, queues: Container[int]) -> None:
+        """Remove what was being removed; writes that began before a wall time and never came to an end (see `write_name`); and answers
+        about queues that are no more."""
+        if self._files.exists(self._inbox):
+            for name in self._files.list(self._inbox):
+                stale = name.endswith(STAGED) and 0 < _started(name) < started_before
+                if stale or name.endswith(GONE):
+                    self._discard(name)
+        if self._files.exists(self._answers):
+            for name in self._files.list(self._answers):
+                if _started(name) not in queues:
+                    self._remove(f"{self._answers}/{name}")
 
     # -- steps ---------------------------------------------------------------------------------------
 
     def _staged(self, write: str) -> str:
         return f"{self._inbox}/{_checked(write)}{STAGED}"
 
+    def _make(self, folder: str) -> None:
+        """A folder that lasts as what is put into it does."""
+        if not self._files.exists(folder):
+            self._files.make_directory(folder)
+            keep_names(self._files, folder)
+
     def _discard(self, name: str) -> None:
         """Rename first: a folder that is half removed is none of those that anybody looks at."""
         gone = name if name.endswith(GONE) else f"{name}{GONE}"
         if gone != name:
+            if self._files.exists(f"{self._inbox}/{gone}"):  # of an earlier one of this name, whose removal was cut off
+                self._discard(gone)
             self._files.rename(f"{self._inbox}/{name}", f"{self._inbox}/{gone}")
             self._files.sync_directory(self._inbox)
         for file in self._files.list(f"{self._inbox}/{gone}"):
@@ -206,6 +233,7 @@ def drop_file(incarnation: int, source: str, number: int) -> str:
 
 
 def _started(name: str) -> int:
+    """The number that a name begins with: when its write began, or the incarnation that it is about."""
     try:
         return int(name.partition("-")[0], 16)
     except ValueError:

@@ -7,6 +7,7 @@ second opener gets. Its size never changes: taking the lock of a root on a full 
 import json
 import os
 from datetime import UTC, datetime
+from threading import Event
 
 from penstock.logs.files import Files
 from penstock.logs.marker import LOCK
@@ -14,12 +15,18 @@ from penstock.words.clock import Clock
 from penstock.words.errors import BrokerLocked
 
 TEXT_BYTES = 512
+LOOKS = 5
+LOOK_SECONDS = 0.01
 
 
 def take(files: Files, root: str, clock: Clock) -> int:
     """Lock a root and give the handle that holds it, or say who does. Raises OSError as the system does."""
     path = f"{root}/{LOCK}"
-    handle = files.lock(path)
+    for _ in range(LOOKS):  # one who only looks whether there is an owner has it for a moment
+        handle = files.lock(path)
+        if handle is not None:
+            break
+        Event().wait(LOOK_SECONDS)
     if handle is None:
         raise BrokerLocked(f"{root} is in use by {_holder(files, path)}; one process at a time can open it, so close that one first")
     try:

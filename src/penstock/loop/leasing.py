@@ -18,7 +18,7 @@ from penstock.rules import commands
 from penstock.rules.commands import Again, Granted, Strayed
 from penstock.rules.lease import validate_lease
 from penstock.rules.routing import digest
-from penstock.words.errors import PenstockError, QueueHeld
+from penstock.words.errors import LeaseLost, PenstockError, QueueHeld
 from penstock.words.limits import MAX_BATCH_BYTES
 
 MANY = 4
@@ -77,6 +77,8 @@ class Leasing:
         if request.request is not None and (known := self._known(request)) is not None:
             if known:
                 self._partitions.answer(request, known)
+            elif request.bare:
+                raise LeaseLost("what this request was given has ended; ask for something new under another id")
             else:
                 request.finish([])  # what it was given has ended
             return

@@ -69,6 +69,8 @@ class Producing:
         if request.request is not None:
             maps = (partitions.map, *partitions.older_maps) if request.sequence else partitions.older_maps
             placed, left = self._known(request, maps)
+            if request.sequence and any(one.error is not None for one in placed):
+                left = []  # a partition counts as having all that is its own, so none may be stored while nobody knows of some
         if left is None or left:
             cut = batch if left is None else batch.pick(left)
             for number, indexes in self._cut(cut, request.request, partitions.map).items():
@@ -80,7 +82,7 @@ class Producing:
     def _command(self, request: requests.Produce, share: Batch) -> commands.Produce:
         slots = self._partitions.map
         if request.sequence:
-            return commands.Produce(share, source=_source(slots), sequence=request.sequence)
+            return commands.Produce(share, source=_source(slots), sequence=request.sequence, dedup=True)
         return commands.Produce(share, None if request.request is None else _name(request.request, slots), checked=True)
 
     def _check_taking(self) -> None:

@@ -104,6 +104,11 @@ class Entry(msgspec.Struct, frozen=True):
     """How long the right lasts without a word from its holder."""
 
     @property
+    def unfinished(self) -> str:
+        """The drop that was begun last, if it was not finished: it can be gone on with as long as no other is begun."""
+        return next((name for name, number in self.adopting.items() if number == self.adoptions), "")
+
+    @property
     def retired(self) -> list[int]:
         """Partitions that drain, or are drained."""
         active = set(self.active)

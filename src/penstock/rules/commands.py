@@ -16,7 +16,7 @@ from penstock.words.limits import Policy
 
 
 class Produce(msgspec.Struct, gc=False):
-    """Store items. With a `source`, only if `sequence` is above the last one from there (transfers)."""
+    """Store items. With a `source`, only if `sequence` is above the last one from there (transfers, and chunks of drops)."""
 
     batch: Batch
     request: bytes | None = None
@@ -27,6 +27,8 @@ class Produce(msgspec.Struct, gc=False):
     partition: int = 0
     checked: bool = False
     """Whether `validate` has been over the batch."""
+    dedup: bool = False
+    """Of a chunk: unlike a transfer it is new here, so dedup ids count."""
 
 
 class Lease(msgspec.Struct, gc=False):

@@ -47,7 +47,7 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
         raise QueueHeld("producing is paused; resume it or try again later")
     batch = batch.own().compact()
     ids: list[int] | None = None
-    if batch.dedups is not None and command.source is None:  # a transfer has its sequence, and must be noted even if it were a duplicate
+    if batch.dedups is not None and (command.source is None or command.dedup):  # a transfer must be noted even if it were a duplicate
         batch, ids = _without_duplicates(state, batch, now)
         if not len(batch):
             return ([Answered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, again=True)

@@ -1,6 +1,7 @@
 """Items as Arrow tables, where volume is.
 
-Owns: `from_arrow` (a table → batches), `to_arrow` (items → a record batch) and `item_schema`, which record batches of items have.
+Owns: `from_arrow` (a table → batches), `read_columns` (a table → checked columns, for logs/drafting.py), `refusal` (types, before there is
+a table), `to_arrow` (items → a record batch) and `item_schema`, which record batches of items have.
 Needs pyarrow, which is an extra and so is imported only when it is used.
 A table is looked at as a whole before its first batch is given: what is wrong with it is said before anything is stored.
 """
@@ -52,6 +53,11 @@ def _pyarrow() -> Any:
 
 def from_arrow(data: "pa.Table | pa.RecordBatch") -> Iterator[Batch]:
     """The rows as batches, none larger than a batch may be. Also takes what other libraries offer as an Arrow stream."""
+    return _batches(read_columns(data))
+
+
+def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
+    """The columns of a table that say something, each in the one type that is worked with, every value within its limits."""
     given = _given(data)
     columns = {name: read for name, column in given.items() if (read := _read(name, column)) is not None}
     if "payload" not in columns:
@@ -59,7 +65,21 @@ def from_arrow(data: "pa.Table | pa.RecordBatch") -> Iterator[Batch]:
     if _is_text(given["payload"].type):
         said = columns.get("encoding")
         columns["encoding"] = _constant(values.TEXT, len(columns["payload"])) if said is None else said.fill_null(values.TEXT)
-    return _batches(columns)
+    return columns
+
+
+def refusal(name: str, kind: "pa.DataType | None") -> str:
+    """What a column should be, when items cannot have one of that type (None: one that Arrow does not know); "" when they can."""
+    pa, known = _pyarrow(), _COLUMNS[name]
+    if kind is not None and pa.types.is_null(kind) and name != "payload":
+        return ""  # it says nothing
+    try:
+        if kind is not None:
+            known.read(pa.chunked_array([], kind))
+            return ""
+    except _WrongType:
+        pass
+    return known.types
 
 
 def _given(data: Any) -> dict[str, Any]:
@@ -156,7 +176,7 @@ def _read_headers(column: Any) -> Any:
     else:
         raise _WrongType
     found = each(convert, column.to_pylist(), called="row {}".format)
-    return pa.chunked_array([pa.array(found, pa.large_binary())])
+    return pa.chunked_array([pa.array(found or [], pa.large_binary())])
 
 
 def _packed(headers: list[tuple[str, Any]]) -> bytes | None:
@@ -189,6 +209,10 @@ _COLUMNS = {
     "ttl": _Known("a duration, or int64 (microseconds)", _read_ttl, MAX_DELAY, 1),
     "dedup": _Known("binary or string", _read_bytes, MAX_NAME_BYTES),
 }
+
+
+COLUMNS = tuple(_COLUMNS)
+"""The columns that a table of items may have."""
 
 
 def _is_text(kind: Any) -> bool:

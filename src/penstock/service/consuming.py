@@ -5,26 +5,43 @@ the other; a grant is a set of leases under its name, noted beside the answers, 
 next one has committed all before it: those are completed first.
     take      complete what is committed, then grant more
     renew     the stream lives: its right and its leases go on
-    settle    items of its grants failed: retry or bury them
+    settle    items of its grants failed: they are retried or buried when the others are completed, for in a key's line that comes first
     let_go    it is done; the right is everybody's again
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from penstock.logs.drops import Drops
-from penstock.loop.requests import Lease, Part, Request, Settle, Verb
+from penstock.loop.requests import Lease, Part, Request, Settle
 from penstock.rules.catalog import Entry
+from penstock.rules.commands import Settled
 from penstock.rules.routing import digest
-from penstock.rules.runs import RunSet, from_offsets, offsets
+from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
+from penstock.rules.settle import cut_reason
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
 
 MAX_GRANT = 10_000_000
 HOLDER = "spark:"
+
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+"""Of a stream."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+
+
+class Failed(msgspec.Struct):
+    """What is to become of some items of a grant."""
+
+    action: Literal["retry", "bury"]
+    delay: int
+    reason: str
+    items: dict[int, list[int]]
+    """partition → runs"""
 
 
 class Grant(msgspec.Struct):
@@ -32,8 +49,9 @@ class Grant(msgspec.Struct):
 
     leases: list[tuple[int, int, list[int]]]
     """(partition, lease, runs)"""
-    settled: dict[int, list[int]] = {}
-    """partition → runs of items that are not to be completed with the rest."""
+    failed: list[Failed] = []
+    completed: bool = False
+    """Those that did not fail are."""
 
     @property
     def items(self) -> int:
@@ -67,7 +85,7 @@ class Consuming:
         self._drops = drops
         self._host = host
 
-    def take(self, incarnation: int, stream: str, done: int, want: int, per_key: int, timeout: int) -> Taken:
+    def take(self, incarnation: int, stream: Name, done: Count, want: int, per_key: int, timeout: int) -> Taken:
         """Grants up to `done` are committed; give another of up to `want` items (0: none)."""
         within("want", want, 0, MAX_GRANT)
         within("per_key", per_key, 1, MAX_BATCH_ITEMS)
@@ -75,8 +93,7 @@ class Consuming:
         newest = done
         for number in self._numbers(incarnation, stream):
             if number <= done:
-                self._complete(incarnation, stream, self._grant(incarnation, stream, number))
-                self._drops.forget(incarnation, grant_name(stream, number))
+                self._finish(incarnation, stream, number)
             newest = max(newest, number)
         if newest == done and want:
             grant = self._lease(incarnation, stream, done + 1, want, per_key, timeout)
@@ -87,81 +104,95 @@ class Consuming:
         items = self._grant(incarnation, stream, newest).items if newest > done else 0
         return Taken(newest, items, getattr(self._host.ask(incarnation, "stats"), "ready", 0))
 
-    def renew(self, incarnation: int, stream: str, timeout: int) -> None:
+    def renew(self, incarnation: int, stream: Name, timeout: int) -> None:
         """The stream is at work."""
-        self._host.hold(incarnation, HOLDER + stream, timeout)
-        parts = [part for _, grant in self._grants(incarnation, stream) for part in _parts(grant)]
-        if parts:
-            self._host.call(incarnation, Settle("extend", parts, timeout=timeout))
+        self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
+        leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
+        self._settle(incarnation, Settle("extend", [Part(partition, lease) for partition, lease, _ in leases], timeout=timeout))
 
-    def let_go(self, incarnation: int, stream: str) -> None:
+    def let_go(self, incarnation: int, stream: Name) -> None:
         """The stream is done; what it had not committed comes back when its leases end."""
         if self._host.entry(incarnation).holder == HOLDER + stream:
             self._host.hold(incarnation, "", 0)
 
     def settle(
-        self, incarnation: int, action: Literal["retry", "bury"], items: Mapping[int, Sequence[int]], delay: int = 0, reason: str = ""
+        self, incarnation: int, action: Literal["retry", "bury"], items: Mapping[Count, Sequence[Count]], delay: int = 0, reason: str = ""
     ) -> tuple[int, int]:
-        """Retry or bury items that were granted and are not completed yet; says how many that did, and how many it did not find."""
-        if action not in ("retry", "bury"):
-            raise InvalidRequest(f"there is no way {action!r} to settle; use 'retry' or 'bury'")
-        wanted = {partition: RunSet(from_offsets(sorted(chosen))) for partition, chosen in items.items()}
-        total = sum(runs.total for runs in wanted.values())
-        done = 0
+        """Items that were granted and are not completed yet failed; says how many, and how many of these items it did not find."""
+        within("delay", delay, 0, MAX_DELAY)
+        wanted = {partition: RunSet(from_offsets(sorted(set(chosen)))) for partition, chosen in items.items()}
+        found = {partition: RunSet() for partition in wanted}
         for stream in self._streams(incarnation):
             for number, grant in self._grants(incarnation, stream):
-                parts = [*_within(grant, wanted)]
-                if parts:
-                    for part in parts:
-                        settled = RunSet(grant.settled.get(part.partition, []))
-                        settled.add_all(from_offsets(part.offsets or ()))
-                        grant.settled[part.partition] = settled.runs
-                    self._save(incarnation, stream, number, grant)  # first: what fails is not completed with the rest
-                    done += self._settle(incarnation, action, parts, delay, reason)
-        return done, total - done
+                failed = Failed(action, delay, cut_reason(reason), _common(grant, wanted))
+                if failed.items:
+                    for former in grant.failed:
+                        former.items = {
+                            partition: RunSet(runs).without(failed.items.get(partition, ())) for partition, runs in former.items.items()
+                        }
+                    grant.failed.append(failed)
+                    self._save(incarnation, stream, number, grant)
+                    for partition, runs in failed.items.items():
+                        found[partition].add_all(runs)
+        done = sum(runs.total for runs in found.values())
+        return done, sum(runs.total for runs in wanted.values()) - done
 
     # -- steps ---------------------------------------------------------------------------------------
 
     def _lease(self, incarnation: int, stream: str, number: int, want: int, per_key: int, timeout: int) -> Grant:
         """Leases, until there is enough or nothing more. Each has a request id: cut off and asked again, the same are given."""
         grant = Grant([])
-        left, round_ = want, 0
+        left, round_, ended = want, 1, 0
         while left:
-            round_ += 1
-            name = digest(b"grant", stream.encode(), number.to_bytes(8, "big"), round_.to_bytes(8, "big"))
+            name = digest(b"grant", stream.encode(), *(part.to_bytes(8, "big") for part in (number, round_, ended)))
             asked = Lease(min(left, MAX_BATCH_ITEMS), HOLDER + stream, timeout, min(per_key, MAX_BATCH_ITEMS), name, self._now(), bare=True)
-            handed = self._host.call(incarnation, asked)
+            try:
+                handed = self._host.call(incarnation, asked)
+            except LeaseLost:  # cut off before, and away for so long that the items are everybody's again
+                ended += 1
+                continue
             assert isinstance(handed, list)
             if not handed:
                 return grant
             for one in handed:
                 grant.leases.append((one.partition, one.granted.lease, one.granted.runs))
                 left = max(0, left - one.granted.count)
+            round_ += 1
         return grant
 
+    def _finish(self, incarnation: int, stream: str, number: int) -> None:
+        """A grant is committed: what failed goes back or is buried, all else is done."""
+        grant = self._grant(incarnation, stream, number)
+        if not grant.completed:
+            self._complete(incarnation, stream, grant)
+        if grant.failed:
+            grant.completed = True  # noted first: what comes back with a failed one must not be taken for what a lease ended on
+            self._save(incarnation, stream, number, grant)
+        for failed in grant.failed:
+            self._settle(incarnation, Settle(failed.action, [*_parts(grant, failed.items)], delay=failed.delay, reason=failed.reason))
+        self._drops.forget(incarnation, grant_name(stream, number))
+
     def _complete(self, incarnation: int, stream: str, grant: Grant) -> None:
-        """What was committed is done: by its lease, or, where that has ended meanwhile, by right, if nobody has taken it since."""
-        parts = _parts(grant)
-        answers = self._host.call(incarnation, Settle("complete", parts)) if parts else []
-        assert isinstance(answers, list)
+        """What did not fail is done: by its lease, or, where that has ended meanwhile, by right, if nobody has taken it since."""
+        parts = [part for part in _whole(grant) if part.offsets != []]
         lapsed: dict[int, list[int]] = {}
-        for (partition, _, runs), answer in zip(grant.leases, answers, strict=True):
-            if isinstance(answer, LeaseLost):
-                left = RunSet(runs)
-                left.remove_all(grant.settled.get(partition, []))
-                lapsed.setdefault(partition, []).extend(offsets(left.runs))
-            elif isinstance(answer, PenstockError):
-                raise answer
+        for part, answer in zip(parts, self._settle(incarnation, Settle("complete", parts)), strict=True):
+            if answer is None:
+                runs = next(runs for partition, lease, runs in grant.leases if (partition, lease) == part[:2])
+                lapsed.setdefault(part.partition, []).extend(offsets(runs) if part.offsets is None else part.offsets)
+            elif answer.refused:
+                lapsed.setdefault(part.partition, []).extend(answer.refused)
         if lapsed:
             self._host.ask(incarnation, "consume", partition_offsets=lapsed, consumer=HOLDER + stream)
 
-    def _settle(self, incarnation: int, action: Verb, parts: Sequence[Part], delay: int, reason: str) -> int:
-        answers = self._host.call(incarnation, Settle(action, parts, delay=delay, reason=reason))
+    def _settle(self, incarnation: int, request: Settle) -> list[Settled | None]:
+        """The answer for each part, None where the lease has ended; anything else is raised."""
+        answers = self._host.call(incarnation, request) if request.parts else []
         assert isinstance(answers, list)
         for answer in answers:
             if isinstance(answer, PenstockError) and not isinstance(answer, LeaseLost):
                 raise answer
-        return sum(answer.done for answer in answers if not isinstance(answer, PenstockError))
+        return [None if isinstance(answer, LeaseLost) else answer for answer in answers]
 
     def _now(self) -> int:
         return self._host.clock.read().elapsed
@@ -199,14 +230,37 @@ def read_grant(drops: Drops, incarnation: int, stream: str, number: int) -> Gran
     return msgspec.msgpack.decode(raw, type=Grant)
 
 
-def _parts(grant: Grant) -> list[Part]:
-    return [Part(partition, lease) for partition, lease, _ in grant.leases]
-
-
-def _within(grant: Grant, wanted: Mapping[int, RunSet]) -> Iterator[Part]:
-    """The items wanted, by the lease that a grant holds them under."""
+def _whole(grant: Grant) -> list[Part]:
+    """Every lease of a grant, without the items of it that failed."""
+    failed: dict[int, RunSet] = {}
+    for one in grant.failed:
+        for partition, runs in one.items.items():
+            failed.setdefault(partition, RunSet()).add_all(runs)
+    parts = []
     for partition, lease, runs in grant.leases:
-        if partition in wanted:
-            found = [offset for offset in offsets(runs) if offset in wanted[partition]]
-            if found:
-                yield Part(partition, lease, found)
+        left = RunSet(runs)
+        total = left.total
+        left.remove_all(failed[partition].runs if partition in failed else ())
+        parts.append(Part(partition, lease, None if left.total == total else offsets(left.runs)))
+    return parts
+
+
+def _parts(grant: Grant, items: Mapping[int, list[int]]) -> Iterator[Part]:
+    """These items by the leases that a grant holds them under."""
+    for partition, lease, runs in grant.leases:
+        found = _both(runs, RunSet(items.get(partition, ())))
+        if found:
+            yield Part(partition, lease, offsets(found))
+
+
+def _common(grant: Grant, wanted: Mapping[int, RunSet]) -> dict[int, list[int]]:
+    """Which of the items wanted are in a grant."""
+    found: dict[int, list[int]] = {}
+    for partition, _, runs in grant.leases:
+        if partition in wanted and (common := _both(runs, wanted[partition])):
+            found[partition] = RunSet([*found.get(partition, ()), *common]).runs
+    return found
+
+
+def _both(runs: list[int], others: RunSet) -> list[int]:
+    return [edge for start, stop in pairs(runs) for edge in others.within(start, stop)]

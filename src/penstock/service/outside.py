@@ -4,7 +4,8 @@ Owns: `Outside`: it puts together what adopts drops and what does errands, and i
 memory has none.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 from penstock.logs.directory import Directory
@@ -17,6 +18,7 @@ from penstock.service.adopting import Adopter
 from penstock.service.errands import Errands
 from penstock.service.reports import QueueInfo
 from penstock.words.clock import Clock
+from penstock.words.errors import PenstockError
 
 
 class Broker(Protocol):
@@ -40,11 +42,15 @@ class Outside:
         self.find = broker.find
         self.call = broker.call
         self.ask = broker.ask
+        self._held: dict[int, int] = {}
+        """Incarnations of queues whose consumer right somebody has, and when it ends (elapsed)."""
         drops = Drops(directory.files, directory.roots[0].path)
         self._adopter = Adopter(drops, directory.files, self, Errands(drops, self).run)
 
     def open(self, threaded: bool) -> None:
         """Take in what is there; then, if threads may be begun, look on."""
+        now = self.clock.read().elapsed
+        self._held = {entry.incarnation: now + entry.hold_timeout for entry in self._broker.catalog.entries if entry.holder}
         self._adopter.sweep()
         self._adopter.look()
         if threaded:
@@ -76,9 +82,25 @@ class Outside:
         with self._broker.recording():
             self._broker.catalog.adopted(incarnation, name, source, number)
 
+    def queues(self) -> Sequence[int]:
+        """The incarnations that there are."""
+        return [*self._broker.catalog.state.entries]
+
     def hold(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody, for so long as it is not renewed; refused while another has it."""
         self.call(incarnation, Do(lambda turns: self._hold(turns, holder, timeout), firm=True))
+        self._held.pop(incarnation, None)
+        if holder:
+            self._held[incarnation] = self.clock.read().elapsed + timeout
+
+    def upkeep(self) -> None:
+        """A right whose holder has kept silent for too long is nobody's any more: the next opening must not give it back."""
+        now = self.clock.read().elapsed
+        for incarnation in [incarnation for incarnation, until in self._held.items() if until <= now]:
+            with suppress(PenstockError):  # tried again at the next look
+                if incarnation in self._broker.catalog.state.entries:
+                    self.hold(incarnation, "", 0)
+                self._held.pop(incarnation, None)
 
     def _hold(self, turns: Turns, holder: str, timeout: int) -> None:
         if holder:

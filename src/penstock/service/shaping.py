@@ -62,7 +62,7 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
                 raise member.refusal
             turns.catch_up(member, new=True)
         since = wall - entry.options.policy.remember  # by the date, which may be set: some are kept whatever it says
-        since = min(since, entry.maps[-KEPT_MAPS].replaced_at if len(entry.maps) >= KEPT_MAPS else 0)
+        since = min(since, entry.maps[-KEPT_MAPS].replaced_at if len(entry.maps) >= KEPT_MAPS and not entry.unfinished else 0)
         return catalog.reshape(turns.incarnation, active, read_only=read_only, marks=marks, keep_since=since)
     except BaseException:
         for member in new:

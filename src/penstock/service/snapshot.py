@@ -24,6 +24,7 @@ from penstock.rules import queues
 from penstock.rules.catalog import Entry
 from penstock.rules.catalog import State as CatalogState
 from penstock.rules.events import Event
+from penstock.rules.slots import SlotMap
 from penstock.rules.state import State
 from penstock.service import admin, looking, tracing
 from penstock.service.reports import ItemEvent, QueueInfo, info
@@ -156,6 +157,11 @@ class Snapshot:
         self._usable()
         found = sorted(name for name in self._catalog.names if name.startswith(prefix) and name > after)
         return [info(self._catalog.names[name]) for name in found[:limit]]
+
+    def map_of(self, name: str) -> SlotMap:
+        """Which partition has each slot of a queue."""
+        self._usable()
+        return queues.named(self._catalog, name).map
 
     def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
         """A verb that looks."""

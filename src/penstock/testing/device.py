@@ -161,15 +161,15 @@ class Unlink(NamedTuple):
 
 
 class Rename(NamedTuple):
-    """A name changed, atomically: afterwards the node is there under one of the two names."""
+    """A name changed, atomically: afterwards the node is there under this name alone, whatever became of earlier changes."""
 
     source: str
     target: str
     node: "Node"
 
     def apply(self, entries: "dict[str, Node]") -> None:
-        if entries.get(self.source) is self.node:
-            del entries[self.source]
+        for name in [self.source] if entries.get(self.source) is self.node else [name for name in entries if entries[name] is self.node]:
+            del entries[name]
         entries[self.target] = self.node
 
 

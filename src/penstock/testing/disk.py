@@ -2,7 +2,8 @@
 
 Owns: `SimulatedFiles`, the other `penstock.logs.files.Files`; its faults; `Halt`, which ends a simulated process in the middle of a call.
 Two ways to end: `kill` (the process is gone, all it wrote is there); `crash` (the power too: what was not synced is kept, lost or torn).
-Limits: a rename stays inside its directory; one process at a time, though locks are told apart by handle as the system does.
+Limits: a rename, of a file or a directory, stays inside its parent; one process at a time, though locks are told apart by handle as the
+system does.
 Stricter than a system where systems differ: `write` only on an append handle, `pwrite` only on an update handle.
 """
 

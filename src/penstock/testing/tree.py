@@ -69,8 +69,16 @@ class Tree:
         self.directory(os.path.dirname(path)).change(Unlink(names_of(path)[-1], directory))
 
     def rename(self, source: str, target: str) -> None:
-        file = self.file(source)
-        self.directory(os.path.dirname(source)).change(Rename(names_of(source)[-1], names_of(target)[-1], file))
+        node, there = self.find(source), self.find(target)
+        if node is None:
+            raise error(errno.ENOENT, source)
+        if isinstance(node, Directory) and isinstance(there, File):
+            raise error(errno.ENOTDIR, target)
+        if isinstance(there, Directory) and there is not node and isinstance(node, File):
+            raise error(errno.EISDIR, target)
+        if isinstance(there, Directory) and there is not node and there.seen:
+            raise error(errno.ENOTEMPTY, target)
+        self.directory(os.path.dirname(source)).change(Rename(names_of(source)[-1], names_of(target)[-1], node))
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Every path with its node, parents first; a directory's path ends in a slash."""

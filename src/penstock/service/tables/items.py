@@ -1,0 +1,172 @@
+"""Items as record batches, straight from the frames of a log.
+
+Owns: `items` (the table) and `pieces` (the parts of frames that hold wanted items).
+The columns of a large frame are its own buffers, not copied and not looped over; small frames are gathered (parts.py).
+What retention blanked in a frame that it thinned out looks like an item with an empty payload: where one is met, the partition's state is
+asked, as it is published by then. A blank is never written before the record that the item was dropped.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.logs.api import Gap, Readable
+from penstock.logs.columns import ORIGIN, Columns
+from penstock.logs.marks import DROPPED
+from penstock.loop.reading import Reader
+from penstock.rules.events import PLACE_BYTES
+from penstock.rules.outbox import place_of
+from penstock.rules.runs import RunSet, pairs
+from penstock.rules.state import State
+from penstock.service.tables.building import Building, stored
+from penstock.service.tables.parts import FEW_ROWS, Part, Piece, gathered
+from penstock.service.tables.schemas import ITEMS, narrowed
+from penstock.words import origin
+from penstock.words.clock import SystemClock
+from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
+from penstock.words.limits import MIB
+from penstock.words.origin import Origin
+
+READ_BYTES = 1 * MIB
+READ_ITEMS = 2_000
+"""Frames are read so much at a time, about."""
+
+OpenLog: TypeAlias = Callable[[], Readable]
+
+
+def items(
+    open_log: OpenLog, runs: Sequence[int], columns: Sequence[str], *, strict: bool = True, forwarded: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The items of flat runs of offsets, but for what was forwarded from another partition of the queue: it was there before.
+
+    forwarded: those too.
+    strict: items that are gone or damaged are an error; otherwise they are left out, as those are that retention let go long ago.
+    """
+    schema = narrowed(ITEMS, columns)
+    with closing(open_log()) as log:
+        found = pieces(log, open_log, runs, strict=strict)
+        wanted = found if forwarded else (part for piece in found for part in _own(piece, log.incarnation))
+        for parts in gathered(wanted, stored(columns)):
+            yield build(parts, log.partition, schema)
+
+
+def build(parts: Sequence[Part], partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Parts of frames as a batch with columns of table items."""
+    made = Building(parts, partition)
+    return pa.RecordBatch.from_arrays([made.column(name) for name in schema.names], schema=schema)
+
+
+def pieces(log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True) -> Iterator[Piece]:
+    """The parts of frames that hold the items of flat runs, without blanks."""
+    state = _State(open_log)
+    try:
+        for start, stop in pairs(runs):
+            for piece in _read(log, start, stop, strict):
+                if strict and start < piece.start:
+                    state.account_for(start, piece.start)
+                start = piece.start + piece.rows
+                if _has_empty(piece):
+                    yield from piece.cut(state.kept(*piece.runs))
+                else:
+                    yield piece
+            if strict and start < stop:
+                state.account_for(start, stop)
+    finally:
+        state.close()
+
+
+def _read(log: Readable, start: int, stop: int, strict: bool) -> Iterator[Piece]:
+    wanted = 500
+    while start < stop:
+        size, end = 0, min(stop, start + wanted)
+        for found in log.read(start, end):
+            if isinstance(found, Gap):
+                if strict and not found.mended:
+                    raise _gone(log, found, start, stop)
+                start = max(start, min(found.stop, stop))
+                continue
+            columns = Columns(found)
+            size += columns.size_bytes
+            low, high = max(start, columns.base), min(stop, columns.stop)
+            if low < high:
+                yield Piece(columns, found.columns & 0xFFFF, low - columns.base, high - columns.base)
+                start = high
+        start = max(start, end)
+        wanted = min(2 * wanted, READ_ITEMS) if size < READ_BYTES else max(1, wanted // 2) if size > 2 * READ_BYTES else wanted
+
+
+def _gone(log: Readable, gap: Gap, start: int, stop: int) -> CorruptLog | InvalidRequest:
+    first, last = max(start, gap.start), max(start, min(stop, gap.stop) - 1)
+    which = f"items {log.partition}-{first} to {log.partition}-{last} cannot be read"
+    leave = "or set failOnDataLoss=false to read what is left"
+    if gap.why == DROPPED:
+        return InvalidRequest(f"{which}: retention dropped them; start at a later offset, {leave}")
+    return CorruptLog(f"{which}: {gap.why} ({gap.where}); run verify, then repair, {leave}")
+
+
+class _State:
+    """The partition's state, as published by the time of asking."""
+
+    def __init__(self, open_log: OpenLog) -> None:
+        self._open_log = open_log
+        self._reader: Reader | None = None
+
+    def kept(self, start: int, stop: int) -> list[int]:
+        """Runs of [start, stop) that retention did not let go."""
+        return self._now().dropped.missing(start, stop)
+
+    def account_for(self, start: int, stop: int) -> None:
+        """Say so if items are not there and the state does not know that they went."""
+        state = self._now()
+        left = RunSet(state.dropped.missing(start, stop)).without(state.lost.runs)
+        if left:
+            which = f"items {left[0]} to {left[-1] - 1} are not in their log, which does not say that they went"
+            raise StorageFailed(f"{which}; the queue was deleted, or its directory is an older copy: read again")
+
+    def _now(self) -> State:
+        if self._reader is None:
+            self._reader = Reader(self._open_log(), SystemClock())
+        else:
+            self._reader.refresh()
+        return self._reader.state
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _has_empty(piece: Piece) -> bool:
+    """Whether a payload is empty."""
+    edges, low, high = piece.columns.payload.offsets, piece.low, piece.high
+    if high - low < FEW_ROWS:
+        return any(edges[row] == edges[row + 1] for row in range(low, high))
+    found: bool = pc.min_max(pc.binary_length(piece.array("payload")))["min"].as_py() == 0
+    return found
+
+
+def _own(piece: Piece, incarnation: int) -> Iterable[Piece]:
+    """The parts that are not copies of what came from another partition of the same queue."""
+    if not piece.present & ORIGIN:
+        return (piece,)
+    kept, sources = RunSet(), _sources(piece)
+    for offset, packed, source in zip(range(*piece.runs), piece.values("origin"), sources, strict=True):
+        if packed is None or not _forwarded(origin.decode(packed), source, incarnation):
+            kept.add(offset, offset + 1)
+    return piece.cut(kept.runs)
+
+
+def _forwarded(known: Origin, source: bytes | None, incarnation: int) -> bool:
+    """Whether an item came from another partition of its queue. The transfer that brought it tells, as long as retention has not touched
+    the frame; its origin may also be one that it had long before, or that it has from another queue."""
+    if source is not None and len(source) == PLACE_BYTES:
+        return place_of(source)[0] == incarnation
+    return known.forwarded and known.incarnation == incarnation
+
+
+def _sources(piece: Piece) -> list[bytes | None]:
+    """The transfer that brought each item."""
+    every = [part.source for part in piece.columns.parts for _ in range(part.count)]
+    return every[piece.low : piece.high]

@@ -1,0 +1,198 @@
+"""Parts of frames, and the rows of a batch put together from them.
+
+Owns: `Piece` (items that follow each other in one frame, as views of its buffers), `Few` (rows of many small frames, as values: for those
+that is quicker), `gathered` (parts that go out together as one batch). A part gives the columns that a frame stores, under the names that
+`STORED` has; what a table makes of them is for others.
+"""
+
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from penstock.logs import columns as bits
+from penstock.logs.columns import Binary, Columns, Constant, Numbers
+from penstock.rules.runs import pairs
+from penstock.words.limits import DEFAULT_PRIORITY, MIB
+
+ROWS: Final = 10_000
+"""Rows of a batch, about: less where payloads are large, and a large part of a frame goes out alone."""
+BATCH_BYTES = 4 * MIB
+LARGE_ROWS = 4_096
+LARGE_BYTES = 1 * MIB
+"""A part of a frame as large as this is worth a batch of its own, which costs no copy."""
+FEW_ROWS = 64
+"""Below so many rows, values cost less than views."""
+
+
+class Stored(NamedTuple):
+    """A column of a frame."""
+
+    bit: int
+    """Set where a frame has it; 0: every frame has."""
+    kind: pa.DataType
+    get: Callable[[Columns], Any]
+    missing: Any = None
+    """What an item has that says nothing."""
+
+
+STORED: Final = {
+    "payload": Stored(0, pa.binary(), lambda columns: columns.payload),
+    "key": Stored(bits.KEY, pa.binary(), lambda columns: columns.key),
+    "headers": Stored(bits.HEADERS, pa.binary(), lambda columns: columns.headers),
+    "kind": Stored(bits.KIND, pa.string(), lambda columns: columns.texts.get("kinds")),
+    "encoding": Stored(bits.ENCODING, pa.string(), lambda columns: columns.texts.get("encodings")),
+    "reference": Stored(bits.REFERENCE, pa.string(), lambda columns: columns.texts.get("references")),
+    "priority": Stored(bits.PRIORITY, pa.uint8(), lambda columns: columns.priorities, DEFAULT_PRIORITY),
+    "at": Stored(bits.AT, pa.int64(), lambda columns: columns.numbers.get("ats"), 0),
+    "ttl": Stored(bits.TTL, pa.int64(), lambda columns: columns.numbers.get("ttls"), 0),
+    "origin": Stored(bits.ORIGIN, pa.binary(), lambda columns: columns.origin),
+}
+
+
+class Piece(NamedTuple):
+    """Items that follow each other in one frame: its rows [low, high)."""
+
+    columns: Columns
+    present: int
+    """Bits of the columns that the frame has."""
+    low: int
+    high: int
+
+    @property
+    def rows(self) -> int:
+        return self.high - self.low
+
+    @property
+    def start(self) -> int:
+        """The offset of the first item."""
+        return self.columns.base + self.low
+
+    @property
+    def runs(self) -> list[int]:
+        return [self.start, self.start + self.rows]
+
+    @property
+    def walls(self) -> list[tuple[int, int]]:
+        """When the items were produced: (wall time, how many)."""
+        return [(self.columns.wall, self.rows)]
+
+    def cut(self, runs: Sequence[int]) -> "list[Piece]":
+        """The parts that lie in runs of offsets."""
+        base = self.columns.base
+        return [self._replace(low=start - base, high=stop - base) for start, stop in pairs(runs)]
+
+    def array(self, name: str) -> pa.Array:
+        """Rows of a stored column, as they lie in the frame."""
+        stored, rows = STORED[name], self.rows
+        column = stored.get(self.columns)
+        if column is None:
+            return repeated(stored.missing, stored.kind, rows)
+        if isinstance(column, Constant):
+            return repeated(column.value, stored.kind, rows)
+        if isinstance(column, Binary):
+            return binary_slice(column, self.low, self.high, stored.kind)
+        buffer = pa.py_buffer(column.numbers if isinstance(column, Numbers) else column)
+        return pa.Array.from_buffers(stored.kind, rows, [None, buffer], offset=self.low)
+
+    def values(self, name: str) -> list[Any]:
+        """The same as values."""
+        stored = STORED[name]
+        column = stored.get(self.columns)
+        if column is None:
+            return [stored.missing] * self.rows
+        return [*column[self.low : self.high]] if isinstance(column, bytes) else column.values(self.low, self.high)
+
+
+def repeated(value: int | str | bytes | None, kind: pa.DataType, rows: int) -> pa.Array:
+    """The same value for every row."""
+    return pa.nulls(rows, kind) if value is None else pa.repeat(scalar(value, kind), rows)
+
+
+def scalar(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
+    """A value as Arrow has it. It is made of buffers because pyarrow imports pandas, slowly, to look at one of Python's."""
+    if isinstance(value, int):
+        data = pa.py_buffer(value.to_bytes(kind.bit_width // 8, sys.byteorder, signed=value < 0))
+        return pa.Array.from_buffers(kind, 1, [None, data])[0]
+    data = value.encode() if isinstance(value, str) else value
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(array("i", (0, len(data)))), pa.py_buffer(data)])[0]
+
+
+def binary_slice(column: Binary, low: int, high: int, kind: pa.DataType) -> pa.Array:
+    """Rows of a column of byte strings, not copied."""
+    there = None if column.bits is None else pa.py_buffer(column.bits)
+    return pa.Array.from_buffers(kind, high - low, [there, pa.py_buffer(column.offsets), pa.py_buffer(column.data)], offset=low)
+
+
+class Few:
+    """Rows of small pieces, taken out of their frames one after the other."""
+
+    def __init__(self, wanted: Iterable[str]) -> None:
+        """`wanted`: the stored columns that will be asked for."""
+        self.rows = 0
+        self.present = 0
+        self.runs: list[int] = []
+        self.walls: list[tuple[int, int]] = []
+        self._wanted = [(name, STORED[name].bit, STORED[name].get) for name in wanted]
+        self._values: dict[str, list[Any]] = {}
+
+    def add(self, piece: Piece) -> None:
+        columns, present, low, high = piece
+        start, rows = columns.base + low, high - low
+        if self.runs and self.runs[-1] == start:
+            self.runs[-1] = start + rows
+        else:
+            self.runs += (start, start + rows)
+        self.walls.append((columns.wall, rows))
+        self.present |= present
+        for name, bit, get in self._wanted:
+            if bit and not present & bit:
+                continue
+            column = get(columns)
+            values = self._values.get(name)
+            if values is None:
+                values = self._values[name] = []
+            if len(values) < self.rows:  # the pieces before had none
+                values += [STORED[name].missing] * (self.rows - len(values))
+            values += column[low:high] if isinstance(column, bytes) else column.values(low, high)
+        self.rows += rows
+
+    def array(self, name: str) -> pa.Array:
+        return pa.array(self.values(name), STORED[name].kind)
+
+    def values(self, name: str) -> list[Any]:
+        found = self._values.get(name, [])
+        return found + [STORED[name].missing] * (self.rows - len(found))
+
+
+Part: TypeAlias = Piece | Few
+
+
+def gathered(pieces: Iterable[Piece], wanted: Sequence[str]) -> Iterator[list[Part]]:
+    """Parts for one batch each, in order: many small ones, or one that is large."""
+    held: list[Part] = []
+    rows = size = 0
+    for piece in pieces:
+        count = piece.high - piece.low
+        edges = piece.columns.payload.offsets
+        more = edges[piece.high] - edges[piece.low]
+        large = count >= LARGE_ROWS or more >= LARGE_BYTES
+        if held and (large or rows + count > ROWS or size + more > BATCH_BYTES):
+            yield held
+            held, rows, size = [], 0, 0
+        if large:
+            yield [piece]
+            continue
+        if count >= FEW_ROWS:
+            held.append(piece)
+        else:
+            last = held[-1] if held else None
+            if not isinstance(last, Few):
+                last = Few(wanted)
+                held.append(last)
+            last.add(piece)
+        rows, size = rows + count, size + more
+    if held:
+        yield held

@@ -1,0 +1,56 @@
+"""A word to the owner of a queue, from one who only reads it.
+
+Owns: `tell` and `ask`. It is put into the inbox, durably; the owner takes it up in a moment, or whoever opens the broker next.
+Which verbs there are is in service/errands.py.
+"""
+
+import os
+from threading import Event
+from typing import Any
+
+import msgspec
+
+from penstock.logs.drops import Drops
+from penstock.logs.failures import storage_failed
+from penstock.logs.files import SystemFiles
+from penstock.rules.routing import digest
+from penstock.service.errands import Errand, Reply
+from penstock.spark.home import Target
+from penstock.words.clock import SECOND, SystemClock
+from penstock.words.errors import StorageFailed
+
+POLL_SECONDS = 0.005
+TIMEOUT = 30 * SECOND
+
+
+def tell(target: Target, incarnation: int, verb: str, about: str, **args: Any) -> None:
+    """Let the owner do as `verb` says; a word of the same verb `about` the same thing that still waits is replaced."""
+    name = f"{verb}-{digest(b'errand', about.encode()).hex()}"
+    try:
+        _drops(target).errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args, answer=False)))
+    except OSError as error:
+        raise storage_failed(error, "writing to the inbox of", target[0]) from error
+
+
+def ask(target: Target, incarnation: int, verb: str, timeout: int = TIMEOUT, /, **args: Any) -> Any:
+    """Let the owner do as `verb` says, and wait for what it answers; its errors are raised here."""
+    clock, drops, name = SystemClock(), _drops(target), f"{verb}-{os.urandom(8).hex()}"
+    deadline = clock.read().elapsed + timeout
+    try:
+        drops.errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args)))
+        while (found := drops.answer(incarnation, name)) is None:
+            if clock.read().elapsed > deadline:
+                drops.withdraw(incarnation, name)
+                raise StorageFailed(
+                    f"nobody who has {target[0]} open has answered for {timeout // SECOND} s; keep the broker open in some program "
+                    f"(penstock.open({target[0]!r}), or a worker) while this runs"
+                )
+            Event().wait(POLL_SECONDS)
+        drops.forget(incarnation, name)
+    except OSError as error:
+        raise storage_failed(error, "asking the owner of", target[0]) from error
+    return msgspec.msgpack.decode(found, type=Reply).result()
+
+
+def _drops(target: Target) -> Drops:
+    return Drops(SystemFiles(), target[0])

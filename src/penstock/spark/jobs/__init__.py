@@ -1,0 +1,1 @@
+"""The jobs of the pipeline: each a plain function over a SparkSession, and a `penstock spark …` command."""

@@ -1,0 +1,263 @@
+"""The plots of a report, as SVG to be put into a page.
+
+Owns: how each is drawn, and the colours. No text of a user's is drawn (keys and reasons are tables of the page), so nothing here needs
+escaping or a font for every script. An SVG names nothing outside itself: letters stay text in the page's font, ids are unique in the page.
+matplotlib is imported when the first plot is drawn.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from penstock.service.values import timestamp
+from penstock.spark.jobs.figures import Bucket, ReportFigures, Spread
+from penstock.spark.jobs.wording import span, step
+from penstock.words.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, GREEN, RED, GREY, INK, FAINT = "#2563eb", "#0f9d76", "#d9480f", "#98a2b3", "#344054", "#e4e7ec"
+RANKS = {"p99": ("#1e3a8a", 3.0), "p90": ("#4d93fb", 1.8), "p50": ("#a9ccfe", 1.2)}
+"""Colour and width of each percentile: of few items they are the same, and the thinner line is drawn upon the thicker."""
+WIDE, HALF = 980, 480
+"""Widths of plots, in points."""
+HEIGHT = 240
+FEW_POINTS = 40
+"""So few points of a line are marked one by one."""
+SHORTEST_SECONDS = 0.001
+"""What took less is drawn as this: a logarithm has no zero."""
+MOST_ATTEMPTS = 10
+AGE_NAMES = ("< 1\ns", "1–10\ns", "10–60\ns", "1–10\nmin", "10–60\nmin", "1–6\nh", "6–24\nh", "1–7\nd", "> 7\nd")
+"""The classes that figures.AGES divides."""
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_SPAN_TICKS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "penstock",
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "text.color": INK,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3,
+}
+
+
+def require() -> None:
+    """Say before the work, not after it, that plots cannot be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise InvalidRequest("the plots of a report need matplotlib, which is not installed; run pip install 'penstock[spark]'") from error
+
+
+# -- over time ---------------------------------------------------------------------------------------
+
+
+def throughput(figures: ReportFigures) -> str:
+    """What was produced, leased, completed and failed, by steps of time."""
+    with _plot("throughput", WIDE, HEIGHT) as (axes, svg):
+        for name, colour, line in (("produced", BLUE, "-"), ("leased", GREY, (0, (4, 2))), ("completed", GREEN, "-"), ("failed", RED, "-")):
+            counts = [getattr(one, name) for one in figures.buckets]
+            if name != "failed" or any(counts):
+                axes.plot(_times(figures), counts, linestyle=line, color=colour, label=name, marker="o" if len(counts) <= 3 else "")
+        axes.set_ylabel(f"items per {step(figures.bucket_seconds)}")
+        _counts_from_zero(axes)
+        _dates(axes, figures)
+        _legend(axes)
+        return svg()
+
+
+def waiting(figures: ReportFigures) -> str:
+    """Percentiles of waiting, by steps of time."""
+    return _ranks("waiting", figures, lambda one: one.waiting)
+
+
+def handling(figures: ReportFigures) -> str:
+    """Percentiles of handling, by steps of time."""
+    return _ranks("handling", figures, lambda one: one.handling)
+
+
+def _ranks(name: str, figures: ReportFigures, of: Callable[[Bucket], Spread]) -> str:
+    with _plot(name, HALF, HEIGHT) as (axes, svg):
+        spreads = [of(one) for one in figures.buckets]
+        for rank, (colour, width) in RANKS.items():
+            seconds = [max(getattr(one, rank), SHORTEST_SECONDS) if one.count else float("nan") for one in spreads]
+            axes.plot(_times(figures), seconds, color=colour, linewidth=width, label=rank, **_marks([one.count for one in spreads]))
+        axes.set_yscale("log")
+        _span_ticks(axes, spreads)
+        _dates(axes, figures)
+        _legend(axes)
+        return svg()
+
+
+# -- distributions -----------------------------------------------------------------------------------
+
+
+def attempts(figures: ReportFigures) -> str:
+    """In which attempt items were completed, and given up."""
+    last = max((one.attempt for one in figures.attempts), default=1)
+    names = [str(number) for number in range(min(one.attempt for one in figures.attempts), min(last, MOST_ATTEMPTS) + 1)]
+    if last > MOST_ATTEMPTS:
+        names[-1] += "+"
+    first = int(names[0].rstrip("+"))
+    completed, buried = [0] * len(names), [0] * len(names)
+    for one in figures.attempts:
+        at = min(one.attempt, MOST_ATTEMPTS) - first
+        completed[at] += one.completed
+        buried[at] += one.buried
+    with _plot("attempts", HALF, HEIGHT) as (axes, svg):
+        axes.bar(names, completed, 0.7, color=GREEN, label="completed")
+        axes.bar(names, buried, 0.7, bottom=completed, color=RED, label="given up")
+        _tops(axes, names, [sum(both) for both in zip(completed, buried, strict=True)], buried)
+        axes.set_xlabel("attempt")
+        _counts_from_zero(axes)
+        _legend(axes)
+        return svg()
+
+
+def ages(figures: ReportFigures) -> str:
+    """How long the ready items have been ready."""
+    last = max(place for place, one in enumerate(figures.ages) if one.items)
+    names = AGE_NAMES[: last + 1]
+    counts = [one.items for one in figures.ages[: last + 1]]
+    with _plot("ages", HALF, HEIGHT) as (axes, svg):
+        axes.bar(names, counts, 0.8, color=BLUE)
+        _tops(axes, names, counts)
+        axes.set_ylabel("ready items")
+        _counts_from_zero(axes)
+        return svg()
+
+
+def partitions(figures: ReportFigures) -> str:
+    """Items produced into each partition, and their mean."""
+    loads = figures.partitions
+    active = [one.items for one in loads if one.active]
+    with _plot("partitions", HALF, HEIGHT) as (axes, svg):
+        places = range(len(loads))
+        axes.bar(places, [one.items for one in loads], 0.75, color=[BLUE if one.active else GREY for one in loads])
+        if len(loads) <= 16:
+            axes.set_xticks([*places], [str(one.partition) for one in loads])
+            _tops(axes, places, [one.items for one in loads])
+        if len(active) > 1:
+            axes.axhline(
+                sum(active) / len(active), color=INK, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0.9, label="mean of active partitions"
+            )
+            _legend(axes)
+        axes.set_xlabel("partition")
+        axes.set_ylabel("items")
+        _counts_from_zero(axes)
+        return svg()
+
+
+# -- parts -------------------------------------------------------------------------------------------
+
+
+def _times(figures: ReportFigures) -> list[Any]:
+    return [timestamp(one.at) for one in figures.buckets]
+
+
+def _marks(counts: Sequence[int]) -> dict[str, Any]:
+    """A point between two steps without any would be a line of no length."""
+    return {"marker": "o"} if sum(1 for one in counts if one) <= FEW_POINTS else {}
+
+
+def _dates(axes: "Axes", figures: ReportFigures) -> None:
+    from datetime import UTC, timedelta
+
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    if len(figures.buckets) == 1:  # there is no scale in one point
+        at, around = timestamp(figures.buckets[0].at), timedelta(seconds=2 * figures.bucket_seconds)
+        axes.set_xlim(at - around, at + around)  # type: ignore[arg-type]
+
+
+def _counts_from_zero(axes: "Axes") -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 1) * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _span_ticks(axes: "Axes", spreads: Sequence[Spread]) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    known = [one for one in spreads if one.count]
+    low = max(min((one.p50 for one in known), default=1.0), SHORTEST_SECONDS)
+    high = max([*(one.p99 for one in known), low])
+    begin = max((one for one in _SPAN_TICKS if one <= low), default=_SPAN_TICKS[0])
+    end = min((one for one in _SPAN_TICKS if one > high), default=high * 2)
+    axes.set_ylim(begin * 0.9, end * 1.1)
+    axes.yaxis.set_major_locator(FixedLocator([one for one in _SPAN_TICKS if begin <= one <= end]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: span(value) if value > SHORTEST_SECONDS else f"≤ {span(value)}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _tops(axes: "Axes", places: Sequence[Any], counts: Sequence[int], given_up: Sequence[int] = ()) -> None:
+    """The number above each bar that there is, and how many of them were given up."""
+    for place, count, bad in zip_longest(places, counts, given_up, fillvalue=0):
+        if count:
+            axes.annotate(
+                f"{count:,}" + (f"\n({bad:,} given up)" if bad else ""),
+                (place, count),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9 if len(places) <= 10 else 7,
+            )
+
+
+def _legend(axes: "Axes") -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2, handlelength=1.4, columnspacing=1.4)
+
+
+@contextmanager
+def _plot(name: str, width: int, height: int) -> Iterator[tuple["Axes", Callable[[], str]]]:
+    """Axes to draw on, and what gives the drawing."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained", facecolor="none")
+        axes = figure.add_subplot(facecolor="none")
+        yield axes, lambda: _svg(figure, name)
+
+
+def _svg(figure: "Figure", name: str) -> str:
+    """The drawing alone: no prolog, no metadata, nothing that is or looks like an address."""
+    whole = io.StringIO()
+    figure.savefig(whole, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = whole.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    head, rest = text.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    assert box is not None, "matplotlib gives every SVG a viewBox"
+    rest = re.sub(r'\bid="', f'id="{name}-', rest)
+    rest = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", rest)
+    rest = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", FONT, rest)
+    return f'<svg class="plot" role="img" aria-label="{name}" {box[0]}>{rest}'.rstrip()

@@ -1,0 +1,141 @@
+"""What an archive holds: which rows of which partitions lie in which files.
+
+Owns: `Manifest` and its JSON, and what is found out about files that were written (`look`) and done so that they stay (`sync`).
+A manifest is replaced whole, by a rename: a reader sees the one before or the one after.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import pyarrow.parquet as pq
+
+from penstock.logs.failures import storage_failed
+from penstock.logs.files import SystemFiles
+from penstock.logs.writing import read_file, replace_file
+from penstock.words.clock import SECOND, SystemClock
+from penstock.words.errors import CorruptLog
+
+VERSION = 1
+
+
+class PartRange(msgspec.Struct, frozen=True):
+    """The rows of one partition: from which offset (of events: sequence) to which, both included. Retention may have left gaps."""
+
+    partition: int
+    first: int
+    last: int
+    rows: int
+
+
+class ArchivedFile(msgspec.Struct, frozen=True):
+    """One Parquet file; its path is relative to that of the table."""
+
+    path: str
+    size_bytes: int
+    rows: int
+    ranges: list[PartRange]
+
+
+class ArchivedBatch(msgspec.Struct, frozen=True):
+    """What one micro-batch added, all at once."""
+
+    name: str
+    archived_at: str
+    files: list[ArchivedFile]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The archive of one table of one queue."""
+
+    table: str
+    queue: str
+    incarnation: str
+    batches: list[ArchivedBatch] = []
+    version: int = VERSION
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+    def lasts(self) -> dict[int, int]:
+        """The last number that is archived, by partition."""
+        found: dict[int, int] = {}
+        for batch in self.batches:
+            for file in batch.files:
+                for part in file.ranges:
+                    found[part.partition] = max(part.last, found.get(part.partition, -1))
+        return found
+
+    def with_batch(self, batch: ArchivedBatch) -> "Manifest":
+        """The same, with a batch; one of its name is replaced."""
+        kept = [one for one in self.batches if one.name != batch.name]
+        return msgspec.structs.replace(self, batches=[*kept, *([batch] if batch.files else [])])
+
+
+def read(path: str) -> Manifest | None:
+    """The manifest, if there is one."""
+    try:
+        raw = read_file(SystemFiles(), path)
+    except OSError as error:
+        raise storage_failed(error, "reading", path) from error
+    if raw is None:
+        return None
+    try:
+        found = msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptLog(f"the manifest {path} cannot be read ({error}); bring it back from a copy") from error
+    if found.version > VERSION:
+        raise CorruptLog(f"the manifest {path} has version {found.version}, this Penstock knows {VERSION}; use a newer Penstock")
+    return found
+
+
+def write(path: str, manifest: Manifest) -> Manifest:
+    """Replace the manifest, durably."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    try:
+        replace_file(SystemFiles(), os.path.dirname(path), os.path.basename(path), body)
+    except OSError as error:
+        raise storage_failed(error, "writing", path) from error
+    return manifest
+
+
+def look(paths: Sequence[str], root: str, number: str) -> list[ArchivedFile]:
+    """Read back what was written: the ranges by the column `number`."""
+    return [_looked(path, root, number) for path in paths]
+
+
+def _looked(path: str, root: str, number: str) -> ArchivedFile:
+    table = pq.read_table(path, columns=["partition", number], partitioning=None)
+    grouped = table.group_by("partition").aggregate([(number, "min"), (number, "max"), (number, "count")]).sort_by("partition")
+    names = ("partition", f"{number}_min", f"{number}_max", f"{number}_count")
+    ranges = [PartRange(*row) for row in zip(*(grouped.column(name).to_pylist() for name in names), strict=True)]
+    return ArchivedFile(os.path.relpath(path, root), os.path.getsize(path), table.num_rows, ranges)
+
+
+def sync(paths: Sequence[str], root: str) -> None:
+    """Let files, and the folders down to them, be on the device: Spark does not."""
+    files = SystemFiles()
+    folders = {os.path.dirname(path) for path in paths}
+    folders |= {os.path.dirname(folder) for folder in folders} | {root, os.path.dirname(root)}
+    try:
+        for path in paths:
+            handle = files.open(path, "read")
+            try:
+                files.sync(handle)
+            finally:
+                files.close(handle)
+        for folder in sorted(folders):
+            if files.exists(folder):
+                files.sync_directory(folder)
+    except OSError as error:
+        raise storage_failed(error, "syncing", root) from error
+
+
+def now() -> str:
+    return datetime.fromtimestamp(SystemClock().read().wall / SECOND, UTC).isoformat()

@@ -1,0 +1,75 @@
+"""Numbers and times as a report writes them.
+
+Owns: those words. Pure; all times are UTC.
+"""
+
+from penstock.service.values import timestamp
+
+NOTHING = "–"
+_SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def number(value: int) -> str:
+    return f"{value:,}"
+
+
+def counted(value: int, one: str, many: str = "") -> str:
+    """ "1 item", "2,000 items"."""
+    return f"{value:,} {one if value == 1 else many or one + 's'}"
+
+
+def share(part: float, whole: float) -> str:
+    """A part in per cent, never rounded to all or nothing."""
+    if not whole:
+        return NOTHING
+    percent = 100 * part / whole
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if 99.9 < percent < 100:
+        return "> 99.9 %"
+    return (
+        f"{percent:.1f} %" if percent < 10 and percent != round(percent) else f"{percent:.0f} %" if percent < 99.5 else f"{percent:.4g} %"
+    )
+
+
+def span(seconds: float) -> str:
+    """A length of time with two or three digits: "0", "350 µs", "12 ms", "1.5 s", "3 min 20 s", "2 d 4 h"."""
+    if seconds <= 0:
+        return "0"
+    for limit, factor, unit in ((0.000_999_5, 1e6, "µs"), (0.999_5, 1e3, "ms"), (59.95, 1, "s")):
+        if seconds < limit:
+            return f"{float(f'{seconds * factor:.3g}'):g} {unit}"
+    whole = round(seconds)
+    for (size, unit), (smaller, small_unit) in zip(_SPANS, (*_SPANS[1:], (1, "s")), strict=True):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size:,} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def step(seconds: float) -> str:
+    """A step of time, as in "per 5 min"."""
+    for size, unit in (*_SPANS, (1, "s")):
+        if seconds >= size:
+            times = seconds / size
+            return unit if times == 1 else f"{times:g} {unit}"
+    return f"{seconds * 1_000:g} ms"
+
+
+def rate(count: float, seconds: float) -> str:
+    """So many in that time, by the second, minute, hour or day: the first in which there is at least one."""
+    for size, unit in ((1, "s"), (60, "min"), (3_600, "h"), (86_400, "d")):
+        value = count / seconds * size
+        if value >= 1 or unit == "d":
+            return f"{value:,.0f} / {unit}" if value >= 10 else f"{value:.2g} / {unit}"
+    return NOTHING
+
+
+def when(at: int) -> str:
+    """A time of day and date; the page says that it is UTC."""
+    return timestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def times(value: float) -> str:
+    """A multiple: "1.4 ×", "30 ×"."""
+    return f"{value:.1f} ×" if value < 10 else f"{value:,.0f} ×"

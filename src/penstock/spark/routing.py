@@ -1,0 +1,84 @@
+"""Routing in Spark, with its built-in functions alone: the same slot for the same key as everywhere in Penstock.
+
+Owns: `slot`, `home`, `routed` and `write`. A DataFrame that is routed first is written by one task for each partition of the queue, in
+large frames that the owner adopts whole; with an order, nothing has to be merged afterwards.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, NullType, StringType
+
+from penstock.rules.routing import SLOT_MASK
+from penstock.rules.slots import SlotMap
+from penstock.spark.home import target_of
+from penstock.spark.ordering import Order
+from penstock.spark.reaching import writing
+from penstock.words.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KEY = "key"
+_DOMAIN = "penstock.slot"
+_HOME = "__penstock_home"
+
+
+def slot(col: "Column | str") -> "Column":
+    """The slot of a key, a column of strings or binary; NULL where there is no key."""
+    key = F.col(col) if isinstance(col, str) else col
+    return F.when(key.isNotNull(), F.xxhash64(F.lit(_DOMAIN), key).bitwiseAND(F.lit(SLOT_MASK)).cast("int"))
+
+
+def home(slots: "Column", owners: Sequence[int]) -> "Column":
+    """The place of a slot's partition among the queue's, from 0; NULL where there is no slot."""
+    places = {owner: place for place, owner in enumerate(sorted(set(owners)))}
+    # One literal, made once when the plan is: a list of 16,384 literals would take Spark longer than the write.
+    table = F.split(F.lit(",".join(str(places[owner]) for owner in owners)), ",").cast("array<int>")
+    return F.get(table, slots)
+
+
+def routed(df: "DataFrame", broker: "str | os.PathLike[str]", queue: str) -> "DataFrame":
+    """The rows, those of each partition of the queue in one partition of the DataFrame; rows without a key are spread over all."""
+    owners = SlotMap.unpack(0, writing(target_of(os.fspath(broker))).find(queue).owners).owners
+    count = len(set(owners))
+    if count == 1:
+        return df.repartition(1)
+    if not has_key(df):
+        return df
+    elsewhere = F.pmod(F.spark_partition_id(), F.lit(count))
+    return df.withColumn(_HOME, F.coalesce(home(slot(KEY), owners), elsewhere)).repartitionById(count, _HOME).drop(_HOME)
+
+
+def write(
+    df: "DataFrame",
+    broker: "str | os.PathLike[str]",
+    queue: str,
+    *,
+    order_by: str | Sequence[str] | None = None,
+    **options: str,
+) -> None:
+    """Add the rows to a queue; those of a key follow each other as `order_by` says ("ts, seq desc"). Options are the source's."""
+    if df.isStreaming:
+        raise InvalidRequest("the DataFrame is a stream; write it with df.writeStream.format('penstock'), and orderBy as an option")
+    columns = [] if order_by is None else [part.strip() for part in (order_by.split(",") if isinstance(order_by, str) else order_by)]
+    order = Order.parse(columns)
+    order.check(df.schema)
+    rows = routed(df, broker, queue)
+    if columns:
+        pairs = zip(order.columns, order.directions, strict=True)
+        rows = rows.sortWithinPartitions(*(F.col(name).desc() if way == "descending" else F.col(name).asc() for name, way in pairs))
+        options["orderBy"] = ",".join(columns)
+    rows.write.format("penstock").mode("append").options(broker=os.fspath(broker), queue=queue, **options).save()
+
+
+def has_key(df: "DataFrame") -> bool:
+    """Whether rows may have a key, and one that can be hashed."""
+    if KEY not in df.columns:
+        return False
+    kind = df.schema[KEY].dataType
+    if not isinstance(kind, BinaryType | StringType | NullType):
+        raise InvalidRequest(f"the column 'key' is {kind.simpleString()}; cast it to string or binary")
+    return not isinstance(kind, NullType)

@@ -1,0 +1,148 @@
+"""A SparkSession that works as it comes, on one machine.
+
+Owns: the settings of a local session (loopback, UTC, quiet, this very Python, a Java that is found), its temporary directory, and the reuse
+of a session that runs already. Nothing here imports pyspark before a session is asked for.
+Rule: whatever the caller sets wins; the environment of this process is as it was once the session runs.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.spark import scratch as scratches
+from penstock.spark.java import java_home
+from penstock.words.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOPBACK = "127.0.0.1"
+MISSING = "Spark is not installed (no module {name}); run pip install 'penstock[spark]'"
+ANYWHERE = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",  # as many as a frame holds: a batch is a frame
+    "spark.ui.showConsoleProgress": "false",
+}
+LOCAL = {
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+}
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+LOGGING = """\
+# Made by penstock.spark.session: errors only, from the first line on (a log level set later comes after the warnings of the start).
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex{6}
+"""
+
+
+def session(app: str = "penstock", master: str = "local[*]", **conf: object) -> "SparkSession":
+    """A SparkSession that knows the data source `penstock`. One that is active already is used as it is, and only told of the source.
+
+    `conf` are Spark's own settings: session(**{"spark.driver.memory": "8g"}). A `master` of sc://… connects to a Spark Connect server.
+    """
+    try:
+        from penstock.spark.source import register
+    except ModuleNotFoundError as error:
+        raise not_installed(error) from error
+    spark = running() or started(app, master, {name: _text(value) for name, value in conf.items()})
+    register(spark)
+    return spark
+
+
+def not_installed(error: ModuleNotFoundError) -> Exception:
+    """The error to raise instead: itself when the module is one of ours, which would be a mistake of ours."""
+    top = (error.name or "").split(".")[0]
+    return error if top == "penstock" else InvalidRequest(MISSING.format(name=error.name))
+
+
+def running() -> "SparkSession | None":
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
+
+
+def started(app: str, master: str, conf: Mapping[str, str]) -> "SparkSession":
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.Builder().appName(app)
+    if master.startswith("sc://"):
+        return _with(builder.remote(master), conf).getOrCreate()
+    scratch = scratches.make()
+    atexit.register(_tidy, scratch, os.getpid())
+    local = master.startswith("local")
+    settings = {**ANYWHERE, **(LOCAL | _places(scratch) if local else {}), **conf}
+    settings[JAVA_OPTIONS] = f"{_quiet(scratch)} {settings.get(JAVA_OPTIONS, '')}".strip()
+    try:
+        with surroundings(scratch, local):
+            return _with(builder.master(master), settings).getOrCreate()
+    except PySparkException as error:
+        raise InvalidRequest(f"Spark did not start ({error}); its own message is above, on stderr") from error
+
+
+def _with(builder: "SparkSession.Builder", settings: Mapping[str, str]) -> "SparkSession.Builder":
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def _places(scratch: Path) -> dict[str, str]:
+    """Everything Spark writes for itself lies in one directory, which goes when the process ends."""
+    return {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri()}
+
+
+def _quiet(scratch: Path) -> str:
+    config = scratch / "log4j2.properties"
+    config.write_text(LOGGING)
+    return f"-Dlog4j2.configurationFile={config.as_uri()}"
+
+
+@contextmanager
+def surroundings(scratch: Path, local: bool) -> Iterator[None]:
+    """The environment that Spark's start needs: it reads these once, so they are put back afterwards."""
+    wanted = {"JAVA_HOME": str(java_home(scratch))}
+    if local:
+        wanted |= {"SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in wanted.items() if name == "JAVA_HOME" or name not in before})
+    try:
+        yield
+    finally:
+        for name in wanted:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+
+def _tidy(scratch: Path, owner: int) -> None:
+    """At the end of the process: stop what runs, then remove what it wrote. A forked child leaves both to its parent."""
+    if os.getpid() != owner:
+        return
+    spark = running()
+    if spark is not None:
+        spark.stop()
+    scratches.remove(scratch)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,63 @@
+"""Where a stream begins that has no checkpoint yet.
+
+Owns: `begin`, and `Ends`, the range that there is. Whatever lies outside it is refused.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from penstock.service.reports import QueueInfo
+from penstock.spark.home import Reading
+from penstock.spark.options import SourceOptions
+from penstock.words.clock import SystemClock
+from penstock.words.errors import InvalidRequest
+
+FIRST, LAST = -2, -1
+"""In JSON, as Kafka's connector has it: earliest and latest."""
+
+
+class Ends(NamedTuple):
+    """What there is of each partition: from `start` on, before `stop`. Offsets of items or log sequences."""
+
+    start: Mapping[int, int]
+    stop: Mapping[int, int]
+
+
+def begin(options: SourceOptions, home: Reading, queue: QueueInfo, ends: Ends) -> dict[int, int]:
+    """The first number to be read in each partition."""
+    given = options.starting_offsets
+    if options.starting_timestamp is not None:
+        return _since(options, home, queue, options.starting_timestamp)
+    if given == "latest":
+        return dict(ends.stop)
+    if isinstance(given, dict):
+        return {**ends.start, **{partition: _place(options, queue, ends, partition, number) for partition, number in given.items()}}
+    known = home.cursor(queue, options.cursor) if given is None and options.cursor else {}
+    return {partition: max(start, known.get(partition, 0)) for partition, start in ends.start.items()}
+
+
+def at_latest(options: SourceOptions) -> bool:
+    """Whether it begins at an end, which is elsewhere a moment later."""
+    given = options.starting_offsets
+    return given == "latest" or (isinstance(given, dict) and LAST in given.values())
+
+
+def _since(options: SourceOptions, home: Reading, queue: QueueInfo, wall: int) -> dict[int, int]:
+    if wall > SystemClock().read().wall:
+        raise InvalidRequest("startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest")
+    return home.sequences_at(queue, wall) if options.table == "events" else home.offsets_at(queue, wall)
+
+
+def _place(options: SourceOptions, queue: QueueInfo, ends: Ends, partition: int, number: int) -> int:
+    if partition not in ends.stop:
+        raise InvalidRequest(f"startingOffsets names partition {partition}; queue {queue.name!r} has {sorted(ends.stop)}")
+    start, stop = ends.start[partition], ends.stop[partition]
+    number = {FIRST: start, LAST: stop}.get(number, max(number, 1 if options.table == "events" else 0))  # sequences begin at 1
+    if number > stop:
+        raise InvalidRequest(f"startingOffsets gives partition {partition} the offset {number}, which is in the future; it ends at {stop}")
+    if number < start and options.fail_on_data_loss:
+        raise InvalidRequest(
+            f"startingOffsets gives partition {partition} the offset {number}, and retention has taken what is before {start}; "
+            f"give {start} or more, earliest, or failOnDataLoss=false"
+        )
+    return max(number, start)

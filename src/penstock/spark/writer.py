@@ -1,0 +1,166 @@
+"""DataFrames and streams into a queue.
+
+Owns: `BatchWriter` and `StreamWriter`. On the driver everything that can be known is checked before a task runs; tasks stage their rows;
+the driver's commit publishes what the commit messages name, as one; an abort removes it. So a task that is tried again, runs twice or
+dies adds nothing twice, and a write that fails adds nothing.
+A batch write is known by its writeId, or by a name of its own; the batches of a stream by the query's id and their number. What was
+published under a name before adds nothing when it comes again.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType, StructType
+
+from penstock.service import arrow
+from penstock.spark.framing import Run
+from penstock.spark.home import Destination
+from penstock.spark.options import SourceOptions
+from penstock.spark.ordering import Order
+from penstock.spark.reaching import writing
+from penstock.words.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NOT_FOR_WRITING = {
+    "columns": "columns",
+    "include_headers": "includeHeaders",
+    "starting_offsets": "startingOffsets",
+    "ending_offsets": "endingOffsets",
+    "starting_timestamp": "startingTimestamp",
+    "ending_timestamp": "endingTimestamp",
+    "consume": "consume",
+    "cursor": "cursor",
+}
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task has staged."""
+
+    write: str
+    runs: list[Run]
+    query: str = ""
+
+
+class _Writer:
+    """What both kinds of writers have in common."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidRequest('items can be added to a queue, not overwritten; use .mode("append") or .outputMode("append")')
+        _check_options(options)
+        self._options = options
+        self._order = Order.parse(options.order_by)
+        self._order.check(schema)
+        _check_columns(schema, self._order)
+        self._writing = writing(options.broker)
+        self._destination: Destination = self._writing.find(options.queue)
+        self._name = self._writing.begin()
+
+    def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "") -> Staged:
+        context = TaskContext.get()
+        assert context is not None  # write is called in tasks
+        task = f"{context.partitionId():06d}-{context.taskAttemptId()}"
+        return Staged(write, self._writing.stage(write, self._destination, self._order, batches, task), query)
+
+    def _publish(self, write: str, source: str, number: int, messages: "Sequence[WriterCommitMessage | None]") -> None:
+        runs = [run for message in messages if isinstance(message, Staged) for run in message.runs]
+        if not runs:
+            self._writing.abandon(write)
+            return
+        self._writing.publish(write, self._destination, self._order, source, number, runs)
+        self._writing.settle(self._destination, source, number, self._options.adopt_timeout)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self._writing.prepare(self._name)  # not in tasks: one that comes late finds no place to write to
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        return self._stage(self._name, iterator)
+
+    def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
+        self._publish(self._name, self._options.write_id or self._name, 1, messages)
+
+    def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
+        self._writing.abandon(self._name)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes the batches of a streaming query. Spark makes one for the tasks of a batch, and another one for its commit."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        if options.write_id:
+            raise InvalidRequest("writeId is for batch writes; leave it out: a stream's batches are known by the query's checkpoint")
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            raise InvalidRequest("Spark does not say which batch of which query this is; use df.write in foreachBatch, with a writeId")
+        write = f"{self._name}-{batch}"
+        self._writing.prepare(write)
+        try:
+            return self._stage(write, iterator, query)
+        except BaseException:
+            self._writing.leave(write)  # an abort is told only of the tasks that did well
+            raise
+
+    def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
+        staged = [message for message in messages if isinstance(message, Staged)]
+        if staged:
+            self._publish(staged[0].write, f"stream-{staged[0].query}", batchId + 1, messages)
+
+    def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
+        for write in {message.write for message in messages if isinstance(message, Staged)}:
+            self._writing.abandon(write)
+
+
+# -- checks ------------------------------------------------------------------------------------------
+
+
+def _check_options(options: SourceOptions) -> None:
+    plain = SourceOptions(broker=options.broker, queue=options.queue)
+    for field, name in _NOT_FOR_WRITING.items():
+        if getattr(options, field) != getattr(plain, field):
+            raise InvalidRequest(f"{name} is for reading; leave it out")
+    if options.table != plain.table:
+        raise InvalidRequest(f"table {options.table} cannot be written; leave the option out, rows become items")
+
+
+def _check_columns(schema: StructType, order: Order) -> None:
+    if len(set(schema.names)) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise InvalidRequest(f"the DataFrame has several columns {twice!r}; keep one")
+    for field in schema.fields:
+        if field.name not in arrow.COLUMNS and field.name not in order.columns:
+            known = ", ".join(arrow.COLUMNS)
+            raise InvalidRequest(f"the column {field.name!r} is not known; drop it, name it in orderBy, or rename it to one of {known}")
+        wanted = _wanted(field.name, field.dataType) if field.name in arrow.COLUMNS else ""
+        if wanted:
+            raise InvalidRequest(f"the column {field.name!r} is {field.dataType.simpleString()}; give {wanted}")
+    if "payload" not in schema.names:
+        raise InvalidRequest(
+            f"the DataFrame has no column 'payload' but {', '.join(schema.names) or 'none'}; name the one with the items so"
+        )
+
+
+def _wanted(name: str, kind: DataType) -> str:
+    """What the type of a column should be instead, or ""."""
+    try:
+        found = to_arrow_type(kind, timezone="UTC")
+    except PySparkException:  # a type that Arrow has no match for
+        found = None
+    return arrow.refusal(name, found)

@@ -1,0 +1,78 @@
+"""`penstock spark …` as far as it goes without a Spark; what it does with one is in tests/spark/test_jobs_cli.py."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import sparking
+from penstock.cli.session import Session
+from tests.cli.conftest import Ran, Terminal
+from tests.cli.test_usage import process
+
+COMMANDS = {
+    ("spark", "load"): ("orders", __file__, "--format", "csv"),
+    ("spark", "archive"): ("orders", "lake"),
+    ("spark", "report"): ("orders",),
+    ("spark", "redrive"): ("orders", "--where", "true"),
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_without_spark_it_says_what_to_install(shop: Terminal, words: tuple[str, str]) -> None:
+    line = [*words, *COMMANDS[words], "--broker", str(shop.target)]
+    ran = process(*line, code="import sys; sys.modules['pyspark'] = sys.modules['pyarrow'] = None")
+    assert ran == Ran(3, "", "penstock: Spark is not installed (no module pyspark); pip install 'penstock[spark]'\n")
+
+
+def test_without_spark_the_others_work(shop: Terminal) -> None:
+    code = "import sys; sys.modules['pyspark'] = sys.modules['pyarrow'] = sys.modules['pandas'] = None"
+    ran = process("produce", "orders", "x", "--broker", str(shop.target), code=code)
+    assert (ran.code, ran.err) == (0, "")
+
+
+def test_no_command_line_loads_spark() -> None:
+    code = "import atexit, sys; atexit.register(lambda: print({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)))"
+    assert process("spark", "load", "--help", code=code).out.endswith("set()\n")
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_broker_that_is_not_there(cli: Terminal, words: tuple[str, str]) -> None:
+    assert "there is no directory" in cli.refused(*words, *COMMANDS[words], code=5)
+    assert not cli.target.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("load orders nope.csv", 5, "there is no 'nope.csv'; mend the path"),
+        ("load orders", 2, "missing argument 'SOURCE"),
+        ("load orders /dev/null --option sep", 2, "--option is 'sep'; give it as sep=;"),
+        ("load orders /dev/null --conf x", 2, "--conf is 'x'; give it as spark.driver.memory=4g"),
+        ("archive orders", 2, "missing argument 'DIR'"),
+        ("archive orders lake --max-items-per-batch many", 2, "'many' is no whole number"),
+        ("redrive orders", 2, "missing option '--where'"),
+        ("redrive orders --where true --timeout soon", 2, "--timeout is 'soon'"),
+    ],
+)
+def test_wrong_input_is_one_line(shop: Terminal, line: str, code: int, said: str) -> None:
+    assert said in shop.refused("spark", *shlex.split(line), code=code)
+
+
+def test_storage_roots_go_with_the_broker(shop: Terminal, tmp_path: Path) -> None:
+    target = str(shop.target)
+    assert sparking.broker_of(Session(target)) == target
+    assert sparking.broker_of(Session(target, ["more"])) == f'["{target}", "more"]'
+
+
+def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session("x")
+    with sparking.bar(session) as said:
+        assert said is None  # stderr is no terminal here
+    monkeypatch.setattr(type(session.err), "is_terminal", property(lambda _: True))
+    with sparking.bar(session) as said:
+        assert said is not None
+        said("loading [x]", 1, 0)
+        said("loading [x]", 2, 3)
+    with sparking.bar(Session("x", as_json=True)) as said:
+        assert said is None

@@ -1,0 +1,43 @@
+"""A program that archives a queue in micro-batches of 100 and dies in its second one; run by test_jobs_archive.py as a process of its own.
+
+    python -m tests.spark.archive_program BROKER LAKE STEP
+
+STEP: before the files are written, synced, looked at or entered, or after they are entered and before Spark has committed.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+from penstock.spark import session
+from penstock.spark.jobs import archive as job
+from penstock.spark.jobs import manifest as manifests
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+    signal.pause()
+
+
+def main(broker: str, lake: str, step: str) -> None:
+    keep = job._keep
+
+    def second(rows: Any, place: Any, checkpoint: str, number: int) -> Any:
+        if number == 1 and step == "write":
+            die()
+        elif number == 1 and step in ("sync", "look"):
+            setattr(manifests, step, die)
+        elif number == 1 and step == "manifest":
+            manifests.write = die  # type: ignore[assignment]
+        found = keep(rows, place, checkpoint, number)
+        if number == 1:
+            die()
+        return found
+
+    job._keep = second
+    job.archive(session("mortal", "local[2]"), broker, "orders", lake, max_items_per_batch=100)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""One real Spark for all tests of this folder.
+
+Owns: the session-wide `spark`. A JVM costs ten seconds and half a gigabyte, so all of these tests run in one worker (tests/conftest.py).
+Where pyspark is not installed the whole folder is skipped, and says so; in CI nothing may skip.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+IGNORED = [
+    "ignore:unclosed <socket.socket.*raddr=\\('127.0.0.1':ResourceWarning",  # py4j leaves its connections to the collector
+]
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return None if importlib.util.find_spec("pyspark") else WithoutSpark.from_parent(parent, path=module_path)
+
+
+class WithoutSpark(pytest.Module):
+    """Tests that cannot even be imported."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        pytest.skip("pyspark is not installed; run pip install 'penstock[spark]'", allow_module_level=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            for warning in IGNORED:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """A local Spark of two threads that knows the data source; its tasks are tried four times, as on a cluster."""
+    places = tmp_path_factory.mktemp("spark")
+    conf = {
+        "spark.sql.shuffle.partitions": 4,
+        "spark.sql.warehouse.dir": (places / "warehouse").as_uri(),
+        "spark.sql.streaming.checkpointLocation": str(places / "checkpoints"),
+    }
+    made = session("penstock-tests", "local[2,4]", **conf)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def broker_dir(tmp_path: Path) -> str:
+    """Where a broker of this test lives; nothing is there yet."""
+    return os.fspath(tmp_path / "broker")

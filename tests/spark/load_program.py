@@ -1,0 +1,44 @@
+"""A program that loads a file and dies at the commit; run by test_jobs_load.py as a process of its own.
+
+    python -m tests.spark.load_program BROKER SOURCE before|after
+
+The commit runs in a process of Spark's: it kills the group of the driver, with the JVM, and its own.
+"""
+
+import os
+import signal
+import sys
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.spark import load, session
+from penstock.spark.options import parse
+from penstock.spark.source import PenstockSource
+from penstock.spark.writer import BatchWriter
+
+
+class MortalWriter(BatchWriter):
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        if os.environ["STEP"] == "after":
+            super().commit(messages)
+        os.killpg(int(os.environ["DRIVER_GROUP"]), signal.SIGKILL)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+class MortalSource(PenstockSource):
+    """Stands in for the source itself."""
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return MortalWriter(parse(self.options), schema, overwrite)
+
+
+def main(broker: str, source: str, step: str) -> None:
+    os.environ |= {"DRIVER_GROUP": str(os.getpgid(0)), "STEP": step}
+    spark = session("mortal", "local[2]")
+    spark.dataSource.register(MortalSource)
+    load(spark, source, broker, "orders")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,112 @@
+"""A program that streams a queue to files and dies where it is told to; run by test_stream_kill.py as a process of its own.
+
+    python -m tests.spark.stream_program BROKER CHECKPOINT SINK WHERE BATCH
+
+WHERE names a step of a micro-batch, BATCH the number of the batch in which to die there; "-" is nowhere. The sink is a directory with a
+file of ids for each batch, renamed into its place: what is there of a batch that Spark repeats is replaced.
+Whichever process meets the step kills the group of the driver, with the JVM, and its own: workers of Python have one of theirs.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from penstock.spark import session
+from penstock.spark.options import parse
+from penstock.spark.source import PenstockSource, columns_of
+from penstock.spark.stream import StreamReader
+
+ITEMS_PER_BATCH = 40
+STEPS = ("initial", "latest", "partitions", "read", "sink", "sunk", "commit")
+
+
+def die() -> None:
+    for group in {int(os.environ["DRIVER_GROUP"]), os.getpgid(0)} - {0}:
+        os.killpg(group, signal.SIGKILL)
+    signal.pause()
+
+
+class Mortal(StreamReader):
+    """Dies at a step of the batch whose number it counts by the items read so far."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = super().initialOffset()
+        self._reached("initial", found)
+        return found
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        found = super().latestOffset(start, limit)
+        self._reached("latest", start)
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        found = super().partitions(start, end)
+        self._reached("partitions", start)
+        for part in found:
+            part.start = start  # type: ignore[attr-defined]
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for batch in super().read(partition):
+            yield batch
+            self._reached("read", partition.start)  # type: ignore[attr-defined]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._reached("commit", end)
+        super().commit(end)
+
+    def _reached(self, step: str, offset: dict[str, Any]) -> None:
+        where, batch = os.environ["DIE_AT"].split()
+        if step == where and number(offset) == int(batch):
+            die()
+
+
+def number(offset: dict[str, Any]) -> int:
+    """The batch that begins there."""
+    return sum(int(value) for key, value in offset.items() if key.isdecimal()) // ITEMS_PER_BATCH
+
+
+class MortalSource(PenstockSource):
+    @classmethod
+    def name(cls) -> str:
+        return "mortal"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = parse(self.options)
+        return Mortal(options, columns_of(options, schema))
+
+
+def main(broker: str, checkpoint: str, sink: str, where: str, batch: str) -> None:
+    os.environ["DIE_AT"], os.environ["DRIVER_GROUP"] = f"{where} {batch}", str(os.getpgid(0))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    spark = session("mortal", "local[2]")
+    spark.dataSource.register(MortalSource)
+
+    def keep(rows: DataFrame, number: int) -> None:
+        if (where, int(batch)) == ("sink", number):
+            die()
+        ids = [row.id for row in rows.select("id").collect()]
+        place = Path(sink) / f"{number:06d}"
+        place.with_suffix(".new").write_text("\n".join(ids))
+        place.with_suffix(".new").rename(place)
+        if (where, int(batch)) == ("sunk", number):
+            die()
+
+    stream = (
+        spark.readStream.format("mortal").options(broker=broker, queue="orders", maxItemsPerTrigger=ITEMS_PER_BATCH, cursor="lake").load()
+    )
+    stream.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,201 @@
+"""A queue's log as Parquet: everything once, whatever happens in between; retention waits for it and then goes on."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock import NewItem
+from penstock.errors import InvalidRequest, QueueBusy, QueueNotFound, StorageFailed
+from penstock.spark.jobs import manifest as manifests
+from penstock.spark.jobs.archive import Archived, archive
+from tests.spark.streams import fill, resolve, small_segments
+from tests.spark.waiting import wait_until
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")
+
+
+def archived(lake: str, table: str = "items") -> list[dict[str, Any]]:
+    """What the files hold, read without Spark."""
+    found: list[dict[str, Any]] = ds.dataset(f"{lake}/{table}", partitioning="hive").to_table().to_pylist()
+    return found
+
+
+def told(path: str) -> manifests.Manifest:
+    found = manifests.read(path)
+    assert found is not None
+    return found
+
+
+def crash(*_: object) -> None:
+    raise OSError(errno.EIO, "the end")
+
+
+def check_manifest(lake: str, found: Archived) -> None:
+    """The manifest tells exactly what lies there."""
+    root = Path(lake, found.table)
+    listed = {file.path: file for batch in told(found.manifest).batches for file in batch.files}
+    assert set(listed) == {str(path.relative_to(root)) for path in root.rglob("*.parquet")}
+    for path, file in listed.items():
+        rows = ds.dataset(str(root / path)).to_table(columns=["partition", "offset"]).to_pylist()
+        assert (file.rows, file.size_bytes) == (len(rows), (root / path).stat().st_size)
+        for part in file.ranges:
+            offsets = [row["offset"] for row in rows if row["partition"] == part.partition]
+            assert (part.first, part.last, part.rows) == (min(offsets), max(offsets), len(offsets))
+        assert sum(part.rows for part in file.ranges) == file.rows
+    assert found.total_rows == sum(file.rows for file in listed.values())
+
+
+def test_runs_add_what_is_new_and_retention_follows(spark: SparkSession, broker_dir: str, lake: str) -> None:
+    with small_segments(broker_dir) as broker:
+        queue = broker.create_queue("orders", partitions=2, retention={"max_age": 0, "max_bytes": 1})
+        ids = queue.produce_many([NewItem(os.urandom(100), key=f"k{n}", headers={"n": str(n)}) for n in range(300)])
+        first = archive(spark, broker_dir, "orders", lake, max_items_per_batch=200)
+        assert (first.rows, first.total_rows, first.batches) == (300, 300, 2)
+        ends = {number: part.produced for number, part in enumerate(queue.stats().partitions)}
+        wait_until(lambda: queue.cursors().get("archive") == ends)
+
+        queue.resize(3)
+        ids += queue.produce_many([NewItem(os.urandom(100), key=f"k{n}", headers={"n": str(n)}) for n in range(300)])
+        items = {item.id: item for item in queue.cursor("all").read(1_000)}
+        queue.cursor("all").release()
+        resolve(queue, 600)
+        queue.compact()
+        kept = [item.id for item in queue.cursor("kept").read(1_000)]
+        queue.cursor("kept").release()
+        assert set(ids[300:]) <= set(kept) and len(kept) < 600  # what is archived goes, what is not stays
+
+        second = archive(spark, broker_dir, "orders", lake)
+        assert (second.rows, second.total_rows) == (300, 600)
+        check_manifest(lake, second)
+        rows = {row["id"]: row for row in archived(lake)}
+        assert Counter(row["id"] for row in archived(lake)) == Counter(ids)
+        for id, item in items.items():
+            row = rows[id]
+            assert (row["payload"], row["key"].decode(), dict(row["headers"])) == (
+                item.payload,
+                item.key,
+                {"n": str(item.headers["n"]).encode()},
+            )
+            assert (row["produced_at"], str(row["date"]), row["queue"]) == (item.produced_at, str(item.produced_at.date()), "orders")
+
+        ends = {part.partition: part.produced for part in queue.stats().partitions}
+        wait_until(lambda: queue.cursors().get("archive") == ends)
+        queue.compact()
+        assert len(queue.cursor("kept").read(1_000)) < 300
+        third = archive(spark, broker_dir, "orders", lake)
+        assert (third.rows, third.files, third.batches, third.total_rows) == (0, 0, 0, 600)
+
+    back = spark.read.parquet(f"{lake}/items")
+    assert back.count() == 600 and back.select("id").distinct().count() == 600
+
+
+@pytest.mark.parametrize("steps", [["write"], pytest.param(["sync", "look"], marks=pytest.mark.long)])
+def test_a_batch_that_was_cut_short_is_there_once(
+    spark: SparkSession, broker_dir: str, lake: str, monkeypatch: pytest.MonkeyPatch, steps: list[str]
+) -> None:
+    """Its files are written, and then a step fails: they are synced, looked at, entered."""
+    with penstock.open(broker_dir) as broker:
+        queue = broker.create_queue("orders", partitions=2)
+        ids = fill(queue, 100)
+
+        for step in steps:
+            with monkeypatch.context() as patch:
+                patch.setattr(manifests, step, crash)
+                with pytest.raises(StorageFailed, match="EIO"):
+                    archive(spark, broker_dir, "orders", lake)
+            assert len(archived(lake)) == 100
+        ids += fill(queue, 50, 100)
+        found = archive(spark, broker_dir, "orders", lake)
+        assert (found.rows, found.batches) == (150, 2)
+        assert Counter(row["id"] for row in archived(lake)) == Counter(ids)
+        check_manifest(lake, found)
+
+
+@pytest.mark.long
+def test_a_checkpoint_that_was_lost(spark: SparkSession, broker_dir: str, lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with penstock.open(broker_dir) as broker:
+        queue = broker.create_queue("orders", partitions=2)
+        ids = fill(queue, 150)
+        found = archive(spark, broker_dir, "orders", lake)
+        with monkeypatch.context() as patch:  # and a batch cut short as well
+            patch.setattr(manifests, "write", crash)
+            ids += fill(queue, 25, 150)
+            with pytest.raises(StorageFailed, match="EIO"):
+                archive(spark, broker_dir, "orders", lake)
+        shutil.rmtree(Path(found.manifest).parent / "checkpoint")
+        found = archive(spark, broker_dir, "orders", lake)
+        assert found.rows == 25
+        assert Counter(row["id"] for row in archived(lake)) == Counter(ids)
+        check_manifest(lake, found)
+
+
+@pytest.mark.long
+def test_events_and_other_queues_lie_beside(spark: SparkSession, broker_dir: str, lake: str) -> None:
+    with penstock.open(broker_dir) as broker:
+        for name in ("orders", "mails"):
+            fill(broker.create_queue(name), 20)
+        resolve(broker.queue("orders"), 20)
+        broker._port.ask(broker._find("orders").incarnation, "publish")
+        for name in ("orders", "mails"):
+            assert archive(spark, broker_dir, name, lake, cursor="").rows == 20
+        assert broker.queue("orders").cursors() == {}
+        found = archive(spark, broker_dir, "orders", lake, table="events")
+        events = Counter(event.event for id in range(20) for event in broker.queue("orders").history(f"0-{id}"))
+    assert Counter(row["event"] for row in archived(lake, "events")) == events and found.rows == events.total()
+    assert Counter(row["queue"] for row in archived(lake)) == {"orders": 20, "mails": 20}
+
+    with penstock.open(broker_dir) as broker:  # deleted and created anew: another queue of the same name
+        broker.delete_queue("mails")
+        fill(broker.create_queue("mails"), 5)
+        assert archive(spark, broker_dir, "mails", lake, cursor="").rows == 5
+    assert Counter(row["queue"] for row in archived(lake)) == {"orders": 20, "mails": 25}
+
+
+def test_what_cannot_be_archived(spark: SparkSession, broker_dir: str, lake: str) -> None:
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders")
+        with pytest.raises(QueueNotFound):
+            archive(spark, broker_dir, "nope", lake)
+        with pytest.raises(InvalidRequest, match="table 'dead' cannot be archived; use items, events"):
+            archive(spark, broker_dir, "orders", lake, table="dead")
+        with pytest.raises(InvalidRequest, match="give a directory that every node of Spark sees"):
+            archive(spark, broker_dir, "orders", "s3a://bucket/lake")
+        from penstock.spark.jobs import archive as job
+
+        with job._alone(job._place(lake, "items", broker._find("orders"))), pytest.raises(QueueBusy, match="by another run"):
+            archive(spark, broker_dir, "orders", lake)
+
+
+STEPS = ("write", "sync", "look", "manifest", "after")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_each_step(spark: SparkSession, broker_dir: str, lake: str, step: str) -> None:
+    """A process that archives, killed in its second micro-batch; the next run makes up for it."""
+    with penstock.open(broker_dir) as broker:
+        queue = broker.create_queue("orders", partitions=2)
+        ids = fill(queue, 300)
+        command = [sys.executable, "-m", "tests.spark.archive_program", broker_dir, lake, step]
+        ended = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        before = json.loads(next(Path(lake, "_penstock").rglob("manifest.json")).read_text())
+        assert len(before["batches"]) == (2 if step == "after" else 1)
+        found = archive(spark, broker_dir, "orders", lake, max_items_per_batch=100)
+        assert Counter(row["id"] for row in archived(lake)) == Counter(ids) and found.total_rows == 300
+        check_manifest(lake, found)

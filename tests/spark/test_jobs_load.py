@@ -1,0 +1,235 @@
+"""Files into a queue: every format, every way in which a row can be wrong, and the same load twice."""
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import penstock
+from penstock.errors import InvalidRequest, PenstockError, QueueNotFound
+from penstock.spark import routing
+from penstock.spark.jobs import load as job
+from penstock.spark.jobs import rows
+from penstock.spark.jobs.load import Loaded, load
+from penstock.words.limits import MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
+
+ROWS = 120
+
+
+@pytest.fixture
+def broker(broker_dir: str) -> str:
+    with penstock.open(broker_dir) as made:
+        made.create_queue("orders", partitions=3)
+    return broker_dir
+
+
+def items(broker: str) -> list[penstock.Item]:
+    """What is in the queue, by partition, oldest first."""
+    with penstock.open(broker) as opened:
+        return opened.queue("orders").cursor("look").read(10_000)
+
+
+def quarantined(found: Loaded) -> list[dict[str, Any]]:
+    assert found.quarantine is not None
+    return [json.loads(line) for path in Path(found.quarantine).glob("*.json") for line in path.read_text().splitlines()]
+
+
+def by_key(found: list[penstock.Item], field: str) -> dict[str | None, list[str]]:
+    order: dict[str | None, list[str]] = defaultdict(list)
+    for item in found:
+        order[item.key].append(item.value[field])
+    return order
+
+
+def test_csv(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    good = [
+        {"n": f"{n:05d}", "customer": f"c{n % 7}", "note": ('a "quote"\nand a line', "", "plain, with comma")[n % 3]} for n in range(ROWS)
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["n", "customer", "note"])
+    writer.writeheader()
+    writer.writerows(sorted(good, key=lambda row: row["n"][::-1]))  # in an order that is not that of the keys
+    lines = text.getvalue() + "90001,c1\r\n90002,c1,x,too many\r\n90003," + "c" * (MAX_KEY_BYTES + 1) + ",x\r\n"
+    source = tmp_path / "orders.csv"
+    source.write_text(lines, newline="")
+    found = load(spark, str(source), broker, "orders", key="customer", kind="order", order_by="n", quarantine=str(tmp_path / "bad"))
+    assert (found.files, found.rows, found.items, found.quarantined, found.repeated) == (1, ROWS + 3, ROWS, 3, False)
+    assert found.reasons == {rows.NOT_A_ROW: 2, rows.LONG_KEY: 1}
+
+    stored = items(broker)
+    expected = [{**row, "note": row["note"].replace("\r\n", "\n") or None} for row in good]
+    assert sorted((item.value for item in stored), key=lambda row: row["n"]) == expected
+    assert {item.kind for item in stored} == {"order"} and {item.encoding for item in stored} == {"json"}
+    assert by_key(stored, "n") == {f"c{k}": [f"{n:05d}" for n in range(k, ROWS, 7)] for k in range(7)}
+
+    bad = sorted(quarantined(found), key=lambda row: row["raw"])
+    assert [row["reason"] for row in bad] == [rows.NOT_A_ROW, rows.NOT_A_ROW, rows.LONG_KEY]
+    assert bad[0] == {
+        "raw": "90001,c1",
+        "file": source.as_uri().replace("///", "/"),
+        "reason": rows.NOT_A_ROW,
+        "detail": "not a row of 3 columns",
+    }
+    assert bad[1]["raw"] == "90002,c1,x,too many" and json.loads(bad[2]["raw"])["n"] == "90003"
+
+
+def test_json_lines(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    good = [b'{"id": %d, "price": 1.10, "big": 123456789012345678901234567890}' % n for n in range(ROWS)]
+    wrong = [b'{"id": 1} and more', b'{"id": 2', b"{'id': 3}", b'{"id": "\xff"}', b'{"id": "' + b"k" * (MAX_KEY_BYTES + 1) + b'"}']
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(b"\n".join([*good[:50], b"", *wrong]))
+    (tmp_path / "in" / "b.jsonl").write_bytes(b"\n".join([*good[50:], b'[1, "no object, and so without a key"]', b""]))
+    given: dict[str, Any] = {"key": "id", "quarantine": str(tmp_path / "bad")}
+    found = load(spark, str(tmp_path / "in"), broker, "orders", **given)
+    assert (found.files, found.rows, found.items, found.quarantined) == (2, ROWS + 6, ROWS + 1, 5)
+    assert found.reasons == {rows.NOT_A_ROW: 4, rows.LONG_KEY: 1} and not found.adopted
+    details = {row["raw"]: row["detail"] for row in quarantined(found) if row["reason"] == rows.NOT_A_ROW}
+    assert "trailing characters" in details['{"id": 1} and more'] and "truncated" in details['{"id": 2']
+    again = load(spark, str(tmp_path / "in"), broker, "orders", **given)
+    assert again == Loaded(found.load_id, 2, 0, 0, 0, {}, None, True, False)  # it still waits in the inbox
+
+    stored = items(broker)
+    assert sorted((item.key or "", item.payload) for item in stored) == sorted(
+        [*((str(n), line) for n, line in enumerate(good)), ("", b'[1, "no object, and so without a key"]')]
+    )
+    assert load(spark, str(tmp_path / "in"), broker, "orders", **given) == Loaded(found.load_id, 2, 0, 0, 0, {}, None, True, True)
+    assert len(items(broker)) == ROWS + 1
+    other = load(spark, str(tmp_path / "in" / "b.jsonl"), broker, "orders", load_id="once more")
+    assert (other.load_id, other.items) == ("once more", ROWS - 50 + 1)
+    assert len(items(broker)) == ROWS + 1 + other.items
+
+
+def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    moment = datetime(2024, 1, 2, 3, 4, 5, 6, UTC)
+    fields: dict[str, Any] = {
+        "payload": b"p", "key": b"k", "headers": {"a": b"1"}, "kind": "k", "reference": "r", "priority": 3, "at": moment,
+        "ttl": timedelta(hours=100_000 / 2), "other": "left out",
+    }  # fmt: skip
+    plain = dict.fromkeys(fields) | {"payload": b"\x00\xff"}
+    faults: dict[str, dict[str, Any]] = {
+        rows.NO_PAYLOAD: {"payload": None},
+        rows.LONG_PAYLOAD: {"payload": bytes(MAX_PAYLOAD_BYTES + 1)},
+        rows.LONG_KEY: {"key": bytes(MAX_KEY_BYTES + 1)},
+        rows.BAD_HEADERS: {"headers": {"a": None}},
+        rows.LONG_HEADERS: {"headers": {"a": bytes(65_536)}},
+        rows.LONG_TEXT: {"reference": "é" * 513},
+        rows.BAD_PRIORITY: {"priority": 10},
+        rows.BAD_AT: {"at": datetime(1969, 1, 1, tzinfo=UTC)},
+        rows.BAD_TTL: {"ttl": timedelta(days=4_000)},
+    }
+    given = [fields, plain, *({**plain, **fault} for fault in faults.values())]
+    binary = pa.map_(pa.string(), pa.binary())
+    types = [
+        pa.binary(),
+        pa.binary(),
+        binary,
+        pa.string(),
+        pa.string(),
+        pa.int32(),
+        pa.timestamp("us", "UTC"),
+        pa.duration("us"),
+        pa.string(),
+    ]
+    columns = {
+        name: pa.array([list(row[name].items()) if isinstance(row[name], dict) else row[name] for row in given], type)
+        for name, type in zip(fields, types, strict=True)
+    }
+    pq.write_table(pa.table(columns | {"ttl": columns["ttl"].cast(pa.int64())}), tmp_path / "items.parquet")
+    found = load(spark, str(tmp_path / "items.parquet"), broker, "orders", quarantine=str(tmp_path / "bad"))
+    assert found.reasons == dict.fromkeys(faults, 1) and (found.rows, found.items) == (len(given), 2)
+    stored = {item.payload: item for item in items(broker)}
+    full = stored[b"p"]
+    assert (full.key, full.headers, full.kind, full.reference, full.priority, full.encoding) == ("k", {"a": b"1"}, "k", "r", 3, None)
+    assert (full.at, full.ttl) == (moment, fields["ttl"].total_seconds())
+    assert stored[b"\x00\xff"].key is None and stored[b"\x00\xff"].priority == 5
+
+
+def test_one_bad_row_refuses_a_load_without_quarantine(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "typed.csv").write_text("id,amount\n1,2.5\n2,much\n")
+    with pytest.raises(
+        InvalidRequest, match=r"1 of 2 rows cannot be items .1 × not a row of this format.; mend them, or give a quarantine"
+    ):
+        load(spark, str(tmp_path / "typed.csv"), broker, "orders", schema="id long, amount double")
+    assert not [*Path(broker, "inbox").glob("*")] and items(broker) == []
+
+
+@pytest.mark.long  # its tasks are tried four times
+def test_a_load_that_fails_adds_nothing_and_can_be_done_again(
+    spark: SparkSession, broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(f'{{"n": {n}}}' for n in range(ROWS)))
+    write = routing.write
+
+    def broken(good: DataFrame, *args: Any, **options: Any) -> None:
+        last = F.col("payload") == F.lit(f'{{"n": {ROWS - 1}}}'.encode())
+        payload = F.when(last, F.raise_error(F.lit("no more"))).otherwise(F.col("payload"))
+        write(good.withColumn("payload", payload), *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "write", broken)
+        with pytest.raises(PenstockError, match="no more"):
+            load(spark, str(tmp_path / "a.jsonl"), broker, "orders", key="n")
+    assert items(broker) == []
+    assert load(spark, str(tmp_path / "a.jsonl"), broker, "orders", key="n").items == ROWS
+    assert len(items(broker)) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        ("nope.csv", {}, "Path does not exist"),
+        ("a.csv", {"format": "xml"}, "format is 'xml'; use parquet, csv, json"),
+        ("a.csv", {"key": "nope"}, "the source has no column 'nope' for the key; it has id, name"),
+        ("a.csv", {"order_by": "nope"}, "the source has no column 'nope' to order by"),
+        ("a.csv", {"order_by": "id sideways"}, "orderBy has 'id sideways'"),
+        ("a.csv", {"schema": "id nonsense nonsense"}, "the schema 'id nonsense nonsense' is none"),
+        ("a.csv", {"load_id": " "}, "load_id is empty"),
+        ("empty.csv", {}, "there are no files in"),
+        ("unknown.dat", {}, "'unknown.dat' does not say what it is; give format"),
+        ("folder", {}, "the files are of several formats"),
+        ("a.json", {"options": {"multiLine": "true"}}, "JSON is read line by line"),
+        ("not.parquet", {}, "not a Parquet file"),
+    ],
+)
+def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path, source: str, options: dict[str, Any], said: str) -> None:
+    for name, text in {
+        "a.csv": "id,name\n1,a\n",
+        "a.json": '{"id": 1}\n',
+        "empty.csv": "",
+        "unknown.dat": "x",
+        "not.parquet": "PAR1 nope",
+    }.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.csv").write_text("id\n1\n")
+    (tmp_path / "folder" / "b.json").write_text('{"id": 1}\n')
+    with pytest.raises(PenstockError, match=said):
+        load(spark, str(tmp_path / source), broker, "orders", **options)
+    with pytest.raises(QueueNotFound):
+        load(spark, str(tmp_path / source), broker, "nope", **options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_killed_at_the_commit(spark: SparkSession, broker: str, tmp_path: Path, step: str) -> None:
+    """A process that loads, killed when all is staged and nothing published, or when it is published and nobody has been told."""
+    (tmp_path / "a.jsonl").write_text("\n".join(f'{{"n": {n}}}' for n in range(ROWS)))
+    command = [sys.executable, "-m", "tests.spark.load_program", broker, str(tmp_path / "a.jsonl"), step]
+    ended = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert len(items(broker)) == (0 if step == "before" else ROWS)
+    again = load(spark, str(tmp_path / "a.jsonl"), broker, "orders")
+    assert (again.repeated, again.items) == ((False, ROWS) if step == "before" else (True, 0))
+    assert sorted(item.value["n"] for item in items(broker)) == [*range(ROWS)]

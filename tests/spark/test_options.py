@@ -1,0 +1,179 @@
+"""The options of the data source: each as it is meant, or refused with what to give instead."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.spark.options import SourceOptions, parse
+
+NEEDED = {"broker": "/data", "queue": "orders"}
+
+
+def of(**given: str) -> SourceOptions:
+    return parse({**NEEDED, **given})
+
+
+def test_what_is_needed_suffices() -> None:
+    found = of()
+    assert found == SourceOptions(broker=("/data",), queue="orders")
+    assert (found.table, found.columns, found.fail_on_data_loss, found.min_partitions, found.consume) == ("items", None, True, 1, False)
+
+
+def test_every_option_is_read() -> None:
+    given = {
+        "TABLE": "Items",
+        "columns": "payload, id",
+        "includeHeaders": "TRUE",
+        "startingOffsets": '{"0": 12, "3": -2}',
+        "endingOffsets": "Latest",
+        "minPartitions": "8",
+        "maxItemsPerTrigger": "250000",
+        "failOnDataLoss": "false",
+        "consume": "true",
+        "cursor": "lake",
+        "perKey": "5",
+        "orderBy": "created, n",
+        "writeId": "monday",
+        "adoptTimeout": "2.5",
+        "checkpointLocation": "/ck",
+        "queryName": "mine",
+    }
+    assert (
+        parse({**NEEDED, **{name.lower(): value for name, value in given.items()}})
+        == parse({**NEEDED, **given})
+        == SourceOptions(
+            broker=("/data",),
+            queue="orders",
+            columns=("payload", "id"),
+            include_headers=True,
+            starting_offsets={0: 12, 3: -2},
+            ending_offsets="latest",
+            min_partitions=8,
+            max_items_per_trigger=250_000,
+            fail_on_data_loss=False,
+            consume=True,
+            cursor="lake",
+            per_key=5,
+            order_by=("created", "n"),
+            write_id="monday",
+            adopt_timeout=2.5,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("2026-05-01T12:00:00Z", 1_777_636_800_000_000),
+        ("2026-05-01T14:00:00.000001+02:00", 1_777_636_800_000_001),
+        ("2026-05-01 12:00", 1_777_636_800_000_000),
+        ("2026-05-01", 1_777_593_600_000_000),
+        (" 1777636800000000 ", 1_777_636_800_000_000),
+        ("0", 0),
+    ],
+)
+def test_times_are_dates_or_microseconds(text: str, microseconds: int) -> None:
+    found = of(startingTimestamp=text, endingTimestamp=text)
+    assert (found.starting_timestamp, found.ending_timestamp) == (microseconds, microseconds)
+
+
+def test_a_broker_is_a_directory_or_several_roots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for text, roots in [
+        ("data", (str(tmp_path / "data"),)),
+        ("~/q", ("/home/me/q",)),
+        ("file:///data/q", ("/data/q",)),
+        ('["/a, b", "c"]', ("/a, b", str(tmp_path / "c"))),
+    ]:
+        assert of(broker=text).broker == roots
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"queue": "q"}, r"the option broker is missing; give .option\(\"broker\", …\), the directory in which the broker lives"),
+        ({"broker": "/d"}, r"the option queue is missing; give .option\(\"queue\", …\), the name of a queue"),
+        ({**NEEDED, "que": "q"}, "there is no option 'que'; is queue meant?"),
+        ({**NEEDED, "minPartition": "1"}, "there is no option 'minPartition'; is minPartitions meant?"),
+        ({**NEEDED, "zzz": "1"}, "there is no option 'zzz'; there are adoptTimeout, broker, columns, "),
+        ({**NEEDED, "path": "/d"}, "a path is given, and this source has none; give the directory as option broker"),
+        (
+            {"broker": "http://host:8080", "queue": "q"},
+            "'http://host:8080' cannot be read or written by Spark; this version knows directories",
+        ),
+        ({"broker": "postgresql://h/db", "queue": "q"}, "this version knows directories, not postgresql://"),
+        ({"broker": "memory://", "queue": "q"}, "'memory://' ends with its process, and Spark's tasks are others; give a directory"),
+        ({"broker": " ", "queue": "q"}, "the broker is empty; give the path of its directory"),
+        ({"broker": "[1]", "queue": "q"}, "is not a list of paths; give"),
+        ({"broker": "[", "queue": "q"}, "is not a JSON list"),
+        ({"broker": "[]", "queue": "q"}, "is not a list of paths"),
+        ({"broker": "/d", "queue": "a b"}, "'a b' is no name for a queue; use"),
+    ],
+)
+def test_bad_places_and_names_are_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        parse(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("table", "lines", "there is no table 'lines'; give one of items, events, dead, state"),
+        ("columns", "id,,payload", "columns is 'id,,payload'; give names with commas between them"),
+        ("columns", "id,id", "columns names 'id' twice; name it once"),
+        ("columns", "id,size", "table items has no column 'size'; it has id, partition, offset, key"),
+        ("includeHeaders", "yes", "includeHeaders is 'yes'; give true or false"),
+        ("minPartitions", "0", "minPartitions is '0'; give a whole number from 1 to 1000000"),
+        ("minPartitions", "many", "minPartitions is 'many'; give a whole number"),
+        ("maxItemsPerTrigger", "-1", "maxItemsPerTrigger is '-1'; give a whole number from 1"),
+        ("perKey", "10001", "perKey is '10001'; give a whole number from 1 to 10000"),
+        ("adoptTimeout", "soon", "adoptTimeout is 'soon'; give seconds from 0 to 86400"),
+        ("adoptTimeout", "nan", "adoptTimeout is 'nan'; give seconds"),
+        ("writeId", " ", "writeId is empty; give a text or leave it out"),
+        (
+            "startingOffsets",
+            "first",
+            r"startingOffsets is 'first'; give earliest, latest, or JSON with an offset for partitions, such as {\"0\": 12",
+        ),
+        ("startingOffsets", "[1]", r"startingOffsets is '\[1\]'; give earliest"),
+        ("startingOffsets", "{}", "startingOffsets is '{}'; give earliest"),
+        ("endingOffsets", '{"a": 1}', "endingOffsets names a partition 'a'; give earliest"),
+        ("endingOffsets", '{"-1": 1}', "endingOffsets names a partition '-1'; give earliest"),
+        ("endingOffsets", '{"0": "1"}', 'endingOffsets gives partition 0 the offset "1"; give a whole number, 0 or above'),
+        ("endingOffsets", '{"0": true}', "gives partition 0 the offset true; give a whole number"),
+        ("endingOffsets", '{"0": 1.5}', "gives partition 0 the offset 1.5; give a whole number"),
+        ("endingOffsets", '{"0": -3}', "gives partition 0 the offset -3; give a whole number"),
+        (
+            "startingTimestamp",
+            "yesterday",
+            "startingTimestamp is 'yesterday'; give ISO 8601, such as 2026-05-01T12:00:00Z, or microseconds",
+        ),
+        ("endingTimestamp", "-5", "endingTimestamp is '-5'; give ISO 8601"),
+        ("endingTimestamp", "9" * 30, "endingTimestamp is '9+'; give ISO 8601"),
+    ],
+)
+def test_bad_values_are_refused(name: str, text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        of(**{name: text})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "both startingOffsets and startingTimestamp are given; leave one out"),
+        ({"endingOffsets": "latest", "endingTimestamp": "0"}, "both endingOffsets and endingTimestamp are given; leave one out"),
+        ({"table": "events", "includeHeaders": "true"}, "includeHeaders is true but table events has no headers"),
+        ({"table": "events", "columns": "payload"}, "table events has no column 'payload'; it has event, id"),
+        ({"table": "state", "consume": "true"}, "consume is true but table state is read; only table items can be consumed"),
+        (
+            {"table": "state", "startingOffsets": "earliest"},
+            "table state tells what is now; leave startingOffsets out, and filter the rows",
+        ),
+        ({"table": "dead", "endingTimestamp": "0"}, "table dead tells what is now; leave endingTimestamp out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        of(**given)

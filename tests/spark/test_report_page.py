@@ -1,0 +1,301 @@
+"""The page of a report: whole, harmless, true in its sentences; made of figures by hand, without Spark."""
+
+import re
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from penstock.spark.jobs import charts, page
+from penstock.spark.jobs.figures import (
+    AGES,
+    Age,
+    Attempts,
+    Bucket,
+    KeyLoad,
+    PartitionLoad,
+    Reason,
+    ReportFigures,
+    SlotLoad,
+    Spread,
+    key_text,
+)
+from penstock.spark.jobs.findings import NONE, findings
+from penstock.spark.jobs.measure import MOST_BUCKETS, STEPS, step_for
+from penstock.spark.jobs.wording import rate, share, span, step
+from penstock.words.clock import DAY, HOUR, SECOND
+
+NOW = 1_767_225_600_000_000
+TIMES = Spread(1_000, 0.05, 0.2, 0.5, 2.0)
+HOSTILE = "</code><script>alert('x')</script><img src=\"https://evil.example/x.png\" onerror=alert(1)>&amp;"
+QUIET = ReportFigures(
+    queue="orders",
+    made_at=NOW + HOUR,
+    first_at=NOW,
+    last_at=NOW + 19 * 60 * SECOND,
+    produced=1_000,
+    leased=1_000,
+    completed=1_000,
+    bucket_seconds=60.0,
+    buckets=[Bucket(NOW + number * 60 * SECOND, 50, 50, 50, 0, TIMES, TIMES) for number in range(20)],
+    waiting=TIMES,
+    handling=TIMES,
+    attempts=[Attempts(1, 1_000)],
+    items=1_000,
+    keyed_items=1_000,
+    keys=100,
+    hot_keys=[KeyLoad(f"key-{number}", 12, 0.6) for number in range(10)],
+    busy_keys=[KeyLoad(f"key-{number}", 12, 0.6) for number in range(10)],
+    keyed_handling_seconds=50.0,
+    slots=[SlotLoad(number, number % 4, 12, 1) for number in range(10)],
+    slots_used=100,
+    partitions=[PartitionLoad(number, 250) for number in range(4)],
+)
+"""A queue of which nothing is to be said."""
+
+
+def but(**changes: object) -> ReportFigures:
+    return msgspec.structs.replace(QUIET, **changes)
+
+
+EMPTY = ReportFigures(queue="orders", made_at=NOW, partitions=[PartitionLoad(0, 0)])
+ONE_EVENT = ReportFigures(
+    queue="orders",
+    made_at=NOW,
+    first_at=NOW,
+    last_at=NOW,
+    produced=1,
+    bucket_seconds=0.1,
+    buckets=[Bucket(NOW, 1)],
+    items=1,
+    partitions=[PartitionLoad(0, 1)],
+    states={"ready": 1},
+    age=Spread(1),
+    ages=[Age(start, stop, int(not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
+)
+BAD = but(
+    failed=300,
+    leases_expired=20,
+    buried=30,
+    reasons=[Reason(HOSTILE, 200, NOW), Reason("", 50, NOW), Reason("timeout", 30, NOW)],
+    distinct_reasons=7,
+    attempts=[Attempts(0, 0, 3), Attempts(1, 900, 2), Attempts(40, 1, 25)],
+    hot_keys=[KeyLoad(key_text(HOSTILE.encode()), 400, 9.0), KeyLoad("", 20, 1.0), KeyLoad(key_text(b"\xff\x00"), 1, 0.0)],
+    busy_keys=[KeyLoad("slow", 1, 30.0)],
+    partitions=[PartitionLoad(0, 600), *(PartitionLoad(number, 100) for number in (1, 2, 3)), PartitionLoad(4, 100, active=False)],
+    slots=[SlotLoad(7, 0, 400, 1)],
+    states={"ready": 3, "leased": 1},
+    age=Spread(3, 1.0, 10 * DAY / SECOND, 10 * DAY / SECOND, 10 * DAY / SECOND),
+    ages=[Age(start, stop, int(stop is None or not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
+    dead=[Reason(HOSTILE, 25, NOW), Reason("expired", 5, 0)],
+    distinct_dead=2,
+    dead_letters=30,
+    waiting=Spread(1_000, 0.1, 1.0, 3.0, 9.0),
+    untold=12,
+    unmeasured=3,
+)
+PAGES = {"quiet": QUIET, "empty": EMPTY, "one event": ONE_EVENT, "bad": BAD}
+
+
+class Checked(HTMLParser):
+    """Whatever is opened is closed, in order; remembers what the page is made of."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen(tag, attrs)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen(tag, attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, (tag, self.open[-3:], self.getpos())
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def seen(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+
+@pytest.fixture(scope="module", params=list(PAGES))
+def figures(request: pytest.FixtureRequest) -> ReportFigures:
+    return PAGES[request.param]
+
+
+@pytest.fixture(scope="module")
+def html(figures: ReportFigures) -> str:
+    return page.render(figures)
+
+
+def test_it_is_whole_html(html: str) -> None:
+    found = Checked(html)
+    assert html.startswith("<!DOCTYPE html>")
+    assert len(found.ids) == len(set(found.ids))
+    assert {"h1", "h2", "section"} <= found.tags
+
+
+def test_it_loads_and_runs_nothing(html: str) -> None:
+    found = Checked(html)
+    assert not found.tags & {"script", "link", "img", "iframe", "object", "embed", "video", "base", "form", "a", "image", "foreignobject"}
+    assert [one for one in found.attributes if one[0].startswith("on") or one[0] in ("src", "srcset", "action")] == []
+    addresses = [value for name, value in found.attributes if name.endswith("href")]
+    assert all(value.startswith("#") and value[1:] in found.ids for value in addresses)
+    inner = re.findall(r"url\(([^)]*)\)", html)
+    assert all(value.strip("'\"")[0] == "#" and value.strip("'\"")[1:] in found.ids for value in inner)
+    styles = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert not any(word in style for style in styles for word in ("@import", "http", "url(//"))
+    visible = "".join(found.texts)
+    assert html.count("http://") == visible.count("http://")  # what looks like an address is text that was there to be read
+    assert html.count("https://") == visible.count("https://")
+
+
+def test_what_comes_from_a_queue_is_text() -> None:
+    text = page.render(BAD)
+    assert HOSTILE not in text
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)" in text
+    assert HOSTILE in "".join(Checked(text).texts)  # and can be read as it is
+    assert "0xff00" in text
+    assert "empty key" in text
+
+
+@pytest.mark.parametrize("queue", ["<b>x</b>", "a&b"])
+def test_so_is_the_name_of_a_queue(queue: str) -> None:
+    found = Checked(page.render(but(queue=queue)))
+    assert f"Queue {queue}" in "".join(found.texts)
+
+
+def test_a_page_is_the_same_each_time() -> None:
+    assert page.render(BAD) == page.render(BAD)
+
+
+def test_letters_of_plots_are_text() -> None:
+    assert ">items per min</text>" in charts.throughput(QUIET)
+    assert "DejaVu" not in charts.throughput(QUIET)
+
+
+def test_each_class_of_ages_has_a_name() -> None:
+    assert len(charts.AGE_NAMES) == len(AGES) + 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 60])
+@pytest.mark.parametrize("empty", [False, True])
+def test_plots_of_any_length(count: int, empty: bool) -> None:
+    times = Spread() if empty else TIMES
+    buckets = [Bucket(NOW + number * SECOND, 1, 1, 1, 0, times, times) for number in range(count)]
+    Checked(page.render(but(buckets=buckets, bucket_seconds=1.0)))
+
+
+# -- sentences ---------------------------------------------------------------------------------------
+
+
+def test_of_a_quiet_queue_nothing_is_said() -> None:
+    assert findings(QUIET) == [NONE]
+    assert findings(ONE_EVENT) == [NONE]
+
+
+def test_of_an_empty_queue_it_is_said() -> None:
+    assert findings(EMPTY) == ["Nothing has happened in this queue yet, as far as its log tells."]
+    assert findings(msgspec.structs.replace(EMPTY, since=NOW - 1)) == ["Nothing happened in this time."]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dead_letters": 1, "dead": [Reason("", 1)], "distinct_dead": 1}, "1 item is a dead letter, without a reason given."),
+        (
+            {"dead_letters": 10, "dead": [Reason("x", 8), Reason("y", 2)], "distinct_dead": 2},
+            "10 items are dead letters, 80 % of them because of “x”.",
+        ),
+        (
+            {"failed": 250, "reasons": [Reason("HTTP 503", 200)], "distinct_reasons": 3},
+            "20 % of all attempts failed or were put back; most often (80 %) because of “HTTP 503”.",
+        ),
+        ({"leases_expired": 20}, "20 leases ran out (2 % of all attempts): handlers died, or took longer than the lease timeout."),
+        ({"states": {"ready": 9}, "age": Spread(9, 1, 1, 1, 7_200)}, "The oldest of 9 ready items has been ready for 2 h."),
+        (
+            {"states": {"ready": 90}, "buckets": [msgspec.structs.replace(one, completed=30) for one in QUIET.buckets]},
+            "In the last 5 min of the report 250 items were produced and 150 completed: the backlog grows.",
+        ),
+        ({"waiting": Spread(1_000, 0.1, 1, 3, 9)}, "1 in 100 leases came after a wait of 3 s or more, 30 × the median of 100 ms."),
+        ({"handling": Spread(1_000, 0.01, 1, 3, 9)}, "1 in 100 attempts took 3 s or more, 300 × the median of 10 ms."),
+        (
+            {"hot_keys": [KeyLoad("big", 400, 1.0)]},
+            "One key, “big”, has 40 % of all items; items of one key are handled one at a time, however many workers there are.",
+        ),
+        ({"busy_keys": [KeyLoad("slow", 1, 25.0)]}, "50 % of all handling time went into one key, “slow”."),
+        (
+            {"partitions": [PartitionLoad(0, 700), *(PartitionLoad(number, 100) for number in (1, 2, 3))]},
+            "Partition 0 got 2.8 × as many items as a partition does on average.",
+        ),
+    ],
+)
+def test_what_stands_out_is_said(changes: dict[str, object], said: str) -> None:
+    assert findings(but(**changes)) == [said]
+
+
+def test_what_retention_took_is_said() -> None:
+    taken = "Retention has taken the beginning of 12 items: older items are told of in part or not at all"
+    assert findings(but(untold=12)) == [NONE, f"{taken}."]
+    assert findings(but(untold=12, unmeasured=3)) == [NONE, f"{taken}, and 3 leases could not be measured for waiting."]
+
+
+def test_of_a_handful_no_proportion_is_told() -> None:
+    few = but(completed=9, failed=9, leases_expired=9, items=9, produced=9, waiting=Spread(9, 0.1, 9, 9, 9), reasons=[Reason("x", 9)])
+    assert findings(few) == [NONE]
+
+
+# -- words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0"),
+        (3.5e-4, "350 µs"),
+        (0.0125, "12.5 ms"),
+        (1.5, "1.5 s"),
+        (59.96, "1 min"),
+        (200, "3 min 20 s"),
+        (7_300, "2 h 1 min"),
+        (2e5, "2 d 7 h"),
+    ],
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_shares_are_never_rounded_to_all_or_nothing() -> None:
+    shares = [share(1, 3), share(1, 5_000), share(9_999, 10_000), share(1, 1), share(0, 4), share(1, 0)]
+    assert shares == ["33 %", "< 0.1 %", "> 99.9 %", "100 %", "0 %", "–"]
+
+
+def test_rates_and_steps() -> None:
+    assert [rate(100, 1), rate(5, 2), rate(1, 100)] == ["100 / s", "2.5 / s", "36 / h"]
+    assert [step(seconds) for seconds in (0.1, 1, 300, 3_600)] == ["100 ms", "s", "5 min", "h"]
+
+
+def test_keys_are_one_printable_line() -> None:
+    keys = [b"plain", "ключ".encode(), b"\xff\x01", b"a\nb\x1b[0m", b"x" * 200]
+    assert [key_text(key) for key in keys] == ["plain", "ключ", "0xff01", "a\\nb\\x1b[0m", "x" * 79 + "…"]
+
+
+@pytest.mark.parametrize("span", [0, 1, SECOND, 59 * SECOND, HOUR, DAY, 400 * DAY, 20_000 * DAY])
+def test_a_step_divides_any_time_into_few(span: int) -> None:
+    assert span // step_for(span) <= MOST_BUCKETS
+    assert step_for(span) in STEPS or step_for(span) % DAY == 0

@@ -1,0 +1,72 @@
+"""A streaming driver killed at every step of a micro-batch, and started again: the sink equals the source.
+
+Each start of a driver costs some ten seconds, so every change tries two steps in one chain of runs, and `make test-long` each of them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import Queue
+from tests.spark.stream_program import ITEMS_PER_BATCH, STEPS
+from tests.spark.streams import fill
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 120
+
+
+def run(broker: str, place: Path, where: str, batch: int) -> int:
+    """Stream what there is, or die; says how it ended."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.spark.stream_program",
+        broker,
+        str(place / "checkpoint"),
+        str(place / "sink"),
+        where,
+        str(batch),
+    ]
+    with (place / "log").open("ab") as log:
+        started = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        try:
+            return started.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+            raise
+
+
+def streamed(broker: str, place: Path, queue: Queue, deaths: Sequence[tuple[str, int]]) -> tuple[list[str], list[str]]:
+    """What was produced, and what is in the sink after those deaths and a last run in peace."""
+    (place / "sink").mkdir()
+    ids = fill(queue, 3 * ITEMS_PER_BATCH)
+    for where, batch in deaths:
+        assert run(broker, place, where, batch) == -signal.SIGKILL, (place / "log").read_text()
+        ids += fill(queue, 10, len(ids))
+    assert run(broker, place, "nowhere", 0) == 0, (place / "log").read_text()
+    return ids, [line for file in sorted((place / "sink").iterdir()) for line in file.read_text().splitlines()]
+
+
+def test_a_driver_killed_twice(tmp_path: Path, broker_dir: str) -> None:
+    """While tasks read the second batch, and, started again, when the third is in the sink but not committed."""
+    with penstock.open(broker_dir) as broker:
+        ids, found = streamed(broker_dir, tmp_path, broker.create_queue("orders", partitions=3), [("read", 1), ("sunk", 2)])
+        assert sorted(found) == sorted(ids)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("batch", [0, 1, 2])
+@pytest.mark.parametrize("where", STEPS)
+def test_a_driver_killed_at_every_step(tmp_path: Path, broker_dir: str, where: str, batch: int) -> None:
+    if (where, batch) in [("initial", 1), ("initial", 2), ("commit", 0)]:
+        where = "latest"  # there is no such step
+    with penstock.open(broker_dir) as broker:
+        ids, found = streamed(broker_dir, tmp_path, broker.create_queue("orders", partitions=3), [(where, batch)])
+        assert sorted(found) == sorted(ids)

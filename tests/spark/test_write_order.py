@@ -1,0 +1,144 @@
+"""Runs of many tasks in one order, as Spark would sort them; without a JVM."""
+
+import math
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.logs.drafting import FREE
+from penstock.rules import slots
+from penstock.spark import framing
+from penstock.spark.home import Destination
+from penstock.spark.ordering import Order, in_place
+from penstock.spark.outgoing import DirectoryWriting
+from tests.spark.writes import Row, dropped, inbox
+
+PARTITIONS = 3
+KEYS = st.none() | st.sampled_from(["a", "b", "c", "d", "e", "f"])
+NUMBERS = st.none() | st.integers(-3, 3)
+FLOATS = st.none() | st.sampled_from([-math.inf, -1.5, 0.0, 2.5, math.inf, math.nan])
+ITEMS = st.lists(st.tuples(KEYS, NUMBERS, FLOATS), max_size=30)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("order") / "broker")
+    with penstock.open(path) as opened:
+        opened.create_queue("orders", partitions=PARTITIONS)
+        opened.create_queue("single")
+    return path
+
+
+def table(rows: list[tuple[Any, ...]], start: int) -> pa.Table:
+    return pa.table(
+        {
+            "key": pa.array([row[0] for row in rows], pa.string()),
+            "payload": pa.array([b"%d" % number for number in range(start, start + len(rows))], pa.binary()),
+            "n": pa.array([row[1] for row in rows], pa.int64()),
+            "x": pa.array([row[2] for row in rows], pa.float64()),
+        }
+    )
+
+
+def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: Order, queue: str = "orders") -> list[Row]:
+    """What the inbox holds after tasks with these rows were written in batches of three; it is emptied again."""
+    writing = DirectoryWriting((broker,))
+    destination, write, runs, start = writing.find(queue), writing.begin(), [], 0
+    writing.prepare(write)
+    for number, rows in enumerate(tasks):
+        given = table(rows, start)
+        used = given.select([name for name in given.column_names if name in ("key", "payload", *order.columns)])
+        runs += writing.stage(write, destination, order, iter(used.to_batches(3)), str(number))
+        start += len(rows)
+    if not runs:
+        writing.abandon(write)
+        return []
+    assert writing.publish(write, destination, order, "test", 1, runs)
+    found = dropped(broker)
+    for name in inbox(broker):
+        for file in Path(broker, "inbox", name).iterdir():
+            file.unlink()
+        Path(broker, "inbox", name).rmdir()
+    return found
+
+
+def spark_order(row: tuple[Any, ...], descending: tuple[bool, bool]) -> tuple[Any, ...]:
+    """A key that sorts as Spark does: missing first when ascending and last when descending, NaN above all numbers."""
+    found: list[Any] = []
+    for value, down in zip(row[1:], descending, strict=True):
+        sign = -1 if down else 1
+        rank = 0 if value is None else 2 if value != value else 1
+        found += [sign * rank, 0 if rank != 1 else sign * value]
+    return tuple(found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ITEMS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([1, 200, framing.GATHERED_BYTES]))
+def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], down_n: bool, down_x: bool, gathered: int) -> None:
+    order = Order(("n", "x"), tuple("descending" if down else "ascending" for down in (down_n, down_x)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing, "GATHERED_BYTES", gathered)
+        found = written(broker, tasks, order)
+    rows = [row for task in tasks for row in task]
+    assert sorted(int(row.payload) for row in found) == [*range(len(rows))]
+    assert [row.key for row in found] == [rows[int(row.payload)][0] for row in found]
+    by_partition = defaultdict(list)
+    for row in found:
+        if row.key is not None:
+            by_partition[row.partition].append(int(row.payload))
+    for numbers in by_partition.values():
+        assert numbers == sorted(numbers, key=lambda number: (*spark_order(rows[number], (down_n, down_x)), number))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(ITEMS, min_size=1, max_size=3))
+def test_without_an_order_rows_of_a_task_stay_as_they_come(broker: str, tasks: list[list[Any]]) -> None:
+    found = written(broker, tasks, Order())
+    by_key = defaultdict(list)
+    for row in found:
+        by_key[row.key].append(int(row.payload))
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    assert sum(map(len, by_key.values())) == sum(map(len, tasks))
+
+
+def test_a_queue_of_one_partition_is_in_order_without_keys(broker: str) -> None:
+    tasks = [[(None, number, 0.0) for number in numbers] for numbers in ([5, 1, 3], [4, 2, 0])]
+    found = written(broker, tasks, Order(("n",), ("ascending",)), "single")
+    assert [int(row.payload) for row in found] == [5, 1, 4, 2, 3, 0]  # as 0, 1, … 5
+
+
+def test_frames_of_every_partition_are_told_apart(broker: str) -> None:
+    writing = DirectoryWriting((broker,))
+    destination, write = writing.find("orders"), writing.begin()
+    writing.prepare(write)
+    rows = [(key, 0, 0.0) for key in (None, "a", "b", "c", "d", "e", "f", None)]
+    (run,) = writing.stage(write, destination, Order(), iter(table(rows, 0).select(["key", "payload"]).to_batches()), "0")
+    writing.abandon(write)
+    assert run.items == 8 and len(run.frames) == len(run.homes) and FREE in run.homes
+    assert sum(frame.items for frame in run.frames if frame.home == FREE) == 2
+
+
+def test_a_row_after_another() -> None:
+    order = Order.parse(["n desc", "x"])
+    one = partial(table, start=0)
+    assert order.follows(one([(None, 2, 1.0)]), one([(None, 1, 0.0)]))
+    assert order.follows(one([(None, 1, 1.0)]), one([(None, 1, 1.0)]))
+    assert not order.follows(one([(None, 1, 1.0)]), one([(None, 1, None)]))
+    assert not order.follows(one([(None, None, 1.0)]), one([(None, 1, 0.0)]))
+
+
+def test_in_place() -> None:
+    assert in_place(pa.array([], pa.uint64())) and in_place(pa.array([0], pa.uint64())) and in_place(pa.array([0, 1, 2], pa.uint64()))
+    assert not in_place(pa.array([1, 0], pa.uint64()))
+
+
+def test_the_map_of_a_destination_is_the_queues(broker: str) -> None:
+    found = DirectoryWriting((broker,)).find("orders")
+    assert isinstance(found, Destination) and found.owners == slots.first(range(PARTITIONS)).pack()

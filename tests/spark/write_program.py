@@ -1,0 +1,51 @@
+"""A program that streams files into a queue and dies after each batch it published; run by test_write_stream.py as a process of its own.
+
+    python -m tests.spark.write_program BROKER PLACE
+
+Files are in PLACE/rows, the checkpoint in PLACE/checkpoint. The process that has published a batch for the first time kills the group of
+the driver, with the JVM, and its own.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.spark import session
+from penstock.spark.options import parse
+from penstock.spark.source import PenstockSource
+from penstock.spark.writer import StreamWriter
+from tests.spark.test_write_stream import finish, start, stream
+
+
+class MortalWriter(StreamWriter):
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        super().commit(messages, batchId)
+        mark = Path(os.environ["PLACE"]) / f"published-{batchId}"
+        if not mark.exists():
+            mark.touch()
+            os.killpg(int(os.environ["DRIVER_GROUP"]), signal.SIGKILL)
+            os.killpg(0, signal.SIGKILL)
+
+
+class MortalSink(PenstockSource):
+    @classmethod
+    def name(cls) -> str:
+        return "mortal"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return MortalWriter(parse(self.options), schema, overwrite)
+
+
+def main(broker: str, place: str) -> None:
+    os.environ |= {"DRIVER_GROUP": str(os.getpgid(0)), "PLACE": place}
+    spark = session("mortal", "local[2]")
+    spark.dataSource.register(MortalSink)
+    finish(start(stream(spark, Path(place, "rows")).drop("seq"), Path(place), broker, "mortal"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
