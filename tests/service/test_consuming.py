@@ -161,6 +161,19 @@ def test_what_others_took_meanwhile_is_theirs(rig: Rig) -> None:
     assert desk.counts() == {"completed": 4}
 
 
+def test_a_grant_that_was_never_read_and_whose_leases_ended_is_not_given_again(rig: Rig) -> None:
+    """Its answer was lost with the stream; meanwhile somebody else has taken some of the items."""
+    desk = rig.create()
+    desk.produce(*"abcd")
+    assert take(rig, desk, timeout=10, want=3) == (1, 3)
+    rig.pass_by(10)
+    held = desk.lease(2, consumer="other")
+    assert take(rig, desk) == (1, 2)
+    held.complete()
+    assert take(rig, desk, 1) == (1, 0)
+    assert desk.counts() == {"completed": 4}
+
+
 def test_an_owner_away_for_long_between_leasing_and_noting(rig: Rig) -> None:
     """What it leased then has ended; the stream gets those items again at once, not when the request is forgotten."""
     desk = rig.create()

@@ -90,19 +90,21 @@ class Consuming:
         within("want", want, 0, MAX_GRANT)
         within("per_key", per_key, 1, MAX_BATCH_ITEMS)
         self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
-        newest = done
+        grant: Grant | None = None
+        newest = done + 1
         for number in self._numbers(incarnation, stream):
             if number <= done:
                 self._finish(incarnation, stream, number)
-            newest = max(newest, number)
-        if newest == done and want:
+            else:
+                newest, grant = number, self._unread(incarnation, stream, number, timeout)
+        if grant is None and want:
             grant = self._lease(incarnation, stream, done + 1, want, per_key, timeout)
+            newest = done + 1
             if grant.leases:
                 self._host.ask(incarnation, "publish")  # who reads beside the queue must find them
-                self._save(incarnation, stream, done + 1, grant)
-                newest = done + 1
-        items = self._grant(incarnation, stream, newest).items if newest > done else 0
-        return Taken(newest, items, getattr(self._host.ask(incarnation, "stats"), "ready", 0))
+                self._save(incarnation, stream, newest, grant)
+        items = grant.items if grant is not None else 0
+        return Taken(newest if items else done, items, getattr(self._host.ask(incarnation, "stats"), "ready", 0))
 
     def renew(self, incarnation: int, stream: Name, timeout: int) -> None:
         """The stream is at work."""
@@ -158,6 +160,20 @@ class Consuming:
                 grant.leases.append((one.partition, one.granted.lease, one.granted.runs))
                 left = max(0, left - one.granted.count)
             round_ += 1
+        return grant
+
+    def _unread(self, incarnation: int, stream: str, number: int, timeout: int) -> Grant | None:
+        """A grant whose answer did not reach the stream: it is given again, but for items whose leases have ended, which may be others'."""
+        grant = self._grant(incarnation, stream, number)
+        parts = [Part(partition, lease) for partition, lease, _ in grant.leases]
+        answers = self._settle(incarnation, Settle("extend", parts, timeout=timeout))
+        live = [lease for lease, answer in zip(grant.leases, answers, strict=True) if answer is not None]
+        if not live:
+            self._drops.forget(incarnation, grant_name(stream, number))
+            return None
+        if len(live) < len(grant.leases):
+            grant.leases = live
+            self._save(incarnation, stream, number, grant)
         return grant
 
     def _finish(self, incarnation: int, stream: str, number: int) -> None:

@@ -238,6 +238,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             signal.signal(signal.SIGTERM, self._told_to_end)
 
     def _told_to_end(self, number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # Spark says it twice
         signal.alarm(LAST_WORD_SECONDS)  # by then it is over, whatever comes
         self.stop()
         os._exit(128 + number)

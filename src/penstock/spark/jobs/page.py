@@ -47,7 +47,7 @@ footer { margin-top: 20px; }
 @media (max-width: 860px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); } }
 @media (max-width: 760px) { .pair { grid-template-columns: 1fr; } }
 @page { margin: 12mm; }
-@media print { body { background: #fff; } main { max-width: none; padding: 0; } .pair { grid-template-columns: 1fr 1fr; } }
+@media print { body { background: #fff; } .tiles { grid-template-columns: repeat(7, 1fr); } main { max-width: none; padding: 0; zoom: 0.7; } .pair { grid-template-columns: 1fr 1fr; } }
 """.replace("FONT", charts.FONT)
 
 
@@ -153,7 +153,7 @@ def _handling(figures: ReportFigures) -> str:
 
 def _spread_table(spread: Spread) -> str:
     cells = [number(spread.count), *(span(one) for one in (spread.p50, spread.p90, spread.p99, spread.worst))]
-    return _table(("overall", "p50", "p90", "p99", "longest"), [cells], right=range(1, 5))
+    return _table(("overall", "p50", "p90", "p99", "longest"), [cells], right=range(5))
 
 
 def _attempts(figures: ReportFigures) -> str:
@@ -229,7 +229,9 @@ def _slots(figures: ReportFigures) -> str:
         ]
         for one in figures.slots
     ]
-    return _section("Busiest slots", note, _table(("slot", "", "items", "of keyed", "keys", "partition"), rows, right=(2, 3, 4, 5), bars=1))
+    return _section(
+        "Busiest slots", note, _table(("slot", "", "items", "of keyed", "keys", "partition"), rows, right=(0, 2, 3, 4, 5), bars=1)
+    )
 
 
 def _ages(figures: ReportFigures) -> str:
