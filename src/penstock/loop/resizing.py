@@ -8,7 +8,7 @@ partition inherits the fences of the old one, so resizes may follow each other. 
 anything else happens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
@@ -111,7 +111,7 @@ class Resizing:
             adopted += self._dedups(source, change).get(member.number, ())
         for start in range(0, len(adopted), ADOPT):
             self._partitions.run(member, commands.FenceOff(0, [], adopted[start : start + ADOPT]))
-        self._partitions.run(member, commands.FenceOff(change.new.version, barriers))
+        self._partitions.run(member, commands.FenceOff(change.new.version, merged(barriers)))
         return True
 
     def _left(self, number: int, until: Change) -> dict[int, int]:
@@ -268,6 +268,34 @@ def inherited(source: State, move: Move) -> list[Barrier]:
             if keys:
                 found.append(Barrier(0, fence.source, fence.mark, 0, None, pack_keys(keys)))
     return found
+
+
+def merged(barriers: Sequence[Barrier]) -> list[Barrier]:
+    """The same, of each slot and key only the highest mark of a source: who waits for that has waited for the lower ones.
+
+    Resizes over a backlog that nobody serves would double what is inherited again and again.
+    """
+    slots: dict[tuple[int, int], dict[int, int]] = {}
+    keys: dict[tuple[int, int], dict[int, int]] = {}
+    for barrier in barriers:
+        kind, found = (keys, unpack_keys(barrier.keys)) if barrier.slots is None else (slots, unpack_slots(barrier.slots))
+        marks = kind.setdefault((barrier.source, barrier.since), {})
+        for one in found:
+            marks[one] = max(barrier.mark, marks.get(one, 0))
+    for place, marks in keys.items():
+        whole = slots.get(place, {})
+        keys[place] = {key: mark for key, mark in marks.items() if mark > whole.get(key & SLOT_MASK, -1)}
+    made = [Barrier(0, source, mark, since, pack_slots(some)) for (source, since), marks in slots.items() for mark, some in _by_mark(marks)]
+    return made + [
+        Barrier(0, source, mark, since, None, pack_keys(some)) for (source, since), marks in keys.items() for mark, some in _by_mark(marks)
+    ]
+
+
+def _by_mark(marks: Mapping[int, int]) -> list[tuple[int, list[int]]]:
+    found: dict[int, list[int]] = {}
+    for one, mark in sorted(marks.items()):
+        found.setdefault(mark, []).append(one)
+    return sorted(found.items())
 
 
 def drained(state: State, mark: int) -> bool:

@@ -47,7 +47,12 @@ footer { margin-top: 20px; }
 @media (max-width: 860px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); } }
 @media (max-width: 760px) { .pair { grid-template-columns: 1fr; } }
 @page { margin: 12mm; }
-@media print { body { background: #fff; } .tiles { grid-template-columns: repeat(7, 1fr); } main { max-width: none; padding: 0; zoom: 0.7; } .pair { grid-template-columns: 1fr 1fr; } }
+@media print {
+  body { background: #fff; }
+  main { max-width: none; padding: 0; zoom: 0.7; }
+  .tiles { grid-template-columns: repeat(7, 1fr); }
+  .pair { grid-template-columns: 1fr 1fr; }
+}
 """.replace("FONT", charts.FONT)
 
 

@@ -1,0 +1,55 @@
+"""Fences that are inherited by one partition after the other, resize after resize."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.loop.resizing import merged
+from penstock.rules.barriers import pack_slots, unpack_slots
+from penstock.rules.records import Barrier, pack_keys, unpack_keys
+from tests.broker.rig import Rig
+
+WIDTHS = (2, 5, 3, 7, 1)
+
+
+def test_resizes_over_a_backlog_that_nobody_serves_stay_cheap(broker: Rig) -> None:
+    desk = broker.create(partitions=4)
+    for number in range(25):
+        desk.produce(*(f"{n}" for n in range(10)), keys=[f"k{n}" for n in range(10)])
+        desk.resize(WIDTHS[number % len(WIDTHS)])
+    assert sum(1 for member in desk.loop.turns.members.values() for _ in member.state.keys.fences) < 2_000
+    assert sorted(desk.drain()) == sorted(f"{n}" for n in range(10) for _ in range(25))
+
+
+NUMBERS = st.integers(0, 3)
+BARRIERS = st.lists(
+    st.builds(
+        lambda source, mark, since, slots, keys: Barrier(0, source, mark, since, slots and pack_slots(slots), pack_keys(keys)),
+        NUMBERS, st.integers(1, 5), st.sampled_from([-1, 0, 4]), st.sets(st.integers(0, 5), min_size=1), st.just(()),
+    )
+    | st.builds(
+        lambda source, mark, since, keys: Barrier(0, source, mark, since, None, pack_keys(sorted(keys))),
+        NUMBERS, st.integers(1, 5), st.sampled_from([-1, 0, 4]), st.sets(st.integers(1, 5 + (1 << 14)), min_size=1),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+def mark(barriers: list[Barrier], source: int, since: int, key: int) -> int:
+    """How far a key of that place waits for a source; 0: not at all."""
+    found = [0]
+    for one in barriers:
+        covers = key in unpack_keys(one.keys) if one.slots is None else key & 16383 in unpack_slots(one.slots)
+        if (one.source, one.since) == (source, since) and covers:
+            found.append(one.mark)
+    return max(found)
+
+
+@given(BARRIERS)
+def test_merged_fences_hold_what_all_of_them_held(barriers: list[Barrier]) -> None:
+    fewer = merged(barriers)
+    for source in range(4):
+        for since in (-1, 0, 4):
+            for key in (*range(6), *((1 << 14) + n for n in range(6))):
+                assert mark(fewer, source, since, key) == mark(barriers, source, since, key)
+    named = [(one.source, one.since, slot) for one in fewer if one.slots is not None for slot in unpack_slots(one.slots)]
+    assert len(named) == len(set(named))
