@@ -110,11 +110,11 @@ def test_a_batch_that_takes_long_keeps_its_right(spark: "SparkSession", tmp_path
         begun.set()
         go_on.wait(60)
 
-    sink = Sink(spark, broker_dir, tmp_path, maxItemsPerTrigger=10, consumerTimeout=2)
+    sink = Sink(spark, broker_dir, tmp_path, maxItemsPerTrigger=10, consumerTimeout=1)
     query = sink.start(work)
     try:
         assert begun.wait(60)
-        other = Sink(spark, broker_dir, tmp_path / "other", consumerTimeout=3)
+        other = Sink(spark, broker_dir, tmp_path / "other", consumerTimeout=2)
         with pytest.raises(StreamingQueryException, match=r"queue 'orders' is consumed by spark:\w+, which alone may lease from it"):
             other.drain()  # it waits for its timeout, which is longer than that of the first
         assert other.batches == {}
@@ -208,6 +208,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(
     assert sink.batches == {} and counts(queue) == (5, 0, 0)
 
 
+@pytest.mark.long
 def test_a_queue_created_anew_is_refused(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
     queue = broker.create_queue("orders")
     fill(queue, 5)

@@ -33,6 +33,7 @@ LOCAL = {
     "spark.driver.bindAddress": LOOPBACK,
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
+    "spark.python.unix.domain.socket.enabled": "true",  # rows pass between Java and Python faster than by TCP
 }
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
