@@ -191,8 +191,10 @@ class Bench:
     ) -> Settled:
         return cast(Settled, self._turn(Retry(lease, which, int(delay * SECOND), reason, counted, _named(request))))
 
-    def bury(self, lease: int, which: Sequence[int] | None = None, reason: str = "", request: str | None = None) -> Settled:
-        return cast(Settled, self._turn(Bury(lease, which, reason, _named(request))))
+    def bury(
+        self, lease: int, which: Sequence[int] | None = None, reason: str = "", request: str | None = None, alone: bool = False
+    ) -> Settled:
+        return cast(Settled, self._turn(Bury(lease, which, reason, _named(request), alone)))
 
     def extend(self, lease: int, timeout: float = 0, request: str | None = None) -> Settled:
         return cast(Settled, self._turn(Extend(lease, int(timeout * SECOND), _named(request))))
@@ -200,8 +202,8 @@ class Bench:
     def note(self, lease: int, offset: int, text: str) -> None:
         self._turn(Note(lease, offset, text))
 
-    def consume(self, *which: int, consumer: str = "stream") -> int:
-        return cast(Counted, self._turn(Consume(which, consumer))).items
+    def consume(self, *which: int, consumer: str = "stream", lapsed: bool = False) -> int:
+        return cast(Counted, self._turn(Consume(which, consumer, lapsed))).items
 
     def take(self, want: int = 100, **options: Any) -> list[str]:
         """Lease, and give the payloads."""

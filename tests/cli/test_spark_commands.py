@@ -1,6 +1,7 @@
 """`penstock spark …` as far as it goes without a Spark; what it does with one is in tests/spark/test_jobs_cli.py."""
 
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,59 @@ def test_a_broker_that_is_not_there(cli: Terminal, words: tuple[str, str]) -> No
 )
 def test_wrong_input_is_one_line(shop: Terminal, line: str, code: int, said: str) -> None:
     assert said in shop.refused("spark", *shlex.split(line), code=code)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("load nope /dev/null --format csv", 5, "there is no queue 'nope'"),
+        ("load orders /dev/null --format xml", 2, "format is 'xml'; use parquet, csv, json"),
+        ("load orders /dev/null --load-id ' '", 2, "load_id is empty"),
+        ("load orders /dev/null --order-by 'a sideways'", 2, "orderBy has 'a sideways'"),
+        ("load orders /dev/null --master local[x]", 2, "--master is 'local[x]'; give local[*]"),
+        ("archive nope lake", 5, "there is no queue 'nope'"),
+        ("archive orders lake --table foo", 2, "table 'foo' cannot be archived; use items, events"),
+        ("archive orders lake --max-items-per-batch 0", 2, "--max-items-per-batch is 0; give 1 or more"),
+        ("archive orders s3a://bucket/lake", 2, "give a directory that every node of Spark sees"),
+        ("archive orders lake --master local[0]", 2, "--master is 'local[0]'"),
+        ("redrive nope --where true", 5, "there is no queue 'nope'"),
+        ("redrive orders --where true --to nope", 5, "there is no queue 'nope'"),
+        ("redrive orders --where true --limit -1", 2, "--limit is -1; give a whole number from 1"),
+        ("redrive orders --where ' '", 2, "the predicate is empty"),
+        ("redrive orders --where true --master somewhere", 2, "--master is 'somewhere'"),
+        ("report nope", 5, "there is no queue 'nope'"),
+        ("report orders -o /", 2, "--out is '/', a directory"),
+        ("report orders -o nowhere/x.html", 2, "there is no directory 'nowhere'"),
+        ("report orders --since 2024-02-01 --until 2024-01-01", 2, "--since is not before --until"),
+    ],
+)
+def test_what_is_wrong_is_said_before_spark_is_started(
+    shop: Terminal, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
+) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr(import_module("penstock.spark.session"), "session", lambda **_: pytest.fail("Spark was started"))
+    monkeypatch.chdir(shop.target.parent)
+    assert said in shop.refused("spark", *shlex.split(line), code=code)
+    assert not Path("lake").exists()
+
+
+def test_a_spark_that_does_not_start(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = pytest.importorskip("pyspark.errors")
+
+    def fail(**_: object) -> None:
+        raise errors.PySparkException("no master answers")
+
+    monkeypatch.setattr(import_module("penstock.spark.session"), "session", fail)
+    line = ("spark", "archive", "orders", "lake", "--master", "spark://nowhere:1")
+    assert "starting Spark failed (no master answers)" in shop.refused(*line, code=6)
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[4]", "local[2,4]", "local[*, 3]", "local-cluster[2,1,1024]", "spark://h:7077", "sc://h", "yarn"]
+)
+def test_masters_that_can_be_meant(master: str) -> None:
+    pytest.importorskip("pyspark")
+    assert sparking.ready(master, ["a=b"]) == {"a": "b"}
 
 
 def test_storage_roots_go_with_the_broker(shop: Terminal, tmp_path: Path) -> None:

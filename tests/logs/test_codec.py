@@ -17,6 +17,7 @@ from penstock.rules.records import (
     Cleared,
     Completed,
     Configured,
+    Consumed,
     CursorMoved,
     CursorReleased,
     Delivered,
@@ -97,6 +98,7 @@ SAMPLES: list[Record] = [
     Delivered(b"there", 1),
     Released((1 << 64) - 1),
     Noted(3, 5, "half way"),
+    Consumed([4, 6], "spark:c0ffee", pack_keys([0, 9])),
 ]
 
 

@@ -1,5 +1,6 @@
 """Arrow columns into frames: the same bytes as from a batch, however the columns lie in memory."""
 
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.logs import drafting
 from penstock.logs.api import FrameType
 from penstock.logs.columns import Columns, encode
-from penstock.logs.drafting import FREE, Sheet
+from penstock.logs.drafting import FREE, Sheet, cuts
 from penstock.rules import slots
 from penstock.rules.records import Produced
 from penstock.rules.routing import SLOT_MASK, dedup_digest, dedup_slot, key_id
@@ -107,6 +108,38 @@ def test_frames_hold_no_more_than_a_batch_may() -> None:
 def test_frames_hold_no_more_bytes_than_a_batch_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting, "MAX_BATCH_BYTES", 10)
     assert sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 10, b""]})).steps() == [0, 2, 3, 5]
+
+
+def test_frames_can_be_asked_to_hold_fewer_bytes() -> None:
+    sheet = sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 99, b""]}))
+    assert sheet.steps(10) == [0, 2, 3, 4, 5]  # an item alone may be larger
+    assert sheet.steps(3) == [0, 1, 2, 3, 4, 5]
+    assert cuts(pa.array([], pa.int64()), 10) == [0]
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 30), st.integers(1, 7))
+def test_pieces_are_as_large_as_they_may_be(sizes: list[int], most_bytes: int, most_items: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafting, "MAX_BATCH_ITEMS", most_items)
+        found = cuts(pa.array(sizes, pa.int64()), most_bytes)
+    assert found[0] == 0 and found[-1] == len(sizes)
+    for start, stop in pairwise(found):
+        piece = sizes[start:stop]
+        assert 0 < len(piece) <= most_items and (sum(piece) <= most_bytes or len(piece) == 1)
+        assert stop == len(sizes) or len(piece) == most_items or sum(piece) + sizes[stop] > most_bytes
+
+
+def test_the_size_of_an_item_is_that_of_all_its_fields() -> None:
+    table = pa.table({"key": ["k", None], "payload": [b"abc", b""], "kind": ["é", "x"], "at": pa.array([1, 2], pa.int64())})
+    assert sheet_of(table).sizes().to_pylist() == [1 + 3 + 2, 1]
+
+
+@given(tables().map(lambda case: case[0]))
+def test_what_is_hashed_in_pieces_is_the_same(table: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafting, "MAX_BATCH_ITEMS", 2)
+        found = drafted(sheet_of(table))
+    assert found == expected(table)
 
 
 def test_the_items_come_back() -> None:

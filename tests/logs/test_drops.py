@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.errors import CorruptLog, InvalidRequest
+from penstock.errors import CorruptLog, InvalidRequest, OutcomeUnknown
 from penstock.logs import staging
 from penstock.logs.columns import Columns
 from penstock.logs.drops import MANIFEST, Drops, Manifest, Part, Waiting, drop_file, write_name
@@ -158,6 +158,21 @@ def test_an_errand_is_there_or_not() -> None:
         drops = Drops(disk, ROOT)
         body = drops.body(only(drops))
         assert body == b"new word" or (body == b"old word" and not done)
+
+
+def test_a_name_that_may_not_stay_is_said_so() -> None:
+    """The rename was done, so it is no failure; whether it lasts nobody knows."""
+
+    class Forgetful(SimulatedFiles):
+        def sync_directory(self, path: str) -> None:
+            if path.endswith("/inbox") and any(name.endswith(".drop") for name in self.list(path)):
+                raise OSError(errno.EIO, "Input/output error", path)
+            super().sync_directory(path)
+
+    one = Outsider(Forgetful())
+    with pytest.raises(OutcomeUnknown, match="look whether its items come"):
+        one.publish(QUEUE, batch_of("a"))
+    assert texts(one.drops, one.files, only(one.drops)) == ["a"]
 
 
 # -- removing ------------------------------------------------------------------------------------------

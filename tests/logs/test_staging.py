@@ -1,6 +1,7 @@
 """Staged parts: what was added is read back, and nothing that is not whole is ever taken for it."""
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from penstock.logs.api import Draft, FrameType
 from penstock.logs.columns import Columns
 from penstock.logs.drafting import Sheet
-from penstock.logs.files import SystemFiles
+from penstock.logs.files import Mode, SystemFiles
 from penstock.logs.frame import Encoder
 from penstock.logs.staging import StagedReader, StagedWriter, frames
 from penstock.service.arrow import read_columns
@@ -159,3 +160,51 @@ def test_a_sync_that_fails_is_no_finish(tmp_path: Path) -> None:
         writer.finish()
     writer.discard()
     assert [*tmp_path.iterdir()] == []
+
+
+class Full(SystemFiles):
+    """A disk that takes a few bytes of whatever is written."""
+
+    def write(self, handle: int, parts: Any) -> int:
+        os.write(handle, b"some")
+        raise OSError(errno.ENOSPC, "full")
+
+
+def test_a_part_that_failed_in_its_first_frame_is_discarded(tmp_path: Path) -> None:
+    writer = StagedWriter(Full(), str(tmp_path / "part"), INCARNATION)
+    writer.add(draft(b"a"))
+    with pytest.raises(StorageFailed, match="the disk is full"):
+        writer.finish()
+    assert len([*tmp_path.iterdir()]) == 1
+    writer.discard()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_others_remove_is_made_again(tmp_path: Path) -> None:
+    folder, made = tmp_path / "write", 0
+
+    class Removing(SystemFiles):
+        """Somebody else removes the folder whenever it is empty, but for the fourth time."""
+
+        def open(self, path: str, mode: Mode) -> int:
+            if folder.exists() and made < 4:
+                folder.rmdir()
+            return super().open(path, mode)
+
+    def make() -> None:
+        nonlocal made
+        made += 1
+        folder.mkdir()
+
+    writer = StagedWriter(Removing(), str(folder / "part"), INCARNATION, make)
+    writer.begin()
+    assert made == 4 and (folder / "part").stat().st_size == 0
+    writer.add(draft(b"a"))
+    writer.finish()
+    assert read(writer.path) == [[b"a"]]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    writer = StagedWriter(SystemFiles(), str(tmp_path / "write" / "part"), INCARNATION, lambda: None)
+    with pytest.raises(StorageFailed, match=r"writing .*part failed: No such file"):
+        writer.begin()

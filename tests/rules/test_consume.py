@@ -48,6 +48,16 @@ def test_failures_are_forgotten(bench: Bench) -> None:
     assert bench.lease(1).attempts == {}
 
 
+def test_of_those_that_a_lease_has_ended_on_no_other_is_done(bench: Bench) -> None:
+    lapsed, retried, sought, fresh = bench.produce("lapsed", "retried", "sought", "fresh")
+    bench.retry(bench.lease(4).lease, [retried], reason="no")
+    bench.complete(next(iter(bench.partition.state.leases.live)), [sought])
+    bench.advance(60)
+    bench.seek(0)
+    assert bench.consume(fresh, retried, sought, 99, lapsed=True) == 1
+    assert bench.consume(lapsed, lapsed=True) == 1
+
+
 def test_it_survives_a_restart(bench: Bench) -> None:
     first, _ = bench.produce("a", "b", key="k")
     bench.retry(bench.lease(1).lease)

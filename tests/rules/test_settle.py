@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.rules.commands import Settled
 from penstock.rules.life import State
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import LeaseLost
@@ -220,3 +221,33 @@ def test_a_lease_whose_items_are_all_settled_is_over(bench: Bench) -> None:
     with pytest.raises(LeaseLost):
         bench.extend(granted.lease)
     assert given(bench.lease()) == [1]
+
+
+def test_buried_alone_those_behind_stay_with_the_lease(bench: Bench) -> None:
+    bench.produce("0", "1", "2", "3", "4", key="k")
+    lease = bench.lease(5, per_key=4).lease
+    assert bench.bury(lease, [3, 1], alone=True) == Settled(2)
+    assert bench.take() == [], "the key is still held"
+    assert bench.complete(lease, [0, 1, 2]) == Settled(2, [1])
+    bench.restart()
+    assert bench.drain() == ["4"]
+    assert not bench.partition.state.keys.map
+
+
+def test_a_lease_ends_behind_what_was_buried_alone(bench: Bench) -> None:
+    bench.produce("0", "1", "2", key="k")
+    bench.bury(bench.lease(3, per_key=3, timeout=5).lease, [1], alone=True)
+    bench.advance(5)
+    assert bench.drain() == ["0", "2"]
+
+
+def test_where_a_burial_parks_its_key_nothing_is_buried_alone(bench: Bench) -> None:
+    bench.configure(on_bury="park")
+    bench.produce("0", "1", "2", key="k")
+    lease = bench.lease(3, per_key=3).lease
+    assert bench.bury(lease, [1], alone=True) == Settled(0, [], [1])
+    bench.complete(lease, [0])
+    assert bench.bury(lease, [1], alone=True) == Settled(1)
+    assert bench.take() == []
+    bench.redrive()
+    assert bench.take(per_key=3) == ["1", "2"]

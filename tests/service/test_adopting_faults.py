@@ -48,7 +48,7 @@ def waiting_drop(dedup: bool) -> tuple[SimulatedFiles, ManualClock]:
 def nobody_looks() -> Iterator[None]:
     """Brokers opened meanwhile leave the inbox alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Adopter, "look", lambda adopter: False)
+        patch.setattr(Adopter, "look", lambda adopter, most=0: False)
         yield
 
 

@@ -158,6 +158,25 @@ def test_one_that_is_taken_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     assert other.answers() == [] and desk.stats().holder == ""
 
 
+def test_one_that_is_replaced_while_it_is_done_is_done_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, other = rig.create(), outsider(rig)
+    desk.produce(*"abcdef")
+    words = [msgspec.msgpack.encode(Errand("cursor", {"name": "c", "positions": {0: n}}, answer=False)) for n in (1, 3, 5)]
+    other.drops.errand(desk.incarnation, "told", words.pop(0))
+    asked = rig.broker.ask
+
+    def meanwhile(incarnation: int, verb: str, **args: Any) -> Any:
+        if verb == "move_cursor" and words:
+            other.drops.errand(desk.incarnation, "told", words.pop(0))
+        return asked(incarnation, verb, **args)
+
+    monkeypatch.setattr(rig.broker.outside, "ask", meanwhile)
+    for _ in range(3):
+        look(rig)
+    assert desk.ask("cursor", name="c") == {0: 5}
+    assert other.left() == []
+
+
 def test_a_mistake_of_ours_holds_nobody_else_up(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     desk, other = rig.create(), outsider(rig)
     other.put(desk.incarnation, "cursor", name="c", positions={0: 1})

@@ -120,6 +120,23 @@ def test_it_is_let_go(rig: Rig) -> None:
     ask(rig, desk, "let_go", stream=US)
 
 
+def test_a_run_that_ends_late_takes_nothing_from_its_successor(rig: Rig) -> None:
+    desk = rig.create()
+    desk.produce("a")
+    args = {"stream": US, "timeout": TIMEOUT * SECOND}
+    ask(rig, desk, "take", done=0, want=0, per_key=1, run="old", **args)
+    ask(rig, desk, "renew", run="new", **args)
+    ask(rig, desk, "renew", run="old", **args)
+    ask(rig, desk, "let_go", stream=US, run="old")
+    assert refused(desk), "a stream is as old as its first word"
+    ask(rig, desk, "let_go", stream=US, run="new")
+    assert not refused(desk)
+    ask(rig, desk, "renew", run="newest", **args)
+    rig.restart()
+    ask(rig, desk, "let_go", stream=US, run="newest")
+    assert not refused(desk), "an owner that has heard of none believes it"
+
+
 def test_a_second_stream_is_refused_while_the_first_has_it(rig: Rig) -> None:
     desk = rig.create()
     desk.produce("a", "b")

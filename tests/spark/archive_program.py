@@ -5,22 +5,17 @@
 STEP: before the files are written, synced, looked at or entered, or after they are entered and before Spark has committed.
 """
 
-import os
-import signal
 import sys
 from typing import Any
 
 from penstock.spark import session
 from penstock.spark.jobs import archive as job
 from penstock.spark.jobs import manifest as manifests
-
-
-def die(*_: Any, **__: Any) -> None:
-    os.killpg(os.getpgid(0), signal.SIGKILL)
-    signal.pause()
+from tests.spark.dying import die, mortal
 
 
 def main(broker: str, lake: str, step: str) -> None:
+    mortal()
     keep = job._keep
 
     def second(rows: Any, place: Any, checkpoint: str, number: int) -> Any:

@@ -22,7 +22,7 @@ from penstock.spark import session
 from penstock.spark.consume import ConsumingReader
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource, columns_of
-from tests.spark.stream_program import die
+from tests.spark.dying import die, mortal
 
 ITEMS_PER_BATCH = 40
 STEPS = ("initial", "ask", "latest", "partitions", "read", "sink", "sunk")
@@ -95,8 +95,7 @@ def consume(spark: SparkSession, form: str, where: str, batch: int, *, broker: s
 
 
 def main(broker: str, checkpoint: str, sink: str, where: str, batch: str, timeout: str) -> None:
-    os.environ["DIE_AT"], os.environ["DRIVER_GROUP"] = f"{where} {batch}", str(os.getpgid(0))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    mortal(DIE_AT=f"{where} {batch}")
     spark = session("mortal", "local[2]")
     spark.dataSource.register(MortalSource)
     consume(spark, "mortal", where, int(batch), broker=broker, checkpoint=checkpoint, sink=sink, timeout=timeout)

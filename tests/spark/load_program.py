@@ -2,11 +2,10 @@
 
     python -m tests.spark.load_program BROKER SOURCE before|after
 
-The commit runs in a process of Spark's: it kills the group of the driver, with the JVM, and its own.
+The commit runs in a process of Spark's.
 """
 
 import os
-import signal
 import sys
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -16,14 +15,14 @@ from penstock.spark import load, session
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter
+from tests.spark.dying import die, mortal
 
 
 class MortalWriter(BatchWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if os.environ["STEP"] == "after":
             super().commit(messages)
-        os.killpg(int(os.environ["DRIVER_GROUP"]), signal.SIGKILL)
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+        die()
 
 
 class MortalSource(PenstockSource):
@@ -34,7 +33,7 @@ class MortalSource(PenstockSource):
 
 
 def main(broker: str, source: str, step: str) -> None:
-    os.environ |= {"DRIVER_GROUP": str(os.getpgid(0)), "STEP": step}
+    mortal(STEP=step)
     spark = session("mortal", "local[2]")
     spark.dataSource.register(MortalSource)
     load(spark, source, broker, "orders")

@@ -4,11 +4,9 @@
 
 WHERE names a step of a micro-batch, BATCH the number of the batch in which to die there; "-" is nowhere. The sink is a directory with a
 file of ids for each batch, renamed into its place: what is there of a batch that Spark repeats is replaced.
-Whichever process meets the step kills the group of the driver, with the JVM, and its own: workers of Python have one of theirs.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,15 +22,10 @@ from penstock.spark import session
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource, columns_of
 from penstock.spark.stream import StreamReader
+from tests.spark.dying import die, mortal
 
 ITEMS_PER_BATCH = 40
 STEPS = ("initial", "latest", "partitions", "read", "sink", "sunk", "commit")
-
-
-def die() -> None:
-    for group in {int(os.environ["DRIVER_GROUP"]), os.getpgid(0)} - {0}:
-        os.killpg(group, signal.SIGKILL)
-    signal.pause()
 
 
 class Mortal(StreamReader):
@@ -86,8 +79,7 @@ class MortalSource(PenstockSource):
 
 
 def main(broker: str, checkpoint: str, sink: str, where: str, batch: str) -> None:
-    os.environ["DIE_AT"], os.environ["DRIVER_GROUP"] = f"{where} {batch}", str(os.getpgid(0))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    mortal(DIE_AT=f"{where} {batch}")
     spark = session("mortal", "local[2]")
     spark.dataSource.register(MortalSource)
 

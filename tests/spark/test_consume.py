@@ -171,7 +171,7 @@ def test_what_is_retried_comes_again_until_its_attempts_are_up(
     assert batches == [[b"%d" % n for n in range(10)], [b"2", b"3", b"4"], [b"2", b"3", b"4"], [b"3", b"4"]]
     (buried,) = [row.id for row in sink.rows if row.payload == b"2"][:1]
     told = queue.explain(buried)
-    assert (told.state, told.attempts, told.reason) == ("buried", 3, "no luck")
+    assert (told.state, told.attempts, told.reason) == ("buried", 3, "attempts spent: no luck")
 
 
 def test_lines_of_keys_through_resizes(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
@@ -232,7 +232,9 @@ def test_settle_is_told_what_it_cannot_do(spark: "SparkSession", broker_dir: str
         penstock.spark.settle(rows.select(F.col("id").alias("other")), broker_dir, "orders")
     with pytest.raises(InvalidRequest, match="there is no way 'drop' to settle; use 'retry' or 'bury'"):
         penstock.spark.settle(rows, broker_dir, "orders", "drop")  # type: ignore[arg-type]
-    assert penstock.spark.settle(rows, broker_dir, "orders") == 0, "nobody was given it"
+    with pytest.raises(InvalidRequest, match=r"1 of these items \(0-1\) are not in the hands of a stream that consumes this queue"):
+        penstock.spark.settle(rows, broker_dir, "orders")
+    assert penstock.spark.settle(rows.where("id is null"), broker_dir, "orders") == 0
 
 
 def test_settle_goes_in_steps(spark: "SparkSession", broker_dir: str, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +245,7 @@ def test_settle_goes_in_steps(spark: "SparkSession", broker_dir: str, broker: Br
     stream.batch()
     rows = spark.createDataFrame([(id, None if n % 2 else f"no {n % 4}") for n, id in enumerate(stream.ids[:20])], ["id", "why"])
     assert penstock.spark.settle(rows, broker_dir, "orders", "bury", reason=F.col("why")) == 20
+    assert penstock.spark.settle(rows, broker_dir, "orders", "bury", reason=F.col("why")) == 20, "as often as one likes"
     assert stream.batch() == -1
     stream.killed()
     found = queue.stats()

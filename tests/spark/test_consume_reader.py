@@ -376,6 +376,7 @@ def test_a_batch_that_is_done_with_cannot_be_repeated(queue: Queue, start: Any) 
         ({"startingTimestamp": "2026-01-01"}, "startingTimestamp is given"),
         ({"endingTimestamp": "2026-01-01"}, "endingTimestamp is given"),
         ({"cursor": "lake"}, "cursor is given"),
+        ({"failOnDataLoss": "false"}, "failOnDataLoss is false, and consume=true would complete what it could not read"),
         ({"table": "events"}, "only table items can be consumed"),
         ({"perKey": "0"}, "perKey is '0'"),
         ({"consumerTimeout": "0.1"}, "consumerTimeout is '0.1'; give seconds from 1 to 43200"),

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import NewItem
 from penstock.errors import InvalidRequest, QueueBusy, QueueNotFound, StorageFailed
+from penstock.spark.jobs import archive as job
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.archive import Archived, archive
 from tests.spark.streams import fill, resolve, small_segments
@@ -41,8 +42,14 @@ def told(path: str) -> manifests.Manifest:
     return found
 
 
-def crash(*_: object) -> None:
+def crash(*given: Any) -> manifests.Manifest:
+    """Instead of any step, but for the manifest that names nothing, with which an archive begins."""
+    if isinstance(given[-1], manifests.Manifest) and not given[-1].batches:
+        return write(*given)
     raise OSError(errno.EIO, "the end")
+
+
+write = manifests.write
 
 
 def check_manifest(lake: str, found: Archived) -> None:
@@ -67,7 +74,8 @@ def test_runs_add_what_is_new_and_retention_follows(spark: SparkSession, broker_
         first = archive(spark, broker_dir, "orders", lake, max_items_per_batch=200)
         assert (first.rows, first.total_rows, first.batches) == (300, 300, 2)
         ends = {number: part.produced for number, part in enumerate(queue.stats().partitions)}
-        wait_until(lambda: queue.cursors().get("archive") == ends)
+        assert first.cursor.startswith("archive-")
+        wait_until(lambda: queue.cursors().get(first.cursor) == ends)
 
         queue.resize(3)
         ids += queue.produce_many([NewItem(os.urandom(100), key=f"k{n}", headers={"n": str(n)}) for n in range(300)])
@@ -94,7 +102,7 @@ def test_runs_add_what_is_new_and_retention_follows(spark: SparkSession, broker_
             assert (row["produced_at"], str(row["date"]), row["queue"]) == (item.produced_at, str(item.produced_at.date()), "orders")
 
         ends = {part.partition: part.produced for part in queue.stats().partitions}
-        wait_until(lambda: queue.cursors().get("archive") == ends)
+        wait_until(lambda: queue.cursors().get(first.cursor) == ends)
         queue.compact()
         assert len(queue.cursor("kept").read(1_000)) < 300
         third = archive(spark, broker_dir, "orders", lake)
@@ -166,6 +174,99 @@ def test_events_and_other_queues_lie_beside(spark: SparkSession, broker_dir: str
     assert Counter(row["queue"] for row in archived(lake)) == {"orders": 20, "mails": 25}
 
 
+def test_an_archive_begins_at_what_it_holds(spark: SparkSession, broker_dir: str, tmp_path: Path) -> None:
+    """A new archive, and one whose directory is gone, hold everything, whatever other archives and their cursors have seen."""
+    with penstock.open(broker_dir) as broker:
+        queue = broker.create_queue("orders", partitions=2)
+        fill(queue, 10)
+        one, two = str(tmp_path / "one"), str(tmp_path / "two")
+        first = archive(spark, broker_dir, "orders", one)
+        second = archive(spark, broker_dir, "orders", two)
+        assert (first.rows, second.rows) == (10, 10) and first.cursor != second.cursor
+        wait_until(lambda: sum(queue.cursors().get(first.cursor, {}).values()) == 10)
+        shutil.rmtree(one)
+        assert archive(spark, broker_dir, "orders", one).rows == 10
+        assert sorted(row["id"] for row in archived(one)) == sorted(row["id"] for row in archived(two))
+        shared = [archive(spark, broker_dir, "orders", str(tmp_path / name), cursor="mine").rows for name in ("three", "four")]
+        assert shared == [10, 10]
+
+
+def test_where_a_run_without_a_checkpoint_begins() -> None:
+    known = manifests.Manifest("items", "orders", "0" * 16)
+    assert job._begin(known) == "earliest"  # and not at a cursor
+    files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartRange(0, 5, 7, 3)])]
+    assert json.loads(job._begin(known.with_batch(manifests.ArchivedBatch("b", "now", files)))) == {"0": 8}
+
+
+def test_each_archive_has_a_cursor_of_its_own(broker_dir: str, tmp_path: Path) -> None:
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders")
+    places = [job.check(broker_dir, "orders", str(tmp_path / name)) for name in ("one", "two", "one/")]
+    assert places[0].cursor == places[2].cursor != places[1].cursor
+
+
+def test_an_archive_of_which_a_part_is_gone_is_not_gone_on_with(broker_dir: str, tmp_path: Path) -> None:
+    """Without a Spark: what is refused before one is asked for anything."""
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders")
+    nobody: Any = None
+
+    def run(name: str, **options: Any) -> None:
+        archive(nobody, broker_dir, "orders", str(tmp_path / name), **options)
+
+    def made(name: str) -> Any:
+        return job.check(broker_dir, "orders", str(tmp_path / name))
+
+    files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartRange(0, 0, 2, 3)])]
+    place = made("no manifest")
+    folder = Path(place.data, "date=2024-01-01", f"batch={place.incarnation:016x}-aa-00000000")
+    folder.mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match=r"holds files of this queue, and .*manifest.json, which names them, is not there"):
+        run("no manifest")
+    assert folder.exists()  # once it was taken for the rest of a run that was killed
+
+    place = made("no files")
+    os.makedirs(place.own)
+    manifests.write(place.manifest, place.nothing().with_batch(manifests.ArchivedBatch("b", "now", files)))
+    with pytest.raises(InvalidRequest, match=r"names 3 rows, and .*, where they lay, is not there"):
+        run("no files")
+
+    kept = tmp_path / "kept"
+    (kept / "commits").mkdir(parents=True)
+    (kept / "commits" / "1").touch()
+    (kept / "metadata").write_text('{"id": "a-a"}')
+    with pytest.raises(InvalidRequest, match="counts as done what this archive does not hold"):
+        run("new", checkpoint=str(kept))
+    assert not (tmp_path / "new").exists()
+    place = made("older")
+    os.makedirs(place.own)
+    for newest, sound in (("aa-00000000", False), ("aa-00000001", True), ("aa-00000002", True), ("bb-00000003", False)):
+        batch = manifests.ArchivedBatch(f"{place.incarnation:016x}-{newest}", "now", [])
+        manifests.write(place.manifest, place.nothing().with_batch(batch))
+        if sound:
+            job._require_whole(place, str(kept))
+        else:
+            with pytest.raises(InvalidRequest, match="or remove it: then the archive goes on from its manifest"):
+                run("older", checkpoint=str(kept))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_items_per_batch": 0}, "max_items_per_batch is 0; give a whole number from 1"),
+        ({"table": "state"}, "cannot be archived"),
+        ({"cursor": "x" * 2_000}, "cursor's name"),
+    ],
+)
+def test_a_wrong_argument_leaves_nothing_behind(broker_dir: str, lake: str, options: dict[str, Any], said: str) -> None:
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders")
+    nobody: Any = None
+    with pytest.raises(InvalidRequest, match=said):
+        archive(nobody, broker_dir, "orders", lake, **options)
+    assert not Path(lake).exists()
+
+
 def test_what_cannot_be_archived(spark: SparkSession, broker_dir: str, lake: str) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders")
@@ -175,8 +276,6 @@ def test_what_cannot_be_archived(spark: SparkSession, broker_dir: str, lake: str
             archive(spark, broker_dir, "orders", lake, table="dead")
         with pytest.raises(InvalidRequest, match="give a directory that every node of Spark sees"):
             archive(spark, broker_dir, "orders", "s3a://bucket/lake")
-        from penstock.spark.jobs import archive as job
-
         with job._alone(job._place(lake, "items", broker._find("orders"))), pytest.raises(QueueBusy, match="by another run"):
             archive(spark, broker_dir, "orders", lake)
 

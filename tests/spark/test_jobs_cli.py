@@ -29,7 +29,8 @@ def test_a_day_of_a_queue(spark: SparkSession, broker_dir: str, tmp_path: Path, 
     assert told[0].startswith("20 items loaded from 1 file (load ") and told[1].startswith(f"1 row quarantined in {tmp_path}/bad/load=")
     assert told[2:] == ["  1 × not a row of this format"]
     again = run(broker_dir, "load", "orders", "orders.csv", "--key-column", "customer", "--quarantine", "bad")
-    assert again.startswith("1 file loaded before (load ") and again.endswith("); nothing was added")
+    assert again.startswith("1 file loaded before (load ") and "); nothing was added\n" in again
+    assert again.endswith("or with other columns or options, give another --load-id.")
 
     with penstock.open(broker_dir) as broker:
         queue = broker.queue("orders")

@@ -14,15 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock
 from penstock.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.spark import routing
+from penstock.spark.jobs import files as source_files
 from penstock.spark.jobs import load as job
 from penstock.spark.jobs import rows
 from penstock.spark.jobs.load import Loaded, load
+from penstock.spark.jobs.progress import ours
 from penstock.words.limits import MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
 
 ROWS = 120
@@ -111,6 +114,53 @@ def test_json_lines(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     assert len(items(broker)) == ROWS + 1 + other.items
 
 
+def test_csv_that_is_not_utf8(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "latin.csv").write_bytes("name,city\nmüller,Bonn\nmeier,Köln\nschmidt,Ulm\n".encode("latin-1"))
+    (tmp_path / "in" / "unicode.csv").write_text("name,city\nmöller,\ufffd\n", "utf-8")  # a replacement character that is meant
+    source = str(tmp_path / "in")
+    with pytest.raises(InvalidRequest, match=r"2 of 4 rows cannot be items .2 × not UTF-8: give the option encoding"):
+        load(spark, source, broker, "orders", key="name")
+    found = load(spark, source, broker, "orders", key="name", quarantine=str(tmp_path / "bad"))
+    assert found.reasons == {source_files.NOT_UTF8: 2} and {row["detail"] for row in quarantined(found)} == {source_files.NOT_UTF8}
+    assert {item.key: item.value["city"] for item in items(broker)} == {"schmidt": "Ulm", "möller": "\ufffd"}
+    latin = load(spark, f"{source}/latin.csv", broker, "orders", key="name", options={"encoding": "ISO-8859-1"})
+    assert (latin.items, latin.quarantined) == (3, 0)
+    assert {"müller", "meier"} <= {item.key for item in items(broker)}
+
+
+def test_json_without_columns_has_no_payload_column(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"payload": "x"}\n[1, 2]\n {"other": 1}\n3\n')
+    found = load(spark, str(tmp_path / "a.jsonl"), broker, "orders", quarantine=str(tmp_path / "bad"))
+    assert found.reasons == {rows.NOT_A_ROW: 2, rows.NO_PAYLOAD: 1}
+    assert {row["raw"]: row["detail"] for row in quarantined(found) if row["reason"] == rows.NOT_A_ROW} == dict.fromkeys(
+        ("[1, 2]", "3"), rows.NO_OBJECT
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a.csv", "b.json"], "several formats .csv, json.; load each"),
+        (["a.csv", "b.json", "c.txt"], "several formats .csv, json.; load each"),
+        (["a.csv", "c.txt"], "'c.txt' does not say what it is, and others are csv; leave it out"),
+        (["x/c.txt"], "'c.txt' does not say what it is; give format: parquet, csv, json"),
+    ],
+)
+def test_files_whose_format_is_not_known(names: list[str], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        source_files._format_of(names)
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    said = (
+        "An error occurred while calling o70.parquet.\n: org.apache.spark.SparkException: [FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] "
+        "Encountered error while reading file file:/in/a.parquet. Could not read footer.\nCaused by: java.lang.RuntimeException: too short"
+    )
+    found = ours(PySparkException(said), "checking the rows")
+    assert str(found) == "checking the rows failed: file:/in/a.parquet cannot be read (too short); mend that file, or leave it out"
+
+
 def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     moment = datetime(2024, 1, 2, 3, 4, 5, 6, UTC)
     fields: dict[str, Any] = {
@@ -196,11 +246,14 @@ def test_a_load_that_fails_adds_nothing_and_can_be_done_again(
         ("a.csv", {"order_by": "id sideways"}, "orderBy has 'id sideways'"),
         ("a.csv", {"schema": "id nonsense nonsense"}, "the schema 'id nonsense nonsense' is none"),
         ("a.csv", {"load_id": " "}, "load_id is empty"),
-        ("empty.csv", {}, "there are no files in"),
+        ("empty.csv", {}, "empty.csv' is empty, so there is nothing to load"),
+        ("hollow", {}, "there are no files in .*hollow', or only empty ones"),
         ("unknown.dat", {}, "'unknown.dat' does not say what it is; give format"),
-        ("folder", {}, "the files are of several formats"),
+        ("folder", {}, r"the files are of several formats .csv, json.; load each format by itself, such as ..csv"),
+        ("mixed", {}, r"'notes.txt' does not say what it is, and others are csv; leave it out \(..csv\), or give format"),
+        ("names.csv", {}, "the names of the columns are not UTF-8: give the option encoding"),
         ("a.json", {"options": {"multiLine": "true"}}, "JSON is read line by line"),
-        ("not.parquet", {}, "not a Parquet file"),
+        ("not.parquet", {}, "not a Parquet file.*; mend that file, or leave it out"),
     ],
 )
 def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path, source: str, options: dict[str, Any], said: str) -> None:
@@ -212,6 +265,11 @@ def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path,
         "not.parquet": "PAR1 nope",
     }.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "names.csv").write_bytes("straße\nx\n".encode("latin-1"))
+    for name, inside in {"hollow": "a.csv", "mixed": "notes.txt"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / inside).write_text("" if name == "hollow" else "x")
+    (tmp_path / "mixed" / "a.csv").write_text("id\n1\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.csv").write_text("id\n1\n")
     (tmp_path / "folder" / "b.json").write_text('{"id": 1}\n')

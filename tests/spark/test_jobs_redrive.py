@@ -107,7 +107,11 @@ def test_what_somebody_took_meanwhile_is_told(spark: SparkSession, broker_dir: s
     ("where", "said"),
     [
         ("nope > 1", "cannot be understood .*nope"),
-        ("reason like", "cannot be understood"),
+        ("reason like", "cannot be understood .it ends where something must follow.; mend it"),
+        ("reason\nlike\n", "it ends where something must follow"),
+        ("(reason = 'x'", r"cannot be understood .a '\(' is not closed."),
+        ("reason = 'x')", r"cannot be understood .there is a '\)' too many."),
+        ("payload_json:id = 1", r"VARIANT.*; cast what is taken of payload_json, such as cast.payload_json:id AS int."),
         ("attempts > 0 nonsense", "cannot be understood"),
         ("1 + 1", "is int; give one that is true or false"),
         ("sum(attempts) > 1", "cannot be understood"),

@@ -1,11 +1,20 @@
 """The options of the data source: each as it is meant, or refused with what to give instead."""
 
+import re
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.errors import InvalidRequest
-from penstock.spark.options import SourceOptions, parse
+import penstock
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.service.tables import schemas
+from penstock.spark import options
+from penstock.spark.consume import RUNNER
+from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse
+from penstock.spark.source import PenstockSource, spark_schema
 
 NEEDED = {"broker": "/data", "queue": "orders"}
 
@@ -151,6 +160,11 @@ def test_bad_places_and_names_are_refused(given: dict[str, str], message: str) -
             "startingTimestamp is 'yesterday'; give ISO 8601, such as 2026-05-01T12:00:00Z, or microseconds",
         ),
         ("endingTimestamp", "-5", "endingTimestamp is '-5'; give ISO 8601"),
+        (
+            "startingTimestamp",
+            "1777636800000",
+            r"startingTimestamp is 1777636800000, which in microseconds is before 2000; .* microseconds since 1970 \(milliseconds × 1000\)",
+        ),
         ("endingTimestamp", "9" * 30, "endingTimestamp is '9+'; give ISO 8601"),
     ],
 )
@@ -172,8 +186,134 @@ def test_bad_values_are_refused(name: str, text: str, message: str) -> None:
             "table state tells what is now; leave startingOffsets out, and filter the rows",
         ),
         ({"table": "dead", "endingTimestamp": "0"}, "table dead tells what is now; leave endingTimestamp out"),
+        ({"perKey": "3"}, "perKey is for streams that consume; give consume=true with it, or leave it out"),
+        ({"consumerTimeout": "60", "consume": "false"}, "consumerTimeout is for streams that consume; give consume=true with it"),
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         of(**given)
+
+
+# -- what an option is for ------------------------------------------------------------------------------
+
+SAMPLE = {
+    "columns": "id",
+    "includeHeaders": "false",
+    "startingOffsets": "earliest",
+    "endingOffsets": "latest",
+    "startingTimestamp": "0",
+    "endingTimestamp": "0",
+    "minPartitions": "1",
+    "maxItemsPerTrigger": "1",
+    "failOnDataLoss": "true",
+    "consume": "true",
+    "cursor": "lake",
+    "perKey": "1",
+    "consumerTimeout": "60",
+    "orderBy": "nr",
+    "writeId": "monday",
+    "adoptTimeout": "10",
+}
+ITEMS = spark_schema(schemas.ITEMS)
+READING = "columns includeHeaders startingOffsets startingTimestamp minPartitions failOnDataLoss consume"
+OF_BATCHES, OF_STREAMS = "endingOffsets endingTimestamp", "maxItemsPerTrigger cursor perKey consumerTimeout"
+
+
+@pytest.mark.parametrize(
+    ("use", "taken"),
+    [
+        (READ, f"{READING} {OF_BATCHES}"),
+        (STREAM, f"{READING} {OF_STREAMS}"),
+        (WRITE, "orderBy writeId adoptTimeout"),
+    ],
+)
+def test_an_option_of_another_use_is_refused_even_with_its_default(use: Use, taken: str) -> None:
+    for name, text in SAMPLE.items():
+        given = {**NEEDED, name: text} | ({"consume": "true"} if use == STREAM and name in ("perKey", "consumerTimeout") else {})
+        if name in taken.split():
+            parse(given, use)
+        else:
+            with pytest.raises(InvalidRequest, match=rf"^{name} is for .*; leave it out$"):
+                parse(given, use)
+
+
+def test_the_page_says_what_options_are_for() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text().partition("## Options")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    called = {"all": options._ALL_USES, "read, stream": options._READING, "read": options._OF_BATCHES, "stream": options._OF_STREAMS}
+    called |= {"consume": options._OF_STREAMS, "write": options._WRITING, "batch write": options._WRITING}
+    assert told.pop("consume") == "stream" and told.pop("table") == "read, stream"
+    assert {name: called[word] for name, word in told.items()} == {
+        name: options._USES.get(name, options._ALL_USES) for name, _, _ in options._ALL if name not in ("consume", "table")
+    }
+
+
+@pytest.fixture
+def orders(broker_dir: str) -> str:
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders")
+    return broker_dir
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"orderBy": "nr"}, "orderBy is for writing; leave it out"),
+        ({"writeId": "x"}, "writeId is for writing; leave it out"),
+        ({"adoptTimeout": "10"}, "adoptTimeout is for writing; leave it out"),
+        ({"perKey": "3"}, "perKey is for streams that consume"),
+        ({"consume": "true", "startingOffsets": "latest"}, "startingOffsets is given, and consume=true takes what is ready"),
+        ({"consume": "true", "cursor": "lake"}, "cursor is given, and consume=true takes what is ready"),
+        ({"consume": "true", "failOnDataLoss": "false"}, "failOnDataLoss is false, and consume=true"),
+    ],
+)
+def test_what_no_reader_can_do_is_said_when_a_table_is_loaded(orders: str, given: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        PenstockSource({"broker": orders, "queue": "orders", **given}).schema()
+
+
+@pytest.mark.parametrize("name", ["maxItemsPerTrigger", "cursor"])
+def test_a_batch_refuses_what_is_for_streams(orders: str, name: str) -> None:
+    source = PenstockSource({"broker": orders, "queue": "orders", name: SAMPLE[name]})
+    with pytest.raises(InvalidRequest, match=rf"^{name} is for streams \(spark\.readStream\); leave it out$"):
+        source.reader(source.schema())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"table": "state"}, "table state tells what is now; read it with spark.read"),
+        ({"table": "dead"}, "table dead tells what is now; read it with spark.read"),
+        ({"endingOffsets": "latest"}, "endingOffsets is for spark.read; leave it out"),
+        ({"endingTimestamp": "0"}, "endingTimestamp is for spark.read; leave it out"),
+    ],
+)
+def test_spark_is_told_why_a_stream_cannot_be(orders: str, given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process of a stream hides an error that comes before there is a reader behind one of its own."""
+    source = PenstockSource({"broker": orders, "queue": "orders", **given})
+    schema = source.schema()
+    with pytest.raises(InvalidRequest, match=message):
+        source.streamReader(schema)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(RUNNER, None))
+    reader = source.streamReader(schema)
+    for ask in (
+        reader.initialOffset,
+        reader.getDefaultReadLimit,
+        lambda: reader.latestOffset({}, ReadAllAvailable()),
+        lambda: reader.partitions({}, {}),
+        reader.prepareForTriggerAvailableNow,  # type: ignore[attr-defined]
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            ask()
+    reader.stop()
+
+
+def test_a_broker_that_is_not_there(tmp_path: Path) -> None:
+    source = PenstockSource({"broker": str(tmp_path / "nowhere"), "queue": "orders"})
+    makes = (source.schema, lambda: source.reader(ITEMS), lambda: source.streamReader(ITEMS), lambda: source.writer(ITEMS, False))
+    for make in makes:
+        with pytest.raises(
+            PenstockError, match=r"nowhere does not exist; give a directory that does: that of a broker, which penstock\.open makes$"
+        ):
+            make()

@@ -80,7 +80,7 @@ def test_bounds_without_a_published_position(tmp_path: Path) -> None:
             path.unlink()
     with look(tmp_path) as home:
         after = home.bounds(home.find("q"))
-        assert after == before == {0: Bounds(0, 500, 1, before[0].sequence)}
+        assert after == before == {0: Bounds(0, 500, 1, before[0].sequence, 1)}
         assert len(ids(home, "q", 0, 0, 500)) == 500
 
 

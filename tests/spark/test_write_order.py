@@ -97,6 +97,13 @@ def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], d
         assert numbers == sorted(numbers, key=lambda number: (*spark_order(rows[number], (down_n, down_x)), number))
 
 
+def test_equal_rows_stay_as_they_come_where_runs_are_sorted(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
+    rows = [(None, 2, 0.0), (None, 2, 0.0), ("a", 5, 0.0), (None, 1, 0.0), ("a", 5, 0.0)]
+    found = written(broker, [rows], Order(("n",), ("ascending",)))
+    assert [int(row.payload) for row in found if row.key == "a"] == [2, 4]
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(ITEMS, min_size=1, max_size=3))
 def test_without_an_order_rows_of_a_task_stay_as_they_come(broker: str, tasks: list[list[Any]]) -> None:

@@ -1,7 +1,11 @@
 """What cannot be written is refused on the driver, with what to do, before a task runs; no JVM is needed to see it."""
 
+import re
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -9,9 +13,15 @@ from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
 import penstock
-from penstock.spark.options import parse
+from penstock.service import arrow
+from penstock.service.values import LAST_INSTANT
+from penstock.spark import routing
+from penstock.spark.options import WRITE, parse
+from penstock.spark.routing import write
 from penstock.spark.writer import BatchWriter, StreamWriter
-from penstock.words.errors import InvalidRequest, QueueNotFound
+from penstock.words import limits
+from penstock.words.errors import InvalidRequest, PenstockError, QueueNotFound
+from penstock.words.limits import MAX_DELAY
 from tests.spark.writes import inbox
 
 KINDS: dict[str, T.DataType] = {
@@ -77,12 +87,19 @@ def test_columns_that_are_taken(orders: str, columns: str) -> None:
             "payload binary; value string",
             "the column 'value' is not known; drop it, name it in orderBy, or rename it to one of payload, key",
         ),
+        (
+            "payload binary; value string; a string; b int",
+            "the columns 'value', 'a', 'b' are not known; drop them, name them in orderBy, or rename them to one of payload, key",
+        ),
         ("payload binary; payload string", "several columns 'payload'; keep one"),
-        ("payload binary; at timestamp_ntz", "the column 'at' is timestamp_ntz; give a timestamp with a timezone"),
-        ("payload binary; at double", "the column 'at' is double; give a timestamp with a timezone"),
-        ("payload binary; ttl string", "the column 'ttl' is string; give a duration, or int64"),
-        ("payload binary; ttl calendar", "the column 'ttl' is interval; give a duration, or int64"),
-        ("payload binary; priority string", "the column 'priority' is string; give an integer type"),
+        (
+            "payload binary; at timestamp_ntz",
+            "the column 'at' is timestamp_ntz; give timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
+        ),
+        ("payload binary; at double", "the column 'at' is double; give timestamp (cast"),
+        ("payload binary; ttl string", "the column 'ttl' is string; give interval day to second, or bigint (microseconds)"),
+        ("payload binary; ttl calendar", "the column 'ttl' is interval; give interval day to second, or bigint"),
+        ("payload binary; priority string", "the column 'priority' is string; give an integer type, such as int"),
         ("payload binary; headers map<string,int>", "the column 'headers' is map<string,int>; give map<string, string>"),
         ("payload binary; headers array<string>", "the column 'headers' is array<string>; give map<string, string>"),
         ("payload binary; kind binary", "the column 'kind' is binary; give string"),
@@ -105,12 +122,16 @@ def test_columns_that_are_not(orders: str, columns: str, said: str) -> None:
         ({"startingOffsets": "earliest"}, "startingOffsets is for reading; leave it out"),
         ({"consume": "true"}, "consume is for reading; leave it out"),
         ({"includeHeaders": "true"}, "includeHeaders is for reading; leave it out"),
+        ({"minPartitions": "4"}, "minPartitions is for reading; leave it out"),
+        ({"maxItemsPerTrigger": "4"}, "maxItemsPerTrigger is for streams (spark.readStream); leave it out"),
         ({"table": "events"}, "table events cannot be written"),
     ],
 )
 def test_options_that_do_not_fit(orders: str, options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        BatchWriter(parse({"broker": orders, "queue": "orders", **options}), schema("payload binary; tags array<string>; seq long"), False)
+        BatchWriter(
+            parse({"broker": orders, "queue": "orders", **options}, WRITE), schema("payload binary; tags array<string>; seq long"), False
+        )
     assert said in str(refused.value)
 
 
@@ -128,8 +149,96 @@ def test_a_stream_has_no_write_id(orders: str) -> None:
 def test_a_queue_or_a_broker_that_is_not_there(orders: str, tmp_path: Path) -> None:
     with pytest.raises(QueueNotFound, match="no queue 'bills'"):
         BatchWriter(parse({"broker": orders, "queue": "bills"}), schema("payload binary"), False)
-    with pytest.raises(InvalidRequest, match="nowhere does not exist; give a directory that does"):
+    with pytest.raises(InvalidRequest, match="nowhere does not exist; give a directory that does: that of a broker"):
         BatchWriter(parse({"broker": str(tmp_path / "nowhere"), "queue": "orders"}), schema("payload binary"), False)
+
+
+# -- rows -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"payload": ["a", None], "key": ["k", "c-17"]}, "row 1 (key 'c-17'): the payload is null; give bytes or text"),
+        ({"payload": ["a", None], "key": [b"k", b"\xff7"]}, "row 1 (key '\\\\xff7'): the payload is null; give bytes or text"),
+        ({"payload": ["a", None], "key": ["k", None]}, "row 1: the payload is null; give bytes or text"),
+        ({"payload": ["a", None]}, "row 1: the payload is null; give bytes or text"),
+        ({"payload": ["a", "b"], "key": ["k", "l"], "priority": [1, 10]}, "row 1 (key 'l'): the priority is 10; give 0 to 9"),
+        ({"payload": ["a", "b"], "ttl": [1, 0]}, f"row 1: the ttl is 0; give 1 to {MAX_DELAY} microseconds"),
+        ({"payload": ["a", "b"], "at": [-1, 0]}, f"row 0: the at is -1; give 0 to {LAST_INSTANT} microseconds"),
+        ({"payload": ["a", "b"], "key": ["k", "x" * 1_025]}, "row 1: the key has 1025 bytes; give 0 to 1024"),
+    ],
+)
+def test_a_row_that_cannot_be_is_named_by_its_key(columns: dict[str, list[object]], said: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        arrow.read_columns(pa.table(columns))
+    assert str(refused.value) == said
+
+
+def test_of_many_unknown_columns_a_few_are_named() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        arrow.read_columns(pa.table({"payload": ["a"], **{f"c{n}": [n] for n in range(200)}}))
+    shown = ", ".join(f"'c{n}'" for n in range(8))
+    assert str(refused.value).startswith(f"the columns {shown} and 192 more are not known; drop them or use one of payload, key")
+
+
+def test_the_page_tells_the_limits() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text().partition("## Writing")[2]
+    told = dict(re.findall(r"^\| (\w+)[^|]* \|[^|]*\| ([^|]+) \|$", page.partition("\n## ")[0], re.MULTILINE))
+    sizes = {"payload": limits.MAX_PAYLOAD_BYTES, "headers": limits.MAX_HEADERS_BYTES, "key": limits.MAX_KEY_BYTES}
+    sizes |= {"kind": limits.MAX_NAME_BYTES, "dedup": limits.MAX_NAME_BYTES}
+    units = {"MiB": limits.MIB, "KiB": limits.KIB, "bytes": 1}
+    for name, size in sizes.items():
+        number, unit, *_ = told[name].split()
+        assert int(number.replace(",", "")) * units[unit] == size, name
+    assert told["priority"] == f"{limits.FIRST_PRIORITY} to {limits.LAST_PRIORITY}; null is {limits.DEFAULT_PRIORITY}"
+    assert "case-sensitive: `Payload`" in page and told["ttl"] == "1 microsecond to 10 years"
+
+
+# -- spark.write says it itself -------------------------------------------------------------------------
+
+
+class Frame:
+    """As much of a DataFrame as is looked at before Spark is asked for anything."""
+
+    isStreaming = False
+
+    def __init__(self, columns: str) -> None:
+        self.schema = schema(columns)
+        self.columns = self.schema.names
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        ("payload int", {}, "the column 'payload' is int; give binary or string"),
+        ("key string", {}, "no column 'payload' but key"),
+        ("payload string; a int; b int", {}, "the columns 'a', 'b' are not known; drop them"),
+        ("payload string", {"order_by": "nr"}, "orderBy names 'nr', and the DataFrame has payload"),
+        ("payload string", {"order_by": ""}, "orderBy is ''; give names with commas between them"),
+        ("payload string", {"write_id": " "}, "writeId is empty; give a text or leave it out"),
+        ("payload string", {"adopt_timeout": -1}, "adoptTimeout is '-1'; give seconds from 0 to 86400"),
+        ("payload string", {"startingOffsets": "latest"}, "startingOffsets is for reading; leave it out"),
+        ("payload string", {"queue": "bills"}, "no queue 'bills'"),
+        ("payload string", {"broker": "/nowhere"}, "/nowhere does not exist; give a directory that does: that of a broker"),
+    ],
+)
+def test_write_refuses_before_spark_begins(orders: str, columns: str, options: dict[str, object], said: str) -> None:
+    given: dict[str, Any] = {"broker": orders, "queue": "orders", **options}
+    with pytest.raises(PenstockError) as refused:
+        write(Frame(columns), **given)  # type: ignore[arg-type]
+    assert said in str(refused.value)
+
+
+def test_write_takes_its_options_as_keywords(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = MagicMock()
+    monkeypatch.setattr(routing, "routed", lambda df, broker, queue: seen)
+    write(Frame("payload string"), orders, "orders", write_id="monday", adopt_timeout=2.5)  # type: ignore[arg-type]
+    options = seen.write.format.return_value.mode.return_value.options.call_args.kwargs
+    assert options == {"broker": orders, "queue": "orders", "writeId": "monday", "adoptTimeout": "2.5"}
+
+
+# -- through Spark --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

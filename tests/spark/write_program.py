@@ -2,12 +2,10 @@
 
     python -m tests.spark.write_program BROKER PLACE
 
-Files are in PLACE/rows, the checkpoint in PLACE/checkpoint. The process that has published a batch for the first time kills the group of
-the driver, with the JVM, and its own.
+Files are in PLACE/rows, the checkpoint in PLACE/checkpoint. The process that has published a batch for the first time kills all.
 """
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from penstock.spark import session
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import StreamWriter
+from tests.spark.dying import die, mortal
 from tests.spark.test_write_stream import finish, start, stream
 
 
@@ -27,8 +26,7 @@ class MortalWriter(StreamWriter):
         mark = Path(os.environ["PLACE"]) / f"published-{batchId}"
         if not mark.exists():
             mark.touch()
-            os.killpg(int(os.environ["DRIVER_GROUP"]), signal.SIGKILL)
-            os.killpg(0, signal.SIGKILL)
+            die()
 
 
 class MortalSink(PenstockSource):
@@ -41,7 +39,7 @@ class MortalSink(PenstockSource):
 
 
 def main(broker: str, place: str) -> None:
-    os.environ |= {"DRIVER_GROUP": str(os.getpgid(0)), "PLACE": place}
+    mortal(PLACE=place)
     spark = session("mortal", "local[2]")
     spark.dataSource.register(MortalSink)
     finish(start(stream(spark, Path(place, "rows")).drop("seq"), Path(place), broker, "mortal"))

@@ -15,7 +15,7 @@ from penstock.cli import reading, show, spark_report
 from penstock.cli.commands import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, Failed
 from penstock.cli.session import Session
-from penstock.cli.sparking import MASTER, ConfOption, MasterOption, bar, broker_of, running
+from penstock.cli.sparking import MASTER, ConfOption, MasterOption, bar, broker_of, ready, running
 from penstock.words.errors import BrokerLocked
 
 group = typer.Typer(no_args_is_help=True, help="The data pipeline on Apache Spark. Needs penstock[spark].")
@@ -68,9 +68,11 @@ def load(
     missing = next((path for path in source if "://" not in path and not set("*?[{") & set(path) and not os.path.lexists(path)), None)
     if missing is not None:
         raise Failed(f"there is no {missing!r:.200}; mend the path", NOT_FOUND)
-    with bar(session) as said, running(master, conf) as spark:
-        from penstock.spark.jobs import load as job
+    ready(master, conf)
+    from penstock.spark.jobs import load as job
 
+    job.check(source, broker, queue, format=format, order_by=order_by, load_id=load_id)
+    with bar(session) as said, running(master, conf) as spark:
         found = job.load(
             spark,
             source,
@@ -91,12 +93,15 @@ def load(
     if not found.adopted:
         with suppress(BrokerLocked), session.owner():  # nobody owns it: whoever opens it takes in what waits
             found = msgspec.structs.replace(found, adopted=True)
+    more = []
     if found.repeated:
         text = f"{show.counted(found.files, 'file')} loaded before (load {found.load_id}); nothing was added"
+        more = ["To load the same files once more, or with other columns or options, give another --load-id."]
     else:
         text = f"{show.counted(found.items, 'item')} loaded from {show.counted(found.files, 'file')} (load {found.load_id})"
-    bad = [f"{show.counted(found.quarantined, 'row')} quarantined in {found.quarantine}:"] if found.quarantined else []
-    session.answer(msgspec.to_builtins(found), text, *bad, *(f"  {number:,} × {reason}" for reason, number in found.reasons.items()))
+    if found.quarantined:
+        more = [f"{show.counted(found.quarantined, 'row')} quarantined in {found.quarantine}:"]
+    session.answer(msgspec.to_builtins(found), text, *more, *(f"  {number:,} × {reason}" for reason, number in found.reasons.items()))
 
 
 @command(group, "archive")
@@ -106,8 +111,13 @@ def archive(
     path: Annotated[str, typer.Argument(metavar="DIR", help="The archive; made when it is not there.")],
     table: Annotated[str, typer.Option(metavar="items|events", help="What was produced, or what happened.")] = "items",
     cursor: Annotated[
-        str, typer.Option(metavar="NAME", help="The cursor that keeps retention from what is not archived; '' for none.")
-    ] = "archive",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The cursor that keeps retention from what is not archived; one of this archive's own unless given, '' for none.",
+            show_default=False,
+        ),
+    ] = None,
     max_items: Annotated[
         int | None, typer.Option("--max-items-per-batch", metavar="N", help="So many in one micro-batch at most.", show_default=False)
     ] = None,
@@ -117,9 +127,13 @@ def archive(
 ) -> None:
     """Add to an archive of Parquet files what a queue's log holds and the archive does not, exactly once."""
     broker = broker_of(session)
-    with bar(session) as said, running(master, conf) as spark:
-        from penstock.spark.jobs import archive as job
+    if max_items is not None and max_items < 1:
+        raise Failed(f"--max-items-per-batch is {max_items}; give 1 or more")
+    ready(master, conf)
+    from penstock.spark.jobs import archive as job
 
+    job.check(broker, queue, path, table=table, cursor=cursor, max_items_per_batch=max_items)
+    with bar(session) as said, running(master, conf) as spark:
         found = job.archive(
             spark,
             broker,
@@ -141,7 +155,12 @@ def redrive(
     session: Session,
     queue: QueueArgument,
     where: Annotated[
-        str, typer.Option(metavar="SQL", help="Which: a predicate over table dead, payload_text and payload_json; 'true' for all.")
+        str,
+        typer.Option(
+            metavar="SQL",
+            help="Which: a predicate over table dead, payload_text and payload_json, such as 'cast(payload_json:id AS int) = 1'; "
+            "'true' for all.",
+        ),
     ],
     to: Annotated[str | None, typer.Option(metavar="QUEUE", help="Where they go; else where they came from.", show_default=False)] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="How many at most, the oldest first.", show_default=False)] = None,
@@ -153,9 +172,11 @@ def redrive(
     """Send dead letters of a queue back, chosen by a SQL predicate, each exactly once."""
     broker = broker_of(session)
     patience = reading.duration(timeout, "--timeout")
-    with bar(session) as said, running(master, conf) as spark:
-        from penstock.spark.jobs import redrive as job
+    ready(master, conf)
+    from penstock.spark.jobs import redrive as job
 
+    job.check(broker, queue, where, to=to, limit=limit)
+    with bar(session) as said, running(master, conf) as spark:
         found = job.redrive(spark, broker, queue, where, to=to, limit=limit, preview=preview, timeout=float(patience), progress=said)
     there = ", ".join(f"{number:,} to {name}" for name, number in found.to.items())
     if preview:

@@ -11,8 +11,9 @@ import typer
 
 from penstock.cli import reading, show
 from penstock.cli.commands import QueueArgument, command
+from penstock.cli.failures import Failed
 from penstock.cli.session import Session
-from penstock.cli.sparking import MASTER, ConfOption, MasterOption, bar, broker_of, running
+from penstock.cli.sparking import MASTER, ConfOption, MasterOption, bar, broker_of, ready, running
 from penstock.spark.jobs.figures import ReportFigures, Spread
 from penstock.spark.jobs.findings import findings
 from penstock.spark.jobs.wording import share, span
@@ -45,6 +46,15 @@ def report(
     broker = broker_of(session)
     path = Path(out if out is not None else f"{queue}-report.html")
     times = {name: reading.instant(text, f"--{name}") for name, text in (("since", since), ("until", until)) if text is not None}
+    if path.is_dir():
+        raise Failed(f"--out is {str(path)!r:.200}, a directory; give the name of the file to write, such as report.html")
+    if not path.parent.is_dir():
+        raise Failed(f"--out is {str(path)!r:.200}, and there is no directory {str(path.parent)!r:.200}; make it, or give another place")
+    if len(times) == 2 and times["since"] >= times["until"]:
+        raise Failed("--since is not before --until; give the earlier time as --since")
+    ready(master, conf)
+    with session.view() as view:
+        view.queue(queue)
     with bar(session) as said, running(master, conf) as spark:
         from penstock.spark.jobs import report as job
 

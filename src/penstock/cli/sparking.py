@@ -1,11 +1,13 @@
 """What the `penstock spark …` commands have in common.
 
-Owns: their options, `broker_of`, `running` (a Spark for one command), and `bar`, a job's progress as a terminal shows it.
+Owns: their options, `broker_of`, `ready` (what can be found wrong before a Spark is started, which takes ten seconds), `running` (a Spark
+for one command), and `bar`, a job's progress as a terminal shows it.
 Nothing here imports Spark before a command needs it: without penstock[spark] every other command works, and these say what to install.
 """
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -33,6 +35,7 @@ ConfOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; may be repeated.", show_default=False)
 ]
 MASTER = "local[*]"
+_MASTERS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?|local-cluster\[\d+,\d+,\d+\]|(spark|sc|k8s)://.+|yarn")
 
 
 def broker_of(session: Session) -> str:
@@ -41,20 +44,30 @@ def broker_of(session: Session) -> str:
     return json.dumps([session.target, *session.roots]) if session.roots else session.target
 
 
-@contextmanager
-def running(master: str, conf: Sequence[str] | None) -> Iterator["SparkSession"]:
-    """A Spark, for as long as the command lasts. One that runs in this process already is used, and left running."""
+def ready(master: str, conf: Sequence[str] | None) -> dict[str, str]:
+    """Spark's settings, if it is installed and can be started so."""
     settings = reading.pairs(conf or (), "--conf", "spark.driver.memory=4g")
+    if not _MASTERS.fullmatch(master):
+        raise Failed(f"--master is {master!r:.100}; give local[*], local[N] for N threads, spark://HOST:PORT, sc://HOST, k8s://… or yarn")
     missing = next((name for name in NEEDED if find_spec(name) is None), None)
     if missing is not None:
         raise Failed(f"Spark is not installed (no module {missing}); pip install 'penstock[spark]'", MISSING_EXTRA)
+    return settings
+
+
+@contextmanager
+def running(master: str, conf: Sequence[str] | None) -> Iterator["SparkSession"]:
+    """A Spark, for as long as the command lasts. One that runs in this process already is used, and left running."""
+    settings = ready(master, conf)
+    from penstock.spark.jobs.progress import translated
     from penstock.spark.session import running as already_running
     from penstock.spark.session import session as spark_session
 
     for name in NOISE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     before = already_running()
-    spark = spark_session(master=master, **settings)
+    with translated("starting Spark"):
+        spark = spark_session(master=master, **settings)
     try:
         yield spark
     finally:

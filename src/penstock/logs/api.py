@@ -16,10 +16,11 @@ Invariants of every log
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Durability: TypeAlias = Literal["fsync", "interval", "os"]
+ENDLESS: Final = 1 << 63
 
 
 class FrameType(IntEnum):
@@ -112,8 +113,11 @@ class Readable(Protocol):
         """Yield everything from the latest readable Base on. Must be exhausted before the first `append`; cuts a torn tail."""
         ...
 
-    def read(self, start: int, stop: int) -> list[Frame | Gap]:
-        """The DATA frames that overlap item offsets [start, stop), in order; a Gap where they should be and are not."""
+    def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
+        """The DATA frames that overlap item offsets [start, stop), in order; a Gap where they should be and are not.
+
+        size_bytes: no more than it takes until their bodies are so large; behind the last frame there may then be more of them.
+        """
         ...
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:

@@ -1,6 +1,6 @@
 """Arrow columns as the body of a DATA frame: whole buffers, never a loop over items.
 
-Owns: `Sheet` (the columns of many items, checked, hashed, on their way into frames) and its `draft`. The other direction is arrow.py.
+Owns: `Sheet` (the columns of many items, checked, hashed, on their way into frames), its `draft`, and `cuts`. Back again is arrow.py.
 A draft is byte for byte what columns.py makes of the same items: one format, whoever wrote it.
 Needs pyarrow, which is an extra. What is given is trusted: service/arrow.py has checked it, and gives every column in the one type that
 is worked with (large_binary, large_string, int64) and without those that say nothing.
@@ -8,8 +8,9 @@ Only what a key or a dedup id hashes to is worked out one by one.
 """
 
 from array import array
+from bisect import bisect
 from collections.abc import Mapping, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any, Final
 
 import pyarrow as pa
@@ -42,13 +43,20 @@ class Sheet:
     def of(cls, given: Mapping[str, pa.ChunkedArray]) -> "Sheet":
         """The sheet of columns as service/arrow.py reads them."""
         found = dict(given)
-        keys = found["key"].to_pylist() if "key" in found else None
+        keys, names = found.get("key"), found.pop("dedup", None)
+        count = len(found["payload"])
+        ids, digests = array("Q"), []
+        for start in range(0, count, MAX_BATCH_ITEMS):  # Python's objects are many times the columns: never those of all items at once
+            some = keys.slice(start, MAX_BATCH_ITEMS).to_pylist() if keys is not None else None
+            if some is not None:
+                ids.extend(key_ids(some))
+            if names is not None:
+                pairs = zip(some or repeat(None), names.slice(start, MAX_BATCH_ITEMS).to_pylist())  # noqa: B905 (repeat has no end)
+                digests.append(pa.array([None if name is None else dedup_digest(key, name) for key, name in pairs], _DIGEST))
         if keys is not None:
-            found[KEY_ID] = pa.chunked_array([pa.array(array("Q", key_ids(keys)), _UINT64)])
-        if "dedup" in found:
-            names = zip(keys or repeat(None), found.pop("dedup").to_pylist())  # noqa: B905 (repeat has no end)
-            digests = [None if name is None else dedup_digest(key, name) for key, name in names]
-            found[DIGEST] = pa.chunked_array([pa.array(digests, _DIGEST)])
+            found[KEY_ID] = pa.chunked_array([pa.array(ids, _UINT64)])
+        if names is not None:
+            found[DIGEST] = pa.chunked_array(digests, _DIGEST)
         return cls(pa.table(found))
 
     @classmethod
@@ -96,18 +104,17 @@ class Sheet:
     def cut(self, start: int, stop: int) -> "Sheet":
         return Sheet(self._table.slice(start, stop - start))
 
-    def steps(self) -> list[int]:
-        """Rows to cut at, 0 and the last included, so that no frame has more items or bytes than a batch may have."""
-        lengths = pc.binary_length(self._table["payload"])
-        if (pc.sum(lengths).as_py() or 0) <= MAX_BATCH_BYTES:
-            return [*range(0, len(self), MAX_BATCH_ITEMS), len(self)]
-        found, size = [0], 0
-        for row, more in enumerate(lengths.to_pylist()):
-            if row - found[-1] == MAX_BATCH_ITEMS or size + more > MAX_BATCH_BYTES:
-                found.append(row)
-                size = 0
-            size += more
-        return [*found, len(self)]
+    def sizes(self) -> pa.ChunkedArray:
+        """How many bytes each item has, all its fields of any length together."""
+        total = pc.binary_length(self._table["payload"])
+        for field in self._table.schema:
+            if field.name != "payload" and field.type in (pa.large_binary(), pa.large_string()):
+                total = pc.add(total, pc.binary_length(self._table[field.name]).fill_null(0))
+        return total
+
+    def steps(self, most_bytes: int | None = None) -> list[int]:
+        """Rows to cut at, 0 and the last included, so that no frame has more items or bytes of payload than a batch may have, or fewer."""
+        return cuts(pc.binary_length(self._table["payload"]), MAX_BATCH_BYTES if most_bytes is None else most_bytes)
 
     def draft(self, now: Moment) -> Draft:
         """One DATA frame of all items, base 0."""
@@ -137,6 +144,19 @@ class Sheet:
             _add_padded(parts, _bitmap(digests))
             _add_fixed(parts, digests.fill_null(bytes(16)) if digests.null_count else digests)
         return Draft(FrameType.DATA, 0, len(self), word, now.elapsed, now.wall, parts)
+
+
+def cuts(sizes: pa.Array | pa.ChunkedArray, most_bytes: int) -> list[int]:
+    """Where to cut items of these sizes, 0 and the last included: no piece has more than a batch may have, nor, but for a single item,
+    more bytes than that."""
+    found = [0]
+    while found[-1] < len(sizes):
+        some = sizes.slice(found[-1], MAX_BATCH_ITEMS)
+        fitting = len(some)
+        if pc.sum(some).as_py() > most_bytes:
+            fitting = max(1, bisect(list(accumulate(some.to_pylist())), most_bytes))
+        found.append(found[-1] + fitting)
+    return found
 
 
 def _whole(column: pa.ChunkedArray) -> Any:

@@ -5,6 +5,7 @@ under another name, synced, and renamed.
     <write>.staged/                          a write under way: its tasks' parts
     <incarnation>-<name>.drop/               a published write: parts and a manifest, to be adopted
     <incarnation>-<name>.errand              a question or a word for the owner; its answer is answers/<incarnation>-<name>
+    <incarnation>-<name>.done                an errand that is done, or one that came in its place just then and is to be done, too
     <anything>.gone/                         adopted or given up, being removed
 A drop is named by its source and number, so that the same one cannot be in the inbox twice. That one which was adopted before is not
 adopted again, and which comes first, is the owner's business (service/adopting.py).
@@ -22,10 +23,12 @@ from penstock.logs.files import Files
 from penstock.logs.marker import ANSWERS, INBOX
 from penstock.logs.writing import TEMPORARY, keep_names, read_file, replace_file, write_file
 from penstock.rules.routing import digest
-from penstock.words.errors import CorruptLog, InvalidRequest
+from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown
 
-STAGED, DROP, ERRAND, GONE = ".staged", ".drop", ".errand", ".gone"
+STAGED, DROP, ERRAND, DONE, GONE = ".staged", ".drop", ".errand", ".done", ".gone"
 MANIFEST = "drop.json"
+KEPT_SWEEPS = 30
+"""So many sweeps (days) a grant is kept that nothing has become of: its stream may come back."""
 VERSION = 1
 _IN_A_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
@@ -47,6 +50,8 @@ class Manifest(msgspec.Struct, frozen=True):
     version: int = VERSION
     began: int = 0
     """When the write began, by the calendar (0: not known): what wrote earlier is adopted earlier, as far as can be told."""
+    once: bool = False
+    """The source is this very write: nothing comes of it again."""
 
 
 class Waiting(NamedTuple):
@@ -65,6 +70,8 @@ class Drops:
         self._files = files
         self._inbox = f"{root}/{INBOX}"
         self._answers = f"{root}/{ANSWERS}"
+        self._seen: dict[str, int] = {}
+        """For the owner: what may have been left behind, and how many sweeps ago it was first seen."""
 
     # -- for those who do not own it -----------------------------------------------------------------
 
@@ -77,7 +84,7 @@ class Drops:
 
     def publish(self, write: str, incarnation: int, manifest: Manifest) -> bool:
         """Hand a write over, all of it at once. False when the same one is in the inbox already: then this one is removed."""
-        body = msgspec.json.encode(msgspec.structs.replace(manifest, began=_started(write)))
+        body = msgspec.json.encode(msgspec.structs.replace(manifest, began=_started(write), once=manifest.source == write))
         try:
             msgspec.json.decode(body, type=Manifest)
         except msgspec.ValidationError as error:
@@ -95,7 +102,13 @@ class Drops:
                 raise
             self.abandon(write)
             return False
-        self._files.sync_directory(self._inbox)
+        try:
+            self._files.sync_directory(self._inbox)
+        except OSError as error:
+            raise OutcomeUnknown(
+                f"the write is in the inbox, but the disk does not say that it stays there ({error}); "
+                "look whether its items come before you write them again"
+            ) from error
         return True
 
     def abandon(self, write: str) -> None:
@@ -114,7 +127,8 @@ class Drops:
 
     def withdraw(self, incarnation: int, name: str) -> None:
         """Take an errand back, if the owner has not done it yet."""
-        self._remove(f"{self._inbox}/{_owned(incarnation, name)}{ERRAND}")
+        for ending in (ERRAND, DONE):
+            self._remove(f"{self._inbox}/{_owned(incarnation, name)}{ending}")
 
     def answer(self, incarnation: int, name: str) -> bytes | None:
         """What the owner said, if it has."""
@@ -171,25 +185,43 @@ class Drops:
         names = [name.removeprefix(start) for name in self._files.list(self._answers) if name.startswith(start)]
         return [name for name in names if name.startswith(prefix) and not name.endswith(TEMPORARY)]
 
-    def done(self, one: Waiting) -> None:
-        """It is adopted or answered: take it out of the inbox, at one stroke."""
-        if one.is_errand:
-            self._remove(f"{self._inbox}/{one.file}")
-        else:
+    def done(self, one: Waiting, body: bytes | None = None) -> None:
+        """It is adopted or answered: take it out of the inbox, at one stroke. An errand only if this is what it says: another may have
+        been put in its place, and waits on."""
+        if not one.is_errand:
             self._discard(one.file)
+            return
+        path = aside = f"{self._inbox}/{one.file}"
+        if path.endswith(ERRAND):
+            aside = path.removesuffix(ERRAND) + DONE
+            if not self._files.exists(path):  # taken back
+                return
+            self._files.rename(path, aside)
+        if body is None or read_file(self._files, aside) == body:
+            self._remove(aside)
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
-        """Remove what was being removed; writes that began before a wall time and never came to an end (see `write_name`); and answers
-        about queues that are no more."""
+        """Remove what was being removed; writes that began before a wall time and never came to an end (see `write_name`); answers about
+        queues that are no more; and what was there already at the sweep before: errands half written, answers that nobody has read."""
+        seen: set[str] = set()
         if self._files.exists(self._inbox):
             for name in self._files.list(self._inbox):
                 stale = name.endswith(STAGED) and 0 < _started(name) < started_before
                 if stale or name.endswith(GONE):
                     self._discard(name)
+                elif name.endswith(TEMPORARY):
+                    seen.add(f"{self._inbox}/{name}")
         if self._files.exists(self._answers):
             for name in self._files.list(self._answers):
                 if _started(name) not in queues:
                     self._remove(f"{self._answers}/{name}")
+                else:
+                    seen.add(f"{self._answers}/{name}")
+        kept_for = {path: KEPT_SWEEPS if "-grant." in path and not path.endswith(TEMPORARY) else 1 for path in seen}
+        self._seen = {path: self._seen.get(path, -1) + 1 for path in seen}
+        for path in [path for path, sweeps in self._seen.items() if sweeps >= kept_for[path]]:
+            self._remove(path)
+            del self._seen[path]
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -251,11 +283,11 @@ def _checked(name: str) -> str:
 
 
 def _parse(file: str) -> Waiting | None:
-    for ending in (DROP, ERRAND):
+    for ending in (DROP, ERRAND, DONE):
         incarnation, dash, name = file.removesuffix(ending).partition("-")
         if file.endswith(ending) and dash:
             try:
-                return Waiting(int(incarnation, 16), name, file, ending == ERRAND)
+                return Waiting(int(incarnation, 16), name, file, ending != DROP)
             except ValueError:
                 return None
     return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import NoReturn
 
-from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, SegmentFacts
 from penstock.logs.chain import Chain
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import Files
@@ -146,9 +146,9 @@ class FileLog:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def read(self, start: int, stop: int) -> list[Frame | Gap]:
+    def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
         self._readable()
-        return self._reading.read(start, stop, self._tail.sequence, self._tail.offset)
+        return self._reading.read(start, stop, self._tail.sequence, self._tail.offset, size_bytes)
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
         self._readable()

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from penstock.logs import marks
-from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, SegmentFacts
 from penstock.logs.trim import trimmed
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest
@@ -83,7 +83,7 @@ class MemoryLog:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def read(self, start: int, stop: int) -> list[Frame | Gap]:
+    def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
         self._ready()
         found: list[Frame | Gap] = []
         oldest = self._facts[0] if self._facts else self._newest_facts()
@@ -92,7 +92,12 @@ class MemoryLog:
         first = max(0, bisect_right(self._starts, start) - 1)
         last = bisect_left(self._starts, stop) if start < stop else first
         frames = [self.kept[place] for place in self._places[first:last]]
-        found += [frame for frame in frames if frame.base + frame.count > start]
+        for frame in frames:
+            if frame.base + frame.count > start:
+                found.append(frame)
+                size_bytes -= len(frame.body)
+                if size_bytes <= 0:
+                    break
         return found
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:

@@ -11,13 +11,13 @@ Owns: `Opening`, one pass over what a crash may have left. It decides and report
 from collections.abc import Iterator
 
 from penstock.logs import checkpoint
-from penstock.logs.api import Frame, FrameType, Gap
+from penstock.logs.api import ENDLESS, Frame, FrameType, Gap
 from penstock.logs.chain import Chain
 from penstock.logs.checkpoint import Checkpoint
 from penstock.logs.files import Files
 from penstock.logs.frame import AFTER_SYNC
 from penstock.logs.index import SparseIndex
-from penstock.logs.replay import ENDLESS, Promise, Replay, Start
+from penstock.logs.replay import Promise, Replay, Start
 from penstock.logs.segment import SegmentName
 from penstock.logs.starting import beginning, stored_checkpoint
 from penstock.logs.synced import Synced

@@ -9,7 +9,7 @@ Without a published position (the file was deleted) it reads up to the last whol
 from collections import deque
 from collections.abc import Iterator
 
-from penstock.logs.api import Frame, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Frame, Gap, SegmentFacts
 from penstock.logs.chain import Chain
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import Files
@@ -66,10 +66,10 @@ class PublishedLog:
             yield from found
             self._reading.passed(opening.replay)
 
-    def read(self, start: int, stop: int) -> list[Frame | Gap]:
-        """The DATA frames that overlap item offsets [start, stop), as far as published; a Gap where they should be and are not."""
+    def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
+        """As api.py says of logs, as far as published."""
         self._refresh()
-        return self._reading.read(start, stop, *self._promised()) if self._chain.names else []
+        return self._reading.read(start, stop, *self._promised(), size_bytes) if self._chain.names else []
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
         """Everything retained and published behind frame `after`, oldest first."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from penstock.logs import marks
-from penstock.logs.api import Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Frame, FrameType, Gap, SegmentFacts
 from penstock.logs.chain import Chain
 from penstock.logs.failures import storage_failed
 from penstock.logs.index import SparseIndex
-from penstock.logs.replay import ENDLESS, Promise, Replay, Start, front
+from penstock.logs.replay import Promise, Replay, Start, front
 from penstock.logs.segment import Piece, SegmentName, header_at
 from penstock.words.errors import StorageFailed
 
@@ -51,13 +51,13 @@ class LogReading:
         """A pass has come to the end: who reads on begins there."""
         self._end = replay.place
 
-    def read(self, start: int, stop: int, sequence: int, offset: int) -> list[Frame | Gap]:
+    def read(self, start: int, stop: int, sequence: int, offset: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
         """The DATA frames that overlap [start, stop) of a log that ends with that frame, before that item offset."""
         if offset:
             stop = min(stop, offset)  # no item follows, however many records do
         if start >= stop:
             return []
-        return self._repeat(lambda: self._read(start, stop, Promise(ENDLESS, sequence, offset)))
+        return self._repeat(lambda: self._read(start, stop, Promise(ENDLESS, sequence, offset), size_bytes))
 
     def frames(self, sequence: int, offset: int, after: int = 0) -> Iterator[Frame | Gap]:
         """Everything behind frame `after`, oldest first, of a log that ends with that frame, before that item offset."""
@@ -107,7 +107,7 @@ class LogReading:
         except OSError as error:
             raise storage_failed(error, "reading", self._chain.directory) from error
 
-    def _read(self, start: int, stop: int, promise: Promise) -> list[Frame | Gap]:
+    def _read(self, start: int, stop: int, promise: Promise, size_bytes: int) -> list[Frame | Gap]:
         found: list[Frame | Gap] = []
         oldest = self._chain.names[0]
         if start < oldest.base:
@@ -119,8 +119,14 @@ class LogReading:
             if isinstance(item, Gap):
                 if item.start < stop and start < item.stop:
                     found.append(item)
-            elif item.frame is not None and self._take(item, item.frame, start, stop, replay, found):
-                break
+            elif item.frame is not None:
+                before = len(found)
+                if self._take(item, item.frame, start, stop, replay, found):
+                    break
+                if len(found) > before:
+                    size_bytes -= len(item.frame.body)
+                    if size_bytes <= 0:
+                        break
         return found
 
     def _take(self, piece: Piece, frame: Frame, start: int, stop: int, replay: Replay, found: list[Frame | Gap]) -> bool:
@@ -144,6 +150,9 @@ class LogReading:
 
     def _search(self, offset: int) -> Start:
         number = max(0, bisect_right(self._chain.names, (offset, ENDLESS)) - 1)
+        name = self._chain.names[number]
+        if name.base == offset and self._chain.segment(name).index is None:  # to learn what is in it would be to read it through
+            return front(self._chain, number)
         found = self._entry(number, offset)
         if found is None:
             self._chain.rebuild(self._chain.segment(self._chain.names[number]), SparseIndex())
@@ -154,6 +163,9 @@ class LogReading:
         """The place that the index gives, or None when the index is wrong."""
         segment = self._chain.segment(self._chain.names[number])
         base, position = self._chain.index(segment).floor(offset)
+        recent = self._recent
+        if recent is not None and recent.behind.number == number and recent.stop <= offset and position < recent.behind.position:
+            return recent.behind
         if base < 0:
             return front(self._chain, number)
         header = header_at(segment, position, self._chain.owner)

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.logs import marks
-from penstock.logs.api import Frame, FrameType, Gap
+from penstock.logs.api import ENDLESS, Frame, FrameType, Gap
 from penstock.logs.chain import Chain
 from penstock.logs.frame import JOINS, MORE
 from penstock.logs.segment import LOG, Piece, SegmentName
 
-ENDLESS = 1 << 63
 _DATA, _ORDINARY = FrameType.DATA, FrameType.BASE  # types up to this one stand for nothing but themselves
 
 

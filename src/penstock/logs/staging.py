@@ -6,7 +6,7 @@ Of the header, base is 0; the partition is where all items of the frame belong b
 Frames are not compressed: a part lives for seconds, and its owner would only have to expand it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from penstock.logs.api import Buffer, Draft, Frame, FrameType
@@ -35,11 +35,17 @@ class Staged(NamedTuple):
     items: int
 
 
-class StagedWriter:
-    """One part on its way to the disk. Made with its first frame: what has none is no file."""
+MAKE_AGAIN = 100
+"""How often the folder of a part is made again; it is gone as often as another writer fails at that very moment."""
 
-    def __init__(self, files: Files, path: str, incarnation: int) -> None:
+
+class StagedWriter:
+    """One part on its way to the disk. Made with its first frame, unless `begin` is called: what has none is no file."""
+
+    def __init__(self, files: Files, path: str, incarnation: int, make_folder: Callable[[], object] | None = None) -> None:
+        """make_folder: makes the folder of the part, where it may be missing."""
         self.path = path
+        self._make_folder = make_folder
         self._files = files
         self._incarnation = incarnation
         self._encoders: dict[int, Encoder] = {}
@@ -48,6 +54,14 @@ class StagedWriter:
         self._size = 0
         self._frames = 0
         self._items = 0
+
+    def begin(self) -> None:
+        """Make the file now."""
+        if self._handle is None:
+            try:
+                self._handle = self._make()
+            except OSError as error:
+                raise storage_failed(error, "writing", self.path) from error
 
     def add(self, draft: Draft, partition: int = 0) -> int:
         """Append a frame, and say where it begins. The one before it is written now that it is known not to be the last."""
@@ -76,11 +90,20 @@ class StagedWriter:
             self._handle = None
 
     def discard(self) -> None:
-        """Remove the file, if it was begun."""
+        """Remove the file, if it was begun, whatever is in it."""
         self._kept = None
         self.close()
-        if self._frames and self._files.exists(self.path):
+        if self._files.exists(self.path):
             self._files.remove(self.path)
+
+    def _make(self) -> int:
+        for _ in range(MAKE_AGAIN if self._make_folder is not None else 0):
+            try:
+                return self._files.open(self.path, "append")
+            except FileNotFoundError:
+                assert self._make_folder is not None
+                self._make_folder()
+        return self._files.open(self.path, "append")
 
     def _write(self, more: int) -> None:
         if self._kept is None:
@@ -89,9 +112,9 @@ class StagedWriter:
         encoder = self._encoders.setdefault(partition, Encoder(self._incarnation, partition, compression=False))
         vector: list[Buffer] = []
         size = encoder.encode(draft, self._frames + 1, more | (JOINS if self._frames else 0), vector)
+        self.begin()
+        assert self._handle is not None
         try:
-            if self._handle is None:
-                self._handle = self._files.open(self.path, "append")
             write_all(self._files, self._handle, vector, size)
         except OSError as error:
             raise storage_failed(error, "writing", self.path) from error

@@ -90,7 +90,10 @@ class Leasing:
         self.earliest = request.deadline if self.earliest is None else min(self.earliest, request.deadline)
 
     def _known(self, request: requests.Lease) -> list[tuple[Member, Granted]] | None:
-        """What a request was given when it was first made; None when this is the first time."""
+        """What a request was given when it was first made; None when this is the first time.
+
+        For a bare one it is no matter if a partition that is out of order knows more: whoever has not noted those leases lets them end.
+        """
         command = self._command(request, request.want)
         found, again = [], False
         for member in self._partitions.healthy():
@@ -99,7 +102,7 @@ class Leasing:
                 granted = self._partitions.run(member, command)
                 if isinstance(granted, Granted) and granted.lease:
                     found.append((member, granted))
-        if not again and len(list(self._partitions.healthy())) < len(self._partitions.members):
+        if not again and not request.bare and len(list(self._partitions.healthy())) < len(self._partitions.members):
             raise next(member.refusal for member in self._partitions.members.values() if not member.healthy)  # it may be the one that knows
         return found if again else None
 

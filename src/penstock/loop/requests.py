@@ -188,6 +188,7 @@ class Settle(Request):
         reason: str = "",
         counted: bool = True,
         timeout: int = 0,
+        alone: bool = False,
         then: Sequence[tuple[int, Batch]] = (),
         request: bytes | None = None,
         deadline: int = 0,
@@ -199,6 +200,8 @@ class Settle(Request):
         self.reason = reason
         self.counted = counted
         self.timeout = timeout
+        self.alone = alone
+        """Of a burial: those behind in a key's line stay with their lease."""
         self.then = then
         """Follow-ups: (incarnation, items)."""
         self.request = request

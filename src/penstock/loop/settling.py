@@ -65,5 +65,5 @@ def _command(request: requests.Settle, part: Part, letters: list[commands.Letter
     if request.action == "retry":
         return commands.Retry(part.lease, part.offsets, request.delay, request.reason, request.counted, name)
     if request.action == "bury":
-        return commands.Bury(part.lease, part.offsets, request.reason, name)
+        return commands.Bury(part.lease, part.offsets, request.reason, name, request.alone)
     return commands.Extend(part.lease, request.timeout, name)

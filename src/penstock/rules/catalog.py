@@ -23,8 +23,10 @@ from penstock.words.limits import Policy, within
 VERSION = 1
 MAX_QUEUE_NAME = 200
 MOST = 1 << 60
-MAX_SOURCES = 10_000
-"""Sources of drops whose last number is remembered."""
+MAX_SOURCES, MAX_ONCE = 10_000, 1_000
+"""Sources of drops whose last number is remembered; and of those with one drop only, which need it until that is out of the inbox."""
+ONCE = 1 << 61
+"""Instead of a number: this source has but one drop."""
 DURABILITIES = ("", "fsync", "interval", "os")
 _ALPHANUMERIC = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _IN_A_NAME = _ALPHANUMERIC | frozenset("._-")
@@ -97,7 +99,7 @@ class Entry(msgspec.Struct, frozen=True):
     adopting: dict[str, int] = {}
     """Drops that are being adopted, by name, and their numbers."""
     adopted: dict[str, int] = {}
-    """source → the last of its numbers that was adopted; the newest MAX_SOURCES, oldest first."""
+    """source → the last of its numbers that was adopted; the newest of them, oldest first."""
     holder: str = ""
     """Who has the consumer right, if anybody."""
     hold_timeout: int = 0
@@ -275,7 +277,8 @@ def _adopted(state: State, record: Adopted) -> None:
     adopting = {name: number for name, number in entry.adopting.items() if name != record.name}
     adopted = {source: number for source, number in entry.adopted.items() if source != record.source}
     adopted[record.source] = max(record.number, entry.adopted.get(record.source, 0))
-    for oldest in [*adopted][:-MAX_SOURCES]:
+    once = [source for source, number in adopted.items() if number == ONCE]
+    for oldest in once[:-MAX_ONCE] + [source for source, number in adopted.items() if number != ONCE][:-MAX_SOURCES]:
         del adopted[oldest]
     state.put(msgspec.structs.replace(entry, adopting=adopting, adopted=adopted))
 

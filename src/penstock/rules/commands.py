@@ -77,6 +77,8 @@ class Bury(msgspec.Struct, gc=False):
     offsets: Sequence[int] | None = None
     reason: str = ""
     request: bytes | None = None
+    alone: bool = False
+    """Those behind them in their keys' lines stay with the lease: they were handled, too. (Not where a burial parks its key.)"""
 
 
 class Consume(msgspec.Struct, gc=False):
@@ -84,6 +86,8 @@ class Consume(msgspec.Struct, gc=False):
 
     offsets: Sequence[int]
     consumer: str
+    lapsed: bool = False
+    """Only those that a lease has ended on, and nothing else has happened to since."""
 
 
 class Extend(msgspec.Struct, gc=False):

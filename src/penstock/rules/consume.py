@@ -9,6 +9,7 @@ from penstock.rules.life import State as Life
 from penstock.rules.records import Consumed, Lost, Record, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import from_offsets, offsets
+from penstock.rules.settle import LEASE_EXPIRED
 from penstock.rules.settled import leave_line
 from penstock.rules.state import Peek, State, find_all, lost_runs
 from penstock.words.batch import check_name
@@ -18,6 +19,8 @@ from penstock.words.clock import Moment
 def decide_consume(state: State, command: Consume, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
     check_name("consumer", command.consumer)
     chosen = [offset for offset in sorted(set(command.offsets)) if state.state_of(offset) is Life.READY]
+    if command.lapsed:  # one that was done by others and sought again since is to be handled again
+        chosen = [offset for offset in chosen if (known := state.failures.get(offset)) is not None and known.reason == LEASE_EXPIRED]
     if not chosen:
         return [], Counted(0)
     in_line = [offset for offset in chosen if offset in state.passed]

@@ -3,7 +3,7 @@
 Owns: the decisions and their application. A lease that is not live holds nothing: what it presents is refused, except a repeated
 `complete` of what was completed under it. In a batch each item has its own result; good ones are done even when others are
 refused. Several items of one key under one lease are one unit: settled in order; when one goes back or is buried, the later ones
-return to their places, their attempt given back.
+return to their places, their attempt given back. Whoever has handled them all may bury some of them alone.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,10 @@ def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[l
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
-    records: list[Record] = [_bury(state, grant, chosen, cut_reason(command.reason))] if chosen else []
+    alone = command.alone and state.policy.on_bury != "park"
+    if alone and early:
+        chosen, early = sorted([*chosen, *early]), []
+    records: list[Record] = [_bury(state, grant, chosen, cut_reason(command.reason), alone)] if chosen else []
     return _with_answer(command, records, Settled(len(chosen), refused, early))
 
 
@@ -220,10 +223,10 @@ def _behind(grant: Grant, chosen: list[int]) -> list[int]:
     return from_offsets(sorted({later for offset in chosen for later in grant.behind(offset)}))
 
 
-def _bury(state: State, grant: Grant, chosen: list[int], reason: str) -> Buried:
+def _bury(state: State, grant: Grant, chosen: list[int], reason: str, alone: bool = False) -> Buried:
     park = state.policy.on_bury == "park"
     keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
-    returned = RunSet(_behind(grant, chosen))
+    returned = RunSet(() if alone else _behind(grant, chosen))
     for offset in chosen:
         returned.remove(offset, offset + 1)
     return Buried(grant.number, from_offsets(chosen), reason, keys, returned.runs, park)

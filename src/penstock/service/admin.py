@@ -113,19 +113,19 @@ def note(turns: Turns, partition: int, lease: int, offset: int, text: str) -> No
         turns.run(member, commands.Note(lease, offset, text))
 
 
-def consume(turns: Turns, partition_offsets: Mapping[int, Sequence[int]], consumer: str) -> int:
+def consume(turns: Turns, partition_offsets: Mapping[int, Sequence[int]], consumer: str, lapsed: bool = False) -> int:
     """Of these items, those that are ready are done: their consumer had handled them."""
     done = 0
     turns.again = True
     for number, offsets in partition_offsets.items():
         if number in turns.members:
-            done += _total(turns, chosen(turns, number), commands.Consume(offsets, consumer))
+            done += _total(turns, chosen(turns, number), commands.Consume(offsets, consumer, lapsed))
     return done
 
 
 def publish(turns: Turns, partition: int | None = None) -> None:
-    """Everything up to now may be seen by those who read beside the queue."""
-    for member in chosen(turns, partition):
+    """Everything up to now, of one partition or of all that are in order, may be seen by those who read beside the queue."""
+    for member in [*turns.healthy()] if partition is None else chosen(turns, partition):
         turns.touch(member)
         member.open.rest()
 

@@ -6,6 +6,7 @@ A drop is looked through before anything of it is taken: one that is damaged is 
 It is adopted chunk by chunk. The catalog gives it a number before its first and notes its source after its last; in between each
 partition remembers how far it has come (loop/producing.py). So a crash at any point neither loses nor doubles. That rests on order: a
 queue's drops are adopted one after the other, those of a source by their numbers, and none is begun while another is not finished.
+Errands do not wait for drops: they are done between the chunks of one, for a stream that gets no answer loses its right.
 """
 
 import logging
@@ -22,7 +23,7 @@ from penstock.logs.drops import Drops, Manifest, Waiting
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import Files
 from penstock.loop.requests import Produce, Request
-from penstock.rules.catalog import Entry
+from penstock.rules.catalog import ONCE, Entry
 from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import DAY, SECOND, Clock
@@ -31,13 +32,20 @@ from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, Pens
 _log = logging.getLogger("penstock")
 IDLE_SECONDS = 0.25
 BUSY_SECONDS = 0.01
+ERRANDS_EVERY = SECOND // 20
+"""How often errands are looked for while a drop is adopted."""
 BUSY_FOR = 10 * SECOND
 """How long after the last drop or errand the next is looked for more often."""
 LATER = SECOND // 2
 """When something that could not be done just now is tried again."""
 STALE = 7 * DAY
 """A write that began so long ago and was not published never will be."""
+SWEEP_EVERY = DAY
 CHUNKS = 1 << 32
+
+
+class Enough(Exception):
+    """The time that was given is over; the rest is done at the next look."""
 
 
 class Host(Protocol):
@@ -69,6 +77,10 @@ class Adopter:
         self._whole: set[str] = set()
         """Drops that were looked through."""
         self._busy_until = 0
+        self._looked_at = 0
+        """When errands were last looked for."""
+        self._sweep_at = 0
+        self._look_until: int | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -88,19 +100,31 @@ class Adopter:
         self._ended = threading.Event()
         self._ended.set()
 
-    def look(self) -> bool:
-        """Do what there is to do; whether anything was done."""
-        try:
-            waiting = self._drops.waiting()
-        except OSError as error:
-            _log.warning("the inbox cannot be read: %s", error)
-            return False
-        self._host.upkeep()
+    def look(self, most: int = 0) -> bool:
+        """Do what there is to do, for so long at most (0: until it is done); whether anything was done."""
+        now = self._host.clock.read().elapsed
+        self._look_until = now + most if most else None
+        if now >= self._sweep_at:
+            self.sweep()
+        waiting = self._waiting()
         self._forget_all_but({one.file for one in waiting})
-        done = [self._do(one, self._run_errand) for one in waiting if one.is_errand]
+        done = [self._do_errands(waiting)]
         drops = sorted((one for one in waiting if not one.is_errand), key=lambda one: one.incarnation)
         for _, of_queue in groupby(drops, lambda one: one.incarnation):
             done.append(self._adopt_all([*of_queue]))
+        return any(done)
+
+    def _waiting(self) -> list[Waiting]:
+        self._looked_at = self._host.clock.read().elapsed
+        try:
+            return self._drops.waiting()
+        except OSError as error:
+            _log.warning("the inbox cannot be read: %s", error)
+            return []
+
+    def _do_errands(self, waiting: Sequence[Waiting]) -> bool:
+        self._host.upkeep()
+        done = [self._do(one, self._run_errand) for one in waiting if one.is_errand]
         return any(done)
 
     def _forget_all_but(self, files: set[str]) -> None:
@@ -111,9 +135,11 @@ class Adopter:
         self._manifests = {file: found for file, found in self._manifests.items() if file in files}
 
     def sweep(self) -> None:
-        """Remove what earlier writers left behind."""
+        """Remove what others left behind: when the broker is opened, and then every day."""
+        now = self._host.clock.read()
+        self._sweep_at = now.elapsed + SWEEP_EVERY
         try:
-            self._drops.sweep(self._host.clock.read().wall - STALE, self._host.queues())
+            self._drops.sweep(now.wall - STALE, self._host.queues())
         except OSError as error:
             _log.warning("the inbox cannot be tidied up: %s", error)
 
@@ -133,7 +159,7 @@ class Adopter:
         try:
             step(one)
             return True
-        except BrokerClosed:
+        except (BrokerClosed, Enough):
             return False
         except (PenstockError, OSError) as error:
             if isinstance(error, PenstockError) and not error.retryable:
@@ -220,11 +246,17 @@ class Adopter:
         for sequence, batch in enumerate(self._chunks(drop, manifest), first):
             self._go_on()
             self._produce(drop.incarnation, batch, sequence)
-        self._host.adopted(drop.incarnation, drop.name, manifest.source, manifest.number)
+        self._host.adopted(drop.incarnation, drop.name, manifest.source, ONCE if manifest.once else manifest.number)
 
     def _go_on(self) -> None:
+        """Between two chunks: is it time for something else?"""
         if self._ended.is_set():
             raise BrokerClosed("the broker is being closed; the rest of the drop is adopted when it is opened again")
+        now = self._host.clock.read().elapsed
+        if self._look_until is not None and now >= self._look_until:
+            raise Enough
+        if now >= self._looked_at + ERRANDS_EVERY:
+            self._do_errands(self._waiting())
 
     def _look_through(self, drop: Waiting, manifest: Manifest) -> None:
         """All of it can be taken, or nothing is."""

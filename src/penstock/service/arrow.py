@@ -39,6 +39,8 @@ Part: TypeAlias = tuple[int, int, Batch, int, Mapping[int, int]]
 MAX_ARROW_BYTES = 2 * GIB - 1
 """What a column of Arrow's binary type can hold."""
 
+SHOWN_COLUMNS = 8
+
 
 def _pyarrow() -> Any:
     try:
@@ -59,7 +61,7 @@ def from_arrow(data: "pa.Table | pa.RecordBatch") -> Iterator[Batch]:
 def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
     """The columns of a table that say something, each in the one type that is worked with, every value within its limits."""
     given = _given(data)
-    columns = {name: read for name, column in given.items() if (read := _read(name, column)) is not None}
+    columns = {name: read for name, column in given.items() if (read := _read(name, column, given.get("key"))) is not None}
     if "payload" not in columns:
         raise InvalidRequest(f"there is no column 'payload'; give one of {_COLUMNS['payload'].types}")
     if _is_text(given["payload"].type):
@@ -82,6 +84,13 @@ def refusal(name: str, kind: "pa.DataType | None") -> str:
     return known.types
 
 
+def not_known(names: Sequence[str]) -> str:
+    """That items cannot have these columns, as the beginning of a sentence; it tells of a few."""
+    shown = ", ".join(f"{name!r:.100}" for name in names[:SHOWN_COLUMNS])
+    more = f" and {len(names) - SHOWN_COLUMNS} more" if len(names) > SHOWN_COLUMNS else ""
+    return f"the column {shown} is not known; drop it" if len(names) == 1 else f"the columns {shown}{more} are not known; drop them"
+
+
 def _given(data: Any) -> dict[str, Any]:
     """The columns by name: known, without dictionaries, and sound. Data from elsewhere may point outside of its own memory."""
     pa = _pyarrow()
@@ -93,19 +102,20 @@ def _given(data: Any) -> dict[str, Any]:
         columns = [column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in table.columns]
     except (pa.ArrowException, TypeError) as error:
         raise InvalidRequest(f"the items cannot be read as an Arrow table ({error}); give a pyarrow Table or RecordBatch") from None
+    unknown = [name for name in table.schema.names if name not in _COLUMNS]
+    if unknown:
+        raise InvalidRequest(f"{not_known(unknown)} or use one of {', '.join(_COLUMNS)}")
     for name in table.schema.names:
-        if name not in _COLUMNS:
-            raise InvalidRequest(f"the column {name!r} is not known; drop it or use one of {', '.join(_COLUMNS)}")
         if table.schema.names.count(name) > 1:
             raise InvalidRequest(f"there are several columns {name!r}; keep one")
     return dict(zip(table.schema.names, columns, strict=True))
 
 
-def _read(name: str, column: Any) -> Any:
+def _read(name: str, column: Any, keys: Any) -> Any:
     """A column in the one type that is worked with, every value within its limits; None if there is no value."""
     known = _COLUMNS[name]
     if name == "payload" and column.null_count:
-        raise InvalidRequest(f"row {_first(column.is_null())}: the payload is null; give bytes or text")
+        raise InvalidRequest(f"{_row(_first(column.is_null()), keys)}: the payload is null; give bytes or text")
     if name != "payload" and column.null_count == len(column):
         return None
     try:
@@ -114,18 +124,26 @@ def _read(name: str, column: Any) -> Any:
         raise InvalidRequest(f"the column {name!r} is {column.type}; give {known.types}") from None
     except _pyarrow().ArrowException as error:
         raise InvalidRequest(f"the column {name!r} cannot be read ({error}); give {known.types}") from None
-    _check_limits(name, found)
+    _check_limits(name, found, None if name == "key" else keys)
     return found
 
 
-def _check_limits(name: str, column: Any) -> None:
+def _check_limits(name: str, column: Any, keys: Any) -> None:
     pa, known = _pyarrow(), _COLUMNS[name]
     in_bytes = column.type != pa.int64()
     measured = pa.compute.binary_length(column) if in_bytes else column
     row = _first(pa.compute.or_(pa.compute.less(measured, known.low), pa.compute.greater(measured, known.high)))
     if row >= 0:
         is_wrong = f"has {measured[row]} bytes" if in_bytes else f"is {measured[row]}"
-        raise InvalidRequest(f"row {row}: the {name} {is_wrong}; give {known.low} to {known.high}")
+        raise InvalidRequest(f"{_row(row, keys)}: the {name} {is_wrong}; give {known.low} to {known.high}{known.unit}")
+
+
+def _row(row: int, keys: Any) -> str:
+    """What a row is called: who has split a table, or had it made by a query, knows it by its key."""
+    key = None if keys is None else keys[row].as_py()
+    if isinstance(key, bytes):
+        key = key.decode(errors="backslashreplace")
+    return f"row {row}" if key is None else f"row {row} (key {key!r:.100})"
 
 
 def _first(rows: Any) -> int:
@@ -195,6 +213,7 @@ class _Known(NamedTuple):
     read: Callable[[Any], Any]
     high: int
     low: int = 0
+    unit: str = ""
 
 
 _COLUMNS = {
@@ -205,8 +224,8 @@ _COLUMNS = {
     "encoding": _Known("string", _read_text, MAX_NAME_BYTES),
     "reference": _Known("string", _read_text, MAX_NAME_BYTES),
     "priority": _Known("an integer type", _read_number, LAST_PRIORITY),
-    "at": _Known("a timestamp with a timezone, or int64 (microseconds since 1970)", _read_at, values.LAST_INSTANT),
-    "ttl": _Known("a duration, or int64 (microseconds)", _read_ttl, MAX_DELAY, 1),
+    "at": _Known("a timestamp with a timezone, or int64 (microseconds since 1970)", _read_at, values.LAST_INSTANT, unit=" microseconds"),
+    "ttl": _Known("a duration, or int64 (microseconds)", _read_ttl, MAX_DELAY, 1, " microseconds"),
     "dedup": _Known("binary or string", _read_bytes, MAX_NAME_BYTES),
 }
 

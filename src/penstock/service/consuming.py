@@ -5,7 +5,7 @@ the other; a grant is a set of leases under its name, noted beside the answers, 
 next one has committed all before it: those are completed first.
     take      complete what is committed, then grant more
     renew     the stream lives: its right and its leases go on
-    settle    items of its grants failed: they are retried or buried when the others are completed, for in a key's line that comes first
+    settle    items of its grants failed: they are retried or buried when the others are completed
     let_go    it is done; the right is everybody's again
 """
 
@@ -32,6 +32,10 @@ HOLDER = "spark:"
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 """Of a stream."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Items: TypeAlias = Mapping[Count, Sequence[Count]]
+"""partition → offsets"""
+RUNS = 16
+"""Of a stream so many runs are known apart."""
 
 
 class Failed(msgspec.Struct):
@@ -84,9 +88,12 @@ class Consuming:
     def __init__(self, drops: Drops, host: Host) -> None:
         self._drops = drops
         self._host = host
+        self._runs: dict[tuple[int, str], list[str]] = {}
+        """Of each stream the runs that were heard of, the newest last: an old process may end after its successor has begun."""
 
-    def take(self, incarnation: int, stream: Name, done: Count, want: int, per_key: int, timeout: int) -> Taken:
+    def take(self, incarnation: int, stream: Name, done: Count, want: int, per_key: int, timeout: int, run: str = "") -> Taken:
         """Grants up to `done` are committed; give another of up to `want` items (0: none)."""
+        self._hear(incarnation, stream, run)
         within("want", want, 0, MAX_GRANT)
         within("per_key", per_key, 1, MAX_BATCH_ITEMS)
         self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
@@ -106,38 +113,64 @@ class Consuming:
         items = grant.items if grant is not None else 0
         return Taken(newest if items else done, items, getattr(self._host.ask(incarnation, "stats"), "ready", 0))
 
-    def renew(self, incarnation: int, stream: Name, timeout: int) -> None:
-        """The stream is at work."""
+    def renew(self, incarnation: int, stream: Name, timeout: int, run: str = "", again: Count | None = None) -> None:
+        """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
+        self._hear(incarnation, stream, run)
         self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
         self._settle(incarnation, Settle("extend", [Part(partition, lease) for partition, lease, _ in leases], timeout=timeout))
+        if again is not None:
+            for number, grant in self._grants(incarnation, stream):
+                if number > again and grant.failed and not grant.completed:
+                    grant.failed = []
+                    self._save(incarnation, stream, number, grant)
 
-    def let_go(self, incarnation: int, stream: Name) -> None:
-        """The stream is done; what it had not committed comes back when its leases end."""
-        if self._host.entry(incarnation).holder == HOLDER + stream:
+    def let_go(self, incarnation: int, stream: Name, run: str = "") -> None:
+        """The stream is done, unless another run of it has begun; what it had not committed comes back when its leases end."""
+        newest = self._runs.get((incarnation, stream), [run])[-1]
+        if self._host.entry(incarnation).holder == HOLDER + stream and run == newest:
             self._host.hold(incarnation, "", 0)
+            self._runs.pop((incarnation, stream), None)
 
     def settle(
-        self, incarnation: int, action: Literal["retry", "bury"], items: Mapping[Count, Sequence[Count]], delay: int = 0, reason: str = ""
+        self,
+        incarnation: int,
+        action: Literal["retry", "bury"],
+        items: Items,
+        delay: int = 0,
+        reason: str = "",
+        others: Sequence[tuple[str, Items]] = (),
     ) -> tuple[int, int]:
-        """Items that were granted and are not completed yet failed; says how many, and how many of these items it did not find."""
+        """Items that were granted and are not completed yet failed; says how many, and how many of these items it did not find.
+
+        `others` are more of them, each lot with a reason of its own; of an item the last word counts.
+        """
         within("delay", delay, 0, MAX_DELAY)
-        wanted = {partition: RunSet(from_offsets(sorted(set(chosen)))) for partition, chosen in items.items()}
+        lots: list[tuple[str, dict[int, RunSet]]] = []
+        wanted: dict[int, RunSet] = {}
+        for why, chosen in reversed([(reason, items), *others]):
+            lot = {partition: RunSet(from_offsets(sorted(set(each)))) for partition, each in chosen.items()}
+            for partition, mine in lot.items():
+                known = wanted.setdefault(partition, RunSet())
+                mine.remove_all(known.runs)
+                known.add_all(mine.runs)
+            lots.append((cut_reason(why), lot))
         found = {partition: RunSet() for partition in wanted}
         for stream in self._streams(incarnation):
             for number, grant in self._grants(incarnation, stream):
-                failed = Failed(action, delay, cut_reason(reason), _common(grant, wanted))
-                if failed.items:
-                    for former in grant.failed:
-                        former.items = {
-                            partition: RunSet(runs).without(failed.items.get(partition, ())) for partition, runs in former.items.items()
-                        }
-                    grant.failed.append(failed)
-                    self._save(incarnation, stream, number, grant)
-                    for partition, runs in failed.items.items():
-                        found[partition].add_all(runs)
-        done = sum(runs.total for runs in found.values())
-        return done, sum(runs.total for runs in wanted.values()) - done
+                common = _common(grant, wanted)
+                if not common:
+                    continue
+                for partition, runs in common.items():
+                    found[partition].add_all(runs)
+                for former in grant.failed:
+                    left = {partition: RunSet(runs).without(common.get(partition, ())) for partition, runs in former.items.items()}
+                    former.items = {partition: runs for partition, runs in left.items() if runs}
+                grant.failed += [Failed(action, delay, why, _common(grant, lot)) for why, lot in reversed(lots)]
+                grant.failed = [failed for failed in grant.failed if failed.items]
+                self._save(incarnation, stream, number, grant)
+        done = sum(each.total for each in found.values())
+        return done, sum(each.total for each in wanted.values()) - done
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -177,16 +210,28 @@ class Consuming:
         return grant
 
     def _finish(self, incarnation: int, stream: str, number: int) -> None:
-        """A grant is committed: what failed goes back or is buried, all else is done."""
+        """A grant is committed: what failed goes back or is buried, all else is done.
+
+        In a key's line whatever stands behind a retried one comes back with it; behind one that is buried only if that parks its key.
+        """
         grant = self._grant(incarnation, stream, number)
+        park = self._host.entry(incarnation).options.policy.on_bury == "park"
+        later = [failed for failed in grant.failed if park or failed.action == "retry"]
+        for failed in [] if park else grant.failed:
+            if failed.action == "bury":
+                self._fail(incarnation, grant, failed)
         if not grant.completed:
             self._complete(incarnation, stream, grant)
-        if grant.failed:
+        if later:
             grant.completed = True  # noted first: what comes back with a failed one must not be taken for what a lease ended on
             self._save(incarnation, stream, number, grant)
-        for failed in grant.failed:
-            self._settle(incarnation, Settle(failed.action, [*_parts(grant, failed.items)], delay=failed.delay, reason=failed.reason))
+        for failed in later:
+            self._fail(incarnation, grant, failed)
         self._drops.forget(incarnation, grant_name(stream, number))
+
+    def _fail(self, incarnation: int, grant: Grant, failed: Failed) -> None:
+        parts = [*_parts(grant, failed.items)]
+        self._settle(incarnation, Settle(failed.action, parts, delay=failed.delay, reason=failed.reason, alone=True))
 
     def _complete(self, incarnation: int, stream: str, grant: Grant) -> None:
         """What did not fail is done: by its lease, or, where that has ended meanwhile, by right, if nobody has taken it since."""
@@ -199,7 +244,13 @@ class Consuming:
             elif answer.refused:
                 lapsed.setdefault(part.partition, []).extend(answer.refused)
         if lapsed:
-            self._host.ask(incarnation, "consume", partition_offsets=lapsed, consumer=HOLDER + stream)
+            self._host.ask(incarnation, "consume", partition_offsets=lapsed, consumer=HOLDER + stream, lapsed=True)
+
+    def _hear(self, incarnation: int, stream: str, run: str) -> None:
+        known = self._runs.setdefault((incarnation, stream), [])
+        if run not in known:
+            known.append(run)
+            del known[:-RUNS]
 
     def _settle(self, incarnation: int, request: Settle) -> list[Settled | None]:
         """The answer for each part, None where the lease has ended; anything else is raised."""

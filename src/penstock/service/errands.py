@@ -81,7 +81,7 @@ class Errands:
             reply = Reply(error=error.code, message=str(error))
         if wants_answer:
             self._drops.say(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
-        self._drops.done(waiting)
+        self._drops.done(waiting, raw)
 
     def _do(self, incarnation: int, errand: Errand) -> Any:
         found = self._verbs.get(errand.verb)

@@ -17,8 +17,11 @@ from penstock.rules.catalog import Entry
 from penstock.service.adopting import Adopter
 from penstock.service.errands import Errands
 from penstock.service.reports import QueueInfo
-from penstock.words.clock import Clock
+from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import PenstockError
+
+OPENING = 2 * SECOND
+"""For so long an opening takes in what waits in the inbox; the rest comes while the broker is at work."""
 
 
 class Broker(Protocol):
@@ -48,11 +51,11 @@ class Outside:
         self._adopter = Adopter(drops, directory.files, self, Errands(drops, self).run)
 
     def open(self, threaded: bool) -> None:
-        """Take in what is there; then, if threads may be begun, look on."""
+        """Take in what is there, if it is not too much; then, if threads may be begun, look on."""
         now = self.clock.read().elapsed
         self._held = {entry.incarnation: now + entry.hold_timeout for entry in self._broker.catalog.entries if entry.holder}
         self._adopter.sweep()
-        self._adopter.look()
+        self._adopter.look(OPENING if threaded else 0)
         if threaded:
             self._adopter.start()
 

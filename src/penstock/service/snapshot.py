@@ -163,6 +163,11 @@ class Snapshot:
         self._usable()
         return queues.named(self._catalog, name).map
 
+    def adopted(self, incarnation: int, source: str) -> int:
+        """The last number of a source that a queue has adopted from the inbox; 0 when none, or none that is remembered."""
+        self._usable()
+        return self._entry(incarnation).adopted.get(source, 0)
+
     def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
         """A verb that looks."""
         return tracing.ask(self, incarnation, verb, args)
@@ -235,12 +240,16 @@ class Snapshot:
 
     def _queue(self, incarnation: int) -> ReadQueue:
         self._usable()
-        entry = self._catalog.entries.get(incarnation)
-        if entry is None:
-            raise QueueNotFound("the queue was deleted (perhaps created anew since); ask for it by name")
+        entry = self._entry(incarnation)
         if incarnation not in self._queues:
             self._queues[incarnation] = ReadQueue(entry, lambda number: Reader(self._published(incarnation, number), self.clock))
         return self._queues[incarnation]
+
+    def _entry(self, incarnation: int) -> Entry:
+        entry = self._catalog.entries.get(incarnation)
+        if entry is None:
+            raise QueueNotFound("the queue was deleted (perhaps created anew since); ask for it by name")
+        return entry
 
     def _reader(self, incarnation: int, partition: int) -> Reader:
         queue = self._queue(incarnation)

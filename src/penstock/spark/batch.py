@@ -14,7 +14,7 @@ from penstock.service.reports import QueueInfo
 from penstock.spark.home import DeadPlace, Reading
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
 from penstock.spark.reaching import reading
-from penstock.spark.starts import FIRST, LAST, Ends, begin
+from penstock.spark.starts import FIRST, LAST, Ends, begin, of_sequences
 from penstock.words.errors import InvalidRequest
 
 EVENT_SEGMENTS = 2
@@ -102,9 +102,7 @@ def _plan_items(options: SourceOptions, home: Reading, queue: QueueInfo) -> Iter
 
 def _plan_events(options: SourceOptions, home: Reading, queue: QueueInfo) -> Iterator[InputPartition]:
     bounds = home.bounds(queue)
-    ends = Ends(
-        {number: one.first_sequence for number, one in bounds.items()}, {number: one.sequence + 1 for number, one in bounds.items()}
-    )
+    ends = of_sequences(bounds, whole=options.fail_on_data_loss)
     starts = begin(_checked(options), home, queue, ends)
     ranges = _ranges(queue, starts, _stops(options, queue, ends))
     for number, (start, stop) in ranges.items():

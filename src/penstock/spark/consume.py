@@ -26,18 +26,18 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from penstock.logs.drops import Drops
 from penstock.logs.files import SystemFiles
 from penstock.rules.runs import RunSet
-from penstock.service.consuming import MAX_GRANT, Taken, read_grant
+from penstock.service.consuming import MAX_GRANT, Grant, Taken, read_grant
 from penstock.service.reports import QueueInfo
 from penstock.service.values import duration
 from penstock.spark.errands import TIMEOUT, ask, tell
 from penstock.spark.home import Reading, Target, target_of
-from penstock.spark.options import SourceOptions
+from penstock.spark.options import SourceOptions, present
 from penstock.spark.reaching import reading
 from penstock.spark.splits import split
 from penstock.spark.stream import Range
 from penstock.words.clock import MILLISECOND, SECOND, Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueHeld, QueueNotFound
-from penstock.words.ids import parse_id
+from penstock.words.ids import format_id, parse_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -47,6 +47,7 @@ MOST_ITEMS = 250_000
 IDLE = 250 * MILLISECOND
 """When there was nothing, the owner is not asked again so soon."""
 SETTLED_AT_ONCE = 10_000
+SHOWN_IDS = 3
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 """The program in which Spark runs the driver's side of a stream, a process for each query."""
 LAST_WORD_SECONDS = 5
@@ -83,6 +84,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = checked(options)
         self._columns = tuple(columns)
         self._clock: Clock = SystemClock()
+        self._run = os.urandom(8).hex()
+        """Which process of the stream this is: one that ends late must not take the right from its successor."""
         self._queue: QueueInfo | None = None
         self._initial: Place | None = None
         self._life: SignsOfLife | None = None
@@ -132,9 +135,13 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return msgspec.convert(found, Taken)
 
     def _by_right(self, place: Place, verb: str, **args: Any) -> Any:
-        """Ask what only the consumer may. One that died, perhaps this one in a former life, has the right for a while yet: wait so long."""
+        """Ask what only the consumer may. Another that died has the right for a while yet: wait so long, if this one was at work before.
+
+        One that is new waits only for another that is being stopped: more likely there is one that lives.
+        """
         timeout = self._timeout
-        deadline = self._clock.read().elapsed + timeout + SECOND
+        patience = timeout + SECOND if place.grant else min(timeout + SECOND, LAST_WORD_SECONDS * SECOND)
+        deadline = self._clock.read().elapsed + patience
         while True:
             try:
                 return self._ask(place, verb, timeout=timeout, **args)
@@ -144,7 +151,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 Event().wait(IDLE / SECOND)
 
     def _ask(self, place: Place, verb: str, **args: Any) -> Any:
-        return ask(self._options.broker, int(place.incarnation, 16), verb, self.ANSWER_TIMEOUT, stream=place.stream, **args)
+        return ask(self._options.broker, int(place.incarnation, 16), verb, self.ANSWER_TIMEOUT, stream=place.stream, run=self._run, **args)
 
     def _let_go(self, place: Place) -> None:
         """Nothing more is wanted: others may lease at once. No sign of life may come behind it."""
@@ -164,7 +171,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for partition, _, leased in read_grant(drops, incarnation, last.stream, number).leases:
                 runs.setdefault(partition, RunSet()).add_all(leased)
         if self._life is None:  # begun anew: what is left of its time may not last for this batch
-            self._by_right(last, "renew")
+            self._by_right(last, "renew", again=begins)
             self._live(last)
         parts = split({partition: found.runs for partition, found in runs.items()}, self._options.min_partitions)
         return [Range(incarnation, part) for part in parts]
@@ -175,8 +182,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         home = reading(self._options.broker)
         try:
             number, runs = partition.part.partition, partition.part.runs
-            strict = self._options.fail_on_data_loss
-            yield from home.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, forwarded=True)
+            yield from home.items(partition.incarnation, number, runs, self._columns, forwarded=True)
         finally:
             home.close()
 
@@ -189,7 +195,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._die()
         if place is not None:
             with suppress(PenstockError):
-                tell(self._options.broker, int(place.incarnation, 16), "let_go", place.stream, stream=place.stream)
+                about = f"{place.stream} {self._run}"
+                tell(self._options.broker, int(place.incarnation, 16), "let_go", about, stream=place.stream, run=self._run)
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -211,7 +218,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place, queue = place_of(offset), self._found()
         if place.incarnation != f"{queue.incarnation:016x}":
             raise QueueNotFound(
-                f"queue {queue.name!r} was deleted and created anew since this stream began, so its offsets mean nothing here; "
+                f"queue {queue.name!r} was deleted and created anew since this stream began, or the checkpoint is of another queue; "
                 "start with a new checkpointLocation"
             )
         return place
@@ -221,7 +228,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             incarnation, timeout = int(place.incarnation, 16), self._timeout
 
             def renew() -> None:
-                ask(self._options.broker, incarnation, "renew", timeout // 3, stream=place.stream, timeout=timeout)
+                ask(self._options.broker, incarnation, "renew", timeout // 3, stream=place.stream, timeout=timeout, run=self._run)
 
             self._life, self._living = SignsOfLife(renew, timeout / 3 / SECOND), place
             self._hear()
@@ -284,6 +291,8 @@ def checked(options: SourceOptions) -> SourceOptions:
             raise InvalidRequest(f"{name} is given, and consume=true takes what is ready; leave one of them out")
     if options.table != "items":
         raise InvalidRequest(f"consume is true but table {options.table} is read; only table items can be consumed")
+    if not options.fail_on_data_loss:
+        raise InvalidRequest("failOnDataLoss is false, and consume=true would complete what it could not read; leave it out")
     return options
 
 
@@ -302,7 +311,8 @@ def settle(
     """Retry or bury items that a consuming stream was given, instead of completing them; says how many.
 
     For foreachBatch: `df` has the column `id`. They come again in a later batch, after `delay` seconds, or go to the dead queue. `reason`
-    is a text, or a column of `df`. What was settled before, as when Spark repeats a batch, is no matter.
+    is a text, or a column of `df`. What was settled before, as when Spark repeats a batch, is no matter; an item that no stream of the
+    queue was given, or that is completed, is an error.
 
         def handle(batch, number):
             done, failed = …
@@ -314,7 +324,7 @@ def settle(
         raise InvalidRequest(f"there is no column 'id' to settle by; keep it when you select, this has {', '.join(df.columns)}")
     if action not in ("retry", "bury"):
         raise InvalidRequest(f"there is no way {action!r} to settle; use 'retry' or 'bury'")
-    target, wait = target_of(os.fspath(broker)), duration(delay, "delay")
+    target, wait = present(target_of(os.fspath(broker))), duration(delay, "delay")
     home = reading(target)
     try:
         incarnation = home.find(queue).incarnation
@@ -342,8 +352,25 @@ class Failed:
         self.total += 1
 
     def settle(self, target: Target, incarnation: int, action: str, delay: int) -> int:
-        done = 0
-        for reason, items in self._items.items():
-            found, _ = ask(target, incarnation, "settle", action=action, items=items, delay=delay, reason=reason)
-            done += found
-        return done
+        if not self._items:
+            return 0
+        (reason, items), *others = self._items.items()
+        found, missing = ask(target, incarnation, "settle", action=action, items=items, delay=delay, reason=reason, others=others)
+        if missing > 0:
+            shown = ", ".join(self._strangers(target, incarnation)[:SHOWN_IDS])
+            raise InvalidRequest(
+                f"{missing} of these items ({shown}{', …' if missing > SHOWN_IDS else ''}) are not in the hands of a stream that consumes "
+                "this queue; name the queue that the stream reads, and settle the items of a batch in its own foreachBatch"
+            )
+        return int(found)
+
+    def _strangers(self, target: Target, incarnation: int) -> list[str]:
+        """The ids of those that are in no grant."""
+        drops = Drops(SystemFiles(), target[0])
+        granted: dict[int, RunSet] = {}
+        for name in drops.said(incarnation, "grant."):
+            raw = drops.answer(incarnation, name)
+            for partition, _, runs in msgspec.msgpack.decode(raw, type=Grant).leases if raw is not None else ():
+                granted.setdefault(partition, RunSet()).add_all(runs)
+        places = sorted({(partition, offset) for lot in self._items.values() for partition, some in lot.items() for offset in some})
+        return [format_id(*place) for place in places if place[1] not in granted.get(place[0], RunSet())]

@@ -70,13 +70,13 @@ class DirectoryReading:
 
     def _bounds(self, incarnation: int, partition: int) -> Bounds:
         for _ in range(ATTEMPTS):
-            synced, segments = self._published(incarnation, partition), self._segments(incarnation, partition)
+            synced, (segments, whole) = self._published(incarnation, partition), self._segments(incarnation, partition)
             if synced is not None and segments and segments[0] <= synced.segment:  # else it was dropped between the two looks
-                return Bounds(segments[0].base, synced.offset, segments[0].first_sequence, synced.sequence)
+                return Bounds(segments[0].base, synced.offset, segments[0].first_sequence, synced.sequence, whole)
         with closing(Reader(self._log(incarnation, partition), SystemClock())) as reader:  # nothing is published: it is new, or lost that
-            first = reader.log.segments()[0] if reader.sequence else None
-            start, sequence = (first.base, first.first_sequence) if first is not None else (0, 1)
-            return Bounds(start, reader.state.next_offset, sequence, reader.sequence)
+            facts = reader.log.segments() if reader.sequence else []
+            start, sequence = (facts[0].base, facts[0].first_sequence) if facts else (0, 1)
+            return Bounds(start, reader.state.next_offset, sequence, reader.sequence, events.whole_from(facts))
 
     def offsets_at(self, queue: QueueInfo, wall: int) -> dict[int, int]:
         found = {}
@@ -129,7 +129,8 @@ class DirectoryReading:
         return cuts
 
     def sequence_cuts(self, queue: QueueInfo, partition: int, start: int, stop: int) -> list[int]:
-        return [name.first_sequence for name in self._segments(queue.incarnation, partition) if start < name.first_sequence < stop]
+        names, _ = self._segments(queue.incarnation, partition)
+        return [name.first_sequence for name in names if start < name.first_sequence < stop]
 
     # -- rows, in tasks --------------------------------------------------------------------------------
 
@@ -141,12 +142,13 @@ class DirectoryReading:
         columns: Sequence[str],
         *,
         fail_on_data_loss: bool = True,
+        exact: bool = False,
         forwarded: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         def open_log() -> PublishedLog:
             return self._log(incarnation, partition)
 
-        return items.items(open_log, runs, columns, strict=fail_on_data_loss, forwarded=forwarded)
+        return items.items(open_log, runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded)
 
     def events(
         self,
@@ -216,9 +218,14 @@ class DirectoryReading:
         with self._translated():
             return SyncedFile(self._directory.files, self._log(incarnation, partition).directory).read()
 
-    def _segments(self, incarnation: int, partition: int) -> list[SegmentName]:
+    def _segments(self, incarnation: int, partition: int) -> tuple[list[SegmentName], int]:
+        """Those there are, and the sequence of the first from which on they are whole."""
         with self._chain(incarnation, partition) as chain:
-            return chain.names
+            try:
+                whole = next((name.first_sequence for name in chain.names if not chain.rewritten(name)), 1)
+            except FileNotFoundError:  # it is gone by now: none of them counts
+                return [], 1
+            return chain.names, whole
 
     def _size(self, incarnation: int, partition: int) -> int:
         with self._chain(incarnation, partition) as chain:

@@ -5,6 +5,7 @@ Which verbs there are is in service/errands.py.
 """
 
 import os
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.rules.routing import digest
 from penstock.service.errands import Errand, Reply
 from penstock.spark.home import Target
 from penstock.words.clock import SECOND, SystemClock
-from penstock.words.errors import StorageFailed
+from penstock.words.errors import OutcomeUnknown, StorageFailed
 
 POLL_SECONDS = 0.005
 TIMEOUT = 30 * SECOND
@@ -32,24 +33,42 @@ def tell(target: Target, incarnation: int, verb: str, about: str, **args: Any) -
         raise storage_failed(error, "writing to the inbox of", target[0]) from error
 
 
-def ask(target: Target, incarnation: int, verb: str, timeout: int = TIMEOUT, /, **args: Any) -> Any:
-    """Let the owner do as `verb` says, and wait for what it answers; its errors are raised here."""
+def ask(
+    target: Target, incarnation: int, verb: str, timeout: int = TIMEOUT, meanwhile: Callable[[], None] = lambda: None, /, **args: Any
+) -> Any:
+    """Let the owner do as `verb` says, and wait for what it answers; its errors are raised here.
+
+    Where no answer comes in time: StorageFailed if the word was still there to be taken back, else OutcomeUnknown.
+    meanwhile: called again and again while it waits.
+    """
     clock, drops, name = SystemClock(), _drops(target), f"{verb}-{os.urandom(8).hex()}"
     deadline = clock.read().elapsed + timeout
     try:
         drops.errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args)))
         while (found := drops.answer(incarnation, name)) is None:
             if clock.read().elapsed > deadline:
-                drops.withdraw(incarnation, name)
-                raise StorageFailed(
-                    f"nobody who has {target[0]} open has answered for {timeout // SECOND} s; keep the broker open in some program "
-                    f"(penstock.open({target[0]!r}), or a worker) while this runs"
-                )
+                found = _last_look(drops, target, incarnation, name, timeout)
+                break
+            meanwhile()
             Event().wait(POLL_SECONDS)
         drops.forget(incarnation, name)
     except OSError as error:
         raise storage_failed(error, "asking the owner of", target[0]) from error
     return msgspec.msgpack.decode(found, type=Reply).result()
+
+
+def _last_look(drops: Drops, target: Target, incarnation: int, name: str, timeout: int) -> bytes:
+    waits = any((one.incarnation, one.name, one.is_errand) == (incarnation, name, True) for one in drops.waiting())
+    drops.withdraw(incarnation, name)
+    found = drops.answer(incarnation, name)
+    if found is not None:
+        return found
+    if not waits:
+        raise OutcomeUnknown(f"the owner of {target[0]} took up the word and has not answered; look what became of it")
+    raise StorageFailed(
+        f"nobody who has {target[0]} open has answered for {timeout / SECOND:g} s; keep the broker open in some program "
+        f"(penstock.open({target[0]!r}), or a worker) while this runs"
+    )
 
 
 def _drops(target: Target) -> Drops:

@@ -3,9 +3,12 @@
 Owns: `Framer` and `Run`. A run is a part file in which the rows of each home stand in the order asked for; without an order there is one
 run, with one there may be several, when more rows come than are sorted at a time: who publishes them looks whether they must be merged
 (merging.py). Beside an ordered run lies its sidecar, the columns it is ordered by, row by row as in the frames.
-Rows are gathered up to GATHERED_BYTES, so that frames are large even where a task writes to many partitions.
+Rows are gathered up to GATHERED_BYTES and GATHERED_ROWS, so that frames are large even where a task writes to many partitions. Frames of
+ordered runs are smaller (ORDERED_BYTES): who merges them has one of each run in memory.
 """
 
+import contextlib
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -15,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs.drafting import Sheet
+from penstock.logs.failures import storage_failed
 from penstock.logs.staging import StagedWriter
 from penstock.service.arrow import COLUMNS, read_columns
 from penstock.spark.ordering import Order, in_place
@@ -23,7 +27,12 @@ from penstock.words.errors import InvalidRequest
 from penstock.words.limits import MAX_BATCH_ITEMS, MIB
 
 GATHERED_BYTES = 64 * MIB
+GATHERED_ROWS = 500_000
+"""Of small rows it is not their bytes that take memory, but what is worked out for each."""
+ORDERED_BYTES = 16 * MIB
 SIDECAR = ".order"
+SIZE = "__penstock_bytes"
+"""The column of a sidecar that tells how large each item is: who merges must know before it reads."""
 
 
 class Placed(NamedTuple):
@@ -57,7 +66,7 @@ class Framer:
         self._order = order
         self._begin = begin
         self._clock = clock
-        self._gathered_rows = 0 if order.columns else MAX_BATCH_ITEMS * len(set(owners))
+        self._gathered_rows = GATHERED_ROWS if order.columns else min(GATHERED_ROWS, MAX_BATCH_ITEMS * len(set(owners)))
         self._rows = 0
         self._writer: StagedWriter | None = None
         self._sidecar: pa.ipc.RecordBatchFileWriter | None = None
@@ -75,7 +84,7 @@ class Framer:
             if batch.num_rows:
                 held.append(batch)
                 rows, size = rows + batch.num_rows, size + batch.nbytes
-            if size >= GATHERED_BYTES or 0 < self._gathered_rows <= rows:
+            if size >= GATHERED_BYTES or rows >= self._gathered_rows:
                 self._add(pa.Table.from_batches(held))
                 held, rows, size = [], 0, 0
         if held:
@@ -84,11 +93,17 @@ class Framer:
         return self._runs
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, as far as that can be done: why it is not wanted is what the caller is to hear."""
         if self._sidecar is not None:
-            self._sidecar.close()
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._sidecar.close()
+            self._sidecar = None
         for writer in self._writers:
-            writer.discard()
+            with contextlib.suppress(OSError):
+                writer.discard()
+            if self._order.columns:
+                with contextlib.suppress(OSError):
+                    os.unlink(writer.path + SIDECAR)
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -99,6 +114,8 @@ class Framer:
         if not in_place(rows):
             sheet, homes = sheet.take(rows), homes.take(rows)
             order = order.take(rows) if self._order.columns else order
+        if self._order.columns:
+            order = order.append_column(SIZE, sheet.sizes().cast(pa.int32()))
         ends = pc.run_end_encode(homes)
         stops = [0, *ends.run_ends.to_pylist()]
         groups = [*zip(ends.values.to_pylist(), stops, stops[1:], strict=False)]
@@ -116,7 +133,7 @@ class Framer:
 
     def _add_frames(self, sheet: Sheet, home: int) -> None:
         writer = self._open()
-        steps, now = sheet.steps(), self._clock.read()
+        steps, now = sheet.steps(ORDERED_BYTES if self._order.columns else None), self._clock.read()
         for start, stop in pairwise(steps):
             position = writer.add(sheet.cut(start, stop).draft(now), max(home, 0))
             self._frames.append(Placed(home, stop - start, position))
@@ -133,9 +150,14 @@ class Framer:
             if home in self._last and not self._order.follows(self._last[home], order.slice(start, 1)):
                 self._end_run()
                 break
-        if self._sidecar is None:
-            self._sidecar = pa.ipc.new_file(self._open().path + SIDECAR, order.schema)
-        self._sidecar.write_table(order)
+        writer = self._open()
+        writer.begin()  # before the sidecar is made: a folder with a part in it is there to stay
+        try:
+            if self._sidecar is None:
+                self._sidecar = pa.ipc.new_file(writer.path + SIDECAR, order.schema)
+            self._sidecar.write_table(order)
+        except OSError as error:
+            raise storage_failed(error, "writing", writer.path + SIDECAR) from error
         for home, _, stop in groups:
             self._last[home] = order.take([stop - 1])  # a copy: a slice would keep everything
 
@@ -143,7 +165,10 @@ class Framer:
         if self._writer is None:
             return
         if self._sidecar is not None:
-            self._sidecar.close()
+            try:
+                self._sidecar.close()
+            except OSError as error:
+                raise storage_failed(error, "writing", self._writer.path + SIDECAR) from error
         _, items = self._writer.finish()
         self._runs.append(Run(self._writer.path.rpartition("/")[2], items, self._frames))
         self._writer, self._sidecar, self._frames, self._last = None, None, [], {}

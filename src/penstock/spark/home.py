@@ -32,6 +32,8 @@ class Bounds(NamedTuple):
     first_sequence: int
     sequence: int
     """Sequences of the log's first and last frame; the last is one before the first where nothing is there."""
+    whole: int
+    """The first sequence from which on retention has taken nothing: before it there may be items whose events are not told any more."""
 
 
 class DeadPlace(NamedTuple):
@@ -91,11 +93,13 @@ class Reading(Protocol):
         columns: Sequence[str],
         *,
         fail_on_data_loss: bool = True,
+        exact: bool = False,
         forwarded: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The items of flat runs of offsets; what was forwarded from another partition, and what retention took before, is left out.
 
-        fail_on_data_loss: what is gone since the range was chosen, and what is damaged, is an error and not left out.
+        fail_on_data_loss: whole segments that are gone since the range was chosen, and what is damaged, are an error and not left out.
+        exact: then so is every single item that is gone: the runs name none that was when they were chosen.
         forwarded: items that came from another partition of the queue too, for who consumes them rather than reads the log.
         """
         ...
@@ -140,7 +144,7 @@ class Destination(NamedTuple):
 
 
 class Writing(Protocol):
-    """A broker that is written to. It is sent to tasks, so it holds nothing open; only `stage` is theirs, and `prepare` may be."""
+    """A broker that is written to. It is sent to tasks, so it holds nothing open; only `stage` and `leave` are theirs."""
 
     def find(self, queue: str) -> Destination: ...
     def begin(self) -> str:
@@ -151,8 +155,13 @@ class Writing(Protocol):
         """Make the place in which a write is staged; to be repeated without harm."""
         ...
 
-    def stage(self, write: str, destination: Destination, order: Any, batches: Iterator[pa.RecordBatch], task: str) -> list[Any]:
-        """Write the rows of one task attempt aside, durably; gives what `publish` wants to know of them."""
+    def stage(
+        self, write: str, destination: Destination, order: Any, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
+    ) -> list[Any]:
+        """Write the rows of one task attempt aside, durably; gives what `publish` wants to know of them.
+
+        prepared: without its place nothing is written; else the place is made where it is missing, also when it was left meanwhile.
+        """
         ...
 
     def publish(self, write: str, destination: Destination, order: Any, source: str, number: int, runs: Sequence[Any]) -> bool:
@@ -165,6 +174,10 @@ class Writing(Protocol):
 
     def leave(self, write: str) -> None:
         """Remove the place of a write if nothing is staged in it."""
+        ...
+
+    def known(self, destination: Destination, source: str, number: int) -> bool:
+        """Whether this source and number, or a later one, became items of the queue before, or waits for it."""
         ...
 
     def settle(self, destination: Destination, source: str, number: int, seconds: float) -> bool:

@@ -2,22 +2,23 @@
 
 Owns: `Merger`. When an order is asked for and two runs hold rows of the same partition, these would follow each other run by run. If it is
 enough to sort the runs, they are; else those that share a partition are written anew, one partition at a time: the sidecars are sorted as
-a whole, and the frames are read alongside, each once. What is in memory at a time is a partition's sidecars and a frame of each run.
+a whole, and the frames are read alongside, each once. What is in memory at a time is a partition's sidecars, a frame of each run, and a
+frame that is made of them; open is one file.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.logs.drafting import FREE, Sheet
+from penstock.logs.drafting import FREE, Sheet, cuts
 from penstock.logs.files import Files
 from penstock.logs.staging import StagedReader, StagedWriter
-from penstock.spark.framing import SIDECAR, Placed, Run
+from penstock.spark.framing import ORDERED_BYTES, SIDECAR, SIZE, Placed, Run
 from penstock.spark.ordering import Order
 from penstock.words.clock import Clock
-from penstock.words.limits import MAX_BATCH_ITEMS
 
 
 class Merger:
@@ -39,28 +40,33 @@ class Merger:
             return [*runs]
         self._orders = {run.name: _read_sidecar(f"{self._folder}/{run.name}{SIDECAR}") for run in involved}
         others = [run for run in runs if not run.homes & shared]
-        sorted_runs = self._sorted(involved)
-        if self._follow(sorted_runs, shared):
-            return [*others, *sorted_runs]
+        places = self._sorted(involved)
+        if self._follow(involved, places, shared):
+            return [*others, *(involved[place] for place in places)]
         homes = sorted(set().union(*(run.homes for run in involved)))
         return [*others, *(self._merge(involved, home, begin(place)) for place, home in enumerate(homes))]
 
     # -- whether it is enough to sort them -----------------------------------------------------------
 
-    def _sorted(self, runs: Sequence[Run]) -> list[Run]:
-        """By their first rows."""
+    def _sorted(self, runs: Sequence[Run]) -> list[int]:
+        """Their places, by their first rows."""
         firsts = pa.concat_tables([self._orders[run.name].slice(0, 1) for run in runs])
-        return [runs[place] for place in self._order.rows(firsts).to_pylist()]
+        found: list[int] = self._order.rows(firsts).to_pylist()
+        return found
 
-    def _follow(self, runs: Sequence[Run], homes: set[int]) -> bool:
-        last: dict[int, pa.Table] = {}
-        for run in runs:
-            for home in run.homes & homes:
-                rows = self._rows_of(run, home)
-                if home in last and not self._order.follows(last[home], rows.slice(0, 1)):
+    def _follow(self, runs: Sequence[Run], places: Sequence[int], homes: set[int]) -> bool:
+        """Whether the rows of each home stand in order when the runs are taken so; equal ones as they came."""
+        last: dict[int, tuple[int, pa.Table]] = {}
+        for place in places:
+            for home in runs[place].homes & homes:
+                rows = self._rows_of(runs[place], home)
+                if home in last and not self._may_follow(*last[home], place, rows.slice(0, 1)):
                     return False
-                last[home] = rows.slice(rows.num_rows - 1, 1)
+                last[home] = place, rows.slice(rows.num_rows - 1, 1)
         return True
+
+    def _may_follow(self, place: int, before: pa.Table, next_place: int, after: pa.Table) -> bool:
+        return self._order.follows(before, after) if place < next_place else not self._order.follows(after, before)
 
     def _rows_of(self, run: Run, home: int) -> pa.Table:
         """What the sidecar says of the rows of a home, in their order."""
@@ -76,24 +82,19 @@ class Merger:
     def _merge(self, runs: Sequence[Run], home: int, writer: StagedWriter) -> Run:
         having = [run for run in runs if home in run.homes]
         orders = [self._rows_of(run, home) for run in having]
-        rows = self._order.rows(pa.concat_tables(orders))
+        whole = pa.concat_tables(orders)
+        rows = self._order.rows(whole)
         origin = pa.concat_arrays([pa.repeat(pa.scalar(place, pa.int32()), order.num_rows) for place, order in enumerate(orders)]).take(
             rows
         )
         sources = [_Source(self._files, f"{self._folder}/{run.name}", self._incarnation, run, home) for run in having]
         placed: list[Placed] = []
-        try:
-            for start in range(0, len(rows), MAX_BATCH_ITEMS):
-                counts = dict(zip(*_counted(origin.slice(start, MAX_BATCH_ITEMS)), strict=True))
-                sheet = Sheet.join([sources[place].take(counts[place]) for place in sorted(counts)])
-                # Of each run the next rows are taken: joined, they stand as their indexes would if sorted. The inverse mends that.
-                sheet = sheet.take(pc.array_sort_indices(pc.array_sort_indices(rows.slice(start, MAX_BATCH_ITEMS))))
-                steps, now = sheet.steps(), self._clock.read()
-                for low, high in pairwise(steps):
-                    placed.append(Placed(home, high - low, writer.add(sheet.cut(low, high).draft(now), max(home, 0))))
-        finally:
-            for source in sources:
-                source.close()
+        for start, stop in pairwise(cuts(whole[SIZE].take(rows), ORDERED_BYTES)):
+            counts = dict(zip(*_counted(origin.slice(start, stop - start)), strict=True))
+            sheet = Sheet.join([sources[place].take(counts[place]) for place in sorted(counts)])
+            # Of each run the next rows are taken: joined, they stand as their indexes would if sorted. The inverse mends that.
+            sheet = sheet.take(pc.array_sort_indices(pc.array_sort_indices(rows.slice(start, stop - start))))
+            placed.append(Placed(home, stop - start, writer.add(sheet.draft(self._clock.read()), max(home, 0))))
         _, items = writer.finish()
         return Run(writer.path.rpartition("/")[2], items, placed)
 
@@ -102,14 +103,16 @@ class _Source:
     """The rows of one home in one run, one after the other."""
 
     def __init__(self, files: Files, path: str, incarnation: int, run: Run, home: int) -> None:
-        self._reader = StagedReader(files, path, incarnation)
+        self._place = files, path, incarnation
         self._sheets = self._read(run, home)
         self._rest = next(self._sheets)
 
     def _read(self, run: Run, home: int) -> Iterator[Sheet]:
         for sequence, frame in enumerate(run.frames, 1):
             if frame.home == home:
-                yield Sheet.read(self._reader.at(frame.position, sequence)[1])
+                with closing(StagedReader(*self._place)) as reader:  # there may be more runs than files may be open
+                    found = reader.at(frame.position, sequence)[1]
+                yield Sheet.read(found)
 
     def take(self, count: int) -> Sheet:
         """The next so many rows, which are there."""
@@ -122,9 +125,6 @@ class _Source:
             self._rest = self._rest.cut(taken, len(self._rest))
             count -= taken
         return Sheet.join(found)
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 def _counted(values: pa.Array) -> tuple[list[int], list[int]]:

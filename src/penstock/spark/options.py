@@ -1,11 +1,12 @@
 """The options of the data source.
 
 Owns: `SourceOptions`, the one frozen type of all of them, and `parse`, which makes it of what a user gave. Option names are
-case-insensitive, as everywhere in Spark; a name that is not known, or a value that cannot be meant, is refused with what to give instead.
-Whether a queue, a partition or an offset exists is not known here.
+case-insensitive, as everywhere in Spark; a name that is not known, a value that cannot be meant, or an option of another use is refused
+with what to give instead. Whether a queue, a partition or an offset exists is not known here; `present` says whether a broker does.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -27,6 +28,13 @@ LATEST: Literal["latest"] = "latest"
 Edge: TypeAlias = Literal["earliest", "latest"] | dict[int, int]
 """An end of a range: the first or last there is, or an offset for each partition. In JSON -2 and -1 are the same as the two words."""
 MOST = 1 << 40
+MILLENNIUM = 946_684_800 * SECOND
+"""The year 2000: a number below it is not meant in microseconds."""
+READ: Literal["read"] = "read"
+STREAM: Literal["stream"] = "stream"
+WRITE: Literal["write"] = "write"
+Use: TypeAlias = Literal["read", "stream", "write"]
+"""What a source is made for: spark.read, spark.readStream, or either way of writing."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """Options that Spark hands on to the source with those that are meant for it."""
 
@@ -60,8 +68,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
 
 
-def parse(given: Mapping[str, str]) -> SourceOptions:
-    """The options as they are meant, or what is wrong with which."""
+def parse(given: Mapping[str, str], *uses: Use) -> SourceOptions:
+    """The options as they are meant, or what is wrong with which: also one that is for none of these uses, if any are named."""
     found: dict[str, Any] = {}
     for name in given:
         low = name.lower()
@@ -71,6 +79,8 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
         if known is None:
             raise InvalidRequest(_unknown(name))
         proper, field, read = known
+        if uses and not _USES.get(proper, _ALL_USES).intersection(uses):
+            raise InvalidRequest(f"{proper} is for {_CALLED[_USES[proper]]}; leave it out")
         value = given[name]
         if value is None:
             raise InvalidRequest(f"the option {proper} has no value; give one or leave it out")
@@ -81,7 +91,18 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
     for side in ("starting", "ending"):
         if f"{side}_offsets" in found and f"{side}_timestamp" in found:
             raise InvalidRequest(f"both {side}Offsets and {side}Timestamp are given; leave one out")
+    for name, field in (("perKey", "per_key"), ("consumerTimeout", "consumer_timeout")):
+        if field in found and not found.get("consume"):
+            raise InvalidRequest(f"{name} is for streams that consume; give consume=true with it, or leave it out")
     return _fitting(SourceOptions(**found))
+
+
+def present(broker: Target) -> Target:
+    """A broker whose directories are there, seen from where this runs."""
+    for path in broker:
+        if not os.path.isdir(path):
+            raise InvalidRequest(f"{path} does not exist; give a directory that does: that of a broker, which penstock.open makes")
+    return broker
 
 
 def _fitting(options: SourceOptions) -> SourceOptions:
@@ -216,14 +237,20 @@ def _place(name: str, partition: str, offset: object, example: str) -> tuple[int
 def _instant(name: str, text: str) -> int:
     """Microseconds since 1970, or a date and time of ISO 8601; without an offset it is UTC."""
     text = text.strip()
+    example = "give ISO 8601, such as 2026-05-01T12:00:00Z, or microseconds since 1970"
     try:
         if text.lstrip("-").isdecimal():
-            return values.check_instant(int(text), name)
-        found = datetime.fromisoformat(text)
-    except (ValueError, InvalidRequest):
-        example = "give ISO 8601, such as 2026-05-01T12:00:00Z, or microseconds since 1970"
+            found = values.check_instant(int(text), name)
+        else:
+            date = datetime.fromisoformat(text)
+            return values.instant(date if date.tzinfo is not None else date.replace(tzinfo=UTC), name)
+    except ValueError:
         raise InvalidRequest(f"{name} is {text!r:.100}; {example}") from None
-    return values.instant(found if found.tzinfo is not None else found.replace(tzinfo=UTC), name)
+    except InvalidRequest:
+        raise InvalidRequest(f"{name} is {text!r:.100}; {example}") from None
+    if 0 < found < MILLENNIUM:
+        raise InvalidRequest(f"{name} is {text}, which in microseconds is before 2000; {example} (milliseconds × 1000)")
+    return found
 
 
 _Read: TypeAlias = Callable[[str, str], Any]
@@ -248,4 +275,20 @@ _ALL: tuple[tuple[str, str, _Read], ...] = (
     ("writeId", "write_id", _text),
     ("adoptTimeout", "adopt_timeout", _seconds),
 )
+_ALL_USES = frozenset({READ, STREAM, WRITE})
+_READING, _OF_BATCHES, _OF_STREAMS, _WRITING = frozenset({READ, STREAM}), frozenset({READ}), frozenset({STREAM}), frozenset({WRITE})
+_CALLED: Mapping[frozenset[str], str] = {
+    _READING: "reading",
+    _OF_BATCHES: "spark.read",
+    _OF_STREAMS: "streams (spark.readStream)",
+    _WRITING: "writing",
+}
+_USES: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("columns", "includeHeaders", "startingOffsets", "startingTimestamp", "minPartitions", "failOnDataLoss"), _READING),
+    **dict.fromkeys(("endingOffsets", "endingTimestamp"), _OF_BATCHES),
+    **dict.fromkeys(("maxItemsPerTrigger", "cursor", "perKey", "consumerTimeout"), _OF_STREAMS),
+    "consume": _READING,  # the reader of a batch says what to do instead
+    **dict.fromkeys(("orderBy", "writeId", "adoptTimeout"), _WRITING),
+}
+"""What those options are for that are not for everything."""
 _OPTIONS = {proper.lower(): (proper, field, read) for proper, field, read in _ALL}

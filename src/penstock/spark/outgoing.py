@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -56,12 +57,15 @@ class DirectoryWriting:
         except OSError as error:
             raise storage_failed(error, "writing to", self._root) from error
 
-    def stage(self, write: str, destination: Destination, order: Order, batches: Iterator[pa.RecordBatch], task: str) -> list[Run]:
+    def stage(
+        self, write: str, destination: Destination, order: Order, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
+    ) -> list[Run]:
         """Write the rows of one task attempt aside, durably; what a failed attempt wrote is removed."""
         folder, name = self._folder(write), f"{task}-{os.urandom(4).hex()}"
+        make_folder = None if prepared else partial(self._drops.begin, write)
 
         def begin(number: int) -> StagedWriter:
-            return StagedWriter(self._files, f"{folder}/{name}-{number}{FRAMES}", destination.incarnation)
+            return StagedWriter(self._files, f"{folder}/{name}-{number}{FRAMES}", destination.incarnation, make_folder)
 
         framer = Framer(SlotMap.unpack(0, destination.owners).owners, order, begin, self._clock)
         try:
@@ -96,6 +100,13 @@ class DirectoryWriting:
         """Remove the place of a write if nothing is staged in it."""
         with contextlib.suppress(OSError):
             self._files.remove_directory(self._folder(write))
+
+    def known(self, destination: Destination, source: str, number: int) -> bool:
+        """Whether this source and number, or a later one, was adopted or waits for it."""
+        if self._drops.pending(destination.incarnation, source, number):  # asked first: what waits no more is in the catalog by then
+            return True
+        with contextlib.closing(Snapshot.open(self._target, files=self._files)) as snapshot:
+            return snapshot.adopted(destination.incarnation, source) >= number
 
     def settle(self, destination: Destination, source: str, number: int, seconds: float) -> bool:
         """Wait until the owner has adopted what was published, if there is one, and no longer than that; whether it has."""

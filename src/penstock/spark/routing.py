@@ -14,8 +14,10 @@ from pyspark.sql.types import BinaryType, NullType, StringType
 from penstock.rules.routing import SLOT_MASK
 from penstock.rules.slots import SlotMap
 from penstock.spark.home import target_of
+from penstock.spark.options import WRITE, parse, present
 from penstock.spark.ordering import Order
 from penstock.spark.reaching import writing
+from penstock.spark.writer import check_columns
 from penstock.words.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def home(slots: "Column", owners: Sequence[int]) -> "Column":
 
 def routed(df: "DataFrame", broker: "str | os.PathLike[str]", queue: str) -> "DataFrame":
     """The rows, those of each partition of the queue in one partition of the DataFrame; rows without a key are spread over all."""
-    owners = SlotMap.unpack(0, writing(target_of(os.fspath(broker))).find(queue).owners).owners
+    owners = SlotMap.unpack(0, writing(present(target_of(os.fspath(broker)))).find(queue).owners).owners
     count = len(set(owners))
     if count == 1:
         return df.repartition(1)
@@ -58,20 +60,28 @@ def write(
     queue: str,
     *,
     order_by: str | Sequence[str] | None = None,
+    write_id: str | None = None,
+    adopt_timeout: float | None = None,
     **options: str,
 ) -> None:
-    """Add the rows to a queue; those of a key follow each other as `order_by` says ("ts, seq desc"). Options are the source's."""
+    """Add the rows to a queue; those of a key follow each other as `order_by` says ("ts, seq desc"). Options are the source's.
+
+    write_id: a write done again under its id adds nothing. adopt_timeout: seconds to wait for the owner to take up what was written.
+    What cannot be written is said before Spark begins.
+    """
     if df.isStreaming:
         raise InvalidRequest("the DataFrame is a stream; write it with df.writeStream.format('penstock'), and orderBy as an option")
     columns = [] if order_by is None else [part.strip() for part in (order_by.split(",") if isinstance(order_by, str) else order_by)]
-    order = Order.parse(columns)
+    given = {"orderBy": ",".join(columns) if columns else None, "writeId": write_id, "adoptTimeout": adopt_timeout}
+    options |= {"broker": os.fspath(broker), "queue": queue, **{name: str(value) for name, value in given.items() if value is not None}}
+    order = Order.parse(parse(options, WRITE).order_by)
     order.check(df.schema)
+    check_columns(df.schema, order)
     rows = routed(df, broker, queue)
-    if columns:
+    if order.columns:
         pairs = zip(order.columns, order.directions, strict=True)
         rows = rows.sortWithinPartitions(*(F.col(name).desc() if way == "descending" else F.col(name).asc() for name, way in pairs))
-        options["orderBy"] = ",".join(columns)
-    rows.write.format("penstock").mode("append").options(broker=os.fspath(broker), queue=queue, **options).save()
+    rows.write.format("penstock").mode("append").options(**options).save()
 
 
 def has_key(df: "DataFrame") -> bool:

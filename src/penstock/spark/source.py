@@ -1,17 +1,29 @@
 """The data source "penstock".
 
 Owns: `PenstockSource`, which Spark makes once per read, write or stream and asks for what it needs; `register`; and the schemas of the
-tables in Spark's own types. What it gives lives in modules of its own, imported when they are wanted:
+tables in Spark's own types. What can be known is refused when a table is loaded; whether it will be a batch or a stream is not known
+then, so that what only one of them cannot do is said when it begins.
+What it gives lives in modules of its own, imported when they are wanted:
 `batch.BatchReader(options, columns)`, `stream.StreamReader(options, columns)`, `consume.ConsumingReader(options, columns)`,
 `writer.BatchWriter(options, schema, overwrite)` and `writer.StreamWriter(options, schema, overwrite)`.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -26,9 +38,9 @@ from pyspark.sql.types import (
 )
 
 from penstock.service.tables import schemas
-from penstock.spark.options import SourceOptions, parse
+from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse, present
 from penstock.spark.reaching import reading
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, PenstockError
 
 NAME = "penstock"
 _TYPES: Mapping[pa.DataType, DataType] = {
@@ -56,7 +68,11 @@ class PenstockSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that the options ask for."""
-        options = parse(self.options)
+        options = self._meant(READ, STREAM)
+        if options.consume:
+            from penstock.spark.consume import checked
+
+            checked(options)
         with closing(reading(options.broker)) as home:
             home.find(options.queue)  # what cannot be read is said at once, not when something is done with it
         return spark_schema(chosen(options))
@@ -64,28 +80,72 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.batch import BatchReader
 
-        options = parse(self.options)
+        options = self._meant(READ)
         return BatchReader(options, columns_of(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from penstock.spark.writer import BatchWriter
 
-        return BatchWriter(parse(self.options), schema, overwrite)
+        return BatchWriter(self._meant(WRITE), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = parse(self.options)
-        if options.consume:
-            from penstock.spark.consume import ConsumingReader
+        try:
+            options = self._meant(STREAM)
+            columns = columns_of(options, schema)
+            if options.consume:
+                from penstock.spark.consume import ConsumingReader
 
-            return ConsumingReader(options, columns_of(options, schema))
-        from penstock.spark.stream import StreamReader
+                return ConsumingReader(options, columns)
+            from penstock.spark.stream import StreamReader
 
-        return StreamReader(options, columns_of(options, schema))
+            return StreamReader(options, columns)
+        except PenstockError as error:
+            if not _is_streams_process():
+                raise
+            return Refused(error)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from penstock.spark.writer import StreamWriter
 
-        return StreamWriter(parse(self.options), schema, overwrite)
+        return StreamWriter(self._meant(WRITE), schema, overwrite)
+
+    def _meant(self, *uses: Use) -> SourceOptions:
+        options = parse(self.options, *uses)
+        present(options.broker)
+        return options
+
+
+class Refused(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream that cannot be. Spark's process of a stream stumbles over an error before it has a reader, and then tells of that alone:
+    so it gets one, and is told by whatever it asks first."""
+
+    def __init__(self, error: PenstockError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
+
+
+def _is_streams_process() -> bool:
+    from penstock.spark.consume import RUNNER
+
+    program = sys.modules["__main__"].__spec__
+    return program is not None and program.name == RUNNER
 
 
 def chosen(options: SourceOptions) -> pa.Schema:
@@ -104,6 +164,8 @@ def spark_schema(schema: pa.Schema) -> StructType:
 def columns_of(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
     """The columns of a schema that a user may have given instead of ours: some of the table's, each of the type that it has there."""
     table = schemas.TABLES[options.table]
+    if not schema.fields:
+        raise InvalidRequest("the schema has no columns; leave it out, or name some of the table's")
     for field in schema.fields:
         if field.name not in table.names:
             raise InvalidRequest(f"table {options.table} has no column {field.name!r}; it has {', '.join(table.names)}")

@@ -1,13 +1,13 @@
 """Where a stream begins that has no checkpoint yet.
 
-Owns: `begin`, and `Ends`, the range that there is. Whatever lies outside it is refused.
+Owns: `begin`, and `Ends`, the range that there is (`of_sequences`: of events). Whatever lies outside it is refused.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.service.reports import QueueInfo
-from penstock.spark.home import Reading
+from penstock.spark.home import Bounds, Reading
 from penstock.spark.options import SourceOptions
 from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest
@@ -23,11 +23,18 @@ class Ends(NamedTuple):
     stop: Mapping[int, int]
 
 
+def of_sequences(bounds: Mapping[int, Bounds], *, whole: bool) -> Ends:
+    """What there is to tell of each partition: with `whole`, only where retention has taken nothing of it."""
+    starts = {partition: one.whole if whole else one.first_sequence for partition, one in bounds.items()}
+    return Ends(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
+
+
 def begin(options: SourceOptions, home: Reading, queue: QueueInfo, ends: Ends) -> dict[int, int]:
     """The first number to be read in each partition."""
     given = options.starting_offsets
     if options.starting_timestamp is not None:
-        return _since(options, home, queue, options.starting_timestamp)
+        found = _since(options, home, queue, options.starting_timestamp)
+        return {partition: max(number, ends.start.get(partition, 0)) for partition, number in found.items()}
     if given == "latest":
         return dict(ends.stop)
     if isinstance(given, dict):

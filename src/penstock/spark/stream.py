@@ -23,7 +23,7 @@ from penstock.spark.options import SourceOptions
 from penstock.spark.positions import Position, advanced, behind, parse
 from penstock.spark.reaching import reading
 from penstock.spark.splits import Split, split
-from penstock.spark.starts import Ends, at_latest, begin
+from penstock.spark.starts import Ends, at_latest, begin, of_sequences
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 MOST_ITEMS = 1_000_000
@@ -119,7 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.table == "events":
                 yield from home.events(partition.incarnation, number, runs[0], runs[-1], self._columns, fail_on_data_loss=strict)
             else:
-                yield from home.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict)
+                yield from home.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
         finally:
             home.close()
 
@@ -174,8 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, queue: QueueInfo) -> Ends:
         bounds = self._reading.bounds(queue)
         if self._options.table == "events":
-            starts = {partition: one.first_sequence for partition, one in bounds.items()}
-            return Ends(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
+            return of_sequences(bounds, whole=self._options.fail_on_data_loss)
         return Ends({partition: one.start for partition, one in bounds.items()}, {partition: one.end for partition, one in bounds.items()})
 
     def _own(self, queue: QueueInfo, offset: Mapping[str, Any]) -> Position:
@@ -184,7 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position.incarnation != queue.incarnation:
             raise QueueNotFound(
                 f"queue {queue.name!r} was deleted and created anew since this stream began (then {position.incarnation:016x}, "
-                f"now {queue.incarnation:016x}), so its offsets mean nothing here; start with a new checkpointLocation"
+                f"now {queue.incarnation:016x}), or the checkpoint is of another queue; start with a new checkpointLocation"
             )
         if position.table != self._options.table:
             raise InvalidRequest(
@@ -206,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _gone(self, queue: QueueInfo, at: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
         """How much is missing at or behind a position, in each partition."""
-        if self._options.table == "events":  # of a log only the front goes
+        if self._options.table == "events":  # a stream begins at what is whole, and of that only the front goes
             return {}
         return {partition: count(self._missing(queue, partition, at.get(partition, 0), end)) for partition, end in ends.items()}
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import DataType, StructType
 from penstock.service import arrow
 from penstock.spark.framing import Run
 from penstock.spark.home import Destination
-from penstock.spark.options import SourceOptions
+from penstock.spark.options import SourceOptions, present
 from penstock.spark.ordering import Order
 from penstock.spark.reaching import writing
 from penstock.words.errors import InvalidRequest
@@ -28,16 +28,12 @@ from penstock.words.errors import InvalidRequest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NOT_FOR_WRITING = {
-    "columns": "columns",
-    "include_headers": "includeHeaders",
-    "starting_offsets": "startingOffsets",
-    "ending_offsets": "endingOffsets",
-    "starting_timestamp": "startingTimestamp",
-    "ending_timestamp": "endingTimestamp",
-    "consume": "consume",
-    "cursor": "cursor",
+_TYPES = {
+    "priority": "an integer type, such as int",
+    "at": "timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
+    "ttl": "interval day to second, or bigint (microseconds)",
 }
+"""What columns may be in Spark's words, where Arrow has others."""
 
 
 @dataclass
@@ -55,20 +51,21 @@ class _Writer:
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidRequest('items can be added to a queue, not overwritten; use .mode("append") or .outputMode("append")')
-        _check_options(options)
+        if options.table != "items":
+            raise InvalidRequest(f"table {options.table} cannot be written; leave the option out, rows become items")
         self._options = options
         self._order = Order.parse(options.order_by)
         self._order.check(schema)
-        _check_columns(schema, self._order)
-        self._writing = writing(options.broker)
+        check_columns(schema, self._order)
+        self._writing = writing(present(options.broker))
         self._destination: Destination = self._writing.find(options.queue)
         self._name = self._writing.begin()
 
-    def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "") -> Staged:
+    def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "", *, prepared: bool = True) -> Staged:
         context = TaskContext.get()
         assert context is not None  # write is called in tasks
         task = f"{context.partitionId():06d}-{context.taskAttemptId()}"
-        return Staged(write, self._writing.stage(write, self._destination, self._order, batches, task), query)
+        return Staged(write, self._writing.stage(write, self._destination, self._order, batches, task, prepared=prepared), query)
 
     def _publish(self, write: str, source: str, number: int, messages: "Sequence[WriterCommitMessage | None]") -> None:
         runs = [run for message in messages if isinstance(message, Staged) for run in message.runs]
@@ -111,9 +108,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         if not query or not batch:
             raise InvalidRequest("Spark does not say which batch of which query this is; use df.write in foreachBatch, with a writeId")
         write = f"{self._name}-{batch}"
-        self._writing.prepare(write)
         try:
-            return self._stage(write, iterator, query)
+            return self._stage(write, iterator, query, prepared=False)  # the driver is not told of a batch before its commit
         except BaseException:
             self._writing.leave(write)  # an abort is told only of the tasks that did well
             raise
@@ -131,23 +127,16 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 # -- checks ------------------------------------------------------------------------------------------
 
 
-def _check_options(options: SourceOptions) -> None:
-    plain = SourceOptions(broker=options.broker, queue=options.queue)
-    for field, name in _NOT_FOR_WRITING.items():
-        if getattr(options, field) != getattr(plain, field):
-            raise InvalidRequest(f"{name} is for reading; leave it out")
-    if options.table != plain.table:
-        raise InvalidRequest(f"table {options.table} cannot be written; leave the option out, rows become items")
-
-
-def _check_columns(schema: StructType, order: Order) -> None:
+def check_columns(schema: StructType, order: Order) -> None:
+    """Say so when rows of that schema cannot become items."""
     if len(set(schema.names)) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise InvalidRequest(f"the DataFrame has several columns {twice!r}; keep one")
+    unknown = [name for name in schema.names if name not in arrow.COLUMNS and name not in order.columns]
+    if unknown:
+        it = "it" if len(unknown) == 1 else "them"
+        raise InvalidRequest(f"{arrow.not_known(unknown)}, name {it} in orderBy, or rename {it} to one of {', '.join(arrow.COLUMNS)}")
     for field in schema.fields:
-        if field.name not in arrow.COLUMNS and field.name not in order.columns:
-            known = ", ".join(arrow.COLUMNS)
-            raise InvalidRequest(f"the column {field.name!r} is not known; drop it, name it in orderBy, or rename it to one of {known}")
         wanted = _wanted(field.name, field.dataType) if field.name in arrow.COLUMNS else ""
         if wanted:
             raise InvalidRequest(f"the column {field.name!r} is {field.dataType.simpleString()}; give {wanted}")
@@ -163,4 +152,5 @@ def _wanted(name: str, kind: DataType) -> str:
         found = to_arrow_type(kind, timezone="UTC")
     except PySparkException:  # a type that Arrow has no match for
         found = None
-    return arrow.refusal(name, found)
+    refused = arrow.refusal(name, found)
+    return _TYPES.get(name, refused) if refused else ""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.rules.runs import pairs
 from penstock.service import values
-from penstock.service.tables.parts import STORED, Part, repeated, scalar
+from penstock.service.tables.parts import STORED, Part, always, nulls, repeated, scalar
 from penstock.service.tables.schemas import HEADERS, INSTANT, SPAN
 from penstock.words import origin
 from penstock.words.limits import DEFAULT_PRIORITY
@@ -81,14 +81,14 @@ class Building:
         return ids(self._partition, self.runs)
 
     def partition(self) -> pa.Array:
-        return repeated(self._partition, pa.int32(), self.rows)
+        return always(self._partition, pa.int32(), self.rows)
 
     def size_bytes(self) -> pa.Array:
         return pc.binary_length(self._joined("payload")).cast(pa.int64())
 
     def priority(self) -> pa.Array:
         if not self._present & STORED["priority"].bit:
-            return repeated(DEFAULT_PRIORITY, pa.int32(), self.rows)
+            return always(DEFAULT_PRIORITY, pa.int32(), self.rows)
         return self._joined("priority").cast(pa.int32())
 
     def produced_at(self) -> pa.Array:
@@ -97,7 +97,7 @@ class Building:
 
     def headers(self) -> pa.Array:
         if not self._present & STORED["headers"].bit:
-            return pa.nulls(self.rows, HEADERS)
+            return nulls(self.rows, HEADERS)
         return pa.array([None if one is None else _pairs(one) for one in self._values("headers")], HEADERS)
 
     def at(self) -> pa.Array:
@@ -123,13 +123,13 @@ class Building:
 
     def _origin(self, what: Callable[[Origin], str]) -> pa.Array:
         if not self._present & STORED["origin"].bit:
-            return pa.nulls(self.rows, pa.string())
+            return nulls(self.rows, pa.string())
         return pa.array([None if known is None else what(known) for known in self.origins], pa.string())
 
     def _number(self, name: str, kind: pa.DataType) -> pa.Array:
         """A column in which 0 means none."""
         if not self._present & STORED[name].bit:
-            return pa.nulls(self.rows, kind)
+            return nulls(self.rows, kind)
         whole = self._joined(name)
         return pc.if_else(pc.equal(whole, scalar(0, pa.int64())), pa.nulls(self.rows, pa.int64()), whole).cast(kind)
 
@@ -137,7 +137,7 @@ class Building:
         """A stored column of all parts."""
         bit, kind, _, _ = STORED[name]
         if bit and not self._present & bit:
-            return pa.nulls(self.rows, kind)
+            return nulls(self.rows, kind)
         arrays = [part.array(name) for part in self.parts]
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 

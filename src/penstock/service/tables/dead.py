@@ -17,7 +17,7 @@ from penstock.rules.state import State
 from penstock.service.tables.building import Building, stored
 from penstock.service.tables.items import OpenLog, pieces
 from penstock.service.tables.parts import gathered
-from penstock.service.tables.schemas import DEAD, narrowed
+from penstock.service.tables.schemas import DEAD, batch_of, narrowed
 from penstock.service.tables.states import attempts_of, reason_of
 from penstock.words.clock import SystemClock
 from penstock.words.ids import format_id
@@ -59,7 +59,7 @@ def dead(
             letters = [letter for letter in told if letter is not None]
             if letters:
                 arrays = [_column(name, made, letters, [letter is not None for letter in told], queue) for name in columns]
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+                yield batch_of(arrays, schema, len(letters))
 
 
 def _letter(state: State, partition: int, offset: int, known: Origin | None, origin: str | None) -> Letter | None:

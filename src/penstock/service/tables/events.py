@@ -18,7 +18,7 @@ from penstock.rules.runs import count, first_of, offsets, pairs
 from penstock.service.tables.building import ids, offsets_of, spread
 from penstock.service.tables.items import OpenLog
 from penstock.service.tables.parts import ROWS
-from penstock.service.tables.schemas import EVENTS, INSTANT, narrowed
+from penstock.service.tables.schemas import EVENTS, INSTANT, batch_of, narrowed
 from penstock.words.errors import InvalidRequest
 
 
@@ -44,7 +44,7 @@ def events(
 ) -> Iterator[pa.RecordBatch]:
     """What the frames of the sequences [start, stop) tell, of the times [since, until).
 
-    strict: frames of this range that retention dropped are an error; otherwise they are left out.
+    strict: frames of this range that retention dropped or thinned out are an error; otherwise what is left of them is told.
     """
     schema = narrowed(EVENTS, columns)
     with closing(open_log()) as log:
@@ -53,7 +53,7 @@ def events(
 
 
 def _entries(log: Readable, start: int, stop: int, since: int | None, until: int | None, strict: bool) -> Iterator[_Entry]:
-    for sequence, happenings in told(_Whole(log, start) if strict else log, start, stop):
+    for sequence, happenings in told(_Whole(log, start, stop) if strict else log, start, stop):
         for one in happenings:
             if (since is None or one.at >= since) and (until is None or one.at < until):
                 yield from _cut(sequence, one)
@@ -84,29 +84,54 @@ def _behind(runs: Sequence[int], skipped: int) -> list[int]:
 
 
 class _Whole:
-    """A log that says so when frames from a sequence on are gone."""
+    """A log that says so when something of the sequences [start, stop) is gone.
 
-    def __init__(self, log: Readable, start: int) -> None:
+    A segment that retention thinned out has no Base and no state any more, and of its items only those that are needed. One may be thinned
+    out between two looks, so the frames are looked at too: none may be missing.
+    """
+
+    def __init__(self, log: Readable, start: int, stop: int) -> None:
         self._log = log
         self._start = max(start, 1)  # where logs begin
+        self._stop = stop
+        self._oldest = 1
         self.incarnation, self.partition, self.notes = log.incarnation, log.partition, log.notes
         self.recover, self.read, self.offset_at, self.close = log.recover, log.read, log.offset_at, log.close
 
     def segments(self) -> list[SegmentFacts]:
         found = self._log.segments()
-        if found and found[0].first_sequence > self._start:
-            raise self._gone(found[0].first_sequence - 1)
+        whole = whole_from(found)
+        if self._start < min(whole, self._stop):
+            raise self._gone(whole)
+        self._oldest = found[0].first_sequence if found else 1
         return found
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
+        before = max(after, self._oldest - 1)
+        wanted = before + 1  # the Base of a segment, which goes first
         for found in self._log.frames(after):
-            if isinstance(found, Gap) and found.why == DROPPED and found.last_sequence >= self._start:
-                raise self._gone(found.last_sequence)
+            first, last = _sequences(found)
+            if max(before + 1, wanted) < min(first, self._stop):
+                raise self._gone(first)
+            before, wanted = max(before, last), self._start
             yield found
 
-    def _gone(self, last: int) -> InvalidRequest:
+    def _gone(self, first: int) -> InvalidRequest:
+        last = max(self._start, min(first, self._stop) - 1)
         which = f"the log of partition {self.partition} does not tell sequences {self._start} to {last} any more"
-        return InvalidRequest(f"{which}: retention dropped them; start later, or set failOnDataLoss=false to read what is left")
+        return InvalidRequest(f"{which}: retention took them; start later, or set failOnDataLoss=false to read what is left")
+
+
+def _sequences(found: Frame | Gap) -> tuple[int, int]:
+    """The first and the last one that something found accounts for; what retention dropped is not accounted for."""
+    if isinstance(found, Gap):
+        return found.last_sequence + 1 if found.why == DROPPED else found.first_sequence, found.last_sequence
+    return found.sequence, found.sequence
+
+
+def whole_from(segments: Sequence[SegmentFacts]) -> int:
+    """The first sequence from which on retention has taken nothing; it thins out only from the oldest segment on."""
+    return next((facts.first_sequence for facts in segments if not facts.rewritten), 1)
 
 
 def _gathered(found: Iterator[_Entry]) -> Iterator[list[_Entry]]:
@@ -190,4 +215,4 @@ _ALIKE: dict[str, Callable[[_Entry], str | int | None]] = {
 
 def _build(entries: Sequence[_Entry], partition: int, schema: pa.Schema) -> pa.RecordBatch:
     made = _Building(entries, partition)
-    return pa.RecordBatch.from_arrays([made.column(name) for name in schema.names], schema=schema)
+    return batch_of([made.column(name) for name in schema.names], schema, sum(entry.rows for entry in entries))

@@ -23,7 +23,7 @@ from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State
 from penstock.service.tables.building import Building, stored
 from penstock.service.tables.parts import FEW_ROWS, Part, Piece, gathered
-from penstock.service.tables.schemas import ITEMS, narrowed
+from penstock.service.tables.schemas import ITEMS, batch_of, narrowed
 from penstock.words import origin
 from penstock.words.clock import SystemClock
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
@@ -31,23 +31,23 @@ from penstock.words.limits import MIB
 from penstock.words.origin import Origin
 
 READ_BYTES = 1 * MIB
-READ_ITEMS = 2_000
-"""Frames are read so much at a time, about."""
+"""Frames are read so much at a time, about; one that is larger, alone."""
 
 OpenLog: TypeAlias = Callable[[], Readable]
 
 
 def items(
-    open_log: OpenLog, runs: Sequence[int], columns: Sequence[str], *, strict: bool = True, forwarded: bool = False
+    open_log: OpenLog, runs: Sequence[int], columns: Sequence[str], *, strict: bool = True, exact: bool = False, forwarded: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The items of flat runs of offsets, but for what was forwarded from another partition of the queue: it was there before.
 
     forwarded: those too.
-    strict: items that are gone or damaged are an error; otherwise they are left out, as those are that retention let go long ago.
+    strict: items that are gone or damaged are an error; otherwise they are left out, as those are that retention let go here and there.
+    exact: with strict, those are an error too: whoever chose the runs knew that they were there.
     """
     schema = narrowed(ITEMS, columns)
     with closing(open_log()) as log:
-        found = pieces(log, open_log, runs, strict=strict)
+        found = pieces(log, open_log, runs, strict=strict, exact=exact)
         wanted = found if forwarded else (part for piece in found for part in _own(piece, log.incarnation))
         for parts in gathered(wanted, stored(columns)):
             yield build(parts, log.partition, schema)
@@ -56,20 +56,20 @@ def items(
 def build(parts: Sequence[Part], partition: int, schema: pa.Schema) -> pa.RecordBatch:
     """Parts of frames as a batch with columns of table items."""
     made = Building(parts, partition)
-    return pa.RecordBatch.from_arrays([made.column(name) for name in schema.names], schema=schema)
+    return batch_of([made.column(name) for name in schema.names], schema, made.rows)
 
 
-def pieces(log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True) -> Iterator[Piece]:
+def pieces(log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True, exact: bool = False) -> Iterator[Piece]:
     """The parts of frames that hold the items of flat runs, without blanks."""
-    state = _State(open_log)
+    state, frames = _State(open_log, strict and exact), _Frames(log, strict)
     try:
         for start, stop in pairs(runs):
-            for piece in _read(log, start, stop, strict):
+            for piece in frames.within(start, stop):
                 if strict and start < piece.start:
                     state.account_for(start, piece.start)
                 start = piece.start + piece.rows
                 if _has_empty(piece):
-                    yield from piece.cut(state.kept(*piece.runs))
+                    yield from piece.cut(state.kept(piece))
                 else:
                     yield piece
             if strict and start < stop:
@@ -78,24 +78,41 @@ def pieces(log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: boo
         state.close()
 
 
-def _read(log: Readable, start: int, stop: int, strict: bool) -> Iterator[Piece]:
-    wanted = 500
-    while start < stop:
-        size, end = 0, min(stop, start + wanted)
-        for found in log.read(start, end):
-            if isinstance(found, Gap):
-                if strict and not found.mended:
-                    raise _gone(log, found, start, stop)
-                start = max(start, min(found.stop, stop))
-                continue
-            columns = Columns(found)
-            size += columns.size_bytes
-            low, high = max(start, columns.base), min(stop, columns.stop)
-            if low < high:
-                yield Piece(columns, found.columns & 0xFFFF, low - columns.base, high - columns.base)
-                start = high
-        start = max(start, end)
-        wanted = min(2 * wanted, READ_ITEMS) if size < READ_BYTES else max(1, wanted // 2) if size > 2 * READ_BYTES else wanted
+class _Frames:
+    """A log's frames, read in order. The last one is kept: many runs may lie in it."""
+
+    def __init__(self, log: Readable, strict: bool) -> None:
+        self._log = log
+        self._strict = strict
+        self._last: tuple[Columns, int] | None = None
+
+    def within(self, start: int, stop: int) -> Iterator[Piece]:
+        """The parts of frames in [start, stop)."""
+        last = self._last
+        if last is not None and last[0].base <= start < last[0].stop:
+            piece = _part(*last, start, stop)
+            start = piece.start + piece.rows
+            yield piece
+        while start < stop:
+            before = start
+            for found in self._log.read(start, stop, READ_BYTES):
+                if isinstance(found, Gap):
+                    if self._strict and not found.mended:
+                        raise _gone(self._log, found, start, stop)
+                    start = max(start, min(found.stop, stop))
+                    continue
+                self._last = columns, present = Columns(found), found.columns & 0xFFFF
+                if start < columns.stop and columns.base < stop:
+                    piece = _part(columns, present, start, stop)
+                    start = piece.start + piece.rows
+                    yield piece
+            if start == before:  # none is left
+                return
+
+
+def _part(columns: Columns, present: int, start: int, stop: int) -> Piece:
+    """The rows of a frame that are in [start, stop)."""
+    return Piece(columns, present, max(start, columns.base) - columns.base, min(stop, columns.stop) - columns.base)
 
 
 def _gone(log: Readable, gap: Gap, start: int, stop: int) -> CorruptLog | InvalidRequest:
@@ -110,21 +127,40 @@ def _gone(log: Readable, gap: Gap, start: int, stop: int) -> CorruptLog | Invali
 class _State:
     """The partition's state, as published by the time of asking."""
 
-    def __init__(self, open_log: OpenLog) -> None:
+    def __init__(self, open_log: OpenLog, exact: bool) -> None:
         self._open_log = open_log
+        self._exact = exact
         self._reader: Reader | None = None
+        self._asked: Columns | None = None
+        """The frame for which it was looked at last."""
 
-    def kept(self, start: int, stop: int) -> list[int]:
-        """Runs of [start, stop) that retention did not let go."""
-        return self._now().dropped.missing(start, stop)
+    def kept(self, piece: Piece) -> list[int]:
+        """Runs of a part that retention did not let go."""
+        if self._reader is None or self._asked is not piece.columns:
+            self._now()
+            self._asked = piece.columns
+        assert self._reader is not None
+        start, stop = piece.runs
+        gone = self._reader.state.dropped.within(start, stop)
+        if gone and self._exact:
+            raise self._went(gone)
+        return self._reader.state.dropped.missing(start, stop)
 
     def account_for(self, start: int, stop: int) -> None:
-        """Say so if items are not there and the state does not know that they went."""
+        """Say so if items are not there and the state does not know that they went, or they should be."""
         state = self._now()
         left = RunSet(state.dropped.missing(start, stop)).without(state.lost.runs)
         if left:
             which = f"items {left[0]} to {left[-1] - 1} are not in their log, which does not say that they went"
             raise StorageFailed(f"{which}; the queue was deleted, or its directory is an older copy: read again")
+        if self._exact:
+            raise self._went([start, stop])
+
+    def _went(self, gone: Sequence[int]) -> InvalidRequest:
+        assert self._reader is not None
+        partition = self._reader.log.partition
+        which = f"items {partition}-{gone[0]} to {partition}-{gone[-1] - 1} went by retention or damage"
+        return InvalidRequest(f"{which} before they were read; set failOnDataLoss=false to go on without them, or start anew")
 
     def _now(self) -> State:
         if self._reader is None:

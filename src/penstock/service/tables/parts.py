@@ -8,6 +8,7 @@ that is quicker), `gathered` (parts that go out together as one batch). A part g
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -108,7 +109,27 @@ class Piece(NamedTuple):
 
 def repeated(value: int | str | bytes | None, kind: pa.DataType, rows: int) -> pa.Array:
     """The same value for every row."""
-    return pa.nulls(rows, kind) if value is None else pa.repeat(scalar(value, kind), rows)
+    return nulls(rows, kind) if value is None else pa.repeat(scalar(value, kind), rows)
+
+
+def nulls(rows: int, kind: pa.DataType) -> pa.Array:
+    """No value in any row. Most batches have such columns: all share their buffers."""
+    return _nulls(kind, 1 << max(14, (rows - 1).bit_length()))[:rows]
+
+
+@lru_cache(maxsize=32)
+def _nulls(kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.nulls(rows, kind)
+
+
+def always(value: int, kind: pa.DataType, rows: int) -> pa.Array:
+    """A number that many batches have in every row; they share its buffer."""
+    return _always(value, kind, 1 << max(14, (rows - 1).bit_length()))[:rows]
+
+
+@lru_cache(maxsize=32)
+def _always(value: int, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(scalar(value, kind), rows)
 
 
 def scalar(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:

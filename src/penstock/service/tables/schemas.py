@@ -1,7 +1,7 @@
 """The columns of the tables that a queue can be read as.
 
-Owns: the Arrow schemas of `items`, `events`, `state` and `dead`, by name in `TABLES`; `narrowed`. Every record batch of a table, or of
-some of its columns, has exactly these types, so that whoever reads them need look at the first only.
+Owns: the Arrow schemas of `items`, `events`, `state` and `dead`, by name in `TABLES`; `narrowed`; `batch_of`. Every record batch of a
+table, or of some of its columns, has exactly these types, so that whoever reads them need look at the first only.
 Arrow's plain types, and none that Spark cannot hold: no unsigned numbers, no dictionaries.
 """
 
@@ -89,6 +89,13 @@ DEAD = pa.schema(
 now: in a dead queue, or, where they were buried in place, still there."""
 
 TABLES = {"items": ITEMS, "events": EVENTS, "dead": DEAD, "state": STATE}
+
+
+def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """A record batch that knows how many rows it has, also when it has no columns."""
+    if arrays:
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))
 
 
 def narrowed(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:

@@ -22,7 +22,7 @@ from penstock.rules.state import State
 from penstock.service.tables.building import NEEDS, Building, ids, offsets_of, spread, stored
 from penstock.service.tables.items import OpenLog, pieces
 from penstock.service.tables.parts import ROWS, gathered
-from penstock.service.tables.schemas import INSTANT, STATE, narrowed
+from penstock.service.tables.schemas import INSTANT, STATE, batch_of, narrowed
 from penstock.words.clock import Clock, Moment, SystemClock
 
 IN_THE_LOG = {*NEEDS, "produced_at"}
@@ -40,12 +40,12 @@ def states(open_log: OpenLog, columns: Sequence[str], *, clock: Clock | None = N
         runs = state.resolved.missing(0, state.next_offset)
         if not IN_THE_LOG & {*columns}:
             for part in _parts(runs):
-                yield pa.RecordBatch.from_arrays([_Told(now, part, partition).column(name) for name in columns], schema=schema)
+                yield batch_of([_Told(now, part, partition).column(name) for name in columns], schema, count(part))
             return
         for made in _read(open_log, runs, partition, columns):
             told = _Told(now, made.runs, partition)
             arrays = [made.column(name) if name in IN_THE_LOG else told.column(name) for name in columns]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield batch_of(arrays, schema, made.rows)
 
 
 def _read(open_log: OpenLog, runs: Sequence[int], partition: int, columns: Sequence[str]) -> Iterator[Building]:

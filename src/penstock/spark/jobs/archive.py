@@ -5,7 +5,9 @@ Owns: `archive` and `Archived`. A run is a structured stream that takes what is 
     <path>/_penstock/items/<name>-<incarnation>/{manifest.json, checkpoint/, lock}
 Exactly once: what a micro-batch holds is decided by the checkpoint before it is written, and its files lie in folders of its own name. So
 one that is repeated after a crash takes the place of what it had written. It is archived when its files are synced and in the manifest.
-A named cursor holds retention back from what is not archived yet, and moves on behind it. Table events has no cursor.
+Where a run begins is told by the archive itself, its checkpoint or its manifest; a new one begins at the earliest item that is kept.
+A named cursor, one for each archive, holds retention back from what is not archived yet, and moves on behind it: nothing begins there.
+Table events has no cursor.
 Limits: an archive is a directory that driver and executors see under one path.
 """
 
@@ -23,13 +25,17 @@ from pyspark.sql import functions as F
 
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import SystemFiles
+from penstock.rules.routing import digest
+from penstock.service import calls
 from penstock.service.reports import QueueInfo
 from penstock.spark.home import target_of
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.manifest import ArchivedBatch, Manifest
 from penstock.spark.jobs.progress import Progress, translated
+from penstock.spark.options import MOST
 from penstock.spark.reaching import reading
 from penstock.words.errors import InvalidRequest, PenstockError, QueueBusy
+from penstock.words.limits import within
 
 CURSOR = "archive"
 TABLES = {"items": "produced_at", "events": "at"}
@@ -52,6 +58,8 @@ class Archived(msgspec.Struct, frozen=True):
     batches: int
     total_rows: int
     """In the archive now, of this queue and table."""
+    cursor: str
+    """What holds retention back until the next run; "" when nothing does."""
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -62,6 +70,8 @@ class _Place(msgspec.Struct, frozen=True):
     table: str
     queue: str
     incarnation: int
+    cursor: str
+    """Its name unless one is given: two archives of a queue must not move each other's."""
 
     @property
     def manifest(self) -> str:
@@ -79,6 +89,11 @@ class _Place(msgspec.Struct, frozen=True):
         """Those of a micro-batch of this queue, as far as they are there."""
         return glob(f"{escape(self.data)}/date=*/batch={self.incarnation:016x}-{batch}")
 
+    def batch(self, checkpoint: str, number: int) -> str:
+        """The name of a micro-batch; of one checkpoint, that of a later one is greater."""
+        with open(f"{checkpoint}/metadata", encoding="utf-8") as file:  # Spark's: the query's id, as long as it has this checkpoint
+            return f"{self.incarnation:016x}-{json.load(file)['id'].replace('-', '')}-{number:08d}"
+
 
 def archive(
     spark: SparkSession,
@@ -87,7 +102,7 @@ def archive(
     path: str,
     *,
     table: str = "items",
-    cursor: str = CURSOR,
+    cursor: str | None = None,
     checkpoint: str | None = None,
     max_items_per_batch: int | None = None,
     fail_on_data_loss: bool = True,
@@ -96,28 +111,29 @@ def archive(
     """Add to an archive what a queue's log holds and the archive does not; the same again adds only what is new.
 
     table: items, or events.
-    cursor: the name under which retention is held back from what is not archived yet; "" holds nothing back.
+    cursor: the name under which retention is held back from what is not archived yet; one of the archive's own unless given, and ""
+        holds nothing back. Release it (`queue.cursor(name).release()`) when an archive is given up or moved.
     checkpoint: where Spark keeps how far it has come; in the archive unless given. One that was lost is made anew from the manifest.
-    fail_on_data_loss: what retention took before it was archived is an error, and not left out.
+    max_items_per_batch: of one micro-batch; a million unless given.
+    fail_on_data_loss: what retention took between two runs, before it was archived, is an error, and not left out.
     """
-    if table not in TABLES:
-        raise InvalidRequest(f"table {table!r:.100} cannot be archived; use {', '.join(TABLES)}")
-    target = target_of(broker)
-    with closing(reading(target)) as home:
-        info = home.find(queue)
-        bounds = home.bounds(info)
-    place = _place(path, table, info)
+    place = check(broker, queue, path, table=table, cursor=cursor, max_items_per_batch=max_items_per_batch)
+    kept = checkpoint or f"{place.own}/checkpoint"
+    _require_whole(place, kept)
+    cursor = "" if table != "items" else place.cursor if cursor is None else cursor
+    with closing(reading(target_of(broker))) as home:
+        bounds = home.bounds(home.find(queue))
     with _alone(place), translated("archiving"):
-        before = manifests.read(place.manifest) or place.nothing()
+        before = manifests.read(place.manifest)
+        if before is None:  # from here on, files without a manifest are none of a run that was killed
+            before = manifests.write(place.manifest, place.nothing())
         _remove_unfinished(place, before)
         options = {"broker": broker, "queue": queue, "table": table, "failOnDataLoss": str(fail_on_data_loss).lower()}
         if table == "items":
             options |= {"includeHeaders": "true", **({"cursor": cursor} if cursor else {})}
         if max_items_per_batch is not None:
             options["maxItemsPerTrigger"] = str(max_items_per_batch)
-        kept = checkpoint or f"{place.own}/checkpoint"
-        if before.batches and not os.path.exists(f"{kept}/metadata"):
-            options["startingOffsets"] = json.dumps({str(partition): last + 1 for partition, last in before.lasts().items()})
+        options["startingOffsets"] = _begin(before)
         done = _told(progress, before, {partition: one.end if table == "items" else one.sequence + 1 for partition, one in bounds.items()})
         failed: list[PenstockError] = []
         stream = spark.readStream.format("penstock").options(**options).load()
@@ -148,7 +164,66 @@ def archive(
         sum(file.size_bytes for batch in added for file in batch.files),
         len(added),
         after.rows,
+        cursor,
     )
+
+
+def check(
+    broker: str, queue: str, path: str, *, table: str = "items", cursor: str | None = None, max_items_per_batch: int | None = None
+) -> _Place:
+    """Whatever of the arguments can be found wrong without a Spark, and before anything is made; else where the archive lies."""
+    if table not in TABLES:
+        raise InvalidRequest(f"table {table!r:.100} cannot be archived; use {', '.join(TABLES)}")
+    if max_items_per_batch is not None:
+        within("max_items_per_batch", max_items_per_batch, 1, MOST)
+    if cursor:
+        calls.cursor_name(cursor)
+    with closing(reading(target_of(broker))) as home:
+        return _place(path, table, home.find(queue))
+
+
+def _begin(known: Manifest) -> str:
+    """Where a stream begins that has no checkpoint: behind what the archive holds. Cursors do not count: they may be another's."""
+    return json.dumps({str(partition): last + 1 for partition, last in known.lasts().items()}) if known.batches else "earliest"
+
+
+def _require_whole(place: _Place, checkpoint: str) -> None:
+    """What the archive holds, what its manifest names and what its checkpoint counts as done must go together, or something is left out."""
+    done = max((int(name) for name in _names(f"{checkpoint}/commits") if name.isdecimal()), default=-1)  # before the manifest is read
+    known = manifests.read(place.manifest)
+    if known is None and place.folders("*"):
+        raise InvalidRequest(
+            f"{place.data} holds files of this queue, and {place.manifest}, which names them, is not there; bring it back from a copy, "
+            "or archive to another directory"
+        )
+    if known is not None and known.batches and not os.path.isdir(place.data):
+        raise InvalidRequest(
+            f"{place.manifest} names {known.rows:,} rows, and {place.data}, where they lay, is not there; bring it back from a copy, "
+            f"or begin anew: remove {place.own}"
+        )
+    if done >= 0 and not _entered(place, checkpoint, done, "" if known is None else known.newest):
+        raise InvalidRequest(
+            f"the checkpoint {checkpoint} counts as done what this archive does not hold: it is another archive's, or newer; "
+            "give this archive one of its own, or remove it: then the archive goes on from its manifest"
+        )
+
+
+def _entered(place: _Place, checkpoint: str, done: int, newest: str) -> bool:
+    """Whether the newest micro-batch of an archive is the last that a checkpoint counts as done, or one after it."""
+    try:
+        name = place.batch(checkpoint, done)
+    except OSError as error:
+        raise storage_failed(error, "reading", checkpoint) from error
+    return newest.rpartition("-")[0] == name.rpartition("-")[0] and newest >= name
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise storage_failed(error, "reading", folder) from error
 
 
 def _place(path: str, table: str, info: QueueInfo) -> _Place:
@@ -156,7 +231,8 @@ def _place(path: str, table: str, info: QueueInfo) -> _Place:
         raise InvalidRequest(f"the path of the archive is {path!r:.200}; give a directory that every node of Spark sees")
     root = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
     own = f"{root}/{OWN}/{table}/{info.name}-{info.incarnation:016x}"
-    return _Place(f"{root}/{table}/queue={info.name}", own, table, info.name, info.incarnation)
+    cursor = f"{CURSOR}-{digest(b'archive', root.encode()).hex()[:8]}"
+    return _Place(f"{root}/{table}/queue={info.name}", own, table, info.name, info.incarnation, cursor)
 
 
 @contextmanager
@@ -217,9 +293,7 @@ def _writer(
 
 def _keep(rows: DataFrame, place: _Place, checkpoint: str, number: int) -> Manifest:
     """Write a micro-batch and enter it; one that was written before, wholly or in part, is replaced."""
-    with open(f"{checkpoint}/metadata", encoding="utf-8") as file:  # Spark's: the query's id, as long as it has this checkpoint
-        query = json.load(file)["id"].replace("-", "")
-    batch = f"{place.incarnation:016x}-{query}-{number:08d}"
+    batch = place.batch(checkpoint, number)
     session = rows.sparkSession  # the stream's own: what is set here is not set for others
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     dated = rows.withColumn("date", F.to_date(TABLES[place.table])).withColumn("batch", F.lit(batch))

@@ -34,9 +34,12 @@ PACKED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
 FAULT, FILE, LINE = "__fault", "__file", "__line"
 """What is wrong with a row, the file it is from, and (JSON) the line that it is."""
 OWN = (FAULT, FILE, LINE)
+NOT_UTF8 = "not UTF-8: give the option encoding, such as encoding=ISO-8859-1"
 _CORRUPT = "__corrupt"
 _CSV = {"header": "true", "multiLine": "true", "quote": '"', "escape": '"'}
 _MOST_COLUMNS = 5_000
+_REPLACED = "\ufffd"
+"""What Java reads where bytes are not of the encoding; a file may also say it in so many bytes."""
 
 
 class SourceFiles(msgspec.Struct, frozen=True):
@@ -52,21 +55,28 @@ class SourceFiles(msgspec.Struct, frozen=True):
 
 def find(spark: SparkSession, source: str | Sequence[str], format: str | None) -> SourceFiles:
     """The files under a path, or several, wherever Spark can read; and what they are."""
-    paths = [source] if isinstance(source, str) else list(source)
-    if not paths or not all(isinstance(path, str) and path for path in paths):
-        raise InvalidRequest("there is nothing to load; give the path of a file or a folder, or a list of them")
-    paths = [absolute(path) for path in paths]
-    if format is not None and format not in FORMATS:
-        raise InvalidRequest(f"format is {format!r}; use {', '.join(FORMATS)}")
+    paths = check(source, format)
     with translated("looking for the source"):
         listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
         found = listed.select("path", "length", F.unix_micros("modificationTime")).collect()
     if not found:
-        raise InvalidRequest(f"there are no files in {paths[0]!r:.200}; mend the path")
+        empty = all(os.path.isfile(path) for path in paths)  # Spark does not list what has no bytes
+        what = f"{paths[0]!r:.200} is empty" if empty else f"there are no files in {paths[0]!r:.200}, or only empty ones"
+        raise InvalidRequest(f"{what}, so there is nothing to load; mend the path, or the file")
     found = sorted(found)
     names = [row[0] for row in found]
     id = digest(b"load", *(str(part).encode() for row in found for part in row)).hex()
     return SourceFiles(paths, format or _format_of(names), len(found), sum(row[1] for row in found), id)
+
+
+def check(source: str | Sequence[str], format: str | None) -> list[str]:
+    """What can be found wrong without a Spark; else the paths as Spark takes them."""
+    paths = [source] if isinstance(source, str) else list(source)
+    if not paths or not all(isinstance(path, str) and path for path in paths):
+        raise InvalidRequest("there is nothing to load; give the path of a file or a folder, or a list of them")
+    if format is not None and format not in FORMATS:
+        raise InvalidRequest(f"format is {format!r}; use {', '.join(FORMATS)}")
+    return [absolute(path) for path in paths]
 
 
 def absolute(path: str) -> str:
@@ -76,15 +86,14 @@ def absolute(path: str) -> str:
 
 def _format_of(names: Sequence[str]) -> str:
     kinds = {_by_suffix(name) for name in names}
-    if len(kinds) == 1 and None not in kinds:
-        return str(kinds.pop())
-    shown = names[0].rpartition("/")[2]
-    what = (
-        f"the files are of several formats ({', '.join(sorted(map(str, kinds)))})"
-        if len(kinds) > 1
-        else f"{shown!r:.100} does not say what it is"
-    )
-    raise InvalidRequest(f"{what}; give format: {', '.join(FORMATS)}")
+    known = sorted(kind for kind in kinds if kind is not None)
+    if len(known) == 1 and None not in kinds:
+        return known[0]
+    if len(known) > 1:
+        raise InvalidRequest(f"the files are of several formats ({', '.join(known)}); load each format by itself, such as *.{known[0]}")
+    unknown = next(name for name in names if _by_suffix(name) is None).rpartition("/")[2]
+    others = f", and others are {known[0]}; leave it out (*.{known[0]}), or" if known else ";"
+    raise InvalidRequest(f"{unknown!r:.100} does not say what it is{others} give format: {', '.join(FORMATS)}")
 
 
 def _by_suffix(name: str) -> str | None:
@@ -136,7 +145,25 @@ def _csv(spark: SparkSession, files: SourceFiles, schema: T.StructType | None, o
     permissive = {**said, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false"}
     rows = spark.read.options(**permissive).schema(wide).csv(files.paths)
     what = f"not a row of {len(found.names)} columns" + (" of these types" if schema is not None else "")
-    return _with_own(rows, F.when(F.col(_CORRUPT).isNotNull(), F.lit(what)), F.col(_CORRUPT)).drop(_CORRUPT)
+    fault = F.when(F.col(_CORRUPT).isNotNull(), F.lit(what))
+    foreign = _not_utf8(spark, files, options)
+    if foreign:
+        if any(_REPLACED in name for name in found.names):
+            raise InvalidRequest(f"the names of the columns are {NOT_UTF8}")
+        texts = [field.name for field in wide if isinstance(field.dataType, T.StringType)]
+        replaced = F.concat_ws("", *(F.col(quoted(name)) for name in texts)).contains(_REPLACED)
+        fault = F.coalesce(F.when(replaced & F.col("_metadata.file_path").isin(foreign), F.lit(NOT_UTF8)), fault)
+    return _with_own(rows, fault, F.col(_CORRUPT)).drop(_CORRUPT)
+
+
+def _not_utf8(spark: SparkSession, files: SourceFiles, options: Mapping[str, str]) -> list[str]:
+    """The files that are read as UTF-8 and are not. Spark's reader of CSV says nothing: it puts another character in their place."""
+    said = {name.lower(): value.lower().replace("-", "") for name, value in options.items()}
+    if said.get("encoding", said.get("charset", "utf8")) != "utf8":
+        return []
+    chosen = {name: value for name, value in options.items() if name.lower() in ("pathglobfilter", "recursivefilelookup", "compression")}
+    lines = spark.read.options(**chosen).text(files.paths)  # their bytes as they are
+    return [row[0] for row in lines.filter(~F.is_valid_utf8("value")).select("_metadata.file_path").distinct().collect()]
 
 
 def _json(spark: SparkSession, files: SourceFiles, schema: T.StructType | None, options: Mapping[str, str]) -> DataFrame:

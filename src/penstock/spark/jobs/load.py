@@ -7,21 +7,18 @@ A load has an id, derived from its files unless given; the same load done again 
 
 from collections.abc import Mapping as Map
 from collections.abc import Sequence
-from contextlib import closing
 
 import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.logs.drops import Drops
-from penstock.logs.files import SystemFiles
-from penstock.service.snapshot import Snapshot
-from penstock.spark.home import Target, target_of
+from penstock.spark.home import target_of
 from penstock.spark.jobs import files as source_files
 from penstock.spark.jobs.files import FILE, absolute
 from penstock.spark.jobs.progress import Progress, translated, watching
 from penstock.spark.jobs.rows import DETAIL, RAW, REASON, REASONS, Mapping, checked
 from penstock.spark.ordering import Order
+from penstock.spark.reaching import writing
 from penstock.spark.routing import write
 from penstock.words.errors import InvalidRequest
 
@@ -75,24 +72,25 @@ def load(
         where there is none, the row as JSON is the payload.
     key, reference: the columns that are these.
     kind: a word that all items get.
-    schema: columns and types as SQL has them; rows that do not fit are malformed.
+    schema: columns and types as SQL has them; rows that do not fit are malformed. Without it all values of CSV are text.
     order_by: columns by which the items of a key follow each other, such as "ts, seq desc"; without it their order is not defined.
     quarantine: a folder for rows that cannot be items; there, `load=<id>/` holds JSON lines of raw row, file, reason and detail.
-    load_id: by which the load is known again; else the files' names, sizes and times.
+    load_id: by which the load is known again; else the files' names, sizes and times. How they are read does not count: the same files
+        with another key or other options need another id.
     options: those of Spark's reader, such as {"sep": ";"}.
     """
-    target = target_of(broker)
-    ledger = _Ledger(target, queue)
-    order = [part.strip() for part in (order_by.split(",") if isinstance(order_by, str) else order_by or ())]
+    check(source, broker, queue, format=format, order_by=order_by, load_id=load_id)
+    home = writing(target_of(broker))
+    destination = home.find(queue)
+    order = _columns(order_by)
     ordered_by = Order.parse(order).columns
     given = {name: str(value) for name, value in (options or {}).items()}
-    if load_id is not None and not load_id.strip():
-        raise InvalidRequest("load_id is empty; give a text, or leave it out")
     with watching(spark, "looking", progress):
         files = source_files.find(spark, source, format)
         id = load_id or files.id
-        if ledger.knows(f"{PREFIX}{id}"):
-            return Loaded(id, files.count, 0, 0, 0, {}, None, True, not ledger.waits(f"{PREFIX}{id}"))
+        name = f"{PREFIX}{id}"
+        if home.known(destination, name, NUMBER):
+            return Loaded(id, files.count, 0, 0, 0, {}, None, True, home.settle(destination, name, NUMBER, 0))
         rows = checked(source_files.rows_of(spark, files, schema, given), Mapping(payload, key, reference, kind), ordered_by)
     place = None if quarantine is None else f"{absolute(quarantine).rstrip('/')}/load={id}"
     with watching(spark, "checking", progress), translated("checking the rows"):
@@ -103,8 +101,30 @@ def load(
     if total > bad:
         good = rows.filter(F.col(REASON).isNull()).drop(REASON, DETAIL, RAW, FILE)
         with watching(spark, "loading", progress), translated("writing to the queue"):
-            write(good, broker, queue, order_by=order or None, writeId=f"{PREFIX}{id}")
-    return Loaded(id, files.count, total, total - bad, bad, reasons, place if bad else None, False, not ledger.waits(f"{PREFIX}{id}"))
+            write(good, broker, queue, order_by=order or None, writeId=name)
+    adopted = home.settle(destination, name, NUMBER, 0)
+    return Loaded(id, files.count, total, total - bad, bad, reasons, place if bad else None, False, adopted)
+
+
+def check(
+    source: str | Sequence[str],
+    broker: str,
+    queue: str,
+    *,
+    format: str | None = None,
+    order_by: str | Sequence[str] | None = None,
+    load_id: str | None = None,
+) -> None:
+    """Refuse whatever of the arguments can be found wrong without a Spark."""
+    writing(target_of(broker)).find(queue)
+    source_files.check(source, format)
+    Order.parse(_columns(order_by))
+    if load_id is not None and not load_id.strip():
+        raise InvalidRequest("load_id is empty; give a text, or leave it out")
+
+
+def _columns(order_by: str | Sequence[str] | None) -> list[str]:
+    return [part.strip() for part in (order_by.split(",") if isinstance(order_by, str) else order_by or ())]
 
 
 def _sort_out(rows: DataFrame, place: str | None) -> tuple[int, dict[str, int]]:
@@ -125,20 +145,3 @@ def _sort_out(rows: DataFrame, place: str | None) -> tuple[int, dict[str, int]]:
 def _told(bad: int, total: int, reasons: Map[str, int]) -> str:
     shown = ", ".join(f"{number:,} × {reason}" for reason, number in sorted(reasons.items(), key=lambda one: -one[1]))
     return f"{bad:,} of {total:,} rows cannot be items ({shown})"
-
-
-class _Ledger:
-    """Which writes a queue knows."""
-
-    def __init__(self, target: Target, queue: str) -> None:
-        with closing(Snapshot.open(list(target))) as snapshot:
-            self._incarnation = snapshot.find(queue).incarnation
-            self._adopted = snapshot._catalog.entries[self._incarnation].adopted
-        self._drops = Drops(SystemFiles(), target[0])
-
-    def knows(self, source: str) -> bool:
-        """Whether a write is in the queue, or waits for it."""
-        return source in self._adopted or self.waits(source)
-
-    def waits(self, source: str) -> bool:
-        return self._drops.pending(self._incarnation, source, NUMBER)

@@ -57,6 +57,8 @@ class Manifest(msgspec.Struct, frozen=True):
     queue: str
     incarnation: str
     batches: list[ArchivedBatch] = []
+    newest: str = ""
+    """The micro-batch that was entered last, also when it had no rows: a checkpoint that is ahead of it is another archive's."""
     version: int = VERSION
 
     @property
@@ -75,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True):
     def with_batch(self, batch: ArchivedBatch) -> "Manifest":
         """The same, with a batch; one of its name is replaced."""
         kept = [one for one in self.batches if one.name != batch.name]
-        return msgspec.structs.replace(self, batches=[*kept, *([batch] if batch.files else [])])
+        return msgspec.structs.replace(self, batches=[*kept, *([batch] if batch.files else [])], newest=batch.name)
 
 
 def read(path: str) -> Manifest | None:

@@ -28,6 +28,7 @@ _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\w*: (.+)$",
 _CAUSED = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)
 _CONDITION = re.compile(r"^\[[A-Z_.0-9]+\] ")
 _STATE = re.compile(r" *SQLSTATE: \w+")
+_UNREADABLE = re.compile(r"\[FAILED_READ_FILE\b[\w.]*\] Encountered error while reading file (\S+?)\.\s")
 _LONGEST = 300
 
 
@@ -84,6 +85,9 @@ def ours(error: Exception, doing: str) -> PenstockError | None:
         return kind(inner[-1][1].strip()) if issubclass(kind, PenstockError) else StorageFailed(inner[-1][1].strip())
     if isinstance(error, AnalysisException | ParseException):
         return InvalidRequest(f"{doing} is not possible ({said_by(error)}); mend that")
+    unreadable = _UNREADABLE.search(text)
+    if unreadable is not None:
+        return StorageFailed(f"{doing} failed: {unreadable[1]} cannot be read ({said_by(error)}); mend that file, or leave it out")
     return StorageFailed(f"{doing} failed ({said_by(error)}); see the log of Spark, and try again")
 
 

@@ -98,13 +98,10 @@ def redrive(
     preview: change nothing; tell what would be sent.
     timeout: how long the owner of the broker may take for a thousand letters, in seconds.
     """
-    if limit is not None:
-        within("limit", limit, 1, 1 << 60)
+    check(broker, queue, where, to=to, limit=limit)
     target = target_of(broker)
     with closing(reading(target)) as home:
         info = home.find(queue)
-        if to is not None:
-            home.find(to)
         is_dead_queue = any(place.waiting and place.queue == queue for place in home.dead_places(info))
     table = _where(letters(spark, broker, queue), where)
     with watching(spark, "choosing", progress):
@@ -129,13 +126,23 @@ def redrive(
     return Redriven(len(places), sent, changed, dict(there), dict(reasons.most_common()), [], False)
 
 
+def check(broker: str, queue: str, where: str, *, to: str | None = None, limit: int | None = None) -> None:
+    """Refuse whatever of the arguments can be found wrong without a Spark."""
+    if not isinstance(where, str) or not where.strip():
+        raise InvalidRequest('the predicate is empty; give one in SQL, such as "reason like \'%timeout%\'", or "true" for all')
+    if limit is not None:
+        within("limit", limit, 1, 1 << 60)
+    with closing(reading(target_of(broker))) as home:
+        for name in (queue, to):
+            if name is not None:
+                home.find(name)
+
+
 # -- choosing ----------------------------------------------------------------------------------------
 
 
 def _where(table: DataFrame, where: str) -> DataFrame:
     """The letters for which the predicate is true, once it is sure that it is one."""
-    if not isinstance(where, str) or not where.strip():
-        raise InvalidRequest('the predicate is empty; give one in SQL, such as "reason like \'%timeout%\'", or "true" for all')
     predicate = f"({where}\n)"  # so that a word too many is an error: Spark takes "reason like" for a column called "like"
     try:
         kind = table.select(F.expr(predicate)).schema.fields[0].dataType
@@ -144,8 +151,24 @@ def _where(table: DataFrame, where: str) -> DataFrame:
         found = table.filter(F.expr(predicate))
         _ = found.schema  # with Spark Connect nothing is looked at before
     except AnalysisException as error:
-        raise InvalidRequest(f"the predicate {where!r:.200} cannot be understood ({said_by(error)}); mend it") from error
+        raise InvalidRequest(
+            f"the predicate {where!r:.200} cannot be understood ({_typed(said_by(error), where)}); {_hint(error)}"
+        ) from error
     return found
+
+
+def _typed(said: str, where: str) -> str:
+    """What Spark says of a predicate; not of the brackets that stand around it, which nobody typed."""
+    last = where.count("\n") + 2
+    if f"(line {last}, pos 1)" in said and "near end of input" in said:
+        return "a '(' is not closed"
+    if f"(line {last}, pos 0)" in said and "near ')'" in said:
+        return "there is a ')' too many" if "extra input" in said else "it ends where something must follow"
+    return said
+
+
+def _hint(error: Exception) -> str:
+    return "cast what is taken of payload_json, such as cast(payload_json:id AS int)" if "VARIANT" in str(error) else "mend it"
 
 
 def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_queue: bool) -> list[Place]:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from penstock.service import values
-from penstock.spark.jobs.files import FAULT, FILE, LINE, data_columns, quoted
+from penstock.spark.jobs.files import FAULT, FILE, LINE, NOT_UTF8, data_columns, quoted
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import LAST_PRIORITY, MAX_DELAY, MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
@@ -26,6 +26,7 @@ _HEADER_OVERHEAD = 10
 """Bytes that MessagePack may add to a header's name and value."""
 
 NOT_A_ROW = "not a row of this format"
+NO_OBJECT = "not an object, so it has no columns"
 NO_PAYLOAD = "payload is null"
 LONG_PAYLOAD = f"payload has more than {MAX_PAYLOAD_BYTES} bytes"
 LONG_KEY = f"key has more than {MAX_KEY_BYTES} bytes"
@@ -37,7 +38,7 @@ BAD_PRIORITY = f"priority is not a whole number from 0 to {LAST_PRIORITY}"
 BAD_AT = "at is not a time since 1970"
 BAD_TTL = "ttl is not a span of time from 1 microsecond to 10 years"
 REASONS: Final = (
-    *(NOT_A_ROW, NO_PAYLOAD, LONG_PAYLOAD, LONG_KEY, BAD_HEADERS, LONG_HEADERS),
+    *(NOT_UTF8, NOT_A_ROW, NO_PAYLOAD, LONG_PAYLOAD, LONG_KEY, BAD_HEADERS, LONG_HEADERS),
     *(BAD_TEXT, LONG_TEXT, BAD_PRIORITY, BAD_AT, BAD_TTL),
 )
 
@@ -79,20 +80,23 @@ def checked(rows: DataFrame, mapping: Mapping, order_by: Sequence[str] = ()) -> 
         require(name, "to order by", found)
     types = {field.name: field.dataType for field in rows.schema}
     made = {name: _MAKERS[name](name, F.col(quoted(column)), types[column]) for name, column in chosen.items()}
-    if "payload" not in made:
+    detail = F.col(FAULT)
+    if "payload" in made:  # of a column: then a line of JSON must have columns
+        detail = F.coalesce(detail, F.when(~F.col(LINE).rlike(r"^\s*\{"), NO_OBJECT))
+    else:
         made["payload"] = _bytes("payload", F.coalesce(F.col(LINE), _as_json(found)), T.StringType())
         made["encoding"] = Made(F.lit(values.JSON), {})
-    elif "encoding" not in made and not isinstance(types[chosen["payload"]], T.BinaryType):
+    if "encoding" not in made and not isinstance(types[chosen["payload"]], T.BinaryType):
         made["encoding"] = Made(F.lit(_encoding(types[chosen["payload"]])), {})
     if mapping.kind is not None:
         made["kind"] = Made(F.lit(mapping.kind), {})
-    wrong = {NOT_A_ROW: F.col(FAULT).isNotNull()}
+    wrong = {NOT_UTF8: F.col(FAULT) == NOT_UTF8, NOT_A_ROW: detail.isNotNull()}
     for field in made.values():
         for reason, fault in field.wrong.items():
             wrong[reason] = (wrong[reason] | fault) if reason in wrong else fault
     judged = F.coalesce(*(F.when(wrong[reason], F.lit(reason)) for reason in REASONS if reason in wrong))
     kept = [F.col(quoted(name)) for name in order_by if name not in made]
-    own = [judged.alias(REASON), F.col(FAULT).alias(DETAIL), F.coalesce(F.col(LINE), _as_json(found)).alias(RAW), F.col(FILE)]
+    own = [judged.alias(REASON), detail.alias(DETAIL), F.coalesce(F.col(LINE), _as_json(found)).alias(RAW), F.col(FILE)]
     return rows.select(*(field.column.alias(name) for name, field in made.items()), *kept, *own)
 
 

@@ -1,0 +1,134 @@
+"""What a stream that consumes, and who settles its items, is told at once; on a real broker's directory and without a JVM."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+import penstock.spark
+from penstock import Broker, Queue
+from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound
+from penstock.spark import consume
+from penstock.words.clock import MINUTE, SystemClock
+from tests.spark.consumers import Consumer
+from tests.spark.streams import Following, fill
+
+
+@pytest.fixture
+def broker(broker_dir: str) -> Iterator[Broker]:
+    with penstock.open(broker_dir) as broker:
+        yield broker
+
+
+@pytest.fixture
+def queue(broker: Broker) -> Queue:
+    return broker.create_queue("orders", partitions=3)
+
+
+@pytest.fixture
+def start(broker_dir: str) -> Iterator[Any]:
+    """Begins runs of streams; none outlives the test."""
+    begun: list[Consumer] = []
+
+    def start(*args: Any, **options: Any) -> Consumer:
+        begun.append(Consumer(broker_dir, *args, **options))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.killed()
+
+
+def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that was at work before waits for as long as a dead one may hold the queue."""
+    monkeypatch.setattr(consume, "LAST_WORD_SECONDS", 0)
+    fill(queue, 20)
+    first, second = start(maxItemsPerTrigger=10), start(consumerTimeout=60)
+    first.batch()
+    began = SystemClock().read().elapsed
+    with pytest.raises(QueueHeld, match="is consumed by spark:"):
+        second.batch()
+    assert SystemClock().read().elapsed - began < MINUTE // 2
+    second.at = {**second.at, "grant": 1}
+    asked: list[str] = []
+
+    def held_twice(target: Any, incarnation: int, verb: str, timeout: int, /, **args: Any) -> Any:
+        asked.append(verb)
+        if len(asked) < 3:
+            raise QueueHeld("held; wait")
+        return {"grant": 1, "items": 0, "ready": 0}
+
+    monkeypatch.setattr(consume, "IDLE", 0)
+    monkeypatch.setattr(consume, "ask", held_twice)
+    assert second.begin()["grant"] == 1 and asked == ["take"] * 3
+
+
+def test_a_checkpoint_of_another_queue_is_refused(broker_dir: str, broker: Broker, queue: Queue, start: Any) -> None:
+    fill(queue, 5)
+    stream = start()
+    stream.batch()
+    fill(broker.create_queue("bills"), 5)
+    other = start(stream.at, queue="bills")
+    with pytest.raises(QueueNotFound, match="or the checkpoint is of another queue; start with a new checkpointLocation"):
+        other.batch()
+    looking = Following(broker_dir, "bills", Following(broker_dir).at)
+    with pytest.raises(QueueNotFound, match="or the checkpoint is of another queue; start with a new checkpointLocation"):
+        looking.batch()
+
+
+# -- what a batch could not handle ------------------------------------------------------------------------
+
+
+def failed(ids: list[str], reason: str = "no price") -> consume.Failed:
+    found = consume.Failed()
+    for id in ids:
+        found.add(id, reason)
+    return found
+
+
+def test_settled_items_may_be_settled_again(broker_dir: str, queue: Queue, start: Any) -> None:
+    fill(queue, 20)
+    stream = start()
+    stream.batch()
+    target, incarnation = (broker_dir,), int(queue.info().incarnation, 16)
+    for _ in range(2):  # as when Spark repeats a batch
+        assert failed(stream.ids[:3] * 2).settle(target, incarnation, "bury", 0) == 3
+    assert failed([]).settle(target, incarnation, "bury", 0) == 0
+
+
+def test_items_that_no_stream_was_given_cannot_be_settled(broker_dir: str, broker: Broker, queue: Queue, start: Any) -> None:
+    """By another queue's name, when they are completed, or when it is nobody's: else they would be completed though they failed."""
+    fill(queue, 20)
+    stream = start(maxItemsPerTrigger=10)
+    stream.batch()
+    ids, target, incarnation = sorted(stream.ids), (broker_dir,), int(queue.info().incarnation, 16)
+    other = int(broker.create_queue("bills").info().incarnation, 16)
+    said = r"are not in the hands of a stream that consumes this queue; name the queue that the stream reads, and settle"
+    with pytest.raises(InvalidRequest, match=rf"^5 of these items \({', '.join(ids[:3])}, …\) {said}"):
+        failed(ids[:5]).settle(target, other, "bury", 0)
+    with pytest.raises(InvalidRequest, match=rf"^1 of these items \(2-999\) {said}"):
+        failed(["2-999", *ids[:5]]).settle(target, incarnation, "bury", 0)
+    stream.batch()  # by which those of the first are completed
+    with pytest.raises(InvalidRequest, match=rf"^2 of these items \({ids[0]}, {ids[1]}\) {said}"):
+        failed(ids[:2]).settle(target, incarnation, "bury", 0)
+
+
+# -- and what is told on the page -------------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_runs(spark: SparkSession, broker_dir: str, tmp_path: Path) -> None:
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders").produce_many(["1.5", "much", "2"])
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page.partition("## consume and settle")[2], re.DOTALL)[0].replace('"data/"', repr(broker_dir))
+    for place in ("prices/", "work/"):
+        code = code.replace(f'"{place}"', repr(f"{tmp_path}/{place}"))
+    exec(code, {"penstock": penstock, "spark": penstock.spark, "session": spark})
+    assert sorted(row.price for row in spark.read.parquet(f"{tmp_path}/prices/").collect()) == [1.5, 2.0]
+    with penstock.open(broker_dir) as broker:
+        found = broker.queue("orders").stats()
+        assert (found.completed, found.buried, found.leased) == (2, 1, 0)

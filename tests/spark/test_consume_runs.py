@@ -1,0 +1,93 @@
+"""Several runs of one stream that consumes, without a JVM: what one says late, or said before it died, does not bind the next."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Broker, Queue
+from penstock.errors import QueueHeld
+from penstock.service.errands import Errand, Errands
+from penstock.spark import consume
+from penstock.spark.errands import ask
+from tests.spark.consumers import Consumer
+from tests.spark.streams import fill
+from tests.spark.waiting import wait_until
+
+
+@pytest.fixture
+def broker(broker_dir: str) -> Iterator[Broker]:
+    with penstock.open(broker_dir) as broker:
+        yield broker
+
+
+@pytest.fixture
+def queue(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    monkeypatch.setattr(consume, "IDLE", 0)
+    return broker.create_queue("orders")
+
+
+def incarnation(run: Consumer) -> int:
+    return int(str(run.at["incarnation"]), 16)
+
+
+def test_what_was_settled_of_a_batch_that_is_repeated_counts_no_more(broker_dir: str, queue: Queue) -> None:
+    ids = fill(queue, 3)
+    first = Consumer(broker_dir)
+    before = dict(first.at)
+    assert first.batch() == 3
+    assert ask((broker_dir,), incarnation(first), "settle", action="retry", items={0: [1]}, reason="db down") == [1, 0]
+    first.killed()
+    second = Consumer(broker_dir, first.at)
+    assert sorted(row["id"] for row in second.between(before, first.at)) == sorted(ids)
+    assert second.batch() == -1, "this time all were handled"
+    assert queue.stats().completed == 3
+    second.killed()
+
+
+def test_a_run_that_ends_late_takes_nothing_from_the_next(broker_dir: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(queue, 4)
+    old = Consumer(broker_dir, maxItemsPerTrigger=2)
+    old.batch()
+    new = Consumer(broker_dir, old.at, maxItemsPerTrigger=2)
+    new.batch()
+    done: list[str] = []
+    do = Errands._do
+
+    def noted(self: Errands, incarnation: int, errand: Errand) -> Any:
+        try:
+            return do(self, incarnation, errand)
+        finally:
+            done.append(errand.verb)
+
+    monkeypatch.setattr(Errands, "_do", noted)
+    old.reader.stop()
+    wait_until(lambda: "let_go" in done)
+    with pytest.raises(QueueHeld):
+        queue.lease(1)
+    new.reader.stop()
+    wait_until(lambda: not queue.stats().holder)
+
+
+def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = fill(queue, 300)
+    run = Consumer(broker_dir)
+    run.batch()
+    asked: list[str] = []
+
+    def noted(target: Any, incarnation: int, verb: str, *args: Any, **options: Any) -> Any:
+        asked.append(verb)
+        return ask(target, incarnation, verb, *args, **options)
+
+    monkeypatch.setattr(consume, "ask", noted)
+    failed = consume.Failed()
+    for number, id in enumerate(ids[:200]):
+        failed.add(id, f"bad row {number}")
+    assert failed.settle((broker_dir,), incarnation(run), "bury", 0) == 200
+    assert consume.Failed().settle((broker_dir,), incarnation(run), "bury", 0) == 0
+    assert asked == ["settle"]
+    assert run.batch() == -1
+    assert (queue.stats().completed, queue.stats().buried) == (100, 200)
+    assert queue.explain(ids[7]).reason == "bad row 7"
+    run.killed()

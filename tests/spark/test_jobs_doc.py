@@ -1,0 +1,37 @@
+"""docs/spark.md tells every argument of every job, and its default where it is a plain one."""
+
+import inspect
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock import spark
+from penstock.spark.jobs.archive import Archived
+from penstock.spark.jobs.load import Loaded
+from penstock.spark.jobs.redrive import Redriven
+
+PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+EVERYWHERE = {"spark", "broker", "queue"}
+"""Told once for all."""
+
+
+def section(job: str) -> str:
+    return PAGE.partition(f"\n### {job}\n")[2].partition("\n#")[0]
+
+
+@pytest.mark.parametrize("job", ["load", "archive", "report", "redrive"])
+def test_the_arguments_of_a_job(job: str) -> None:
+    told = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section(job), re.MULTILINE))
+    real = {name: one for name, one in inspect.signature(getattr(spark, job)).parameters.items() if name not in EVERYWHERE}
+    assert list(told) == list(real)
+    for name, one in real.items():
+        assert (told[name] == "(must)") == (one.default is inspect.Parameter.empty)
+        if isinstance(one.default, str | bool | float):
+            assert told[name] == (f"{one.default:g}" if type(one.default) is float else str(one.default))
+
+
+@pytest.mark.parametrize(("job", "answer"), [("load", Loaded), ("archive", Archived), ("redrive", Redriven)])
+def test_what_a_job_gives(job: str, answer: type[msgspec.Struct]) -> None:
+    assert f"a `{answer.__name__}`: {', '.join(answer.__struct_fields__)}." in section(job).replace("an `", "a `")

@@ -1,0 +1,232 @@
+"""Tasks that write, one by one and without a JVM: what they hold in memory, and what they leave behind when they fail."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import types as T
+
+import penstock
+from penstock.logs.api import Draft
+from penstock.logs.files import SystemFiles
+from penstock.logs.staging import StagedWriter
+from penstock.spark import framing, merging
+from penstock.spark.options import parse
+from penstock.spark.ordering import Order
+from penstock.spark.outgoing import DirectoryWriting
+from penstock.spark.writer import BatchWriter, Staged, StreamWriter
+from penstock.words.errors import QueueNotFound, StorageFailed
+from penstock.words.limits import KIB, MIB
+from tests.spark.writes import dropped, inbox
+
+ORDER = Order.parse(["nr"])
+SCHEMA = T.StructType().add("payload", T.StringType()).add("nr", T.LongType())
+
+
+@pytest.fixture
+def orders(broker_dir: str) -> str:
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders")
+    return broker_dir
+
+
+def rows(*numbers: int, payload: str = "x") -> pa.RecordBatch:
+    return pa.record_batch({"payload": pa.array([payload] * len(numbers)), "nr": pa.array(numbers, pa.int64())})
+
+
+def left(broker: str) -> list[str]:
+    return sorted(path.name for path in Path(broker, "inbox").rglob("*"))
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (framing, merging):
+        monkeypatch.setattr(module, "ORDERED_BYTES", MIB)
+    writing = DirectoryWriting((orders,))
+    destination, write = writing.find("orders"), writing.begin()
+    writing.prepare(write)
+    payload = "x" * (100 * KIB)
+    runs = [
+        run
+        for task in range(2)
+        for run in writing.stage(write, destination, ORDER, (rows(n, payload=payload) for n in range(task, 200, 2)), f"{task}")
+    ]
+    held, sizes, before, add = [], [], pa.total_allocated_bytes(), StagedWriter.add
+
+    def noting(self: StagedWriter, draft: Draft, partition: int = 0) -> int:
+        held.append(pa.total_allocated_bytes() - before)
+        sizes.append(sum(map(len, draft.parts)))
+        return add(self, draft, partition)
+
+    monkeypatch.setattr(StagedWriter, "add", noting)
+    assert writing.publish(write, destination, ORDER, "test", 1, runs)
+    assert len(sizes) == 20 and max(sizes) <= MIB + 10 * KIB
+    assert max(held) < 8 * MIB  # of 20 MiB in all
+    assert len(dropped(orders)) == 200
+
+
+def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "GATHERED_ROWS", 2)
+    writing = DirectoryWriting((orders,))
+    destination, write = writing.find("orders"), writing.begin()
+    writing.prepare(write)
+    runs = writing.stage(write, destination, ORDER, (rows(n, n + 100) for n in range(100, 0, -1)), "0")
+    files = Counting()
+    assert DirectoryWriting((orders,), files).publish(write, destination, ORDER, "test", 1, runs)
+    assert len(runs) == 100 and files.most <= 3
+    assert len(dropped(orders)) == 200
+
+
+class Counting(SystemFiles):
+    """Counts the files that are open."""
+
+    def __init__(self) -> None:
+        self.most = self._open = 0
+
+    def open(self, path: str, mode: Any) -> int:
+        self._open += 1
+        self.most = max(self.most, self._open)
+        return super().open(path, mode)
+
+    def close(self, handle: int) -> None:
+        self._open -= 1
+        os.close(handle)
+
+
+@pytest.mark.parametrize("order", [ORDER, Order()])
+def test_small_rows_are_gathered_up_to_a_number(orders: str, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    monkeypatch.setattr(framing, "GATHERED_ROWS", 50)
+    writing = DirectoryWriting((orders,))
+    destination, write = writing.find("orders"), writing.begin()
+    writing.prepare(write)
+    given = (rows(*range(1_000 - start, 990 - start, -1)) for start in range(0, 500, 10))
+    runs = writing.stage(write, destination, order, (batch.select(["payload", *order.columns]) for batch in given), "0")
+    assert [frame.items for run in runs for frame in run.frames] == [50] * 10
+    assert len(runs) == (10 if order.columns else 1)
+
+
+# -- tasks that fail ---------------------------------------------------------------------------------
+
+
+def failing(count: int) -> Iterator[pa.RecordBatch]:
+    for number in range(count, 0, -1):
+        yield rows(number, number + 1)
+    raise RuntimeError("a task that fails")
+
+
+@pytest.mark.parametrize("batches", [0, 1, 5])
+def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    monkeypatch.setattr(framing, "GATHERED_BYTES", 1)
+    writing = DirectoryWriting((orders,))
+    destination, write = writing.find("orders"), writing.begin()
+    writing.prepare(write)
+    with pytest.raises(RuntimeError, match="a task that fails"):
+        writing.stage(write, destination, ORDER, failing(batches), "0")
+    assert left(orders) == [f"{write}.staged"]
+    writing.leave(write)
+    assert left(orders) == []
+
+
+class Full(SystemFiles):
+    """A disk that takes a few bytes of a part."""
+
+    def write(self, handle: int, parts: Any) -> int:
+        os.write(handle, b"some")
+        raise OSError(errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize("order", [ORDER, Order()])
+def test_a_full_disk_has_nothing_left_of_a_task(orders: str, order: Order) -> None:
+    writing = DirectoryWriting((orders,), Full())
+    destination, write = writing.find("orders"), writing.begin()
+    writing.prepare(write)
+    with pytest.raises(StorageFailed, match="the disk is full"):
+        writing.stage(write, destination, order, iter([rows(1, 2).select(["payload", *order.columns])]), "0")
+    writing.leave(write)
+    assert left(orders) == []
+
+
+def test_a_sidecar_that_cannot_be_written_is_said_and_removed(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sidecar:
+        def __init__(self, path: str, schema: pa.Schema) -> None:
+            Path(path).write_bytes(b"some")
+
+        def write_table(self, table: pa.Table) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(pa.ipc, "new_file", Sidecar)
+    writing = DirectoryWriting((orders,))
+    destination, write = writing.find("orders"), writing.begin()
+    writing.prepare(write)
+    with pytest.raises(StorageFailed, match=r"writing .*\.frames\.order failed: the disk is full"):
+        writing.stage(write, destination, ORDER, iter([rows(1, 2)]), "0")
+    writing.leave(write)
+    assert left(orders) == []
+
+
+# -- siblings ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "3"}
+    context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 1, getLocalProperty=known.get)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+
+
+@pytest.mark.usefixtures("in_a_task")
+@pytest.mark.parametrize("order_by", ["nr", None])
+def test_a_stream_task_that_fails_takes_no_place_from_the_others(orders: str, order_by: str | None) -> None:
+    options = {"broker": orders, "queue": "orders"} | ({"orderBy": order_by} if order_by else {})
+    columns = ["payload", *([order_by] if order_by else [])]
+    writer = StreamWriter(parse(options), T.StructType([SCHEMA[name] for name in columns]), False)
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        with pytest.raises(RuntimeError):
+            writer.write(batch.select(columns) for batch in failing(1))
+        yield rows(1, 2).select(columns)
+
+    found = writer.write(slow())
+    assert isinstance(found, Staged)
+    writer.commit([found], 3)
+    assert len(dropped(orders)) == 2 and len(inbox(orders)) == 1
+
+
+@pytest.mark.usefixtures("in_a_task")
+def test_a_batch_task_that_comes_late_finds_no_place(orders: str) -> None:
+    writer = BatchWriter(parse({"broker": orders, "queue": "orders", "orderBy": "nr"}), SCHEMA, False)
+    writer.abort([])
+    with pytest.raises(StorageFailed, match="No such file"):
+        writer.write(iter([rows(1)]))
+    assert inbox(orders) == []
+
+
+# -- what is known -----------------------------------------------------------------------------------
+
+
+def test_a_write_is_known_while_it_waits_and_when_it_is_adopted(orders: str) -> None:
+    writing = DirectoryWriting((orders,))
+    destination = writing.find("orders")
+    assert not writing.known(destination, "mine", 1)
+    write = writing.begin()
+    runs = writing.stage(write, destination, Order(), iter([rows(1).select(["payload"])]), "0", prepared=False)
+    assert not writing.known(destination, "mine", 1)
+    assert writing.publish(write, destination, Order(), "mine", 2, runs)
+    assert writing.known(destination, "mine", 2) and not writing.known(destination, "yours", 2)
+    with penstock.open(orders):
+        assert writing.settle(destination, "mine", 2, 30)
+    assert [writing.known(destination, "mine", number) for number in (1, 2, 3)] == [True, True, False]
+    assert not writing.known(destination, "yours", 1)
+    with pytest.raises(QueueNotFound, match="the queue was deleted"):
+        writing.known(destination._replace(incarnation=destination.incarnation + 1), "mine", 1)
