@@ -69,7 +69,7 @@ def test_what_cannot_be_routed(spark: SparkSession, broker_dir: str) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders", partitions=3)
     df = spark.range(10).selectExpr("id key", "'x' payload")
-    with pytest.raises(InvalidRequest, match="the column 'key' is bigint; cast it to string or binary"):
+    with pytest.raises(InvalidRequest, match="the column 'key' is bigint; give binary or string"):
         penstock_spark.write(df, broker_dir, "orders")
     with pytest.raises(InvalidRequest, match="orderBy names 'ts'"):
         penstock_spark.write(df, broker_dir, "orders", order_by="ts")

@@ -173,7 +173,7 @@ def test_events_as_a_stream(spark: "SparkSession", tmp_path: Path, broker_dir: s
     [
         ({"startingOffsets": '{"0": 99}'}, "startingOffsets gives partition 0 the offset 99, which is in the future; it ends at"),
         ({"queue": "nothing"}, "there is no queue 'nothing'"),
-        ({"endingOffsets": "latest"}, "endingOffsets is given, and a stream has no end"),
+        ({"endingOffsets": "latest"}, "endingOffsets is for spark.read; leave it out"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_read(

@@ -72,7 +72,7 @@ def test_a_write_that_fails_adds_nothing_and_leaves_nothing(spark: SparkSession,
     df = rows(spark, tasks=2).drop("seq")
     if wrong == "null":
         df = df.withColumn("payload", F.when(F.col("payload") != b"77", F.col("payload")))
-    said = "row 77: the payload is null; give bytes or text" if wrong == "null" else "crashed"
+    said = "row 77 .key 'k7'.: the payload is null; give bytes or text" if wrong == "null" else "crashed"
     with pytest.raises(Exception, match=said):  # a worker that died is told by an error of the JVM
         save(df, orders, "penstock" if wrong == "null" else wrong)
     assert inbox(orders) == []
