@@ -37,6 +37,8 @@ LOCAL = {
 }
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+COLLECTOR = "-XX:+UseParallelGC"
+ARROW = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
 LOGGING = """\
 # Made by penstock.spark.session: errors only, from the first line on (a log level set later comes after the warnings of the start).
 rootLogger.level = error
@@ -92,7 +94,9 @@ def started(app: str, master: str, conf: Mapping[str, str]) -> "SparkSession":
     atexit.register(_tidy, scratch, os.getpid())
     local = master.startswith("local")
     settings = {**ANYWHERE, **(LOCAL | _places(scratch) if local else {}), **conf}
-    settings[JAVA_OPTIONS] = f"{_quiet(scratch)} {settings.get(JAVA_OPTIONS, '')}".strip()
+    settings[JAVA_OPTIONS] = " ".join(
+        [_quiet(scratch), *_swift(settings.get(JAVA_OPTIONS, ""), local), settings.get(JAVA_OPTIONS, "")]
+    ).strip()
     try:
         with surroundings(scratch, local):
             return _with(builder.master(master), settings).getOrCreate()
@@ -109,6 +113,13 @@ def _with(builder: "SparkSession.Builder", settings: Mapping[str, str]) -> "Spar
 def _places(scratch: Path) -> dict[str, str]:
     """Everything Spark writes for itself lies in one directory, which goes when the process ends."""
     return {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri()}
+
+
+def _swift(given: str, local: bool) -> list[str]:
+    """On one machine: a collector for throughput, unless one is chosen, and Arrow without checks of what Spark has checked already."""
+    if not local:
+        return []
+    return [*ARROW, *([] if "-XX:+Use" in given else [COLLECTOR])]
 
 
 def _quiet(scratch: Path) -> str:
