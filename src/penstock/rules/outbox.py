@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from penstock.rules.commands import Again, Confirm, Counted, Letter, Send
 from penstock.rules.leases import EPOCH_SHIFT
+from penstock.rules.leaving import keys_in_line, leave_lines
 from penstock.rules.life import Event, after
-from penstock.rules.records import Delivered, Lost, Promised, Record, Sent, pack_keys, unpack_keys
-from penstock.rules.routing import NO_KEY
+from penstock.rules.records import Delivered, Lost, Promised, Record, Sent
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
-from penstock.rules.settled import leave_line
-from penstock.rules.state import Outgoing, Peek, State, find_all, lost_runs
+from penstock.rules.state import Outgoing, Peek, State
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, QueueBusy
 from penstock.words.limits import MAX_BATCH_BYTES
@@ -44,14 +43,11 @@ def decide_send(state: State, command: Send, now: Moment, peek: Peek) -> tuple[l
         after(state.state_of(offset), Event.SENT)
     if not chosen:
         return [], Counted(0)
-    in_line = [offset for offset in chosen if offset in state.passed]
-    blocks = find_all(peek, in_line)
-    if lost := lost_runs(blocks, state.next_offset):  # without its key an item cannot be taken out of its line
-        return [Lost(lost)], Again()
-    keys = {offset: block.key_of(offset) for offset, block in zip(in_line, blocks, strict=True)}
-    packed = pack_keys(keys.get(offset, NO_KEY) for offset in chosen) if keys else b""
+    keys = keys_in_line(state, chosen, peek)
+    if isinstance(keys, Lost):
+        return [keys], Again()
     sequence = _next(state, command.destination)
-    return [Sent(command.destination, sequence, from_offsets(chosen), packed)], Counted(len(chosen))
+    return [Sent(command.destination, sequence, from_offsets(chosen), keys)], Counted(len(chosen))
 
 
 def promises(state: State, letters: Sequence[Letter]) -> list[Record]:
@@ -86,15 +82,8 @@ def _next(state: State, packed: bytes) -> int:
 
 
 def apply_sent(state: State, record: Sent, now: Moment) -> None:
-    chosen = offsets(record.runs)
-    keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
-    for offset, key in zip(chosen, keys, strict=True):
-        if offset in state.passed:
-            leave_line(state, offset, key)
+    leave_lines(state, record.runs, record.keys)
     state.buried_set.remove_all(record.runs)
-    for offset in state.failures.keys() & set(chosen) if state.failures else ():
-        del state.failures[offset]
-    state.away.add_all(record.runs)
     state.moving.add_all(record.runs)
     _enter(state, record.destination, Outgoing(record.sequence, record.runs))
 
