@@ -8,10 +8,12 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import penstock
+from penstock import Broker
 from penstock.spark.session import session
 
 if TYPE_CHECKING:
@@ -59,3 +61,26 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 def broker_dir(tmp_path: Path) -> str:
     """Where a broker of this test lives; nothing is there yet."""
     return os.fspath(tmp_path / "broker")
+
+
+@pytest.fixture
+def broker(broker_dir: str) -> Iterator[Broker]:
+    """The broker of this test, open."""
+    with penstock.open(broker_dir) as broker:
+        yield broker
+
+
+@pytest.fixture
+def start(broker_dir: str) -> Iterator[Any]:
+    """Begins runs of streams that consume, without a JVM; none outlives the test."""
+    from tests.spark.consumers import Consumer
+
+    begun: list[Consumer] = []
+
+    def start(*args: Any, **options: Any) -> Consumer:
+        begun.append(Consumer(broker_dir, *args, **options))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.killed()

@@ -1,6 +1,5 @@
 """Streams that consume, on a real Spark: every item reaches the sink, and is completed when it has."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import penstock.spark
 from penstock import Broker, NewItem, Queue
 from penstock.errors import InvalidRequest, QueueHeld
 from tests.spark.consumers import Consumer, in_line, keyed
+from tests.spark.sinks import Kept
 from tests.spark.streams import fill
 from tests.spark.waiting import wait_until
 
@@ -25,44 +25,22 @@ if TYPE_CHECKING:
 Handler = Any
 
 
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
-
-
-class Sink:
-    """Consumes into a dictionary of the rows of every micro-batch, by its number: one that is repeated replaces itself."""
+class Sink(Kept):
+    """Where a stream that consumes goes."""
 
     def __init__(self, spark: "SparkSession", broker: str, place: Path, **options: object) -> None:
+        super().__init__(place)
         self.spark = spark
-        self.checkpoint = str(place / "checkpoint")
         self.options = {"broker": broker, "queue": "orders", "consume": "true", **{name: str(value) for name, value in options.items()}}
-        self.batches: dict[int, list[Any]] = {}
 
     def start(self, handle: Handler = None, **trigger: Any) -> "StreamingQuery":
-        def keep(batch: DataFrame, number: int) -> None:
-            self.batches[number] = batch.collect()
-            if handle is not None:
-                handle(batch)
-
-        rows = self.spark.readStream.format("penstock").options(**self.options).load()
-        writer = rows.writeStream.foreachBatch(keep).option("checkpointLocation", self.checkpoint)
-        return (writer.trigger(**trigger) if trigger else writer).start()
+        return self.keep(self.spark.readStream.format("penstock").options(**self.options).load(), handle, **trigger)
 
     def drain(self, handle: Handler = None) -> "StreamingQuery":
         """Consume what is available now."""
         query = self.start(handle, availableNow=True)
         query.awaitTermination()
         return query
-
-    @property
-    def rows(self) -> list[Any]:
-        return [row for number in sorted(self.batches) for row in self.batches[number]]
-
-    @property
-    def ids(self) -> list[str]:
-        return sorted(row.id for row in self.rows)
 
 
 def counts(queue: Queue) -> tuple[int, int, int]:

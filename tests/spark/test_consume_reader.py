@@ -1,7 +1,6 @@
 """What the reader of a stream that consumes tells Spark, on a real broker's directory and without a JVM."""
 
 import os
-from collections.abc import Iterator
 from threading import Event
 from typing import Any
 
@@ -15,34 +14,14 @@ from penstock.spark import consume
 from penstock.spark.consume import SignsOfLife
 from penstock.spark.errands import ask
 from penstock.words.clock import MINUTE
-from tests.spark.consumers import Consumer, in_line, keyed
+from tests.spark.consumers import in_line, keyed
 from tests.spark.streams import Following, fill
 from tests.spark.waiting import wait_until
 
 
 @pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
-
-
-@pytest.fixture
 def queue(broker: Broker) -> Queue:
     return broker.create_queue("orders", partitions=3)
-
-
-@pytest.fixture
-def start(broker_dir: str) -> Iterator[Any]:
-    """Begins runs of streams; none outlives the test."""
-    begun: list[Consumer] = []
-
-    def start(*args: Any, **options: Any) -> Consumer:
-        begun.append(Consumer(broker_dir, *args, **options))
-        return begun[-1]
-
-    yield start
-    for one in begun:
-        one.killed()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What a stream that consumes, and who settles its items, is told at once; on a real broker's directory and without a JVM."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,12 @@ from penstock import Broker, Queue
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound
 from penstock.spark import consume
 from penstock.words.clock import MINUTE, SystemClock
-from tests.spark.consumers import Consumer
 from tests.spark.streams import Following, fill
-
-
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
 
 
 @pytest.fixture
 def queue(broker: Broker) -> Queue:
     return broker.create_queue("orders", partitions=3)
-
-
-@pytest.fixture
-def start(broker_dir: str) -> Iterator[Any]:
-    """Begins runs of streams; none outlives the test."""
-    begun: list[Consumer] = []
-
-    def start(*args: Any, **options: Any) -> Consumer:
-        begun.append(Consumer(broker_dir, *args, **options))
-        return begun[-1]
-
-    yield start
-    for one in begun:
-        one.killed()
 
 
 def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,9 @@
 """Several runs of one stream that consumes, without a JVM: what one says late, or said before it died, does not bind the next."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import penstock
 from penstock import Broker, Queue
 from penstock.errors import QueueHeld
 from penstock.service.errands import Errand, Errands
@@ -14,12 +12,6 @@ from penstock.spark.errands import ask
 from tests.spark.consumers import Consumer
 from tests.spark.streams import fill
 from tests.spark.waiting import wait_until
-
-
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
 
 
 @pytest.fixture

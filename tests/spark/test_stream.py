@@ -1,7 +1,6 @@
 """Streams on a real Spark: what comes out equals what was produced, whatever happens meanwhile."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame
 
-import penstock
 from penstock import Broker, Queue
+from tests.spark.sinks import Kept
 from tests.spark.streams import fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
@@ -20,44 +19,22 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
-
-
 def stream(spark: "SparkSession", broker: str, **options: object) -> DataFrame:
     given = {"broker": broker, "queue": "orders", **options}
     return spark.readStream.format("penstock").options(**{name: str(value) for name, value in given.items()}).load()
 
 
-class Sink:
-    """The rows of every micro-batch, by its number: one that is repeated replaces itself."""
-
-    def __init__(self, place: Path) -> None:
-        self.checkpoint = str(place / "checkpoint")
-        self.batches: dict[int, list[Any]] = {}
+class Sink(Kept):
+    """Where a stream goes."""
 
     def start(self, rows: DataFrame, **trigger: Any) -> "StreamingQuery":
-        def keep(batch: DataFrame, number: int) -> None:
-            self.batches[number] = batch.collect()
-
-        writer = rows.writeStream.foreachBatch(keep).option("checkpointLocation", self.checkpoint)
-        return (writer.trigger(**trigger) if trigger else writer).start()
+        return self.keep(rows, **trigger)
 
     def drain(self, rows: DataFrame) -> "StreamingQuery":
         """Read everything there is now."""
         query = self.start(rows, availableNow=True)
         query.awaitTermination()
         return query
-
-    @property
-    def rows(self) -> list[Any]:
-        return [row for number in sorted(self.batches) for row in self.batches[number]]
-
-    @property
-    def ids(self) -> list[str]:
-        return sorted(row.id for row in self.rows)
 
 
 def test_a_stream_beside_a_producer_and_through_resizes(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
