@@ -153,6 +153,11 @@ class Log(Readable, Protocol):
         ...
 
     @property
+    def sequence(self) -> int:
+        """Of the last frame; 0 when there is none."""
+        ...
+
+    @property
     def unsynced(self) -> bool:
         """Whether frames were appended that no `sync` covers yet."""
         ...

@@ -45,6 +45,10 @@ class MemoryLog:
         return self._segment_bytes
 
     @property
+    def sequence(self) -> int:
+        return self._sequence
+
+    @property
     def unsynced(self) -> bool:
         return len(self.kept) > self._synced
 

@@ -74,6 +74,11 @@ class Catalog:
         """The queue of that incarnation."""
         return queues.known(self.state, incarnation)
 
+    @property
+    def failed(self) -> bool:
+        """Whether it must be reopened before it can be changed: a write failed, or was interrupted."""
+        return self._failed
+
     # -- changing ------------------------------------------------------------------------------------
 
     def create(

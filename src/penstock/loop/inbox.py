@@ -5,6 +5,7 @@ retry, bury, extend, an operator's word, transfers. Entering and taking out need
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from penstock.loop.requests import Request
 from penstock.words.errors import BrokerClosed, QueueBusy
@@ -39,6 +40,12 @@ class Inbox:
     def post(self, request: Request) -> None:
         """Take in what must not be refused: the queue's own messages."""
         self._waiting.append(request)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Take in again, before all others, what a turn had taken and that was undone with it."""
+        for request in reversed(requests):
+            request.release()
+            self._waiting.appendleft(request)
 
     def take(self, most: int, taken: list[Request]) -> None:
         """Up to `most` requests whose callers have not given up, out of the inbox; at no moment is one in nobody's hands."""

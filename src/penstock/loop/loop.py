@@ -49,6 +49,7 @@ class Loop:
         self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: waiting for it lets others run
         self._closed = False
         turns.post = self._post
+        turns.put_back = self._inbox.put_back
 
     # -- for callers ---------------------------------------------------------------------------------
 

@@ -97,6 +97,16 @@ class Member:
         self._retry_at = self._clock.read().elapsed + int(wait)
         self.next_run = self._retry_at
 
+    def undo(self, error: PenstockError) -> bool:
+        """Go back to what is committed, because a turn was broken off; whether what the turn did here turned out to be committed."""
+        assert self.partition is not None
+        if self.partition.is_committed:
+            return False
+        self.partition.failed = True
+        self.fail(error)
+        self.try_open()
+        return self.error is None and self.partition.survived
+
     def recover(self, now: int) -> bool:
         """Try again when it is time; whether the partition is in order now."""
         if self.error is not None and now >= self._retry_at:

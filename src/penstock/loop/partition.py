@@ -5,8 +5,9 @@ Owns: `Partition`, the only place where a state and its log meet.
     commit()       append what was decided, sync if it must be, then answers may leave
     read(runs)     the bytes of items
 Opening is replay through the same `apply`. After a failed write the memory is thrown away and rebuilt from what is synced (`reopen`);
-nothing is ever retried into success. A turn that only gave out leases needs no sync: a lost lease record costs at most a second delivery,
-and the epoch keeps its token from being given twice.
+nothing is ever retried into success. A turn that only gave out leases needs no sync: if a power cut takes the record, the item is leased
+anew, and the epoch keeps its token from being given twice. If a failed write takes it, `reopen` appends it again: its holder is at work.
+What another log is to record about this partition is read through `committed`, which refuses while any of it could still be undone.
 Single-threaded: whoever runs the turn.
 """
 
@@ -71,7 +72,12 @@ class Partition:
         self._unreplayed = 0
         self._frames = Frames(log)
         self._blocks = Blocks(self._frames)
-        self._staged: list[Record] = []
+        self._staged: list[Record] = []  # decided and applied, not yet appended
+        self._appended: list[Record] = []  # appended since the last commit
+        self._answered: list[Record] = []  # committed without a sync, and not synced since
+        self._syncing = 0  # the sequence of the last frame that the sync under way is for
+        self.survived = False
+        """After `reopen`: whether the sync that was interrupted had been done all the same."""
         self._turn = Moment(0, 0)
         self.owes_sync = False  # the next commit syncs
         self._fetched = False
@@ -84,8 +90,9 @@ class Partition:
 
     # -- opening -------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self, answered: Sequence[Record] = ()) -> None:
         self.state, self.gaps = replay(self.log)
+        self.survived, self._syncing = 0 < self._syncing <= self.log.sequence, 0
         state, raw = self.state, self._clock.read()
         shift, rebooted = continued(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
@@ -97,22 +104,31 @@ class Partition:
         lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may have been an opening
         self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted)])
         self._append()
+        if answered and not self.gaps:  # behind damage they may not fit any more: their holders are refused at their next call
+            self._stage(answered)
+            self._append()
         if self._policy is not None:
             self.run(Configure(self._policy))
             self._append()
         self.log.sync()
-        self.owes_sync = False
+        self._note_synced()
         self._policy = None  # said once: a reopening must not undo what was configured since
         self.failed = self._undone = False
 
     def reopen(self) -> None:
-        """After a failure: forget everything that is not synced and begin again from what is."""
+        """After a failure: forget what is not synced and begin again from what is. Leases that were answered are appended again."""
         self.failed = True
         self._unsaid = None
         self._staged.clear()
-        self.log.reset()
-        self.owes_sync = False
-        self._open()
+        self._appended.clear()
+        answered = [*self._answered]
+        try:
+            self.log.reset()
+            self.owes_sync = False
+            self._open(answered)
+        except BaseException:
+            self._answered = answered  # still owed to their holders: the next attempt appends them
+            raise
 
     def close(self) -> None:
         """Write what is owed, leave a checkpoint so that the next opening is quick, and let go of the log."""
@@ -199,8 +215,12 @@ class Partition:
                 self._append()
             full = self._room <= 0 or self._turn.wall >= self._rotate_at
             if self.owes_sync or full:
+                self._syncing = self.log.sequence
                 self.log.sync()
-                self.owes_sync = False
+                self._note_synced()
+            else:
+                self._answered += self._appended
+                self._appended.clear()
         except StorageFailed as error:
             self._fail(error)
         if full or self._unreplayed > CHECKPOINT_FRAMES:
@@ -213,9 +233,37 @@ class Partition:
                 self.log.flush()
             else:
                 self.log.sync()
+            self._note_synced()
             self.log.publish()
         except StorageFailed as error:
             self._fail(error)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether nothing of the state could still be undone by a failed write, but for leases that were given lately."""
+        return not (self._staged or self._appended or self.owes_sync or self.failed)
+
+    @property
+    def committed(self) -> State:
+        """The state, for what another log is to record. It is a mistake to ask while some of it could still be undone."""
+        if not self.is_committed:
+            raise AssertionError(f"partition {self.log.partition} has changes that are not committed; no other log may rest on them")
+        return self.state
+
+    def make_durable(self) -> None:
+        """Make what is committed really durable, in every durability mode: another log is about to record something that rests on it."""
+        try:
+            self.log.flush()
+            self._note_synced()
+        except StorageFailed as error:
+            self._fail(error)
+
+    def _note_synced(self) -> None:
+        """Everything appended so far is durable, as the durability mode promises."""
+        self._syncing = 0
+        self.owes_sync = False
+        self._appended.clear()
+        self._answered.clear()
 
     def _usable(self) -> None:
         if self._closed:
@@ -249,6 +297,7 @@ class Partition:
         """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
         body = base.dump(self.state)
         self.log.write_checkpoint(body, self.state.moment.elapsed, self.state.moment.wall, self.state.next_offset)
+        self._note_synced()
         self._unreplayed = -len(body) // FRAME_WORTH_BYTES
 
     def _stage(self, records: Sequence[Record]) -> None:
@@ -279,6 +328,7 @@ class Partition:
                 self.owes_sync = True
         drafts = codec.drafts(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)
+        self._appended += staged
         self._room -= size
         self._floor.used(size)
         self._unreplayed += len(drafts)
@@ -307,7 +357,7 @@ class Partition:
         state.ttl.keep(lambda entry: state.resolved.missing(entry.start, entry.stop))  # what is resolved has no ttl any more
         body = base.dump(state)
         self.log.rotate(codec.base(body, self._turn, self.state.next_offset))
-        self.owes_sync = False
+        self._note_synced()
         self._unreplayed = 0
         self._plan_rotation(len(body))
 
@@ -340,8 +390,8 @@ class Partition:
         if chosen.forget:
             self.run(Drop(chosen.forget))
             self._append()
-            self.log.sync()
-            self.owes_sync = False
+        self.log.sync()
+        self._note_synced()
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:

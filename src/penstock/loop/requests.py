@@ -34,6 +34,8 @@ class Request:
         self.gone = False
         """The caller waits no longer."""
         self._unclaimed = [True]
+        self.undone = 0
+        """How often a turn that had taken it was undone."""
         self.entered_at = 0
         self.give_up_at = 0
         """When its caller no longer waits for a turn to take it."""
@@ -66,6 +68,10 @@ class Request:
             return self._unclaimed.pop()
         except IndexError:
             return False
+
+    def release(self) -> None:
+        """Undo `claim`: the turn that took it was undone, and another will take it."""
+        self._unclaimed = [True]
 
     @property
     def taken(self) -> bool:
@@ -225,6 +231,10 @@ class Do(Request):
         self.action = action
         self.firm = firm
         """Done whatever becomes of the turn: it is recorded elsewhere, and made good in the partitions."""
+
+
+class Reshape(Do):
+    """Other partitions for the queue. It is run first in its turn: what it records in the catalog must rest on nothing uncommitted."""
 
 
 class Watch(Request):

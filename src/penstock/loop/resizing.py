@@ -3,9 +3,10 @@
 Owns: `Resizing`. A resize is one record in the catalog: a new version of the slot map, and where each partition stood at that moment
 (its mark). From then on items of the slots that moved go to their new partition, which keeps them back behind fences until the old one
 has resolved what it holds of them from before its mark: whole slots while that backlog drains, then only the keys that are still busy
-there. What a fence waits for is looked up in the old partition itself, on what is committed, at the beginning of a turn. A new
-partition inherits the fences of the old one, so resizes may follow each other. After a crash fences that are missing are put up before
-anything else happens.
+there. A new partition inherits the fences of the old one, so resizes may follow each other. After a crash fences that are missing are put
+up before anything else happens.
+One log never records what another could still undo: partitions are looked at only at the beginning of a turn, through
+`Partition.committed`. What this turn does to fences (puts up, narrows, lifts) counts for other partitions from the next turn on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,12 @@ class Resizing:
         self._partitions = partitions
         self._carrying = carrying
         self._changes: list[Change] = []
+        self._backlogs: dict[int, dict[int, int]] = {}
+        """Old partition → slot → mark: what the fences that stand wait for."""
+        self._whole = True
+        """Whether every partition has the fences that it needs."""
+        self._stale = False
+        """Whether fences were changed by this turn."""
         self._departed: dict[int, Departed] = {}
         self._drained: dict[tuple[int, int], tuple[int, bool]] = {}
         self._looked_through: set[tuple[int, int]] = set()
@@ -57,8 +64,6 @@ class Resizing:
         self._changes = changes
         for member in self._partitions.members.values():
             self._prepare(member)
-        for change in changes:
-            change.dedups.clear()
         self.look_anew()
 
     def check(self, member: Member) -> None:
@@ -67,28 +72,51 @@ class Resizing:
         self.start_over()
 
     def _prepare(self, member: Member) -> None:
-        """A member may be used for the slots it owns once its fences stand; put up what is missing."""
+        """A member may be used for the slots it owns once its fences stand, durably; put up what is missing."""
         wanted = [c for c in self._changes if any(move.destination == member.number for move in c.moves)]
         member.fenced = not wanted
         try:
-            for change in wanted:
-                if member.state.fence_version < change.new.version and not self._put_up(member, change):
+            missing = [change for change in wanted if member.state.fence_version < change.new.version]
+            if not missing and wanted:
+                member.fenced = member.open.is_committed
+            for change in missing:
+                if not self._put_up(member, change):
                     return
-            member.fenced = True
         except PenstockError:
             return  # tried again when it is in order
+
+    @property
+    def preparing(self) -> bool:
+        """Whether fences are going up, and will stand in a turn or two: those who want to produce, or to resize again, wait for that."""
+        return any(member.healthy and not member.fenced and self._sources_are_healthy(member) for member in self._partitions.members.values())
+
+    def _sources_are_healthy(self, member: Member) -> bool:
+        moves = [move for change in self._changes for move in change.moves if move.destination == member.number]
+        sources = [self._partitions.members.get(move.source) for move in moves]
+        return all(source is not None and source.healthy for source in sources)
 
     def start_over(self) -> None:
         """Something was undone: what was looked through must be looked through again."""
         self._looked_through.clear()
         self._drained.clear()
+        for change in self._changes:
+            change.dedups.clear()
         self.look_anew()
 
     def look_anew(self) -> None:
         """Fences may have changed: by a resize, or because a partition was opened anew."""
+        self._stale = False
         self._departed.clear()
+        self._backlogs.clear()
         members = self._partitions.members.values()
-        self.under_way = any(not m.fenced or (m.partition is not None and m.partition.state.keys.fences) for m in members)
+        self._whole = all(member.partition is not None and member.fenced for member in members)
+        self.under_way = not all(member.fenced for member in members)
+        for member in members:
+            for fence in member.partition.state.keys.fences if member.partition is not None else ():
+                self.under_way = True
+                backlog = self._backlogs.setdefault(fence.source, {})
+                for slot in fence.slots or ():
+                    backlog[slot] = max(fence.mark, backlog.get(slot, 0))
         if not self.under_way:
             self._looked_through.clear()
             for member in self._partitions.healthy():
@@ -98,15 +126,18 @@ class Resizing:
         """The fences of one change, durably; False when something stands in the way."""
         arriving = [move for move in change.moves if move.destination == member.number]
         sources = [self._partitions.members.get(move.source) for move in arriving]
-        if not all(source is not None and source.healthy for source in sources):
+        if not all(source is not None and source.healthy and source.open.is_committed for source in sources):
             return False
         barriers: list[Barrier] = []
         adopted: list[tuple[bytes, int, int]] = []
         left = self._left(member.number, change)
         for move, source in zip(arriving, sources, strict=True):
             assert source is not None
-            whole = Barrier(0, source.number, change.marks.get(source.number, source.state.next_offset), 0, pack_slots(move.slots))
-            for barrier in (whole, *inherited(source.state, move)):
+            if not self._durable(source):
+                return False
+            known = source.open.committed
+            whole = Barrier(0, source.number, change.marks.get(source.number, known.next_offset), 0, pack_slots(move.slots))
+            for barrier in (whole, *inherited(known, move)):
                 barriers += since_they_left(barrier, left)
             adopted += self._dedups(source, change).get(member.number, ())
         for start in range(0, len(adopted), ADOPT):
@@ -134,7 +165,7 @@ class Resizing:
             homes = {slot: move.destination for move in change.moves if move.source == source.number for slot in move.slots}
             now = source.open.now().elapsed
             found: dict[int, list[tuple[bytes, int, int]]] = {}
-            for digest, deadline, number in source.state.dedup.live(now):
+            for digest, deadline, number in source.open.committed.dedup.live(now):
                 home = homes.get(dedup_slot(digest))
                 if home is not None:
                     where = ids.locate(source.number, number)
@@ -147,37 +178,47 @@ class Resizing:
 
     def upkeep(self) -> None:
         """Lower the fences whose time has come. Only at the beginning of a turn: what is not committed may yet be undone."""
-        sources: dict[int, list[int] | None] = {}
+        if self._stale:
+            self.look_anew()
         for member in self._partitions.healthy():
             if not member.fenced:
                 self.check(member)
-            for fence in list(member.state.keys.fences):
+        found: list[tuple[Member, commands.Command]] = []
+        freed: dict[int, list[int] | None] = {}
+        for member in self._partitions.healthy():
+            for fence in member.state.keys.fences:
                 source = self._partitions.members.get(fence.source)
                 if source is None or not source.healthy:
                     continue
-                if fence.slots is not None:
-                    self._narrow(member, fence, source)
-                else:
-                    if source.number not in sources:
-                        sources[source.number] = source.state.keys.take_freed()
-                    self._lift(member, fence, source.state, sources[source.number])
+                if not source.open.is_committed:  # it was given fences just now
+                    self._partitions.again = True
+                    continue
+                if fence.slots is None and source.number not in freed:
+                    freed[source.number] = source.open.committed.keys.take_freed()
+                command = self._narrow(member, fence, source) if fence.slots is not None else self._lift(member, fence, source, freed)
+                if command is not None:
+                    found.append((member, command))
+        for member, command in found:  # only now: every partition was looked at as it is committed
+            self._partitions.run(member, command)
+            self._stale = True
 
-    def _narrow(self, member: Member, fence: Fence, source: Member) -> None:
+    def _narrow(self, member: Member, fence: Fence, source: Member) -> commands.Command | None:
         """From slots to keys, once the backlog of the old partition is worked off."""
-        if not self._is_drained(source, fence.mark):
-            return
-        if source.open.log.unsynced:  # what was leased there might be forgotten, and be back in its lane
-            source.open.owes_sync = True
-            self._partitions.touch(source)
-            self._partitions.again = True
-            return
-        slots = fence.slots or ()
-        left = [
-            key for key in source.state.keys.map if key & SLOT_MASK in slots and unresolved(source.state, key, fence.mark, member.number)
-        ]
-        self._partitions.run(member, commands.Narrow(fence.number, left))
+        if not self._is_drained(source, fence.mark) or not self._durable(source):
+            return None
+        slots, known = fence.slots or (), source.open.committed
+        left = [key for key in known.keys.map if key & SLOT_MASK in slots and unresolved(known, key, fence.mark, member.number)]
         self._looked_through.discard((member.number, fence.number))
-        self.look_anew()
+        return commands.Narrow(fence.number, left)
+
+    def _durable(self, source: Member) -> bool:
+        """Make really durable what a record in another log will rest on: also leases, without which items would be back in their lanes."""
+        try:
+            source.open.make_durable()
+        except PenstockError as error:
+            self._partitions.touch(source)
+            source.fail(error)
+        return source.healthy
 
     def _is_drained(self, source: Member, mark: int) -> bool:
         """Looked at anew only when something happened there."""
@@ -187,15 +228,13 @@ class Resizing:
             known = self._drained[source.number, mark] = (changes, drained(source.state, mark))
         return known[1]
 
-    def _lift(self, member: Member, fence: Fence, source: State, freed: "list[int] | None") -> None:
+    def _lift(self, member: Member, fence: Fence, source: Member, freed: Mapping[int, list[int] | None]) -> commands.Command | None:
         """Let go of the keys that are resolved: all are looked at once, then only those that something happened to."""
-        seen = (member.number, fence.number)
-        keys = fence.keys if freed is None or seen not in self._looked_through else fence.keys.intersection(freed)
+        seen, happened = (member.number, fence.number), freed[source.number]
+        keys = fence.keys if happened is None or seen not in self._looked_through else fence.keys.intersection(happened)
         self._looked_through.add(seen)
-        gone = [key for key in keys if not unresolved(source, key, fence.mark, member.number)]
-        if gone:
-            self._partitions.run(member, commands.Lift(fence.number, gone))
-            self.look_anew()
+        gone = [key for key in keys if not unresolved(source.open.committed, key, fence.mark, member.number)]
+        return commands.Lift(fence.number, gone) if gone else None
 
     def forward(self, member: Member, runs: list[int]) -> None:
         """Of items that became ready just now, those whose slot lives elsewhere leave at once, to have their place in their key's order."""
@@ -216,14 +255,8 @@ class Resizing:
         if partitions.map.version == 1:
             return None
         if number not in self._departed:
-            backlog: dict[int, int] = {}
-            for member in partitions.members.values():
-                for fence in member.partition.state.keys.fences if member.partition is not None else ():
-                    if fence.source == number:
-                        for slot in fence.slots or ():
-                            backlog[slot] = max(fence.mark, backlog.get(slot, 0))
-            whole = all(member.partition is not None and member.fenced for member in partitions.members.values())
-            self._departed[number] = Departed(partitions.map.owners, number, backlog, 0 if whole else ENDLESS)
+            backlog = self._backlogs.get(number, {})
+            self._departed[number] = Departed(partitions.map.owners, number, backlog, 0 if self._whole else ENDLESS)
         return self._departed[number]
 
     @property

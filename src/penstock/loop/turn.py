@@ -1,8 +1,11 @@
 """The turn: everything a queue does, one thing at a time.
 
 Owns: `Turns`, a queue's partitions and what they do with a batch of requests:
-    visit what is due → settle → transfers → produce → an operator's word → deal to those who wait → commit side by side → answer
+    reshape → fences → visit what is due → settle → transfers → produce → an operator's word → deal to those who wait
+    → commit side by side → answer
 No answer leaves before the commit of every partition it rests on; a partition that fails fails only its own part of each answer.
+A turn that is broken off (an interrupt in the thread that runs it) is undone in every partition that had not committed, and the requests
+that rest on nothing else are run again by the next turn: somebody else's Ctrl-C is nobody's error.
 Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
 """
 
@@ -27,6 +30,8 @@ from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError
 
 _log = logging.getLogger("penstock")
+REDOS = 3
+"""How often a request is run again after its turn was undone. More than that is a mistake of ours, not a row of interrupts."""
 DUE_ITEMS = 2_000
 """Items that come due in one partition in one turn; the rest waits for the next, so that others have theirs in between."""
 
@@ -61,9 +66,14 @@ class Turns(Partitions):
         """(partition, lease) of holders inside this process, who are still at work. Changed from any thread."""
         self.synced = False
         """Whether the last turn had to wait for a disk."""
+        self.put_back: Callable[[Sequence[Request]], None] = lambda requests: None
+        """Puts requests of a turn that was undone back into the inbox."""
         self._next_visit: int | None = 0
+        self._outcomes: dict[int, PenstockError | None] = {}
+        """What became of each partition that this turn has committed so far."""
         self._pool = pool
         self._steps: dict[type[Request], Callable[[Any], None]] = {
+            requests.Reshape: self._do,
             requests.Settle: self.settling.run,
             requests.Arrived: self.carrying.arrived,
             requests.Deliver: self.carrying.deliver,
@@ -80,15 +90,23 @@ class Turns(Partitions):
         """Do all of it. Every request of `taken` is answered when this returns, or waits in line here."""
         self.now = now
         self.again = False
+        self._outcomes.clear()
         try:
+            in_order = sorted(taken, key=self._place) if len(taken) > 1 else taken
+            reshapes = self._reshape(in_order) if in_order and type(in_order[0]) is requests.Reshape else 0
             self.look_at_shape()
             if self.resizing.under_way:
-                self.resizing.upkeep()  # first: on what is committed
+                self.resizing.upkeep()  # before anything else: on what is committed
             if self._next_visit is not None and now >= self._next_visit:
                 self._visit()
-            for request in sorted(taken, key=self._place) if len(taken) > 1 else taken:
+            if reshapes:
+                in_order = in_order[reshapes:]
+            preparing = self.resizing.under_way and self.resizing.preparing
+            if preparing:
+                in_order = self._without_produces(in_order)
+            for request in in_order:
                 self.attempt(request, self._steps[type(request)])
-            if self.producing.waiting:
+            if self.producing.waiting and not preparing:
                 self.producing.retry(now)
             if self.leasing.waiting:
                 self.leasing.deal(now)
@@ -105,6 +123,25 @@ class Turns(Partitions):
 
     def _place(self, request: Request) -> int:
         return self._order[type(request)]
+
+    def _reshape(self, taken: Sequence[Request]) -> int:
+        """Run the reshape that stands first; another one in this turn has to wait for its commit. Says how many are dealt with."""
+        count = sum(type(request) is requests.Reshape for request in taken)
+        done = 0
+        if not (self.resizing.under_way and self.resizing.preparing):
+            self.attempt(taken[0], self._do)
+            done = 1
+        self._wait_a_turn(taken[done:count])
+        return count
+
+    def _without_produces(self, taken: Sequence[Request]) -> Sequence[Request]:
+        """While fences go up, those who produce wait: the partition that their keys moved to may not take them yet."""
+        self._wait_a_turn([request for request in taken if type(request) is requests.Produce])
+        return [request for request in taken if type(request) is not requests.Produce]
+
+    def _wait_a_turn(self, waiting: Sequence[Request]) -> None:
+        self.put_back(waiting)
+        self.again = True
 
     def _visit(self) -> None:
         """What failed is tried again, what came due is done."""
@@ -157,19 +194,21 @@ class Turns(Partitions):
         owing = [member for member in touched if member.open.prepare()]
         self.synced = any(member.open.log.durability == "fsync" for member in owing)
         if self._pool is not None and len(owing) > 1:
-            outcomes = list(zip(owing, self._side_by_side(owing, self._pool), strict=True))
-            synced = {member.number for member in owing}
-            rest = [member for member in touched if member.number not in synced]
-        else:
-            outcomes, rest = [], touched
-        outcomes += [(member, member.commit()) for member in rest]
-        return {member.number: error for member, error in outcomes if error is not None}
+            self._side_by_side(owing, self._pool)
+        for member in touched:
+            if member.number not in self._outcomes:
+                self._commit_one(member)
+        return {number: error for number, error in self._outcomes.items() if error is not None}
 
-    def _side_by_side(self, members: Sequence[Member], pool: Executor) -> list[PenstockError | None]:
+    def _commit_one(self, member: Member) -> None:
+        self._outcomes[member.number] = member.commit()
+
+    def _side_by_side(self, members: Sequence[Member], pool: Executor) -> None:
         """Commit in several threads; whatever happens, none of them is at work any more when this returns."""
-        futures = [pool.submit(member.commit) for member in members]
+        futures = [pool.submit(self._commit_one, member) for member in members]
         try:
-            return [future.result() for future in futures]
+            for future in futures:
+                future.result()
         except BaseException:
             while any(not future.done() for future in futures):
                 with suppress(KeyboardInterrupt):
@@ -179,11 +218,10 @@ class Turns(Partitions):
     # -- answers -------------------------------------------------------------------------------------
 
     def _answer(self, failed: dict[int, PenstockError]) -> None:
-        pending, self.pending = self.pending, []
-        self.answered = [request for request, _ in pending]
+        self.answered = [request for request, _ in self.pending]
         if failed:
             self.resizing.start_over()
-        for request, result in pending:
+        for request, result in self.pending:
             try:
                 if isinstance(request, requests.Lease):
                     self._hand(request, result, failed)
@@ -200,6 +238,7 @@ class Turns(Partitions):
                     request.finish(answer if wrong is None else None, wrong)
             except PenstockError as error:
                 request.finish(error=error)
+        self.pending.clear()
 
     def _hand(self, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
         """Give leased items out, with their bytes."""
@@ -242,28 +281,47 @@ class Turns(Partitions):
         self.watching[:] = still
 
     def _give_up(self, taken: Sequence[Request], error: BaseException) -> None:
-        """Something went wrong that must not: nobody may wait for ever, and what was touched is opened anew."""
-        self.rescue([*taken, *(request for request, _ in self.pending)], error)
-        self.pending.clear()
+        """The turn was broken off. What is committed stands and is answered; the rest is undone, and its requests are run again."""
+        pending, self.pending = self.pending, []
+        undone: dict[int, PenstockError] = {}
         for member in self.touched:
-            if member.partition is not None:
-                member.partition.failed = True
-                member.fail(_interrupted(error))
+            if member.number in self._outcomes or member.partition is None:
+                continue
+            if member.undo(_interrupted(error)):
+                self._outcomes[member.number] = None
+            else:
+                undone[member.number] = _interrupted(error)
+        answers = {id(request) for request, _ in pending}
+        again = [request for request in taken if id(request) not in answers]
+        for request, result in pending:
+            if any(number in self._outcomes for number in _rests_on(request, result)):  # partly committed: it cannot be run again
+                self.pending.append((request, result))
+            else:
+                again.append(request)
+        self._answer({**undone, **{number: wrong for number, wrong in self._outcomes.items() if wrong is not None}})
+        self.rescue(again, error)
+        self.resizing.start_over()
         self._plan()
 
     def rescue(self, taken: Sequence[Request], error: BaseException) -> None:
-        """Requests of a turn that was broken off: those who wait for items go on waiting, the others are told."""
+        """Requests of a turn that was undone: those who wait for items go on waiting, the others are run again."""
         lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
+        again = []
         for request in taken:
             if request.done:
                 request.tell()  # the interrupt may have come in between
                 continue
             if any(request in line for line in lines):
                 continue
-            if isinstance(request, requests.Lease):
-                self.leasing.put_back(request)  # what it was given is taken back with the turn
-            else:
+            request.undone += 1
+            if request.undone > REDOS:
                 request.finish(error=_interrupted(error))
+            elif isinstance(request, requests.Lease):
+                self.leasing.put_back(request)  # what it was given was undone with the turn
+            else:
+                again.append(request)
+        self.put_back(again)
+        self.again = True
 
     def _plan(self) -> None:
         """When the queue wants its next turn, if nobody asks before."""
@@ -309,6 +367,19 @@ class Turns(Partitions):
 
 def _interrupted(error: BaseException) -> OutcomeUnknown:
     return OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
+
+
+def _rests_on(request: Request, result: Any) -> list[int]:
+    """The partitions whose commit an answer waits for."""
+    if isinstance(request, requests.Produce):
+        return [one.partition for one in result if one.stored is not None]
+    if isinstance(request, requests.Settle):
+        return [part.partition for part in request.parts]
+    if isinstance(request, requests.Lease):
+        return [member.number for member, _ in result]
+    if isinstance(request, requests.Deliver):
+        return [result[0].number]
+    return [*result[1]] if isinstance(request, requests.Do) else []
 
 
 def _refused(part: Placed, error: PenstockError) -> Placed:

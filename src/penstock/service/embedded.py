@@ -20,7 +20,7 @@ from penstock.loop.carrying import Office
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
-from penstock.loop.requests import Do, Request
+from penstock.loop.requests import Do, Request, Reshape
 from penstock.loop.turn import Turns
 from penstock.rules import queues
 from penstock.rules.catalog import Entry, Options
@@ -183,7 +183,7 @@ class Embedded:
         return self._reshape(incarnation, lambda entry: shaping.drained(entry, partition, read_only))
 
     def _reshape(self, incarnation: int, choose: Callable[[Entry], shaping.Shape]) -> QueueInfo:
-        return info(self._loop(incarnation).call(Do(lambda turns: self._change_shape(turns, choose), firm=True)))
+        return info(self._loop(incarnation).call(Reshape(lambda turns: self._change_shape(turns, choose), firm=True)))
 
     def _change_shape(self, turns: Turns, choose: Callable[[Entry], shaping.Shape]) -> Entry:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
@@ -293,10 +293,11 @@ class Embedded:
             with self._changing:
                 try:
                     yield
-                except (StorageFailed, OutcomeUnknown):
-                    with suppress(PenstockError):
-                        self.catalog.reopen()
-                        stale = self._catch_up()
+                except BaseException as error:
+                    if self.catalog.failed or isinstance(error, StorageFailed | OutcomeUnknown):
+                        with suppress(PenstockError):
+                            self.catalog.reopen()
+                            stale = self._catch_up()
                     raise
         finally:
             for loop in stale:  # not while the catalog is held: a turn may be waiting for it

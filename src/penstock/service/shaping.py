@@ -54,7 +54,10 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
             raise member.refusal
         if not member.fenced:
             raise QueueBusy(f"partition {member.number} is still being prepared by an earlier resize; try again in a moment")
-    marks = {number: member.state.next_offset for number, member in turns.members.items()}
+    for member in turns.members.values():
+        turns.touch(member)
+        member.open.make_durable()  # in every mode: the catalog, which is about to speak of them, is really synced
+    marks = {number: member.open.committed.next_offset for number, member in turns.members.items()}
     new = [turns.add(number) for number in active if number not in turns.members]
     try:
         for member in new:
