@@ -28,7 +28,7 @@ Fault: TypeAlias = int | Literal["short", "torn", "halt", "interrupt"]
 - "short": a write writes a part and says so; the caller may go on. Another call is not affected.
 - "torn": as "short", and the next write fails with ENOSPC.
 - "halt": it happens, or a part of it, or nothing; the caller never learns which: `Halt` is raised, now and by every later call.
-- "interrupt": it happens, or a part of it, or nothing, and `KeyboardInterrupt` is raised, once: somebody pressed Ctrl-C. Nothing is lost by it.
+- "interrupt": it happens, or a part of it, or nothing, and `KeyboardInterrupt` is raised, once, as by Ctrl-C; nothing is lost by it.
 """
 
 T = TypeVar("T")
