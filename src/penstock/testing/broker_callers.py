@@ -26,31 +26,40 @@ class Callers:
     def _queue(self) -> int:
         return self._chance.pick(sorted(self._world.model.queues))
 
+    def note(self, sent: Sent) -> None:
+        """It may be asked again, if it has an id."""
+        if sent.request_id is not None and sent not in self.sent:
+            self.sent.append(sent)
+
     def _ask(self, sent: Sent, at_once: float = 0.6) -> None:
         """Ask, and mostly let a turn answer at once."""
         self._world.submit(sent)
-        if sent.request_id is not None and sent not in self.sent:
-            self.sent.append(sent)
+        self.note(sent)
         if self._chance.happens(at_once):
             for loop in self._world.broker.loops():
                 if loop.turns.incarnation == sent.incarnation:
                     self._world.turn(loop)
 
     def produce(self) -> None:
+        self._ask(self.new_produce(self._queue()))
+
+    def new_produce(self, incarnation: int) -> SentProduce:
         chance, model = self._chance, self._world.model
-        incarnation = self._queue()
         batch, tags = chance.batch(incarnation, chance.pick([1, 1, 2, 3, 6]), self._world.clock.read().wall)
         for tag in tags:
             model.tags[tag.payload] = tag
         limited = model.queues[incarnation].options.max_items
-        self._ask(SentProduce(incarnation, batch, tags, chance.request_id(), 10 * SECOND if limited else chance.pick([0, 0, 10 * SECOND])))
+        return SentProduce(incarnation, batch, tags, chance.request_id(), 10 * SECOND if limited else chance.pick([0, 0, 10 * SECOND]))
 
     def lease(self) -> None:
+        self._ask(self.new_lease(self._queue()))
+
+    def new_lease(self, incarnation: int) -> SentLease:
         chance = self._chance
         timeout = chance.pick([0, 0, 0, 2 * SECOND, 5 * MINUTE])
         want, per_key = chance.pick([1, 1, 2, 3, 10]), chance.pick([1, 1, 2, 3])
         wait = chance.pick([0, 0, 5 * SECOND, 60 * SECOND])
-        self._ask(SentLease(self._queue(), want, timeout, per_key, chance.request_id(), wait))
+        return SentLease(incarnation, want, timeout, per_key, chance.request_id(), wait)
 
     def watch(self) -> None:
         """Somebody follows a queue."""
@@ -63,10 +72,13 @@ class Callers:
         if self._chance.happens(0.1):
             self._settle_several()
             return
-        held = self._some_lease()
+        held = self.some_lease()
         if held is None:
             self.lease()
-            return
+        else:
+            self._ask(self.new_settle(held))
+
+    def new_settle(self, held: Held) -> SentSettle:
         chance = self._chance
         wanted = None
         if chance.happens(0.4):
@@ -78,11 +90,10 @@ class Callers:
         request = chance.request_id()
         if verb == "complete" and held.open and not held.doubtful and chance.happens(0.3):
             some = None if wanted is None else [offset for offset in wanted if offset in held.open] or None
-            self._ask(self._with_follow_ups(held, some, request))
-        else:
-            delay = chance.pick([0, 0, 1, 2 * SECOND, 30 * SECOND])
-            timeout = chance.pick([0, 10 * SECOND])
-            self._ask(SentSettle(verb, [(held, wanted)], request, delay=delay, counted=chance.happens(0.85), timeout=timeout))
+            return self._with_follow_ups(held, some, request)
+        delay = chance.pick([0, 0, 1, 2 * SECOND, 30 * SECOND])
+        timeout = chance.pick([0, 10 * SECOND])
+        return SentSettle(verb, [(held, wanted)], request, delay=delay, counted=chance.happens(0.85), timeout=timeout)
 
     def _settle_several(self) -> None:
         """One call for items of several leases."""
@@ -93,9 +104,10 @@ class Callers:
         if len({(held.partition, held.lease) for held in several}) > 1:
             self._ask(SentSettle(chance.pick(VERBS), [(held, None) for held in several], chance.request_id()))
 
-    def _some_lease(self) -> Held | None:
+    def some_lease(self, queue: int | None = None) -> Held | None:
+        """A lease whose holder waits for nothing, mostly a good one; of one queue, or of any."""
         model = self._world.model
-        idle = [held for held in model.leases.held if not held.busy]
+        idle = [held for held in model.leases.held if not held.busy and queue in (None, held.incarnation)]
         good = [held for held in idle if held.open and held.valid(model.now)]
         if good and self._chance.happens(0.85):
             return self._chance.pick(good)
@@ -113,14 +125,14 @@ class Callers:
 
     def repeat(self) -> None:
         """An answer was lost, or came late: the caller asks again with the same request id."""
-        model = self._world.model
-        known = [
-            sent for sent in self.sent if model.remembers(sent) and sent.incarnation in model.queues and sent not in self._world.pending
-        ]
+        known = [sent for sent in self.sent if sent.incarnation in self._world.model.queues and self.may_repeat(sent)]
         if known:
-            sent = self._chance.pick(known[-8:])
-            if not (isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)):
-                self._ask(sent, at_once=1)
+            self._ask(self._chance.pick(known[-8:]), at_once=1)
+
+    def may_repeat(self, sent: Sent) -> bool:
+        """Whether its caller has an answer, or none will come, and the broker still knows the request by its id."""
+        busy = isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)
+        return sent.request_id is not None and self._world.model.remembers(sent) and sent not in self._world.pending and not busy
 
     def leave(self) -> None:
         """A caller that waits gives up."""

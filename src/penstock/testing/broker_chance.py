@@ -14,6 +14,7 @@ from penstock.words.clock import HOUR, MINUTE, SECOND
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"customer-42", b"", b"e", b"zz"]
+DEDUPS = [b"one", b"two", b"three"]
 
 
 class Chance:
@@ -55,7 +56,7 @@ class Chance:
         priorities = self._column(count, "priority", lambda: self.rng.randrange(10), rare=0.3) if not plain else None
         ats = self._column(count, "at", lambda: wall + self.pick([50_000, 2 * SECOND, 40 * SECOND, 1 * HOUR]), rare=0.3)
         ttls = self._column(count, "ttl", lambda: self.pick([5, 60]) * SECOND, rare=0.3)
-        dedups = self._column(count, "dedup", lambda: self.pick([b"one", b"two", b"three"]), rare=0.4) if not plain else None
+        dedups = self._column(count, "dedup", lambda: self.pick(DEDUPS), rare=0.4) if not plain else None
         tags = [self._tag(incarnation) for _ in range(count)]
         for index, tag in enumerate(tags):
             tag.key = keys[index] if keys else None
@@ -75,6 +76,22 @@ class Chance:
             ttls=[_or(ttls, index, 0) for index in range(count)] if ttls else None,
             dedups=named if dedups else None,
         ), tags
+
+    def key(self) -> bytes:
+        return self.pick(self._keys)
+
+    def some_keys(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Some of the keys that this seed uses, each without a dedup id."""
+        return [(key, None) for key in self.rng.sample(self._keys, self.rng.randint(1, len(self._keys)))]
+
+    def keyed(self, incarnation: int, names: Sequence[tuple[bytes | None, bytes | None]]) -> tuple[Batch, list[Tag]]:
+        """New items with these keys and dedup ids, ready at once and without any other option."""
+        tags = [self._tag(incarnation) for _ in names]
+        for tag, (key, dedup) in zip(tags, names, strict=True):
+            tag.key, tag.dedup = key, dedup
+        keys = [tag.key for tag in tags]
+        named = [None if tag.dedup is None else routing.dedup_digest(tag.key, tag.dedup) for tag in tags]
+        return Batch([tag.payload for tag in tags], keys, routing.key_ids(keys), dedups=named if any(named) else None), tags
 
     def _tag(self, incarnation: int) -> Tag:
         self._items += 1

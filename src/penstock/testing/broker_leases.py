@@ -2,8 +2,8 @@
 
 Owns: `Leases`. It knows of each lease what its holder knows. A lease is *surely valid* while its deadline lies ahead and nothing was
 lost that it rests on: then nobody else may have its items, and its holder may not be refused. It is *surely stale* when its items were
-given to someone else, or its deadline is past: then it must be refused. Between the two lies what a power cut, a failed disk or a
-lost answer leave in doubt.
+given to someone else, or its deadline is past: then it must be refused. Between the two lies what a power cut or a lost answer leave in
+doubt. A write that fails, or an interrupt, takes back no lease that was answered.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from penstock.testing.broker_book import Book
 from penstock.testing.broker_items import Held, Place, Tag
 from penstock.testing.broker_sent import SentLease, SentSettle
 from penstock.words.clock import MINUTE, SECOND
-from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError
 
 LONGEST = 5 * MINUTE
 """No lease is asked for longer than this."""
@@ -37,6 +37,8 @@ class Leases:
         self._states: dict[tuple[int, int], object] = {}
         self._doubted: set[tuple[int, int]] = set()
         """Partitions that lost leases in the last moments of a process, perhaps also such as were not judged yet."""
+        self._unopened: set[tuple[int, int]] = set()
+        """Partitions that were not opened since the machine was rebooted: their leases get their full timeout when they are."""
 
     @property
     def now(self) -> int:
@@ -48,6 +50,7 @@ class Leases:
         for held in self.held:
             held.doubtful = held.doubtful or power or held.deadline <= ended
             held.deadline = self.now + held.timeout
+            self._unopened.add((held.incarnation, held.partition))
         for tag in self._book.tags.values():
             tag.not_before = 0
         for incarnation in self.unknown_until:  # also what was over, if nobody came by to notice it
@@ -60,12 +63,15 @@ class Leases:
                 held.doubtful = True
 
     def watch(self) -> None:
-        """A partition that was opened anew in the same process may have lost leases that were not synced."""
-        for (incarnation, partition), room in self._census.rooms.items():
-            before = self._states.get((incarnation, partition))
-            if not room.healthy or (before is not None and before is not room.state):
-                self.doubt(incarnation, partition)
-            self._states[incarnation, partition] = room.state
+        """Remember how each partition was opened. One that is opened anew in the same process keeps every lease that was answered."""
+        for owner, room in self._census.rooms.items():
+            if room.healthy:
+                self._states[owner] = room.state
+        opened = {owner for owner in self._unopened if owner in self._states}
+        self._unopened -= opened
+        for held in self.held if opened else ():
+            if (held.incarnation, held.partition) in opened:
+                held.deadline = self.now + held.timeout
 
     def look_back(self, loops: Iterable[Loop]) -> None:
         """The process has ended: of partitions that it opened anew in its last moments, leases may be lost too."""
@@ -195,8 +201,6 @@ class Leases:
             assert not sure, f"{sent} was refused though {held} is valid for another {(held.deadline - self.now) / SECOND} s: {error}"
             for offset in wanted:
                 held.close(offset)
-        if isinstance(error, StorageFailed):
-            held.doubtful = True
         if not sent.unknown:
             self._undo(sent, held, wanted)
             for tag in sent.follow_ups:

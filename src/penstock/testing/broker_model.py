@@ -11,6 +11,7 @@ its words it uses states only.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.loop.requests import Placed
 from penstock.rules.life import State as Life
@@ -24,6 +25,14 @@ from penstock.words.errors import OutcomeUnknown, PenstockError
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 from penstock.words.origin import Origin
+
+
+class Promise(NamedTuple):
+    """An answer that names the place of an item."""
+
+    sent: SentProduce
+    tag: Tag
+    place: Place
 
 
 @dataclass(slots=True)
@@ -50,6 +59,8 @@ class Facts(Book):
         self._firsts: dict[tuple[int, bytes | None, bytes], First] = {}
         self._unsure: dict[tuple[int, bytes | None, bytes], int] = {}
         """Dedup ids that may or may not be taken, until when."""
+        self._promises: list[Promise] = []
+        """Answers that name places in partitions which failed when the answers came: judged when those are in order again."""
         self.clearing: set[int] = set()
         """Queues of which items may be resolved by an operator's word."""
         self.seeking: set[int] = set()
@@ -225,11 +236,29 @@ class Facts(Book):
             assert place == known, f"{sent} was answered with {place} for {tag}, and before with {known}"
             return
         sent.ids[index] = place
-        real = self.census.at(place)
-        if real is None:  # let go of by retention, or its partition fails just now
+        if self.census.healthy(place):
+            self._look_up(sent, tag, place, again=again)
+        elif sent.incarnation in self.queues:
             tag.acknowledged = tag.acknowledged or tag.dedup is None
-            return
-        if real is tag:
+            self._promises.append(Promise(sent, tag, place))
+
+    def _keep_promises(self) -> None:
+        """Look up what was answered while its partition failed."""
+        promises, self._promises = self._promises, []
+        for promise in promises:
+            if self.census.healthy(promise.place):
+                self._look_up(*promise, again=True)
+            elif promise.sent.incarnation in self.queues:
+                self._promises.append(promise)
+
+    def _look_up(self, sent: SentProduce, tag: Tag, place: Place, *, again: bool) -> None:
+        """At the place that an answer names there is the item, or the first one with its dedup id."""
+        real = self.census.at(place)
+        if real is None:
+            dropped = place.offset in self.census.rooms[place[:2]].dropped
+            assert dropped, f"{tag} was said to be at {place}, where nothing is: {sent}"
+            tag.acknowledged = tag.acknowledged or tag.dedup is None
+        elif real is tag:
             self._stored_anew(sent, tag, place, again=again)
         else:
             same = (real.queue, real.key, real.dedup) == (tag.queue, tag.key, tag.dedup) and tag.dedup is not None
@@ -259,6 +288,7 @@ class Facts(Book):
         if sent.first and not self._is_unsure(name):
             assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
             assert first.until > self.now or first.era != self.era, f"{tag} was taken for a duplicate of {real}, whose window is over"
+        real.acknowledged = True  # whatever became of its own answer
         tag.void = True
 
     def _is_unsure(self, name: tuple[int, bytes | None, bytes]) -> bool:
@@ -268,6 +298,7 @@ class Facts(Book):
 
     def follow(self) -> None:
         """What happened by itself, or by an operator's word."""
+        self._keep_promises()
         for tag, place, came in self.census.arrivals:
             self._check_origin(tag, place, came)
         self._bring_back()

@@ -3,6 +3,7 @@
 Owns: `Operator`. Everything here is done at once, in a turn of its own, and told to the model before anything else is judged.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.rules.routing import key_id
@@ -50,6 +51,12 @@ class Operator:
         partitions = self._chance.rng.randint(1, MOST_PARTITIONS)
         if queue.incarnation in self._former and self._chance.happens(0.4):  # back to where it was
             partitions = self._former[queue.incarnation]
+        self.resize_to(queue.incarnation, partitions)
+
+    def resize_to(self, incarnation: int, partitions: int) -> None:
+        queue = self._world.model.queues.get(incarnation)
+        if queue is None:
+            return
         self._former[queue.incarnation] = len(queue.active)
         self.change(f"resize {queue.name} to {partitions}", queue, lambda: self._broker.resize(queue.incarnation, partitions))
 
@@ -57,7 +64,12 @@ class Operator:
         """Set a partition read-only, or let it be used again."""
         queue = self._queue()
         number, off = self._chance.pick([*[(n, True) for n in queue.active], *[(n, False) for n in queue.read_only]])
-        self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.set_read_only(queue.incarnation, number, off))
+        self.set_read_only(queue.incarnation, number, off)
+
+    def set_read_only(self, incarnation: int, number: int, off: bool) -> None:
+        queue = self._world.model.queues.get(incarnation)
+        if queue is not None:
+            self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.set_read_only(incarnation, number, off))
 
     def update(self) -> None:
         queue = self._queue()
@@ -76,6 +88,13 @@ class Operator:
 
         self._world.model.unsure_queues.add(queue.incarnation)
         self._world.operate(what, action, then)
+
+    def look_up(self, queue: int) -> None:
+        """An operator that was interrupted looks at what a queue is now."""
+        model = self._world.model
+        found = {info.incarnation: info for info in self._broker.list()}
+        if queue in model.unsure_queues and queue in found:
+            model.queues[queue] = found[queue]
 
     def recreate(self) -> None:
         """Delete a queue and make another of that name."""
@@ -97,12 +116,14 @@ class Operator:
 
     def redrive_some(self, to: int = 0) -> None:
         """Redrive some items of one queue to another."""
-        queue, to = self._queue().incarnation, to or self._queue().incarnation
-        if queue == to:
-            return
-        listed = self.ask(queue, "redrivable", limit=20)
-        if isinstance(listed, list):
-            self.send(queue, [item for item in listed if self._chance.happens(0.4)], to)
+        self.sending(self._queue().incarnation, to)()
+
+    def sending(self, queue: int, to: int = 0) -> Callable[[], None]:
+        """Choose some items of a queue now; the action that is given back lets them leave for another one."""
+        to = to or self._queue().incarnation
+        listed = self.ask(queue, "redrivable", limit=20) if queue != to else []
+        chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
+        return lambda: self.send(queue, chosen, to)
 
     def send(self, queue: int, items: list[ListedItem], to: int) -> None:
         """Let items leave for another queue."""

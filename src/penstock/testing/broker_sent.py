@@ -31,6 +31,8 @@ class Sent:
         """Of the first and of the last time: how often the machine had been rebooted."""
         self.unknown = False
         """An answer was lost: nobody knows what became of that time."""
+        self.quiet = False
+        """Since it was asked no file call failed and the process lives: it has no reason to fail, whoever was interrupted."""
 
     def make(self, now: int) -> None:
         self.request = self.build(now + self.wait if self.wait else 0)

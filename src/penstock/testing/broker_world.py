@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any
 
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Request
+from penstock.loop.requests import Placed, Request
 from penstock.service.embedded import Embedded
 from penstock.testing import checks
 from penstock.testing.broker_rest import Model
 from penstock.testing.broker_sent import Sent, SentLease
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt, SimulatedFiles
-from penstock.words.clock import HOUR, MINUTE, SECOND
+from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
 
 ROOT = "/data"
@@ -30,7 +30,24 @@ MOST_TURNS = 400
 
 
 class Disk(SimulatedFiles):
-    """A simulated disk that can be read as if nothing were ever wrong with it."""
+    """A simulated disk that can be read as if nothing were ever wrong with it, and whose faults can wait for a certain sync."""
+
+    _waiting: tuple[str, Fault, int] | None = None
+    """(Part of a path, fault, how many calls after the next sync of such a file.)"""
+
+    def fail_after_sync(self, path: str, how: Fault, ahead: int) -> None:
+        """Make a call go wrong soon after a file was synced whose path contains this."""
+        self._waiting = (path, how, ahead)
+
+    def sync(self, handle: int) -> None:
+        super().sync(handle)
+        if self._waiting is not None and self._waiting[0] in self._at(handle).path:
+            self.fail(self.calls + self._waiting[2], self._waiting[1])
+            self._waiting = None
+
+    def mend(self) -> None:
+        super().mend()
+        self._waiting = None
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -45,12 +62,40 @@ class Disk(SimulatedFiles):
     @property
     def troubled(self) -> bool:
         """Whether something may still go wrong."""
-        return bool(self._faults or self._next_write_fails or self._capacity is not None or self._readonly)
+        return bool(self._faults or self._waiting or self.failing)
+
+    @property
+    def failing(self) -> bool:
+        """Whether a call may still fail, or the process end. An interrupt is neither."""
+        faults = [*self._faults.values(), *([] if self._waiting is None else [self._waiting[1]])]
+        return any(fault != "interrupt" for fault in faults) or self._next_write_fails or self._capacity is not None or self._readonly
+
+    def drop_interrupts(self) -> None:
+        self._faults = {call: fault for call, fault in self._faults.items() if fault != "interrupt"}
+        if self._waiting is not None and self._waiting[1] == "interrupt":
+            self._waiting = None
 
     def heal(self) -> None:
         self.mend()
         self.fill(None)
         self.readonly(False)
+
+
+class InterruptingClock(ManualClock):
+    """A manual clock; whoever reads it may be interrupted, at a point of a turn at which no file is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupt_after: int | None = None
+        """So many more times it is read; then `KeyboardInterrupt` is raised, once."""
+
+    def read(self) -> Moment:
+        if self.interrupt_after is not None:
+            self.interrupt_after -= 1
+            if self.interrupt_after < 0:
+                self.interrupt_after = None
+                raise KeyboardInterrupt
+        return super().read()
 
 
 class World:
@@ -59,7 +104,7 @@ class World:
     def __init__(self, seed: int, say: Callable[[str], None]) -> None:
         self.say = say
         self.rng = random.Random(seed)
-        self.clock = ManualClock()
+        self.clock = InterruptingClock()
         self.disk = Disk(random.Random(seed + 1))
         self.model = Model(self.disk.undisturbed, say)
         self.segment_bytes = self.rng.choice([600, 2_000, 1 << 20])
@@ -82,16 +127,34 @@ class World:
 
     def submit(self, sent: Sent) -> None:
         """Put a request into the inbox of its queue."""
-        self.say(f"   {sent}")
-        sent.make(self.broker.now())
-        sent.request.on_done = partial(self._note, sent)
-        self._pending.append(sent)
-        self.model.sending(sent)
+        self._ready(sent)
         try:
             self.broker.submit(sent.incarnation, sent.request)
         except (QueueNotFound, BrokerClosed) as error:
             sent.request.finish(error=error)
         self._digest()
+
+    def call(self, sent: Sent) -> None:
+        """A caller runs the turn itself. It may be interrupted; then it never learns its answer, but all others learn theirs."""
+        self._ready(sent)
+        self.model.census.changed.add(sent.incarnation)
+        try:
+            self.broker.call(sent.incarnation, sent.request)
+        except KeyboardInterrupt:
+            self._drop(sent)
+            self.model.lost(sent)
+            self._go_on(sent.incarnation)
+        except PenstockError as error:
+            sent.request.finish(error=error)  # unless that is what it was answered
+        self._digest()
+
+    def _ready(self, sent: Sent) -> None:
+        self.say(f"   {sent}")
+        sent.make(ManualClock.read(self.clock).elapsed)  # an interrupt is for whoever runs the turn
+        sent.request.on_done = partial(self._note, sent)
+        sent.quiet = self.model.census.whole and not self.disk.failing
+        self._pending.append(sent)
+        self.model.sending(sent)
 
     def _note(self, sent: Sent, request: Request) -> None:
         """An answer is there; whoever is told twice notes it once."""
@@ -102,6 +165,10 @@ class World:
         """The caller is gone and will not see the answer."""
         self.say(f"   gone: {sent}")
         self.broker.cancel(sent.incarnation, sent.request)
+        self._drop(sent)
+
+    def _drop(self, sent: Sent) -> None:
+        """Nobody will see its answer."""
         self._pending = [other for other in self._pending if other is not sent]
         self._answers = [other for other in self._answers if other is not sent]
         sent.request.on_done = None
@@ -137,6 +204,9 @@ class World:
             answer = action()
         except PenstockError as error:
             answer = error
+        except KeyboardInterrupt:
+            answer = OutcomeUnknown("the operator was interrupted")
+            self._go_on(queue)
         self.say(f"   {what} → {answer!r:.300}")
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops() if queue in (None, loop.turns.incarnation))
         self._digest(lambda: then(answer) if then is not None else None)
@@ -148,8 +218,19 @@ class World:
         """One turn of one queue."""
         self.say(f"   turn of {loop.turns.name}")
         self.model.census.changed.add(loop.turns.incarnation)
-        loop.turn()
+        try:
+            loop.turn()
+        except KeyboardInterrupt:
+            self._go_on(loop.turns.incarnation)
         self._digest()
+
+    def _go_on(self, queue: int | None) -> None:
+        """Whoever ran a turn was interrupted: somebody else runs the next one, with everybody's requests. (None: of any queue.)"""
+        self.say("   interrupted")
+        self.forget_interrupts()
+        for loop in self.broker.loops():
+            if queue in (None, loop.turns.incarnation):
+                loop.turn()
 
     def wanting(self) -> list[Loop]:
         """Queues that would run a turn by themselves now."""
@@ -202,7 +283,15 @@ class World:
             self._pending = [other for other in self._pending if other is not sent]
             self.say(f"   answer to {sent}: {sent.request.error or sent.request.answer!r:.400}")
             model.judge(sent)
+            self._check_quiet(sent)
         model.compare()
+
+    def _check_quiet(self, sent: Sent) -> None:
+        """Nobody is told of a failed disk, or that nobody knows, because somebody else was interrupted."""
+        found = sent.request.answer if isinstance(sent.request.answer, list) else []
+        errors = [sent.request.error, *found, *(one.error for one in found if isinstance(one, Placed))]
+        wrong = [error for error in errors if isinstance(error, StorageFailed | OutcomeUnknown)]
+        assert not (wrong and sent.quiet), f"no file call failed, and yet {sent} was answered with {wrong[0]!r}"
 
     def replay(self) -> None:
         """Every log tells what its partition knows."""
@@ -216,8 +305,39 @@ class World:
     def arm(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""
         self.say(f"   call {self.disk.calls + ahead} will meet {fault}")
-        self._doubt_missed()
+        self._expect(fault)
         self.disk.fail(self.disk.calls + ahead, fault)
+
+    def arm_after_sync(self, path: str, fault: Fault, ahead: int) -> None:
+        """A file call soon after the next sync of such a file will go wrong."""
+        self.say(f"   call {ahead} after a sync of {path} will meet {fault}")
+        self._expect(fault)
+        self.disk.fail_after_sync(path, fault, ahead)
+
+    def _expect(self, fault: Fault) -> None:
+        self._doubt_missed()
+        if fault != "interrupt":
+            self.not_quiet()
+
+    def fill_disk(self, free_bytes: int) -> None:
+        self.not_quiet()
+        self.disk.fill(free_bytes)
+
+    def not_quiet(self) -> None:
+        """Whoever waits for an answer may be told of trouble."""
+        for sent in (*self._pending, *self._answers):
+            sent.quiet = False
+
+    def interrupt_at_clock(self, ahead: int) -> None:
+        """Whoever reads the clock then is interrupted."""
+        self.say(f"   interrupted after {ahead} more looks at the clock")
+        self._doubt_missed()
+        self.clock.interrupt_after = ahead
+
+    def forget_interrupts(self) -> None:
+        """Nobody is interrupted any more."""
+        self.clock.interrupt_after = None
+        self.disk.drop_interrupts()
 
     def die(self, power: bool) -> None:
         """The process ends here; then another one finds what there is."""
@@ -226,6 +346,8 @@ class World:
 
     def _end(self, power: bool) -> None:
         """What was answered was answered; what was not is nobody's to know."""
+        self.forget_interrupts()
+        self.not_quiet()
         self._doubt_missed()
         self._unjudged, self._answers = self._answers, []
         for sent in self._pending:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from penstock.testing.broker_callers import Callers
 from penstock.testing.broker_chance import Chance
+from penstock.testing.broker_crowd import Crowd
 from penstock.testing.broker_finish import finish
 from penstock.testing.broker_inspector import Inspector
 from penstock.testing.broker_operator import Operator
@@ -22,14 +23,14 @@ STEPS = 80
 STEP_WEIGHTS = {
     "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 2, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
     "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "update": 2, "resize": 4, "drain": 1,
-    "recreate": 1, "look": 2, "watch": 1, "compact": 1,
+    "recreate": 1, "look": 2, "watch": 1, "compact": 1, "crowd": 2,
     "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1,
 }  # fmt: skip
 MOODS: dict[str, dict[str, int]] = {
     "any": {},
-    "resizes": {"resize": 4, "drain": 2, "redrive": 2},
+    "resizes": {"resize": 4, "drain": 2, "redrive": 2, "crowd": 2},
     "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 3, "update": 2},
-    "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2},
+    "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2, "crowd": 3},
 }
 """What there is more of in some seeds, and how many times more."""
 
@@ -52,6 +53,7 @@ class Simulation:
         self._callers = Callers(self.world, self._chance)
         self._operator = Operator(self.world, self._chance)
         self._inspector = Inspector(self.world, self._chance, self._operator)
+        self._crowd = Crowd(self.world, self._chance, self._callers, self._operator)
 
     def run(self) -> None:
         """Live through all steps; raises AssertionError when something is not as it should be."""
@@ -70,7 +72,7 @@ class Simulation:
         kind = self._chance.rng.choices(list(self._weights), list(self._weights.values()))[0]
         self._say(f"-- {number} {kind}")
         try:
-            for owner in (self, self._callers, self._operator, self._inspector):
+            for owner in (self, self._callers, self._operator, self._inspector, self._crowd):
                 action = getattr(owner, kind, None)
                 if action is not None:
                     action()
@@ -97,7 +99,7 @@ class Simulation:
 
     def disturb(self) -> None:
         if self._chance.happens(0.1):
-            self.world.disk.fill(self._chance.rng.randrange(400))
+            self.world.fill_disk(self._chance.rng.randrange(400))
         else:
             self.world.arm(self._chance.pick(FAULTS), self._chance.rng.randint(1, 14))
 

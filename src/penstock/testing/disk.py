@@ -21,13 +21,14 @@ from penstock.logs.files import Mode
 from penstock.testing.device import Directory, File, Truncate, Write
 from penstock.testing.tree import Tree, error, names_of
 
-Fault: TypeAlias = int | Literal["short", "torn", "halt"]
+Fault: TypeAlias = int | Literal["short", "torn", "halt", "interrupt"]
 """How a call goes wrong.
 
 - an errno: it fails with that and does nothing. A failed `sync` loses what it should have written for ever, though later ones succeed.
 - "short": a write writes a part and says so; the caller may go on. Another call is not affected.
 - "torn": as "short", and the next write fails with ENOSPC.
 - "halt": it happens, or a part of it, or nothing; the caller never learns which: `Halt` is raised, now and by every later call.
+- "interrupt": it happens, or a part of it, or nothing, and `KeyboardInterrupt` is raised, once, as by Ctrl-C; nothing is lost by it.
 """
 
 T = TypeVar("T")
@@ -220,14 +221,16 @@ class SimulatedFiles:
             raise error(fault, path)
         if changes:
             self._refuse_readonly(path)
-        if fault == "halt":
-            self._halt_around(effect)
+        if fault in ("halt", "interrupt"):
+            self._break_off(effect, fault)
         return effect()
 
-    def _halt_around(self, effect: Callable[[], T]) -> None:
+    def _break_off(self, effect: Callable[[], T], fault: Fault) -> None:
         if self._rng.random() < 0.5:
             with contextlib.suppress(OSError):
                 effect()
+        if fault == "interrupt":
+            raise KeyboardInterrupt
         self._halted = True
         self._go_on()
 
@@ -241,13 +244,15 @@ class SimulatedFiles:
         size = self._fitting(opened.file, position, len(data))
         if data and not size:
             raise error(errno.ENOSPC, opened.path)
-        if fault == "halt":
+        if fault in ("halt", "interrupt"):
             size = self._rng.randint(0, size)
         elif fault and size > 1:
             size = self._rng.randrange(1, size)
         opened.file.change(Write(position, data[:size]))
         self._halted = fault == "halt"
         self._next_write_fails = fault == "torn"
+        if fault == "interrupt":
+            raise KeyboardInterrupt
         self._go_on()
         return size
 

@@ -18,7 +18,7 @@ from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 
 STEPS = 60
 DRAIN_DAYS = 5
-FAULTS: list[Fault] = [errno.EIO, errno.ENOSPC, "short", "torn", "halt"]
+FAULTS: list[Fault] = [errno.EIO, errno.ENOSPC, "short", "torn", "halt", "interrupt"]
 STEP_WEIGHTS = {
     "work": 60, "come_due": 14, "let_time_pass": 12, "step_wall": 1, "compact": 1,
     "disturb": 6, "kill": 3, "cut_power": 3, "restart": 3,

@@ -2,8 +2,9 @@
 
 Owns: `World`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and the promises made.
 - Every step is judged by the model and compared with it; nothing is believed.
-- What was committed and synced is there after anything; what was committed is there after a process kill; of later appends any beginning
-  may be there, each whole. After a death the model is brought to what is found, which must be one of these.
+- What was committed and synced is there after anything; what was committed is there after a process kill, and after a failed write or
+  an interrupt, leases that were not synced included; of later appends any beginning may be there, each whole. After a death the model
+  is brought to what is found, which must be one of these.
 """
 
 import random
@@ -67,6 +68,9 @@ class World:
         except (StorageFailed, OutcomeUnknown) as failure:
             self._failed(failure)
             return None
+        except KeyboardInterrupt:
+            self._interrupted()
+            return None
         except PenstockError as refusal:
             answer = refusal
         self.say(f"   {command} → {answer!r}")
@@ -83,6 +87,9 @@ class World:
             done = self.partition.due(limit)
         except (StorageFailed, OutcomeUnknown) as failure:
             self._failed(failure)
+            return 0
+        except KeyboardInterrupt:
+            self._interrupted()
             return 0
         state = self.partition.state
         seen, overdue = checks.look(state, now).states, offsets(state.overdue.runs)
@@ -109,6 +116,9 @@ class World:
         except (StorageFailed, OutcomeUnknown) as failure:
             self._failed(failure)
             return False
+        except KeyboardInterrupt:
+            self._interrupted()
+            return False
         self._committed()
         return True
 
@@ -118,6 +128,8 @@ class World:
             freed = self.partition.compact()
         except (StorageFailed, OutcomeUnknown) as failure:
             self._failed(failure)
+        except KeyboardInterrupt:
+            self._interrupted()
         else:
             self.say(f"   {freed}")
             self._committed()
@@ -155,6 +167,8 @@ class World:
             check()
         except StorageFailed as failure:
             self._failed(failure)
+        except KeyboardInterrupt:
+            self._interrupted()
 
     # -- trouble -------------------------------------------------------------------------------------
 
@@ -179,15 +193,21 @@ class World:
                 self.files.mend()
                 self.die(power=False, sure=0)
         elif self.partition.state is not self._state:
-            self._settle(refused=True)
+            self._settle(least=self._account.written, refused=True)
         elif "failing" in repr(self.partition) or self.chance.happens(0.5):
             self._reopen(refused=True)
         # else a read failed, and nothing was lost by it: the turn goes on
 
+    def _interrupted(self) -> None:
+        """Ctrl-C in the middle of a call: nobody knows what became of the turn, and what was answered before it stands."""
+        self.say("   interrupted")
+        self._reopen(refused=False)
+
     def _reopen(self, *, refused: bool) -> None:
+        """Open the partition anew in the same process: what was answered stands, also leases that were not synced."""
         self.files.mend()
         self.partition.reopen()
-        self._settle(refused=refused)
+        self._settle(least=self._account.written, refused=refused)
 
     def die(self, power: bool, sure: int | None = None) -> None:
         """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
@@ -203,7 +223,7 @@ class World:
                 break
             except Halt:
                 power = self.chance.happens(0.5)
-            except (StorageFailed, OutcomeUnknown):
+            except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
                 self.files.mend()
                 power = False
         self._settle(least=sure, rebooted=rebooted)
@@ -221,7 +241,7 @@ class World:
         try:
             self.partition.close()
             self._directory.close()
-        except (StorageFailed, OutcomeUnknown):
+        except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
             self.die(power=False)
             return
         self.files.mend()
