@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from penstock.loop.requests import Do, Part, Produce
+from penstock.loop.turn import REDOS
 from penstock.rules.catalog import Options
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, OutcomeUnknown, QueueBusy, QueueExists, QueueNotFound

@@ -97,15 +97,23 @@ class Member:
         self._retry_at = self._clock.read().elapsed + int(wait)
         self.next_run = self._retry_at
 
-    def undo(self, error: PenstockError) -> bool:
-        """Go back to what is committed, because a turn was broken off; whether what the turn did here turned out to be committed."""
+    def undo(self, error: PenstockError) -> None:
+        """Go back to what is committed, because a turn was broken off before its commit."""
+        if self.partition is not None and not self.partition.is_committed:
+            self.partition.failed = True
+            self.fail(error)
+            self.try_open()
+
+    def finish(self) -> PenstockError | None:
+        """Bring a commit to its end that was broken off; the error tells what became of it."""
         assert self.partition is not None
-        if self.partition.is_committed:
-            return False
-        self.partition.failed = True
-        self.fail(error)
-        self.try_open()
-        return self.error is None and self.partition.survived
+        try:
+            if self.partition.failed or not self.partition.is_committed:
+                self.partition.finish()
+        except StorageFailed as error:
+            self.fail(error)
+            return OutcomeUnknown(f"storage failed ({error}) and the turn was interrupted; repeat with the same request id")
+        return None
 
     def recover(self, now: int) -> bool:
         """Try again when it is time; whether the partition is in order now."""

@@ -13,7 +13,7 @@ Single-threaded: whoever runs the turn.
 
 import contextlib
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from penstock.logs import codec
 from penstock.logs.api import Gap, Log
@@ -39,6 +39,10 @@ CLOSE_FRAMES = 2
 """At closing no checkpoint is worth it when nothing happened but the opening."""
 FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
+NOT_WRITTEN = 1 << 63
+"""Higher than every sequence of a frame."""
+Appended: TypeAlias = tuple[int, list[Record]]
+"""Records, and the sequence of the last frame that holds them."""
 _NEEDS_NO_SYNC = (Leased, Passed, Answered, Noted)
 
 
@@ -73,26 +77,24 @@ class Partition:
         self._frames = Frames(log)
         self._blocks = Blocks(self._frames)
         self._staged: list[Record] = []  # decided and applied, not yet appended
-        self._appended: list[Record] = []  # appended since the last commit
-        self._answered: list[Record] = []  # committed without a sync, and not synced since
-        self._syncing = 0  # the sequence of the last frame that the sync under way is for
-        self.survived = False
-        """After `reopen`: whether the sync that was interrupted had been done all the same."""
+        self._appended: list[Appended] = []  # since the last commit
+        self._answered: list[Appended] = []  # committed without a sync, and not synced since
         self._turn = Moment(0, 0)
         self.owes_sync = False  # the next commit syncs
         self._fetched = False
         self.failed = False
         """It must be reopened before it can go on."""
         self._undone = False
+        self._failure: StorageFailed | None = None  # for which this turn is, or was, undone
         self._unsaid: PenstockError | None = None
         self._closed = False
         self._open()
 
     # -- opening -------------------------------------------------------------------------------------
 
-    def _open(self, answered: Sequence[Record] = ()) -> None:
+    def _open(self, answered: Sequence[Appended] = ()) -> None:
         self.state, self.gaps = replay(self.log)
-        self.survived, self._syncing = 0 < self._syncing <= self.log.sequence, 0
+        unwritten = [record for sequence, records in answered if sequence > self.log.sequence for record in records]
         state, raw = self.state, self._clock.read()
         shift, rebooted = continued(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
@@ -104,8 +106,8 @@ class Partition:
         lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may have been an opening
         self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted)])
         self._append()
-        if answered and not self.gaps:  # behind damage they may not fit any more: their holders are refused at their next call
-            self._stage(answered)
+        if unwritten and not self.gaps:  # behind damage they may not fit any more: their holders are refused at their next call
+            self._stage(unwritten)
             self._append()
         if self._policy is not None:
             self.run(Configure(self._policy))
@@ -117,10 +119,24 @@ class Partition:
 
     def reopen(self) -> None:
         """After a failure: forget what is not synced and begin again from what is. Leases that were answered are appended again."""
+        self._staged, self._appended = [], []
+        self._begin_again()
+
+    def finish(self) -> None:
+        """After an interrupt in the middle of `commit`: everything run before it is in the log when this returns, durably.
+
+        Only for an interrupt, which says nothing of the storage: what a failed write takes back is never written again.
+        """
+        if self._failure is not None:  # the interrupt came while that was being undone
+            self.reopen()
+            raise self._failure
+        self._answered += [*self._appended, (NOT_WRITTEN, self._staged)]
+        self._staged, self._appended = [], []
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         self.failed = True
         self._unsaid = None
-        self._staged.clear()
-        self._appended.clear()
         answered = [*self._answered]
         try:
             self.log.reset()
@@ -195,6 +211,8 @@ class Partition:
 
     def prepare(self) -> bool:
         """Write what is staged, so that only the sync is left for `commit`, which also says what went wrong here. Whether one is owed."""
+        if not self._undone:
+            self._failure = None
         try:
             self._flush()
         except PenstockError as error:
@@ -215,7 +233,6 @@ class Partition:
                 self._append()
             full = self._room <= 0 or self._turn.wall >= self._rotate_at
             if self.owes_sync or full:
-                self._syncing = self.log.sequence
                 self.log.sync()
                 self._note_synced()
             else:
@@ -260,7 +277,6 @@ class Partition:
 
     def _note_synced(self) -> None:
         """Everything appended so far is durable, as the durability mode promises."""
-        self._syncing = 0
         self.owes_sync = False
         self._appended.clear()
         self._answered.clear()
@@ -273,6 +289,7 @@ class Partition:
 
     def _fail(self, error: StorageFailed) -> NoReturn:
         """Go back to what is synced. If even that fails, nobody can say what will be found."""
+        self._failure = error
         try:
             self.reopen()
         except PenstockError as worse:
@@ -320,7 +337,7 @@ class Partition:
             raise
 
     def _write(self) -> None:
-        staged, self._staged = self._staged, []
+        staged = self._staged
         for record in staged:
             if type(record) is Produced:
                 self._frames.put(record, self._turn.wall)
@@ -328,7 +345,8 @@ class Partition:
                 self.owes_sync = True
         drafts = codec.drafts(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)
-        self._appended += staged
+        group = (self.log.sequence, staged)
+        self._appended, self._staged = [*self._appended, group], []  # no interrupt comes between two assignments
         self._room -= size
         self._floor.used(size)
         self._unreplayed += len(drafts)

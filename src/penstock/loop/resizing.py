@@ -88,7 +88,9 @@ class Resizing:
     @property
     def preparing(self) -> bool:
         """Whether fences are going up, and will stand in a turn or two: those who want to produce, or to resize again, wait for that."""
-        return any(member.healthy and not member.fenced and self._sources_are_healthy(member) for member in self._partitions.members.values())
+        return any(
+            member.healthy and not member.fenced and self._sources_are_healthy(member) for member in self._partitions.members.values()
+        )
 
     def _sources_are_healthy(self, member: Member) -> bool:
         moves = [move for change in self._changes for move in change.moves if move.destination == member.number]

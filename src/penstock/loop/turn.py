@@ -4,8 +4,8 @@ Owns: `Turns`, a queue's partitions and what they do with a batch of requests:
     reshape → fences → visit what is due → settle → transfers → produce → an operator's word → deal to those who wait
     → commit side by side → answer
 No answer leaves before the commit of every partition it rests on; a partition that fails fails only its own part of each answer.
-A turn that is broken off (an interrupt in the thread that runs it) is undone in every partition that had not committed, and the requests
-that rest on nothing else are run again by the next turn: somebody else's Ctrl-C is nobody's error.
+A turn that is broken off by an interrupt in the thread that runs it is undone, and its requests are run again by the next turn; if its
+commit had begun, that is finished instead. So one caller's Ctrl-C changes nothing for the others.
 Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
 """
 
@@ -71,6 +71,7 @@ class Turns(Partitions):
         self._next_visit: int | None = 0
         self._outcomes: dict[int, PenstockError | None] = {}
         """What became of each partition that this turn has committed so far."""
+        self._committing = False
         self._pool = pool
         self._steps: dict[type[Request], Callable[[Any], None]] = {
             requests.Reshape: self._do,
@@ -91,6 +92,7 @@ class Turns(Partitions):
         self.now = now
         self.again = False
         self._outcomes.clear()
+        self._committing = False
         try:
             in_order = sorted(taken, key=self._place) if len(taken) > 1 else taken
             reshapes = self._reshape(in_order) if in_order and type(in_order[0]) is requests.Reshape else 0
@@ -190,6 +192,7 @@ class Turns(Partitions):
 
     def _commit(self) -> dict[int, PenstockError]:
         """Write and sync what was touched, side by side; gives the partitions that failed, and how."""
+        self._committing = True
         touched = [member for member in self.touched if member.healthy]
         owing = [member for member in touched if member.open.prepare()]
         self.synced = any(member.open.log.durability == "fsync" for member in owing)
@@ -281,37 +284,29 @@ class Turns(Partitions):
         self.watching[:] = still
 
     def _give_up(self, taken: Sequence[Request], error: BaseException) -> None:
-        """The turn was broken off. What is committed stands and is answered; the rest is undone, and its requests are run again."""
-        pending, self.pending = self.pending, []
-        undone: dict[int, PenstockError] = {}
-        for member in self.touched:
-            if member.number in self._outcomes or member.partition is None:
-                continue
-            if member.undo(_interrupted(error)):
-                self._outcomes[member.number] = None
-            else:
-                undone[member.number] = _interrupted(error)
-        answers = {id(request) for request, _ in pending}
-        again = [request for request in taken if id(request) not in answers]
-        for request, result in pending:
-            if any(number in self._outcomes for number in _rests_on(request, result)):  # partly committed: it cannot be run again
-                self.pending.append((request, result))
-            else:
-                again.append(request)
-        self._answer({**undone, **{number: wrong for number, wrong in self._outcomes.items() if wrong is not None}})
-        self.rescue(again, error)
-        self.resizing.start_over()
+        """The turn was broken off: its commit, if it had begun, is finished; before that it is undone, and its requests are run again."""
+        if self._committing:
+            for member in self.touched:
+                if member.partition is not None and member.number not in self._outcomes:
+                    self._outcomes[member.number] = member.finish()
+            self._answer({number: wrong for number, wrong in self._outcomes.items() if wrong is not None})
+        else:
+            pending, self.pending = self.pending, []
+            for member in self.touched:
+                member.undo(_interrupted(error))
+            self.rescue([*taken, *(request for request, _ in pending)], error)
+            self.resizing.start_over()
         self._plan()
 
     def rescue(self, taken: Sequence[Request], error: BaseException) -> None:
         """Requests of a turn that was undone: those who wait for items go on waiting, the others are run again."""
         lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
-        again = []
+        again: list[Request] = []
         for request in taken:
             if request.done:
                 request.tell()  # the interrupt may have come in between
                 continue
-            if any(request in line for line in lines):
+            if not request.taken or any(request in line for line in (*lines, again)):  # it was put back before, or waits
                 continue
             request.undone += 1
             if request.undone > REDOS:
@@ -367,19 +362,6 @@ class Turns(Partitions):
 
 def _interrupted(error: BaseException) -> OutcomeUnknown:
     return OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
-
-
-def _rests_on(request: Request, result: Any) -> list[int]:
-    """The partitions whose commit an answer waits for."""
-    if isinstance(request, requests.Produce):
-        return [one.partition for one in result if one.stored is not None]
-    if isinstance(request, requests.Settle):
-        return [part.partition for part in request.parts]
-    if isinstance(request, requests.Lease):
-        return [member.number for member, _ in result]
-    if isinstance(request, requests.Deliver):
-        return [result[0].number]
-    return [*result[1]] if isinstance(request, requests.Do) else []
 
 
 def _refused(part: Placed, error: PenstockError) -> Placed:

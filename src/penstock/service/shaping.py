@@ -58,9 +58,10 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
         turns.touch(member)
         member.open.make_durable()  # in every mode: the catalog, which is about to speak of them, is really synced
     marks = {number: member.open.committed.next_offset for number, member in turns.members.items()}
-    new = [turns.add(number) for number in active if number not in turns.members]
+    known = set(turns.members)
     try:
-        for member in new:
+        for number in [number for number in active if number not in known]:
+            member = turns.add(number)
             if member.error is not None:
                 raise member.refusal
             turns.catch_up(member, new=True)
@@ -68,8 +69,8 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
         since = min(since, entry.maps[-KEPT_MAPS].replaced_at if len(entry.maps) >= KEPT_MAPS and not entry.unfinished else 0)
         return catalog.reshape(turns.incarnation, active, read_only=read_only, marks=marks, keep_since=since)
     except BaseException:
-        for member in new:
-            turns.drop(member)
+        for number in set(turns.members) - known:  # an interrupt may come anywhere
+            turns.drop(turns.members[number])
         raise
 
 
