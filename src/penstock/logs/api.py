@@ -1,7 +1,7 @@
 """What a log is: the contract every backend keeps, and the frame, its unit of I/O.
 
-Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Log` (the contract) and
-`Readable` (the part of it that needs no ownership).
+Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Log` (the contract),
+`Readable` (the part of it that needs no ownership) and `Committer` (how the logs that a turn has written to become durable).
 Storage knows frames, never their meaning: a frame has a type, a range of item offsets and a body of bytes.
 
 Invariants of every log
@@ -14,9 +14,11 @@ Invariants of every log
   nothing, and blanked items between kept ones as empty payloads: who may still want an item says so in `keep`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from penstock.words.errors import StorageFailed
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Durability: TypeAlias = Literal["fsync", "interval", "os"]
@@ -212,4 +214,24 @@ class Log(Readable, Protocol):
 
     def reset(self) -> None:
         """After a failure: drop what is not synced. `recover` must follow."""
+        ...
+
+
+Landed: TypeAlias = Callable[[Log, StorageFailed | None], None]
+"""Told of a log that its commit is over: it is durable, or why it is not. Called from any thread; must not raise."""
+
+
+class Committer(Protocol):
+    """What waits for storage while the turn of a queue goes on."""
+
+    def commit(self, logs: Sequence[Log], landed: Landed, here: Log | None = None) -> None:
+        """Make everything that was appended to these logs durable, as their durability mode promises.
+
+        `landed` is called once for each log when its outcome is known, perhaps before this returns. The calling thread waits for the one
+        that is `here`, if any, and for no other.
+        """
+        ...
+
+    def run(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
+        """Do something that may take long with one log, in another thread. A job must not raise."""
         ...

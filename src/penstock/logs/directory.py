@@ -20,6 +20,7 @@ from penstock.logs.files import Files, SystemFiles
 from penstock.logs.marker import LOGS, Marker
 from penstock.logs.published import PublishedLog
 from penstock.logs.segment import Owner
+from penstock.logs.syncs import Syncs
 from penstock.logs.writing import keep_names
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
@@ -60,6 +61,8 @@ class Directory:
         self._places: dict[Owner, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
+        syncs = Syncs(self.root_of)
+        self.commit, self.run, self._end_syncs = syncs.commit, syncs.run, syncs.close
 
     @classmethod
     def open(
@@ -154,6 +157,7 @@ class Directory:
     def close(self) -> None:
         """Close the logs that are still open, then give up the locks: nobody may write without them."""
         self._closed = True
+        self._end_syncs()
         try:
             for log in list(self._logs):
                 log.close()

@@ -63,6 +63,11 @@ class Carrying:
         self.ending = False
         """The queue is being deleted: nothing leaves any more."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether an outbox may hold something."""
+        return bool(self._senders)
+
     # -- at the source -------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
@@ -150,7 +155,7 @@ class Carrying:
         """Set out with the first transfer of every outbox that has none under way."""
         self._senders.update((member.number, member) for member in self._partitions.touched)
         for member in [*self._senders.values()]:
-            if not member.healthy:
+            if not member.healthy or not member.open.is_committed:
                 continue
             if not member.state.outbox:
                 del self._senders[member.number]

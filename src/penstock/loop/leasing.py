@@ -123,7 +123,7 @@ class Leasing:
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
                 self._partitions.answer(request, given[index])
-            elif request.deadline <= now and not self._looked_on:
+            elif request.deadline <= now and not self._looked_on and not self._partitions.awaits:
                 self._give_nothing(request)
             else:
                 self.waiting.append(request)

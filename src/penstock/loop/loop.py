@@ -10,23 +10,28 @@ Without threads (`threaded=False`) nothing runs by itself: whoever holds the loo
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from penstock.logs.api import Committer
+from penstock.logs.syncs import sync
 from penstock.loop.inbox import Inbox, closed
+from penstock.loop.member import Member
 from penstock.loop.meter import Meter
 from penstock.loop.requests import Lease, Request, Watch
 from penstock.loop.turn import Turns
 from penstock.words.clock import SECOND
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
 
 TAKE = 1_000
 """Requests of one turn."""
 GRACE = 5 * SECOND
 """A waiting request is answered by the turn in which its deadline passes; after this its caller gives up on that."""
 IDLE_SECONDS = 60.0
+CLOSE_SECONDS = 1.0
 GATHER_SECONDS = 0.0001
 """How long a turn waits for a crowd to gather, when it will sync: a part of what that takes."""
 _log = logging.getLogger("penstock")
@@ -35,8 +40,9 @@ _log = logging.getLogger("penstock")
 class Loop:
     """One queue at work."""
 
-    def __init__(self, turns: Turns, *, threaded: bool = True) -> None:
+    def __init__(self, turns: Turns, committer: Committer, *, threaded: bool = True) -> None:
         self.turns = turns
+        self._committer = committer
         self.meter = Meter()
         self._inbox = Inbox(turns.name)
         self._turning = threading.RLock()  # never taken twice: it can say who has it
@@ -46,6 +52,12 @@ class Loop:
         self._alarm: SimpleQueue[None] = SimpleQueue()
         self._wakes_at: int | None = None
         self._crowd = 0  # requests in the last turn
+        self._syncs = False  # whether the last turn made a partition go out
+        self.waiting_for_disk: list[Member] = []
+        """Without threads: partitions that are out."""
+        self.is_slow: Callable[[Member], bool] = lambda member: False
+        """Without threads: whether a partition stays out for now. Set by simulations."""
+        self._ending: SimpleQueue[None] | None = None
         self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: waiting for it lets others run
         self._closed = False
         turns.post = self._post
@@ -61,18 +73,21 @@ class Loop:
         self._enter(request)
         try:
             while not request.done:
-                if self._turning.acquire(blocking=False):
+                if not self.turns.all_out and self._turning.acquire(blocking=False):
                     try:
-                        self._lead(request)
+                        mine = self._lead(request)
                     finally:
                         self._turning.release()
                     self._pass_on()
+                    if mine is not None:
+                        self._commit([mine], mine)
                     if request.done:
                         break
                 self._sleep(request)
         except BaseException:
             while self._leads():  # an interrupt may come between taking the turn and the `try`
                 self._turning.release()
+            self._finish_others()
             self.cancel(request)
             self.wake()  # it may have been this one's turn to lead
             raise
@@ -134,22 +149,26 @@ class Loop:
     # -- turns ---------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Run one turn by hand; whether there is more to do at once."""
+        """Run one turn by hand, and what its commits take; whether there is more to do at once."""
         with self._turning:
             self._turn()
+        self._see_off()
         return self.busy
 
     @property
     def busy(self) -> bool:
         """Whether a turn now would find something to do."""
-        return self.turns.again or len(self._inbox) > 0
+        turns = self.turns
+        by_hand = any(not self.is_slow(member) for member in self.waiting_for_disk)
+        return turns.again or len(self._inbox) > 0 or bool(turns.landed) or bool(turns.departures) or by_hand
 
-    def _lead(self, request: Request) -> None:
-        """Run turns until this caller's request is answered or has to wait for something."""
+    def _lead(self, request: Request) -> Member | None:
+        """Run turns until this caller's request is answered or has to wait; gives the partition whose disk it waits for itself."""
         while True:
             self._turn()
-            if request.done or (request.taken and not self.turns.again):
-                return
+            mine = self._see_off(request)
+            if mine is not None or request.done or (request.taken and not self.turns.again):
+                return mine
 
     def _leads(self) -> bool:
         """Whether this thread has the turn."""
@@ -166,7 +185,7 @@ class Loop:
 
     def _take_and_turn(self, taken: list[Request]) -> None:
         turns = self.turns
-        if self._crowd > 2 and len(self._inbox) < self._crowd and turns.synced:
+        if self._crowd > 2 and len(self._inbox) < self._crowd and self._syncs:
             with suppress(Empty):  # those who were just answered are about to ask again: one sync for all of them
                 self._gathering.get(timeout=GATHER_SECONDS)
         self._inbox.take(TAKE, taken)
@@ -177,12 +196,111 @@ class Loop:
                 request.finish(error=late(turns.name))
         before = turns.produced
         turns.turn([request for request in taken if not request.done] if taken else taken, now)
+        self._syncs = bool(turns.departures)
         if taken or turns.answered:
             self.meter.turn(taken, turns.answered, turns.clock.read().elapsed, turns.produced - before)
+
+    # -- commits -------------------------------------------------------------------------------------
+
+    def _see_off(self, request: Request | None = None) -> Member | None:
+        """Have other threads commit the partitions that went out, but for one that the caller of a request waits for itself."""
+        departures = self.turns.departures
+        if not departures and not self.waiting_for_disk:
+            return None
+        mine = None
+        if request is not None and self._threaded:
+            mine = next((one for one in departures if one.job is None and one.prompt and _waits_for(one, request)), None)
+        others = [member for member in departures if member is not mine]
+        if mine is not None:
+            mine.waiter = threading.get_ident()
+        self._commit(others, None)
+        departures.clear()
+        return mine
+
+    def _commit(self, members: Sequence[Member], mine: Member | None) -> None:
+        """Have members committed that are out: the one that is `mine` by this thread."""
+        if not self._threaded:
+            self._commit_by_hand(members)
+            return
+        by_log = {member.log_id: member for member in members if member.job is None}
+        for member in members:
+            if member.job is not None:
+                self._committer.run(self.turns.incarnation, member.number, partial(self._work, member))
+        logs = [member.log for member in by_log.values()]
+        if logs:
+            self._committer.commit(
+                logs, lambda log, failure: self._synced(by_log[id(log)], failure), mine.log if mine is not None else None
+            )
+
+    def _commit_by_hand(self, members: Sequence[Member]) -> None:
+        for member in members:
+            if member not in self.waiting_for_disk:
+                self.waiting_for_disk.append(member)
+        for member in [*self.waiting_for_disk]:
+            if not self.is_slow(member):
+                self.run_by_hand(member)
+
+    def run_by_hand(self, member: Member) -> None:
+        """Without threads: do what a member is out for, and take it back."""
+        try:
+            if member.job is not None:
+                member.work()
+            else:
+                sync(member.log, lambda log, failure: member.synced(failure))
+        except KeyboardInterrupt:
+            member.interrupted()
+            raise
+        self.waiting_for_disk.remove(member)
+        self._land(member)
+
+    def _synced(self, member: Member, failure: StorageFailed | None) -> None:
+        member.synced(failure)
+        self._land(member)
+
+    def _work(self, member: Member) -> None:
+        """A job of a member, in a thread of its disk."""
+        try:
+            member.work()
+        except Exception as error:  # a mistake of ours: the partition is opened anew, and those who wait for it are told
+            _log.exception("a commit of queue %r went wrong", self.turns.name)
+            member.outcome = OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
+            if member.partition is not None:
+                member.partition.failed = True
+        self._land(member)
+
+    def _land(self, member: Member) -> None:
+        """Take a member back whose commit or job is over, and let somebody go on."""
+        turns = self.turns
+        member.waiter = 0
+        turns.landed.append(member)
+        with self._turning:
+            if turns.landed:
+                turns.land(turns.clock.read().elapsed)
+                if turns.answered:
+                    self.meter.turn((), turns.answered, turns.clock.read().elapsed, 0)
+        self._pass_on()
+        if self._ending is not None:
+            self._ending.put(None)
+
+    def _finish_others(self) -> None:
+        """An interrupt came: commits that this thread was to wait for are brought to their end by others."""
+        if not self._threaded:
+            return  # the next turn sees to them
+        me = threading.get_ident()
+        with self._turning:
+            orphans = [member for member in self.turns.outs.values() if member.waiter == me or member in self.turns.departures]
+            self.turns.departures.clear()
+            for member in orphans:
+                member.waiter = 0
+                if member not in self.turns.landed:
+                    member.interrupted()
+                    self._committer.run(self.turns.incarnation, member.number, partial(self._work, member))
 
     def _pass_on(self) -> None:
         """After a turn: somebody must lead the next one, if there is a reason for it, now or later."""
         if self._inbox and self._inbox.wake_one():
+            return
+        if self.turns.again and any(request.open_gate() for request in self.turns.deferred):
             return
         if self.busy:
             self.wake()
@@ -219,7 +337,10 @@ class Loop:
             try:
                 with self._turning:
                     if not self._closed:
-                        self._turn()
+                        try:
+                            self._turn()
+                        finally:
+                            self._see_off()
             except Exception:  # the turn has told its callers and set its partitions aside; the next one may do better
                 _log.exception("a turn of queue %r went wrong", self.turns.name)
             self._hand_over()
@@ -249,20 +370,36 @@ class Loop:
         if self._closed:
             return
         self._inbox.closed = True
-        with self._turning:
-            try:
-                while self._inbox:  # who came before the end is served, if it can be at once
-                    with suppress(PenstockError):
-                        self._turn()
-            finally:
-                self._closed = True
-                self.turns.refuse_all(error or closed(self.turns.name))
-                self._alarm.put(None)
-                self.turns.close()
+        self._ending = SimpleQueue()
+        while not self._close_unless_out(error):
+            with suppress(Empty):
+                self._ending.get(timeout=CLOSE_SECONDS)
         with self._starting:
             runner = self._runner
         if runner is not None and runner is not threading.current_thread():
             runner.join()
+
+    def _close_unless_out(self, error: PenstockError | None) -> bool:
+        """Serve who came before the end, if that can be done at once, and close; but not while a commit is under way."""
+        turns = self.turns
+        with self._turning:
+            if self._closed:
+                return True
+            while self._inbox or turns.landed or (turns.deferred and not turns.outs):
+                with suppress(PenstockError):
+                    self._turn()
+                    self._see_off()
+            for member in [*self.waiting_for_disk]:
+                self.run_by_hand(member)
+            if turns.outs:
+                return False
+            self._closed = True
+            try:
+                turns.refuse_all(error or closed(turns.name))
+            finally:
+                self._alarm.put(None)
+                turns.close()
+            return True
 
     def abandon(self) -> None:
         """In a forked child: this loop is its parent's."""
@@ -271,6 +408,10 @@ class Loop:
 
     def __repr__(self) -> str:
         return f"Loop({self.turns.name!r}, {len(self.turns.members)} partitions{', closed' if self._closed else ''})"
+
+
+def _waits_for(member: Member, request: Request) -> bool:
+    return any(waiting.request is request for waiting in member.unanswered)
 
 
 def late(name: str) -> QueueBusy:

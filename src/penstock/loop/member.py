@@ -1,12 +1,18 @@
-"""A partition among the others of its queue: in order, failing, or not to be opened.
+"""A partition among the others of its queue: in order, out, slow, failing, or not to be opened.
 
-Owns: `Member` and its back-off. A partition whose storage fails is left alone for a while, longer each time, and then tried again; the
-others do not wait for it. What it was asked meanwhile is refused with an error that says so and may be repeated.
+Owns: `Member`, its back-off, and what it does while it is out. A partition is out while its commit, or anything else that waits for its
+disk, runs in some thread: until it has landed nobody looks at it or changes it, and the turns of the others go on. One that does not come
+back for a while is slow, and counts as failing. A partition whose storage fails is left alone for a while, longer each time, and then
+tried again. What it was asked meanwhile is refused with an error that says so and may be repeated.
 """
 
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
+from penstock.logs.api import Log
 from penstock.loop.partition import Partition
+from penstock.loop.requests import Request
 from penstock.rules.commands import Pause
 from penstock.rules.state import State
 from penstock.words.clock import MILLISECOND, SECOND, Clock
@@ -18,8 +24,29 @@ GROWTH = 1.5
 JITTER = 0.2
 REST = 200 * MILLISECOND
 """What "interval" promises: so much may be lost with the machine."""
+SLOW_AFTER = 500 * MILLISECOND
+"""A partition that is out for longer is slow."""
+GRACE_AFTER_SLOW = 2 * SECOND
+"""None of its leases ends for so long after a slow partition came back: its holders could not settle them."""
+PROMPT = 20 * MILLISECOND
+"""A caller waits for the disk of its own partition itself, if that answered within such a time when last asked."""
 WALL_CHECK = 1 * SECOND
 """The date may be stepped: what waits for one is looked at this often."""
+
+
+class Unanswered:
+    """A request whose answer waits for partitions to land."""
+
+    __slots__ = ("expires", "failed", "request", "rests_on", "result")
+
+    def __init__(self, request: Request, result: Any, rests_on: set[int], expires: int) -> None:
+        self.request = request
+        self.result = result
+        self.rests_on = rests_on
+        """Numbers of the partitions that have not landed yet."""
+        self.failed: dict[int, PenstockError] = {}
+        self.expires = expires
+        """When it is answered although some have not landed; 0 is never."""
 
 
 class Member:
@@ -32,6 +59,25 @@ class Member:
         self.fenced = True
         """Whether every slot that the map gives it may be used: not before its fences stand."""
         self.touched = False
+        self.out = False
+        """Whether its commit, or another job, is under way."""
+        self.out_since = 0
+        self.slow = False
+        """Whether it is out for long, or was when it landed last."""
+        self.prompt = True
+        """Whether its disk answered quickly when it was last asked."""
+        self.job: Callable[[], None] | None = None
+        """What is done while it is out, if that is anything but the sync of its log."""
+        self.waiter = 0
+        """The thread that waits for its disk for a request of its own; 0 when it is another."""
+        self.outcome: PenstockError | None = None
+        """Of what was done while it was out."""
+        self.wants_rest = False
+        """Whether it goes out at the end of this turn to sync what needed no sync."""
+        self.recovered = False
+        """Whether it has landed in order after it was failing or slow."""
+        self.unanswered: deque[Unanswered] = deque()
+        """Requests whose answers wait for it to land."""
         self.owed: list[int] = []
         """Leases that it gave and nobody got."""
         self.missed: Pause | None = None
@@ -45,24 +91,41 @@ class Member:
         self._failures = 0
         self._retry_at = 0
         self._rest_at: int | None = None
+        self._no_end_before = 0
         self._seen = -1
         self.try_open()
 
     @property
     def healthy(self) -> bool:
-        return self.partition is not None and self.error is None
+        """Whether it can be used now."""
+        return self.partition is not None and self.error is None and not self.out
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it is out, and soon to land."""
+        return self.out and self.error is None
 
     @property
     def open(self) -> Partition:
         """The partition, or why it cannot be used."""
-        if self.partition is None or self.error is not None:
+        if self.partition is None or self.error is not None or self.out:
             raise self.refusal
         return self.partition
 
     @property
     def known(self) -> Partition | None:
         """The partition even while it is failing, if what is known of it is true."""
-        return None if self.partition is None or self.partition.failed else self.partition
+        return None if self.partition is None or self.partition.failed or self.out else self.partition
+
+    @property
+    def log(self) -> Log:
+        """Its log, for whoever commits it while it is out."""
+        assert self.partition is not None
+        return self.partition.log
+
+    @property
+    def log_id(self) -> int:
+        return id(self.log)
 
     @property
     def state(self) -> State:
@@ -73,15 +136,14 @@ class Member:
         """The error for whoever asks for this partition."""
         if isinstance(self.error, CorruptLog):
             return CorruptLog(f"partition {self.number} cannot be opened ({self.error}); the others work")
+        if self.out and self.slow:
+            return StorageFailed(f"partition {self.number} is slow ({self.error}); try again in a moment")
         return StorageFailed(f"partition {self.number} is failing ({self.error}); it is tried again by itself, so try again in a moment")
 
     def try_open(self) -> None:
         """Open it, or reopen it after a failure; whether or not that worked is in `error`."""
         try:
-            if self.partition is None:
-                self.partition = self._open_it(self.number)
-            elif self.partition.failed:
-                self.partition.reopen()
+            self.reopen()
             self.error = None
         except BrokerClosed:
             raise
@@ -97,6 +159,65 @@ class Member:
         self._retry_at = self._clock.read().elapsed + int(wait)
         self.next_run = self._retry_at
 
+    # -- out, and back -------------------------------------------------------------------------------
+
+    def leave(self, job: Callable[[], None] | None = None) -> None:
+        """Go out: with a job, or for the sync of what was appended."""
+        self.job = job
+        self.outcome = None
+        self.slow = False
+        self.out_since = self._clock.read().elapsed
+        self.out = True
+
+    def grow_slow(self, now: int) -> None:
+        """It is out for long: from now on it counts as failing."""
+        if self.awaited and now - self.out_since >= SLOW_AFTER:
+            self.slow = True
+            self.error = StorageFailed(f"its disk has not answered for {(now - self.out_since) / SECOND:.1f} s")
+
+    def work(self) -> None:
+        """Do the job it went out for, in whichever thread that is."""
+        assert self.job is not None
+        try:
+            self.job()
+        except PenstockError as error:
+            self.outcome = error
+
+    def synced(self, failure: StorageFailed | None) -> None:
+        """Its log is synced, or could not be: what follows from that is done before it lands."""
+        assert self.partition is not None
+        try:
+            self.partition.landed(failure)
+        except PenstockError as error:
+            self.outcome = error
+
+    def interrupted(self) -> None:
+        """The thread that waited for its disk was interrupted: another one brings that to its end."""
+        self.job = self._finish if self.partition is not None else self.job
+
+    def land(self, now: int) -> PenstockError | None:
+        """Come back into the turn; the error tells what became of what it went out for."""
+        self.out = False
+        self.prompt = now - self.out_since <= PROMPT
+        self.recovered = self.error is not None
+        self.error = None
+        if self.outcome is not None:
+            self.recovered = False
+            self.fail(self.outcome)
+        elif self.partition is not None and self.partition.failed:  # what it went out for is stored; keeping its files in order failed
+            self.recovered = False
+            self.fail(StorageFailed("keeping its files in order failed"))
+        else:
+            self._failures = 0
+            self.note_rest()
+        return self.outcome
+
+    def note_rest(self) -> None:
+        """Plan the sync of what needed none, and the word for readers, in a while."""
+        partition = self.partition
+        if self._rest_at is None and partition is not None and (partition.log.durability != "fsync" or partition.log.unsynced):
+            self._rest_at = self._clock.read().elapsed + REST
+
     def undo(self, error: PenstockError) -> None:
         """Go back to what is committed, because a turn was broken off before its commit."""
         if self.partition is not None and not self.partition.is_committed:
@@ -104,47 +225,32 @@ class Member:
             self.fail(error)
             self.try_open()
 
-    def finish(self) -> PenstockError | None:
-        """Bring a commit to its end that was broken off; the error tells what became of it."""
+    def _finish(self) -> None:
+        """Bring a commit to its end that was broken off."""
         assert self.partition is not None
         try:
-            if self.partition.failed or not self.partition.is_committed:
+            if not self.partition.is_committed:
                 self.partition.finish()
         except StorageFailed as error:
-            self.fail(error)
-            return OutcomeUnknown(f"storage failed ({error}) and the turn was interrupted; repeat with the same request id")
-        return None
+            raise OutcomeUnknown(f"storage failed ({error}) and the turn was interrupted; repeat with the same request id") from error
 
-    def recover(self, now: int) -> bool:
-        """Try again when it is time; whether the partition is in order now."""
-        if self.error is not None and now >= self._retry_at:
-            self.try_open()
-        return self.error is None
+    def reopen(self) -> None:
+        """Open it, or reopen it after a failure."""
+        if self.partition is None:
+            self.partition = self._open_it(self.number)
+        elif self.partition.failed:
+            self.partition.reopen()
 
-    def commit(self) -> PenstockError | None:
-        """Make the turn's work durable; the error tells what became of it."""
-        assert self.partition is not None
-        try:
-            self.partition.commit()
-        except (StorageFailed, OutcomeUnknown) as error:
-            self.fail(error)
-            return error
-        if self.partition.failed:  # the turn is stored, but the house-keeping after it went wrong
-            self.fail(StorageFailed("keeping its files in order failed"))
-            return None
-        self._failures = 0
-        if self._rest_at is None and (self.partition.log.durability != "fsync" or self.partition.log.unsynced):
-            self._rest_at = self._clock.read().elapsed + REST
-        return None
+    def is_due_for_retry(self, now: int) -> bool:
+        """Whether it is failing, and it is time to try it again."""
+        return self.error is not None and not self.out and now >= self._retry_at
 
-    def rest(self, now: int) -> None:
-        """In the lesser durability modes: from time to time what was written is synced, and readers are told of it."""
-        if self._rest_at is not None and now >= self._rest_at:
-            self._rest_at = None
-            try:
-                self.open.rest()
-            except PenstockError as error:
-                self.fail(error)
+    def is_due_for_rest(self, now: int) -> bool:
+        """Whether it is time to sync what needed no sync, and to tell readers how far the log goes."""
+        if self._rest_at is None or now < self._rest_at:
+            return False
+        self._rest_at = None
+        return True
 
     def changed(self) -> bool:
         """Whether anything happened here since this was last asked."""
@@ -153,6 +259,9 @@ class Member:
 
     def plan(self, now: int) -> None:
         """When it wants to be visited next, unless somebody comes before."""
+        if self.out:
+            self.next_run = None  # it plans anew when it has landed
+            return
         if self.error is not None:
             self.next_run = self._retry_at
             return
@@ -168,7 +277,11 @@ class Member:
             waits.append(self._rest_at - now)
         retries = [-when - now for when in self.carrying.values() if when < 0]
         found = min((*waits, *retries), default=None)
-        self.next_run = None if found is None else now + max(0, found)
+        self.next_run = None if found is None else max(now + max(0, found), self._no_end_before)
+
+    def spare_leases(self, now: int) -> None:
+        """It came back after it was slow: nothing comes due here for a moment, because holders could not reach it."""
+        self._no_end_before = now + GRACE_AFTER_SLOW
 
     def __repr__(self) -> str:
         return f"Member({self.number}, {self.error or self.partition})"

@@ -2,7 +2,8 @@
 
 Owns: `Partition`, the only place where a state and its log meet.
     run(command)   decide and apply in memory, as often as wanted      (no answer may leave yet)
-    commit()       append what was decided, sync if it must be, then answers may leave
+    prepare()      append what was decided; says whether it must be synced before its answers may leave
+    commit()       prepare, sync if need be, and keep house: then answers may leave. Or the sync is left to others, and `landed` ends it
     read(runs)     the bytes of items
 Opening is replay through the same `apply`. After a failed write the memory is thrown away and rebuilt from what is synced (`reopen`);
 nothing is ever retried into success. A turn that only gave out leases needs no sync: if a power cut takes the record, the item is leased
@@ -210,17 +211,45 @@ class Partition:
                 return len(records)
 
     def prepare(self) -> bool:
-        """Write what is staged, so that only the sync is left for `commit`, which also says what went wrong here. Whether one is owed."""
+        """Write what is staged. Whether a sync must follow (or an undoing, when this went wrong: `landed` says so)."""
+        if self.failed or self._closed:
+            return True
         if not self._undone:
             self._failure = None
         try:
             self._flush()
         except PenstockError as error:
             self._unsaid = error
-        return self.owes_sync or self._unsaid is not None
+        if not (self.owes_sync or self._unsaid is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES):
+            self._answered += self._appended
+            self._appended.clear()
+            return False
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for another segment."""
+        return self._room <= 0 or self._turn.wall >= self._rotate_at
 
     def commit(self) -> None:
         """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
+        if not self.prepare():
+            return
+        failure = None
+        if self.is_writable:
+            try:
+                self.log.sync()
+            except StorageFailed as error:
+                failure = error
+        self.landed(failure)
+
+    @property
+    def is_writable(self) -> bool:
+        """After `prepare`: whether all went well so far, so that the log can be synced."""
+        return self._unsaid is None and not self._undone and not self.failed and not self._closed
+
+    def landed(self, failure: StorageFailed | None) -> None:
+        """The sync is over: keep house, or undo what was run since the last commit and say so."""
         unsaid, self._unsaid = self._unsaid, None
         if isinstance(unsaid, OutcomeUnknown):
             raise unsaid
@@ -228,23 +257,16 @@ class Partition:
         if self._undone:
             self.reopen()
             raise StorageFailed(f"storage failed during the turn and everything in it was undone ({unsaid or 'reading'}); run it again")
-        try:
-            if self._staged:
-                self._append()
-            full = self._room <= 0 or self._turn.wall >= self._rotate_at
-            if self.owes_sync or full:
-                self.log.sync()
-                self._note_synced()
-            else:
-                self._answered += self._appended
-                self._appended.clear()
-        except StorageFailed as error:
-            self._fail(error)
+        if failure is not None:
+            self._fail(failure)
+        self._note_synced()
+        full = self.is_full
         if full or self._unreplayed > CHECKPOINT_FRAMES:
             self._keep_house(rotate=full)
 
     def rest(self) -> None:
-        """Nothing more to do just now: sync what could wait, as far as the durability mode does, and tell readers how far the log goes."""
+        """Nothing more to do just now: commit, sync what could wait as the durability mode says, tell readers how far the log goes."""
+        self.commit()
         try:
             if self.log.durability == "interval":
                 self.log.flush()

@@ -3,6 +3,7 @@
 Owns: `Partitions`: the members, the slot map, the answers that wait for the commit, and what the steps of a turn tell each other.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -44,10 +45,12 @@ class Partitions:
         self.produced = 0
         self.touched: list[Member] = []
         """By this turn."""
+        self.outs: dict[int, Member] = {}
+        """Partitions that are out."""
         self.with_ready: set[int] = set()
         self.used: set[int] = set()
         """Numbers of the partitions that an operator's word had to do with."""
-        self.pending: list[tuple[Request, Any]] = []
+        self.pending: deque[tuple[Request, Any]] = deque()
         self.post: Callable[[Request], None] = lambda request: None
         """Puts a message of the queue's own into its inbox."""
         self._open_partition = open_partition
@@ -103,8 +106,18 @@ class Partitions:
                 member.missed = Pause(lease, member.missed.produce if word.produce is None else word.produce)
 
     def healthy(self) -> Iterator[Member]:
-        """Partitions that are in order."""
-        return (member for member in list(self.members.values()) if member.error is None and member.partition is not None)
+        """Partitions that can be used now: in order, and not out."""
+        return (member for member in list(self.members.values()) if member.healthy)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a partition is out that is soon to land."""
+        return any(member.awaited for member in self.outs.values())
+
+    @property
+    def all_out(self) -> bool:
+        """Whether a turn now could do nothing but wait."""
+        return bool(self.outs) and len(self.outs) == len(self.members) and all(member.awaited for member in list(self.outs.values()))
 
     def stocked(self) -> list[Member]:
         """Partitions that may have something ready, by number: those that had at the end of the last turn, and those touched since."""

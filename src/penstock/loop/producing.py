@@ -7,7 +7,7 @@ A request id is remembered by each partition under the version of the slot map t
 up the old versions first and adds only what none of them knows. So are the chunks of a drop (service/adopting.py), by their sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from penstock.loop import requests
 from penstock.loop.member import Member
@@ -104,6 +104,20 @@ class Producing:
             return False
         return not self.max_bytes or size + batch.size_bytes <= self.max_bytes
 
+    def needs(self, request: requests.Produce) -> Collection[int]:
+        """Numbers of the partitions without which a request cannot be run."""
+        partitions, batch = self._partitions, request.batch
+        if request.request is not None:
+            maps = (partitions.map, *partitions.older_maps)
+            return {home for slots in maps for home in _homes(batch, request.request, slots) if home in partitions.members}
+        if batch.key_ids is None and batch.dedups is None:
+            return () if self._least_of(partitions.active) is not None else partitions.active
+        found = set(_homes(batch, None, partitions.map))
+        if FREE in found:
+            found.discard(FREE)
+            found.update(() if self._least_of(partitions.active) is not None else partitions.active)
+        return found
+
     # -- where to ------------------------------------------------------------------------------------
 
     def _least(self) -> Member:
@@ -122,7 +136,7 @@ class Producing:
         fewest = 0
         for number in numbers:
             member = self._partitions.members[number]
-            if member.error is not None or member.partition is None or not member.fenced:
+            if member.partition is None or not member.healthy or not member.fenced:
                 continue
             state = member.partition.state
             if not state.paused_produce and (best is None or state.ready < fewest):

@@ -34,6 +34,8 @@ class Request:
         self.gone = False
         """The caller waits no longer."""
         self._unclaimed = [True]
+        self.deferred = False
+        """It has waited for a partition that was out."""
         self.undone = 0
         """How often a turn that had taken it was undone."""
         self.entered_at = 0

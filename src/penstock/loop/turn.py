@@ -10,15 +10,14 @@ Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from penstock.loop import requests
 from penstock.loop.carrying import Carrying, Office
 from penstock.loop.leasing import Leasing
-from penstock.loop.member import Member
+from penstock.loop.member import SLOW_AFTER, Member, Unanswered
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
@@ -27,7 +26,7 @@ from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.rules.commands import Extend
 from penstock.words.clock import SECOND, Clock
-from penstock.words.errors import OutcomeUnknown, PenstockError
+from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
 
 _log = logging.getLogger("penstock")
 REDOS = 3
@@ -47,7 +46,6 @@ class Turns(Partitions):
         clock: Clock,
         chance: Callable[[], float],
         office: Office,
-        pool: Executor | None = None,
     ) -> None:
         super().__init__(name, incarnation, open_partition, clock, chance)
         self.next_run: int | None = None
@@ -64,15 +62,19 @@ class Turns(Partitions):
         """Does what a resize recorded and an interrupt kept from being done."""
         self.kept: dict[tuple[int, int], None] = {}
         """(partition, lease) of holders inside this process, who are still at work. Changed from any thread."""
-        self.synced = False
-        """Whether the last turn had to wait for a disk."""
         self.put_back: Callable[[Sequence[Request]], None] = lambda requests: None
         """Puts requests of a turn that was undone back into the inbox."""
+        self.departures: list[Member] = []
+        """Partitions that went out and that nobody has seen to yet."""
+        self.landed: deque[Member] = deque()
+        """Partitions whose commit or job is over, to be taken back by the next turn. Added to from any thread."""
+        self.deferred: list[Request] = []
+        """Requests that wait for a partition to land."""
+        self._waits_for_commit: dict[int, Unanswered] = {}
+        self._blocked = False
+        """Whether somebody waits for all partitions to land: nothing is given out meanwhile."""
+        self._departing = False
         self._next_visit: int | None = 0
-        self._outcomes: dict[int, PenstockError | None] = {}
-        """What became of each partition that this turn has committed so far."""
-        self._committing = False
-        self._pool = pool
         self._steps: dict[type[Request], Callable[[Any], None]] = {
             requests.Reshape: self._do,
             requests.Settle: self.settling.run,
@@ -88,43 +90,128 @@ class Turns(Partitions):
     # -- the turn ------------------------------------------------------------------------------------
 
     def turn(self, taken: Sequence[Request], now: int) -> None:
-        """Do all of it. Every request of `taken` is answered when this returns, or waits in line here."""
+        """Do all of it. Every request of `taken` is answered when this returns, or waits here: in line, deferred, or for a commit."""
         self.now = now
         self.again = False
-        self._outcomes.clear()
-        self._committing = False
+        self.answered = []
+        self._departing = False
+        requests_now: Sequence[Request] = taken
         try:
-            in_order = sorted(taken, key=self._place) if len(taken) > 1 else taken
-            reshapes = self._reshape(in_order) if in_order and type(in_order[0]) is requests.Reshape else 0
+            if self.landed:
+                self._land()
+            if self.outs:
+                self._grow_slow()
+            requests_now = self._runnable(taken) if self.outs or self.deferred else self._in_order(taken)
+            reshapes = self._reshape(requests_now) if requests_now and type(requests_now[0]) is requests.Reshape else 0
+            if reshapes:
+                requests_now = requests_now[reshapes:]
             self.look_at_shape()
             if self.resizing.under_way:
                 self.resizing.upkeep()  # before anything else: on what is committed
+                if self.resizing.preparing:
+                    requests_now = self._without_produces(requests_now)
             if self._next_visit is not None and now >= self._next_visit:
                 self._visit()
-            if reshapes:
-                in_order = in_order[reshapes:]
-            preparing = self.resizing.under_way and self.resizing.preparing
-            if preparing:
-                in_order = self._without_produces(in_order)
-            for request in in_order:
+            for request in requests_now:
                 self.attempt(request, self._steps[type(request)])
-            if self.producing.waiting and not preparing:
+            if self.producing.waiting and not self.resizing.preparing:
                 self.producing.retry(now)
-            if self.leasing.waiting:
+            if self.leasing.waiting and not self._blocked:
                 self.leasing.deal(now)
             if self.carrying.dead:
                 self.carrying.dispatch()
-            self._answer(self._commit() if self.touched else {})
+            if self.touched or self.pending:
+                self._depart()
         except BaseException as error:
-            self._give_up(taken, error)
+            self._give_up([*taken, *requests_now], error)
             raise
-        self.carrying.carry(now)
+        self._end()
+
+    def land(self, now: int) -> None:
+        """Take back the partitions that have landed and answer for them; what waited for them is left to the next turn."""
+        self.now = now
+        self.answered = []
+        self._land()
+        if self.deferred or self.leasing.waiting or self.producing.waiting or self.resizing.under_way:
+            self.again = True
+        self._end()
+
+    def _end(self) -> None:
+        if self.carrying.busy or self.touched:
+            self.carrying.carry(self.now)
         if self.watching:
             self._watch()
+        if self._waits_for_commit:
+            self._expire()
         self._plan()
+
+    def _in_order(self, taken: Sequence[Request]) -> Sequence[Request]:
+        return sorted(taken, key=self._place) if len(taken) > 1 else taken
 
     def _place(self, request: Request) -> int:
         return self._order[type(request)]
+
+    # -- who has to wait -----------------------------------------------------------------------------
+
+    def _runnable(self, taken: Sequence[Request]) -> list[Request]:
+        """The requests that can be run now: those that were deferred first, as they came, then the others.
+
+        One that needs a partition which is out waits for it, and lets nobody who comes later have any partition it needs: so a request
+        for many partitions has its turn too. One that has waited for a slow partition alone goes on waiting; any other is run, and told.
+        """
+        found: list[Request] = []
+        deferred: list[Request] = []
+        reserved: set[int] = set()
+        self._blocked = False
+        for request in (*self.deferred, *self._in_order(taken)):
+            if request.done or request.gone:
+                continue
+            known = self._needs(request)
+            needs = self.members.keys() if known is None else known
+            awaited = any(number in self.outs and self.outs[number].awaited for number in needs)
+            if not awaited and reserved.isdisjoint(needs) and not (request.deferred and self._only_slow(known)):
+                found.append(request)
+            elif request.give_up_at and request.give_up_at <= self.now:
+                request.finish(error=self._not_reached(needs))
+            else:
+                request.deferred = True
+                deferred.append(request)
+                if awaited:
+                    reserved.update(needs)
+                    self._blocked = self._blocked or known is None
+        self.deferred = deferred
+        return found
+
+    def _needs(self, request: Request) -> Collection[int] | None:
+        """Numbers of the partitions that a request cannot be run without; None is all there are."""
+        kind = type(request)
+        if kind is requests.Settle:
+            return {part.partition for part in request.parts}  # type: ignore[attr-defined]
+        if kind is requests.Produce:
+            return self.producing.needs(request)  # type: ignore[arg-type]
+        if kind is requests.Deliver or kind is requests.Arrived:
+            return (request.partition,)  # type: ignore[attr-defined]
+        if kind is requests.Watch or (kind is requests.Lease and request.request is None):  # type: ignore[attr-defined]
+            return ()
+        return None
+
+    def _only_slow(self, needs: Collection[int] | None) -> bool:
+        """Whether somebody waits for slow partitions and for no other."""
+        return bool(needs) and all(number in self.outs for number in needs or ())
+
+    def _not_reached(self, needs: Collection[int]) -> PenstockError:
+        slow = next((self.outs[number] for number in needs if number in self.outs), None)
+        what = f"queue {self.name!r} did not get to the request in time; nothing was done, try again in a moment"
+        return QueueBusy(what if slow is None else f"partition {slow.number} of {what}")
+
+    def _grow_slow(self) -> None:
+        for member in self.outs.values():
+            if member.awaited:
+                member.grow_slow(self.now)
+                if member.slow:
+                    _log.warning("partition %s of queue %r is slow: %s", member.number, self.name, member.error)
+
+    # -- steps ---------------------------------------------------------------------------------------
 
     def _reshape(self, taken: Sequence[Request]) -> int:
         """Run the reshape that stands first; another one in this turn has to wait for its commit. Says how many are dealt with."""
@@ -142,25 +229,24 @@ class Turns(Partitions):
         return [request for request in taken if type(request) is not requests.Produce]
 
     def _wait_a_turn(self, waiting: Sequence[Request]) -> None:
-        self.put_back(waiting)
+        self.deferred += waiting
         self.again = True
 
     def _visit(self) -> None:
         """What failed is tried again, what came due is done."""
         now = self.now
-        for member in self.members.values():
-            if member.next_run is None or member.next_run > now:
+        for member in list(self.members.values()):
+            if member.next_run is None or member.next_run > now or member.out:
                 continue
             self.touch(member)
-            failed = member.error is not None
-            if not member.recover(now):
+            if member.error is not None:
+                if member.is_due_for_retry(now):
+                    self._send_out(member, member.reopen)
                 continue
-            if failed:
-                self.catch_up(member)
-                self.settling.give_back_owed(member)
-            if failed or not member.fenced:
+            if not member.fenced:
                 self.resizing.check(member)
-            member.rest(now)
+            if member.is_due_for_rest(now):
+                member.wants_rest = True
             try:
                 self._keep_up(member)
                 if member.open.due(DUE_ITEMS):
@@ -190,75 +276,143 @@ class Turns(Partitions):
             raise OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this") from error
         self.answer(request, (result, set(self.used)))
 
-    def _commit(self) -> dict[int, PenstockError]:
-        """Write and sync what was touched, side by side; gives the partitions that failed, and how."""
-        self._committing = True
-        touched = [member for member in self.touched if member.healthy]
-        owing = [member for member in touched if member.open.prepare()]
-        self.synced = any(member.open.log.durability == "fsync" for member in owing)
-        if self._pool is not None and len(owing) > 1:
-            self._side_by_side(owing, self._pool)
-        for member in touched:
-            if member.number not in self._outcomes:
-                self._commit_one(member)
-        return {number: error for number, error in self._outcomes.items() if error is not None}
+    # -- out, and back -------------------------------------------------------------------------------
 
-    def _commit_one(self, member: Member) -> None:
-        self._outcomes[member.number] = member.commit()
+    def _depart(self) -> None:
+        """Write what was run. Partitions that owe a sync go out; what rests on the others is answered at once."""
+        self._departing = True
+        for member in self.touched:
+            if member.healthy and (member.open.prepare() or member.wants_rest):
+                self._leave(member)
+            elif member.healthy:
+                member.note_rest()
+        self._answer_or_wait()
 
-    def _side_by_side(self, members: Sequence[Member], pool: Executor) -> None:
-        """Commit in several threads; whatever happens, none of them is at work any more when this returns."""
-        futures = [pool.submit(self._commit_one, member) for member in members]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            while any(not future.done() for future in futures):
-                with suppress(KeyboardInterrupt):
-                    wait(futures)
-            raise
+    def _leave(self, member: Member) -> None:
+        partition = member.open
+        if member.wants_rest:
+            member.wants_rest = False
+            self._send_out(member, partition.rest)
+        else:
+            self._send_out(member, None if partition.is_writable else partition.commit)
+
+    def _send_out(self, member: Member, job: Callable[[], None] | None) -> None:
+        member.leave(job)
+        self.outs[member.number] = member
+        self.departures.append(member)
+
+    def _answer_or_wait(self) -> None:
+        """Answer what rests on nothing that is out; the rest is answered when that has landed."""
+        while self.pending:
+            request, result = self.pending[0]
+            if isinstance(request, requests.Lease):
+                result = self._collect(request, result)
+            rests_on = {number for number in _rests_on(request, result) if number in self.outs}
+            waiting = Unanswered(request, result, rests_on, self._expires(request))
+            for number in rests_on:
+                self.outs[number].unanswered.append(waiting)
+            if rests_on:
+                self._waits_for_commit[id(waiting)] = waiting
+            else:
+                self._answer(waiting)
+            self.pending.popleft()
+
+    def _expires(self, request: Request) -> int:
+        if isinstance(request, requests.Lease):
+            return max(request.deadline, self.now + SLOW_AFTER)
+        return request.give_up_at
+
+    def _land(self) -> None:
+        """Take back the partitions that have landed, and answer what waited for them."""
+        failed = False
+        while self.landed:  # at every step an interrupt may come: what is done is taken off the list behind it
+            member = self.landed[0]
+            self.touch(member)
+            if member.out:
+                member.land(self.now)
+            while member.unanswered:
+                waiting = member.unanswered[0]
+                waiting.rests_on.discard(member.number)
+                if member.outcome is not None:
+                    waiting.failed[member.number] = member.outcome
+                if not waiting.rests_on:
+                    self._waits_for_commit.pop(id(waiting), None)
+                    self._answer(waiting)
+                member.unanswered.popleft()
+            self.outs.pop(member.number, None)
+            failed = failed or member.outcome is not None
+            if member.recovered:
+                self._welcome(member)
+            self.landed.popleft()
+        if failed:
+            self.resizing.start_over()
+
+    def _welcome(self, member: Member) -> None:
+        """A partition that was failing or slow is in order again."""
+        if member.slow:
+            member.spare_leases(self.now)
+        self.catch_up(member)
+        self.settling.give_back_owed(member)
+        self.resizing.check(member)
+
+    def _expire(self) -> None:
+        """Answer those whose time is over although a partition has not landed: nobody knows what becomes of that part."""
+        for waiting in [*self._waits_for_commit.values()]:
+            if waiting.expires and waiting.expires <= self.now and not waiting.request.done:
+                del self._waits_for_commit[id(waiting)]
+                for number in waiting.rests_on:
+                    member = self.outs[number]
+                    member.unanswered.remove(waiting)
+                    waiting.failed[number] = _unknown(member)
+                    if isinstance(waiting.request, requests.Lease):
+                        member.owed += [granted.lease for one, granted, *_ in waiting.result if one is member]
+                self._answer(waiting)
 
     # -- answers -------------------------------------------------------------------------------------
 
-    def _answer(self, failed: dict[int, PenstockError]) -> None:
-        self.answered = [request for request, _ in self.pending]
-        if failed:
-            self.resizing.start_over()
-        for request, result in self.pending:
-            try:
-                if isinstance(request, requests.Lease):
-                    self._hand(request, result, failed)
-                elif isinstance(request, requests.Produce):
-                    request.finish([_refused(one, failed[one.partition]) if one.partition in failed else one for one in result])
-                elif isinstance(request, requests.Settle):
-                    request.finish([failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)])
-                elif isinstance(request, requests.Deliver):
-                    member, taken = result
-                    request.finish(taken, failed.get(member.number))
-                elif isinstance(request, requests.Do):
-                    answer, used = result
-                    wrong = None if request.firm else _partly(used, failed)
-                    request.finish(answer if wrong is None else None, wrong)
-            except PenstockError as error:
-                request.finish(error=error)
-        self.pending.clear()
+    def _answer(self, waiting: Unanswered) -> None:
+        request, result, failed = waiting.request, waiting.result, waiting.failed
+        self.answered.append(request)
+        try:
+            if isinstance(request, requests.Lease):
+                self._hand(request, result, failed)
+            elif isinstance(request, requests.Produce):
+                request.finish([_refused(one, failed[one.partition]) if one.partition in failed else one for one in result])
+            elif isinstance(request, requests.Settle):
+                request.finish([failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)])
+            elif isinstance(request, requests.Deliver):
+                member, taken = result
+                request.finish(taken, failed.get(member.number))
+            elif isinstance(request, requests.Do):
+                answer, used = result
+                wrong = None if request.firm else _partly(used, failed)
+                request.finish(answer if wrong is None else None, wrong)
+        except PenstockError as error:
+            request.finish(error=error)
 
-    def _hand(self, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
-        """Give leased items out, with their bytes."""
-        handed = []
+    def _collect(self, request: requests.Lease, parts: list[Any]) -> list[Any]:
+        """The bytes of leased items, read before their partitions go out: (member, granted, items, seconds left)."""
+        found: list[Any] = []
         for member, granted in parts:
-            if member.number in failed:
-                continue
-            if not member.healthy:  # stored, but failing since: given back when it is in order again
+            partition = member.partition
+            if partition is None or member.error is not None:  # stored, but failing since: given back when it is in order again
                 member.owed.append(granted.lease)
                 continue
             try:
-                items = [] if request.bare else member.open.items(granted.runs)
+                items = [] if request.bare else partition.items(granted.runs)
             except PenstockError:  # nobody gets it now; the others of the answer are good
                 self.settling.give_back([Handed(member.number, granted, [], 0)])
                 continue
-            seconds = (granted.deadline - member.open.now().elapsed) / SECOND
-            handed.append(Handed(member.number, granted, items, seconds))
+            found.append((member, granted, items, granted.deadline - partition.now().elapsed + self.now))
+        return found
+
+    def _hand(self, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
+        """Give leased items out, with their bytes."""
+        handed = [
+            Handed(member.number, granted, items, (until - self.now) / SECOND)
+            for member, granted, items, until in parts
+            if member.number not in failed
+        ]
         if handed:
             request.finish(handed)
             if request.gone:
@@ -285,15 +439,19 @@ class Turns(Partitions):
 
     def _give_up(self, taken: Sequence[Request], error: BaseException) -> None:
         """The turn was broken off: its commit, if it had begun, is finished; before that it is undone, and its requests are run again."""
-        if self._committing:
+        if self._departing:
             for member in self.touched:
-                if member.partition is not None and member.number not in self._outcomes:
-                    self._outcomes[member.number] = member.finish()
-            self._answer({number: wrong for number, wrong in self._outcomes.items() if wrong is not None})
+                if member.healthy and member.partition is not None and not member.partition.is_committed:
+                    member.leave()
+                    member.interrupted()
+                    self.outs[member.number] = member
+                    self.departures.append(member)
+            self._answer_or_wait()
         else:
-            pending, self.pending = self.pending, []
+            pending, self.pending = self.pending, deque()
             for member in self.touched:
-                member.undo(_interrupted(error))
+                if not member.out:
+                    member.undo(_interrupted(error))
             self.rescue([*taken, *(request for request, _ in pending)], error)
             self.resizing.start_over()
         self._plan()
@@ -306,7 +464,7 @@ class Turns(Partitions):
             if request.done:
                 request.tell()  # the interrupt may have come in between
                 continue
-            if not request.taken or any(request in line for line in (*lines, again)):  # it was put back before, or waits
+            if not request.taken or any(request in line for line in (*lines, self.deferred, again)):  # it was put back before, or waits
                 continue
             request.undone += 1
             if request.undone > REDOS:
@@ -321,7 +479,7 @@ class Turns(Partitions):
     def _plan(self) -> None:
         """When the queue wants its next turn, if nobody asks before."""
         if self.touched:
-            changed = [member.changed() for member in self.touched]
+            changed = [member.changed() for member in self.touched if not member.out]
             self.note_stock()
             for member in self.touched:
                 member.plan(self.now)
@@ -332,9 +490,12 @@ class Turns(Partitions):
             visits = [member.next_run for member in self.members.values() if member.next_run is not None]
             self._next_visit = min(visits, default=None)
         self.next_run = self._next_visit
-        if self.leasing.waiting or self.producing.waiting or self.watching:
+        if self.leasing.waiting or self.producing.waiting or self.watching or self.outs:
             lines: tuple[Sequence[Request], ...] = (self.producing.waiting, self.watching)
             ends = [request.deadline for line in lines for request in line if request.deadline]
+            ends += [request.give_up_at for request in self.deferred if request.give_up_at]
+            ends += [waiting.expires for waiting in self._waits_for_commit.values() if waiting.expires]
+            ends += [member.out_since + SLOW_AFTER for member in self.outs.values() if member.awaited]
             ends += [when for when in (self._next_visit, self.leasing.earliest) if when is not None]
             self.next_run = min(ends, default=None)
 
@@ -342,7 +503,7 @@ class Turns(Partitions):
 
     def refuse_all(self, error: PenstockError) -> None:
         """Everybody who still waits is told that it is over."""
-        for line in (self.leasing.waiting, self.producing.waiting, self.watching):
+        for line in (self.leasing.waiting, self.producing.waiting, self.watching, self.deferred):
             for request in line:
                 request.finish(error=error)
             line.clear()
@@ -362,6 +523,25 @@ class Turns(Partitions):
 
 def _interrupted(error: BaseException) -> OutcomeUnknown:
     return OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
+
+
+def _unknown(member: Member) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"partition {member.number} has not answered in time ({member.error or 'its disk is busy'}); repeat with the same request id"
+    )
+
+
+def _rests_on(request: Request, result: Any) -> Collection[int]:
+    """The partitions whose commit an answer waits for."""
+    if isinstance(request, requests.Produce):
+        return [one.partition for one in result if one.stored is not None]
+    if isinstance(request, requests.Settle):
+        return [part.partition for part in request.parts]
+    if isinstance(request, requests.Lease):
+        return [part[0].number for part in result]
+    if isinstance(request, requests.Deliver):
+        return [result[0].number]
+    return result[1] if isinstance(request, requests.Do) else ()
 
 
 def _refused(part: Placed, error: PenstockError) -> Placed:

@@ -9,7 +9,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -34,8 +33,6 @@ from penstock.service.store import CATALOG, Store, Target, open_store
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
 from penstock.words.limits import MAX_PARTITIONS, within
-
-SYNCS_AT_ONCE = 8
 
 
 class Embedded:
@@ -63,7 +60,6 @@ class Embedded:
         self._loops: dict[int, Loop] = {}
         self._mail = Mail(self._loops, self._entry)
         self._live = Live(self._loop, store)
-        self._pool: Executor | None = ThreadPoolExecutor(SYNCS_AT_ONCE, "penstock sync") if threaded else None
         self._closed = self._forked = False
         self.outside = Outside(store, self) if isinstance(store, Directory) else None
         try:
@@ -250,10 +246,9 @@ class Embedded:
             self.clock,
             lambda: self._entropy(1)[0] / 255,
             Office(self._mail.post, self._mail.map_of),
-            self._pool,
         )
         turns.look_at_shape = lambda: self._reshaped(turns)
-        loop = Loop(turns, threaded=self._threaded)
+        loop = Loop(turns, self.store, threaded=self._threaded)
         shaping.apply(turns, entry)
         self._set_options(turns, entry)
         turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
@@ -341,8 +336,6 @@ class Embedded:
             raise errors[0]
 
     def _let_go(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
         with suppress(PenstockError, AttributeError):
             self.catalog.close()
         self.store.close()

@@ -70,7 +70,7 @@ def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0
 def _partition(turns: Sight, member: Seen) -> PartitionStats:
     partition = member.known
     if partition is None:
-        return PartitionStats(member.number, "failing", error=str(member.error))
+        return PartitionStats(member.number, "slow" if member.slow else "failing", error=str(member.error))
     state = partition.state
     counts = state.counts
     status = "active" if member.error is None else "failing"

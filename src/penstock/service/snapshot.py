@@ -54,6 +54,7 @@ class ReadMember:
     def __init__(self, number: int, open_it: Callable[[int], Reader]) -> None:
         self.number = number
         self.error: PenstockError | None = None
+        self.slow = False
         self._reader: Reader | None = None
         self._open_it = open_it
         self.refresh()

@@ -8,10 +8,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from penstock.logs.api import Durability, Frame, Log, Readable
+from penstock.logs.api import Committer, Durability, Frame, Log, Readable
 from penstock.logs.directory import DURABILITIES, Directory, Root
 from penstock.logs.files import Files
 from penstock.logs.memory import MemoryLog
+from penstock.logs.syncs import Syncs
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest
 
@@ -21,7 +22,7 @@ CATALOG = 0
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
 
 
-class Store(Protocol):
+class Store(Committer, Protocol):
     """Logs by incarnation and partition."""
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log: ...
@@ -45,6 +46,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], list[Frame]] = defaultdict(list)
+        syncs = Syncs(lambda incarnation, partition: MEMORY)
+        self.commit, self.run, self.close = syncs.commit, syncs.run, syncs.close
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
         return MemoryLog(incarnation, partition, self._kept[incarnation, partition])
@@ -61,9 +64,6 @@ class MemoryStore:
     def remove(self, incarnation: int) -> None:
         for owner in [owner for owner in self._kept if owner[0] == incarnation]:
             del self._kept[owner]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def open_store(

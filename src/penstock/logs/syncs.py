@@ -1,0 +1,57 @@
+"""Threads that wait for disks, so that a turn need not.
+
+Owns: `Syncs`. Every storage root has a few threads of its own: a disk that hangs holds up its own, never those of another.
+Threads are begun when they are first needed.
+"""
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock.logs.api import Landed, Log
+from penstock.words.errors import StorageFailed
+
+THREADS = 8
+"""Syncs that run at the same time in one root."""
+
+
+class Syncs:
+    """What runs beside the turns of a broker's queues."""
+
+    def __init__(self, root_of: Callable[[int, int], Hashable]) -> None:
+        """`root_of` tells where the log of an incarnation and partition lies."""
+        self._root_of = root_of
+        self._pools: dict[Hashable, ThreadPoolExecutor] = {}
+        self._starting = threading.Lock()
+
+    def commit(self, logs: Sequence[Log], landed: Landed, here: Log | None = None) -> None:
+        """Sync these logs side by side. `landed` is called once for each; the one that is `here` is synced by this very thread."""
+        for log in logs:
+            if log is not here:
+                self.run(log.incarnation, log.partition, lambda log=log: sync(log, landed))  # type: ignore[misc]
+        if here is not None:
+            sync(here, landed)
+
+    def run(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
+        """Do something that may take long with one log, in a thread of its root."""
+        root = self._root_of(incarnation, partition)
+        pool = self._pools.get(root)
+        if pool is None:
+            with self._starting:
+                pool = self._pools.setdefault(root, ThreadPoolExecutor(THREADS, "penstock sync"))
+        pool.submit(job)
+
+    def close(self) -> None:
+        """End the threads, once what they do is done."""
+        for pool in self._pools.values():
+            pool.shutdown()
+
+
+def sync(log: Log, landed: Landed) -> None:
+    """Sync one log, and say what became of it."""
+    failure = None
+    try:
+        log.sync()
+    except StorageFailed as error:
+        failure = error
+    landed(log, failure)
