@@ -37,6 +37,8 @@ class Leases:
         self._states: dict[tuple[int, int], object] = {}
         self._doubted: set[tuple[int, int]] = set()
         """Partitions that lost leases in the last moments of a process, perhaps also such as were not judged yet."""
+        self._cut = False
+        """The power was cut and what the last process answered is not judged yet: leases among it may be lost."""
         self._unopened: set[tuple[int, int]] = set()
         """Partitions that were not opened since the machine was rebooted: their leases get their full timeout when they are."""
 
@@ -47,6 +49,7 @@ class Leases:
     # -- time and trouble ----------------------------------------------------------------------------
 
     def rebooted(self, ended: int, *, power: bool) -> None:
+        self._cut = self._cut or power
         for held in self.held:
             held.doubtful = held.doubtful or power or held.deadline <= ended
             held.deadline = self.now + held.timeout
@@ -86,6 +89,7 @@ class Leases:
     def decided(self) -> None:
         """What the last process answered was judged."""
         self._doubted.clear()
+        self._cut = False
 
     def forget(self, incarnation: int) -> None:
         """A queue is gone."""
@@ -130,7 +134,7 @@ class Leases:
             return
         held = Held(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
         held.timeout = held.deadline - self.now
-        held.doubtful = (held.incarnation, held.partition) in self._doubted
+        held.doubtful = self._cut or (held.incarnation, held.partition) in self._doubted
         for offset, tag in given.items():
             self._check_given(held, offset, tag)
         for tag in given.values():

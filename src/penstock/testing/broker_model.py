@@ -85,6 +85,8 @@ class Facts(Book):
         ended = self.now
         self.pass_time(downtime, wall)
         self.leases.rebooted(ended, power=power)
+        for name in self._unsure:  # its window goes on from the last that was recorded of the time
+            self._unsure[name] = self.now + self.windows[name[0]]
 
     # -- queues --------------------------------------------------------------------------------------
 
@@ -324,6 +326,7 @@ class Facts(Book):
         for tag, found in self.census.found.items() if self.seeking else ():
             if tag.resolved and any(spot.place.incarnation in self.seeking for spot in (*found.live, *found.moving)):
                 tag.resolved, tag.completed_by = False, None
+                tag.at = tag.not_before = 0  # ready at once, whenever it was due before it was cleared
                 tag.forget_order()
                 self.sought += 1
 

@@ -87,7 +87,7 @@ class Operator:
             self._world.model.changed(queue.incarnation, answer)
 
         self._world.model.unsure_queues.add(queue.incarnation)
-        self._world.operate(what, action, then)
+        self._world.operate(what, action, then, leads=queue.incarnation)
 
     def look_up(self, queue: int) -> None:
         """An operator that was interrupted looks at what a queue is now."""

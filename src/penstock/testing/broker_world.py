@@ -194,10 +194,12 @@ class World:
             self.model.leases.unknown(sent)
         self._missed.clear()
 
-    def operate(self, what: str, action: Callable[[], Any], then: Callable[[Any], None] | None = None, queue: int | None = None) -> Any:
+    def operate(
+        self, what: str, action: Callable[[], Any], then: Callable[[Any], None] | None = None, queue: int | None = None, leads: int = 0
+    ) -> Any:
         """An operator's word: done at once, with whatever waits in that queue. `then` is told of the answer before others are judged.
 
-        It is a matter of one queue, or (None) perhaps of all.
+        It is a matter of one queue, or (None) perhaps of all; the turn that it runs is that of the queue `leads`, if not of `queue`.
         """
         answer: Any
         try:
@@ -206,7 +208,7 @@ class World:
             answer = error
         except KeyboardInterrupt:
             answer = OutcomeUnknown("the operator was interrupted")
-            self._go_on(queue)
+            self._go_on(leads or queue)
         self.say(f"   {what} → {answer!r:.300}")
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops() if queue in (None, loop.turns.incarnation))
         self._digest(lambda: then(answer) if then is not None else None)
@@ -225,11 +227,11 @@ class World:
         self._digest()
 
     def _go_on(self, queue: int | None) -> None:
-        """Whoever ran a turn was interrupted: somebody else runs the next one, with everybody's requests. (None: of any queue.)"""
+        """Whoever ran a turn of a queue was interrupted: somebody else runs the next one, with everybody's requests."""
         self.say("   interrupted")
         self.forget_interrupts()
         for loop in self.broker.loops():
-            if queue in (None, loop.turns.incarnation):
+            if loop.turns.incarnation == queue:
                 loop.turn()
 
     def wanting(self) -> list[Loop]:
