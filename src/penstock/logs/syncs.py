@@ -42,9 +42,9 @@ class Syncs:
         pool.submit(job)
 
     def close(self) -> None:
-        """End the threads, once what they do is done."""
-        for pool in self._pools.values():
-            pool.shutdown()
+        """End the threads, once what they do is done; whoever comes later begins others."""
+        while self._pools:
+            self._pools.popitem()[1].shutdown()
 
 
 def sync(log: Log, landed: Landed) -> None:

@@ -209,7 +209,7 @@ class Loop:
             return None
         mine = None
         if request is not None and self._threaded:
-            mine = next((one for one in departures if one.job is None and one.prompt and _waits_for(one, request)), None)
+            mine = next((one for one in departures if one.job is None and not one.late_until and _waits_for(one, request)), None)
         others = [member for member in departures if member is not mine]
         if mine is not None:
             mine.waiter = threading.get_ident()

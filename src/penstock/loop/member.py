@@ -29,7 +29,8 @@ SLOW_AFTER = 500 * MILLISECOND
 GRACE_AFTER_SLOW = 2 * SECOND
 """None of its leases ends for so long after a slow partition came back: its holders could not settle them."""
 PROMPT = 20 * MILLISECOND
-"""A caller waits for the disk of its own partition itself, if that answered within such a time when last asked."""
+LATE_FOR = 5 * SECOND
+"""A partition whose disk took longer than the one is avoided for the other: by items without a key, and by callers that wait themselves."""
 WALL_CHECK = 1 * SECOND
 """The date may be stepped: what waits for one is looked at this often."""
 
@@ -64,8 +65,8 @@ class Member:
         self.out_since = 0
         self.slow = False
         """Whether it is out for long, or was when it landed last."""
-        self.prompt = True
-        """Whether its disk answered quickly when it was last asked."""
+        self.late_until = 0
+        """Its disk did not answer quickly when it was last asked: until then, those who have a choice avoid it."""
         self.job: Callable[[], None] | None = None
         """What is done while it is out, if that is anything but the sync of its log."""
         self.waiter = 0
@@ -78,6 +79,8 @@ class Member:
         """Whether it has landed in order after it was failing or slow."""
         self.unanswered: deque[Unanswered] = deque()
         """Requests whose answers wait for it to land."""
+        self.unresolved = (0, 0)
+        """Items that were not resolved when last asked, and bytes."""
         self.owed: list[int] = []
         """Leases that it gave and nobody got."""
         self.missed: Pause | None = None
@@ -198,9 +201,11 @@ class Member:
     def land(self, now: int) -> PenstockError | None:
         """Come back into the turn; the error tells what became of what it went out for."""
         self.out = False
-        self.prompt = now - self.out_since <= PROMPT
+        self.late_until = now + LATE_FOR if now - self.out_since > PROMPT else 0
         self.recovered = self.error is not None
         self.error = None
+        if self.slow:
+            self._no_end_before = now + GRACE_AFTER_SLOW
         if self.outcome is not None:
             self.recovered = False
             self.fail(self.outcome)
@@ -278,10 +283,6 @@ class Member:
         retries = [-when - now for when in self.carrying.values() if when < 0]
         found = min((*waits, *retries), default=None)
         self.next_run = None if found is None else max(now + max(0, found), self._no_end_before)
-
-    def spare_leases(self, now: int) -> None:
-        """It came back after it was slow: nothing comes due here for a moment, because holders could not reach it."""
-        self._no_end_before = now + GRACE_AFTER_SLOW
 
     def __repr__(self) -> str:
         return f"Member({self.number}, {self.error or self.partition})"

@@ -156,11 +156,13 @@ class Partitions:
             request.finish(error=error)
 
     def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
-        """Items that are not resolved, and about how many bytes of log they take."""
+        """Items that are not resolved, and about how many bytes of log they take; of a partition that cannot be asked what was last known."""
         items = size = 0
-        for member in self.healthy():
-            state = member.state
-            items += state.next_offset - state.resolved.total - state.buried_set.total
-            if with_bytes:
-                size += unresolved_bytes(member.open.log.segments(), state)
+        for member in self.members.values():
+            if member.healthy:
+                state = member.state
+                count = state.next_offset - state.resolved.total - state.buried_set.total
+                member.unresolved = count, unresolved_bytes(member.open.log.segments(), state) if with_bytes else 0
+            items += member.unresolved[0]
+            size += member.unresolved[1]
         return items, size

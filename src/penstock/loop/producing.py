@@ -22,6 +22,8 @@ from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, Queu
 
 LOOKED_AT = 64
 """Partitions among which the one with the least to do is chosen."""
+LATE = 1 << 60
+"""Counts as so many items ready: a partition whose disk is late is chosen when there is no other."""
 FREE = -1  # goes wherever there is least to do
 
 
@@ -107,6 +109,8 @@ class Producing:
     def needs(self, request: requests.Produce) -> Collection[int]:
         """Numbers of the partitions without which a request cannot be run."""
         partitions, batch = self._partitions, request.batch
+        if self.max_items or self.max_bytes:
+            return partitions.members.keys()  # what is in them is counted
         if request.request is not None:
             maps = (partitions.map, *partitions.older_maps)
             return {home for slots in maps for home in _homes(batch, request.request, slots) if home in partitions.members}
@@ -139,8 +143,11 @@ class Producing:
             if member.partition is None or not member.healthy or not member.fenced:
                 continue
             state = member.partition.state
-            if not state.paused_produce and (best is None or state.ready < fewest):
-                best, fewest = member, state.ready
+            if state.paused_produce:
+                continue
+            waits = state.ready if member.late_until <= self._partitions.now else state.ready + LATE
+            if best is None or waits < fewest:
+                best, fewest = member, waits
         return best
 
     def _some(self) -> Sequence[int]:

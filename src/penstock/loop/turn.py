@@ -71,6 +71,7 @@ class Turns(Partitions):
         self.deferred: list[Request] = []
         """Requests that wait for a partition to land."""
         self._waits_for_commit: dict[int, Unanswered] = {}
+        self._recovered: list[Member] = []
         self._blocked = False
         """Whether somebody waits for all partitions to land: nothing is given out meanwhile."""
         self._departing = False
@@ -99,6 +100,8 @@ class Turns(Partitions):
         try:
             if self.landed:
                 self._land()
+            if self._recovered:
+                self._welcome()
             if self.outs:
                 self._grow_slow()
             requests_now = self._runnable(taken) if self.outs or self.deferred else self._in_order(taken)
@@ -342,18 +345,20 @@ class Turns(Partitions):
             self.outs.pop(member.number, None)
             failed = failed or member.outcome is not None
             if member.recovered:
-                self._welcome(member)
+                self._recovered.append(member)
+                self.again = True
             self.landed.popleft()
         if failed:
             self.resizing.start_over()
 
-    def _welcome(self, member: Member) -> None:
-        """A partition that was failing or slow is in order again."""
-        if member.slow:
-            member.spare_leases(self.now)
-        self.catch_up(member)
-        self.settling.give_back_owed(member)
-        self.resizing.check(member)
+    def _welcome(self) -> None:
+        """Partitions that were failing or slow are in order again: they do as the others do."""
+        for member in self._recovered:
+            if member.healthy:
+                self.catch_up(member)
+                self.settling.give_back_owed(member)
+                self.resizing.check(member)
+        self._recovered.clear()
 
     def _expire(self) -> None:
         """Answer those whose time is over although a partition has not landed: nobody knows what becomes of that part."""
