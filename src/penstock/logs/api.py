@@ -150,6 +150,11 @@ class Log(Readable, Protocol):
     @property
     def durability(self) -> Durability: ...
     @property
+    def waits_for_disk(self) -> bool:
+        """Whether `sync` waits for a disk; else it returns at once."""
+        ...
+
+    @property
     def segment_bytes(self) -> int:
         """Size of the newest segment: what the owner looks at to decide on `rotate`."""
         ...

@@ -58,6 +58,7 @@ class FileLog:
         self.partition = partition
         self.directory = directory
         self.durability: Durability = durability
+        self.waits_for_disk = durability == "fsync"
         self.notes: list[str] = []
         self._files = files
         self._chain = Chain(files, directory, Owner(incarnation, partition))

@@ -22,6 +22,7 @@ class MemoryLog:
     """One partition's frames, in a list."""
 
     durability: Durability = "fsync"
+    waits_for_disk = False
 
     def __init__(self, incarnation: int, partition: int, kept: list[Frame] | None = None) -> None:
         self.incarnation = incarnation

@@ -220,10 +220,28 @@ class Partition:
             self._flush()
         except PenstockError as error:
             self._unsaid = error
-        if not (self.owes_sync or self._unsaid is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES):
+        if self._unsaid is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES:
+            return True
+        if not self.owes_sync:
             self._answered += self._appended
             self._appended.clear()
             return False
+        if self.log.waits_for_disk:
+            return True
+        return not self._sync_at_once()
+
+    def _sync_at_once(self) -> bool:
+        """Where a sync waits for no disk there is nothing to go out for. Whether it went well."""
+        try:
+            self.log.sync()
+        except StorageFailed as error:
+            try:
+                self._fail(error)
+            except PenstockError as failure:
+                self._unsaid = failure
+            self._undone = True
+            return False
+        self._note_synced()
         return True
 
     @property
@@ -251,7 +269,7 @@ class Partition:
     def landed(self, failure: StorageFailed | None) -> None:
         """The sync is over: keep house, or undo what was run since the last commit and say so."""
         unsaid, self._unsaid = self._unsaid, None
-        if isinstance(unsaid, OutcomeUnknown):
+        if unsaid is not None and not isinstance(unsaid, StorageFailed):
             raise unsaid
         self._usable()
         if self._undone:
