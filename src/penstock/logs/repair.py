@@ -97,6 +97,8 @@ class _Repair:
     def run(self, clock: Clock) -> RepairReport:
         look = self._look()
         if not look.chain.names and look.report.gaps:  # no segment is left: make one to say so in
+            if look.synced is not None:
+                self._publish(look.synced)  # as a promise that holds, whatever mode it was made in: it is all that tells what is lost
             look.chain.grow(FIRST)
             look.chain.close()
             self._files.sync_directory(self._directory)

@@ -11,15 +11,16 @@ Single-threaded: whoever runs the turn.
 """
 
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from penstock.logs import codec
 from penstock.logs.api import Gap, Log
 from penstock.loop.blocks import Blocks, Frames, Held, Items
 from penstock.loop.floor import Floor
-from penstock.loop.opening import continued, replay
-from penstock.loop.reading import retained
+from penstock.loop.opening import continued, lose_front, missing_segment, replay
+from penstock.loop.reading import History, history
 from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
@@ -27,10 +28,12 @@ from penstock.rules.explain import Explanation, explain
 from penstock.rules.records import Answered, Due, Leased, Lost, Noted, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count
 from penstock.rules.state import Missing, State
+from penstock.words import ids
 from penstock.words.clock import DAY, Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
 
+_log = logging.getLogger("penstock")
 DUE_ITEMS = 2_000
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
@@ -57,6 +60,7 @@ class Partition:
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []
+        """The damage met since it was opened."""
         self.ripe: list[int] = []
         """Runs of the items with keys that became ready in the last `due`."""
         self.changes = 0
@@ -86,6 +90,8 @@ class Partition:
 
     def _open(self) -> None:
         self.state, self.gaps = replay(self.log)
+        self.gaps += lose_front(self.state, self.log.first_offset, self.log.directory)
+        _warn(self.log.partition, self.gaps)
         state, raw = self.state, self._clock.read()
         shift, rebooted = continued(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
@@ -283,12 +289,11 @@ class Partition:
         self._floor.used(size)
         self._unreplayed += len(drafts)
 
-    def _fetch(self, offsets: list[int]) -> None:
-        """Bring blocks to hand; what they may hold is written first, so that it can be read."""
+    def _fetch(self, offsets: list[int]) -> list[Gap]:
+        """Bring blocks to hand; what they may hold is written first, so that it can be read. Gives the damage that was met."""
         self._flush()
         self._fetched = True
-        for offset in offsets:
-            self._blocks.fetch(offset)
+        return self._note([gap for offset in offsets for gap in self._blocks.fetch(offset)])
 
     def _flush(self) -> None:
         """Write what the turn has so far, so that it can be read. If that fails the turn is undone, and `commit` must not say otherwise."""
@@ -350,9 +355,9 @@ class Partition:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def history(self, start: int, limit: int) -> list[Items]:
+    def history(self, start: int, limit: int) -> History:
         """Up to `limit` retained items from offset `start` on, whatever became of them: what cursors read."""
-        return self.items(retained(self.state, start, limit))
+        return history(self, start, limit)
 
     def offset_at(self, wall: int) -> int:
         """The first offset produced at or after a wall time: where to `Seek` or to set a cursor."""
@@ -373,16 +378,28 @@ class Partition:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
         if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
             self._flush()
-        found, lost = self._frames.collect(runs)
-        taken = RunSet(RunSet(lost).within(0, self.state.next_offset))
-        taken.remove_all(self.state.dropped.runs)  # what retention let go of was not damaged
-        if taken:
-            if RunSet(taken.runs).without(self._frames.gaps.runs):
-                raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
-            self.now()
-            self._stage([Lost(taken.runs)])
-            self.commit()
+        found = self._frames.collect(runs)
+        self._lose(self._note(found.gaps))
+        absent = RunSet(RunSet(found.absent).within(0, self.state.next_offset))
+        if absent.without(self.state.dropped.runs):
+            raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
+        return found.parts
+
+    def _note(self, gaps: Iterable[Gap]) -> list[Gap]:
+        """Of gaps that were met, those that took items which are not recorded as lost yet. Each is told about once."""
+        found = [gap for gap in gaps if self.state.unrecorded(gap.start, gap.stop)]
+        new = [gap for gap in map(missing_segment, found) if gap not in self.gaps]
+        self.gaps += new
+        _warn(self.log.partition, new)
         return found
+
+    def _lose(self, gaps: Sequence[Gap]) -> None:
+        """Put what damage took out of the way: everything that a gap took, and nothing else. It is written now and synced with the turn."""
+        runs = RunSet(edge for gap in gaps for edge in self.state.unrecorded(gap.start, gap.stop)).runs
+        if runs:
+            self.now()
+            self._stage([Lost(runs)])
+            self._flush()
 
     def explain(self, offset: int) -> Explanation:
         """Why an item is not running."""
@@ -391,7 +408,16 @@ class Partition:
             try:
                 return explain(self.state, offset, self.now(), self._blocks)
             except Missing as missing:
-                self._fetch(missing.offsets)
+                self._lose(self._fetch(missing.offsets))
 
     def __repr__(self) -> str:
         return f"Partition({self.log.partition}, {self.state!r}{', failing' if self.failed else ''})"
+
+
+def _warn(partition: int, gaps: Iterable[Gap]) -> None:
+    """A line in the log for each piece of damage; what a repair has mended was told about before."""
+    for gap in gaps:
+        if not gap.mended:
+            items = f"items {ids.format_id(partition, gap.start)} to {ids.format_id(partition, gap.stop - 1)}"
+            lost = f"{items} are lost" if gap.start < gap.stop else "no item is lost"
+            _log.warning("damage in partition %d: %s (%s); %s; run verify, then repair", partition, gap.why, gap.where, lost)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.loop import requests
+from penstock.loop.blocks import Items
 from penstock.loop.carrying import Carrying, Office
 from penstock.loop.leasing import Leasing
 from penstock.loop.member import Member
@@ -22,7 +23,7 @@ from penstock.loop.producing import Producing
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
-from penstock.rules.commands import Extend
+from penstock.rules.commands import Extend, Granted
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError
 
@@ -203,7 +204,7 @@ class Turns(Partitions):
 
     def _hand(self, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
         """Give leased items out, with their bytes."""
-        handed = []
+        handed, lost = [], False
         for member, granted in parts:
             if member.number in failed:
                 continue
@@ -212,8 +213,13 @@ class Turns(Partitions):
                 continue
             try:
                 items = [] if request.bare else member.open.items(granted.runs)
-            except PenstockError:  # nobody gets it now; the others of the answer are good
-                self.settling.give_back([Handed(member.number, granted, [], 0)])
+            except PenstockError as error:  # nobody gets it now, and asking again at once would not help; the others of the answer are good
+                member.fail(error)
+                member.owed.append(granted.lease)
+                continue
+            granted = granted if request.bare else _found(granted, items)
+            if not granted.runs:  # damage took all of it: the lease has ended, and there may be other items
+                lost = True
                 continue
             seconds = (granted.deadline - member.open.now().elapsed) / SECOND
             handed.append(Handed(member.number, granted, items, seconds))
@@ -221,9 +227,10 @@ class Turns(Partitions):
             request.finish(handed)
             if request.gone:
                 self.settling.give_back(handed)
-        elif request.deadline > self.now:
+        elif lost or request.deadline > self.now:
             request.request = None  # what was remembered under its id was lost with the turn
             self.leasing.put_back(request)
+            self.again = self.again or lost
         else:
             request.finish([])
 
@@ -309,6 +316,15 @@ class Turns(Partitions):
 
 def _interrupted(error: BaseException) -> OutcomeUnknown:
     return OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
+
+
+def _found(granted: Granted, items: Sequence[Items]) -> Granted:
+    """A lease without the items that damage was found to have taken."""
+    if sum(len(part.batch) for part in items) == granted.count:
+        return granted
+    return Granted(
+        granted.lease, granted.deadline, [edge for part in items for edge in (part.start, part.start + len(part.batch))], granted.attempts
+    )
 
 
 def _refused(part: Placed, error: PenstockError) -> Placed:

@@ -223,10 +223,13 @@ def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = 
             if member.number < after[0]:
                 continue
             start = after[1] + 1 if member.number == after[0] else 0
-        runs = first_of(_in_states(member.state, wanted, start).runs, _bounded(member, limit - len(found)))
         turns.touch(member)
-        for items in member.open.items(runs):
-            found += _listed(member, items)
+        before = len(found)
+        while len(found) == before and (there := _in_states(member.state, wanted, start)):  # on, behind what turns out to be lost
+            runs = first_of(there.runs, _bounded(member, limit - len(found)))
+            for items in member.open.items(runs):
+                found += _listed(member, items)
+            start = runs[-1]
         if len(found) >= limit:
             break
     return found
@@ -308,6 +311,7 @@ def cursor(turns: Sight, name: str) -> dict[int, int]:
 def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
     """Retained items from these offsets on, a share from each partition, and where to read on. What was forwarded was read before."""
     found: list[tuple[int, Items]] = []
+    failure: PenstockError | None = None
     after = dict(offsets)
     behind = [member for member in turns.healthy() if member.state.next_offset > offsets.get(member.number, 0)]
     for place, member in enumerate(behind):
@@ -315,16 +319,18 @@ def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tup
         start = offsets.get(member.number, 0)
         turns.touch(member)
         try:
-            items = member.open.history(start, share)
-        except PenstockError:
+            items, after[member.number] = member.open.history(start, share)
+        except PenstockError as error:
+            failure = failure or error
             continue
-        after[member.number] = items[-1].start + len(items[-1].batch) if items else member.state.next_offset
         for part in items:
             found += [(member.number, kept) for kept in _own(turns, part)]
             limit -= len(part.batch)
         if limit <= 0:
             break
     if not found and after == offsets:  # the end, unless it cannot be seen
+        if failure is not None:
+            raise failure
         for broken in turns.members.values():
             if not broken.healthy:
                 raise StorageFailed(f"partition {broken.number} is failing and cannot be read; try again in a moment")
