@@ -1,20 +1,17 @@
 """Opening a partition: its state from its log, and its time carried on.
 
-Owns: `replay`, `carry_on`, `continued`, and what is made of segments that are missing at the front: `lose_front`, `missing_segment`.
+Owns: `replay`, `carry_on` and `continued`.
 """
 
 from collections.abc import Iterable
 
-from penstock.logs import codec, marks
+from penstock.logs import codec
 from penstock.logs.api import Frame, FrameType, Gap, Readable
 from penstock.rules import base, machine
 from penstock.rules.mend import mend
 from penstock.rules.records import Lost
-from penstock.rules.runs import pairs
 from penstock.rules.state import State
 from penstock.words.clock import Moment
-
-MISSING = "the segment that held it is missing"
 
 
 def continued(state: State, raw: Moment, boot: str) -> tuple[int, bool]:
@@ -50,19 +47,3 @@ def carry_on(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[G
     if gaps:
         mend(state)
     return state, gaps
-
-
-def lose_front(state: State, first_offset: int, where: str) -> list[Gap]:
-    """The log begins at `first_offset`, but only the state knows what retention dropped: everything else before it is lost.
-
-    It is so recorded in the state; says what was found lost just now.
-    """
-    runs = state.unrecorded(0, first_offset)
-    if runs:
-        machine.apply(state, Lost(runs), state.moment)
-    return [Gap(1, 0, start, stop, where, MISSING) for start, stop in pairs(runs)]
-
-
-def missing_segment(gap: Gap) -> Gap:
-    """A gap that took items. The log takes whatever lies before its oldest segment for dropped; if it was not, that segment is missing."""
-    return gap._replace(why=MISSING) if gap.why == marks.DROPPED else gap

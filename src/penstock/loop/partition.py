@@ -11,15 +11,15 @@ Single-threaded: whoever runs the turn.
 """
 
 import contextlib
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from penstock.logs import codec
 from penstock.logs.api import Gap, Log
+from penstock.loop import damage
 from penstock.loop.blocks import Blocks, Frames, Held, Items
 from penstock.loop.floor import Floor
-from penstock.loop.opening import continued, lose_front, missing_segment, replay
+from penstock.loop.opening import continued, replay
 from penstock.loop.reading import History, history
 from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
@@ -28,12 +28,10 @@ from penstock.rules.explain import Explanation, explain
 from penstock.rules.records import Answered, Due, Leased, Lost, Noted, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count
 from penstock.rules.state import Missing, State
-from penstock.words import ids
 from penstock.words.clock import DAY, Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
 
-_log = logging.getLogger("penstock")
 DUE_ITEMS = 2_000
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
@@ -59,8 +57,7 @@ class Partition:
     ) -> None:
         self.log = log
         self.state = State()
-        self.gaps: list[Gap] = []
-        """The damage met since it was opened."""
+        self.gaps: list[Gap] = []  # the damage met since it was opened
         self.ripe: list[int] = []
         """Runs of the items with keys that became ready in the last `due`."""
         self.changes = 0
@@ -89,9 +86,8 @@ class Partition:
     # -- opening -------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.state, self.gaps = replay(self.log)
-        self.gaps += lose_front(self.state, self.log.first_offset, self.log.directory)
-        _warn(self.log.partition, self.gaps)
+        self.state, gaps = replay(self.log)
+        self.gaps = damage.at_opening(self.state, self.log, gaps)
         state, raw = self.state, self._clock.read()
         shift, rebooted = continued(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
@@ -289,11 +285,11 @@ class Partition:
         self._floor.used(size)
         self._unreplayed += len(drafts)
 
-    def _fetch(self, offsets: list[int]) -> list[Gap]:
-        """Bring blocks to hand; what they may hold is written first, so that it can be read. Gives the damage that was met."""
+    def _fetch(self, offsets: list[int]) -> list[int]:
+        """Bring blocks to hand; what they may hold is written first, so that it can be read. Gives runs of what turned out to be lost."""
         self._flush()
         self._fetched = True
-        return self._note([gap for offset in offsets for gap in self._blocks.fetch(offset)])
+        return damage.note(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
 
     def _flush(self) -> None:
         """Write what the turn has so far, so that it can be read. If that fails the turn is undone, and `commit` must not say otherwise."""
@@ -379,23 +375,13 @@ class Partition:
         if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
             self._flush()
         found = self._frames.collect(runs)
-        self._lose(self._note(found.gaps))
-        absent = RunSet(RunSet(found.absent).within(0, self.state.next_offset))
-        if absent.without(self.state.dropped.runs):
+        self._lose(damage.note(self.gaps, self.state, self.log.partition, found.gaps))
+        if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).without(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
         return found.parts
 
-    def _note(self, gaps: Iterable[Gap]) -> list[Gap]:
-        """Of gaps that were met, those that took items which are not recorded as lost yet. Each is told about once."""
-        found = [gap for gap in gaps if self.state.unrecorded(gap.start, gap.stop)]
-        new = [gap for gap in map(missing_segment, found) if gap not in self.gaps]
-        self.gaps += new
-        _warn(self.log.partition, new)
-        return found
-
-    def _lose(self, gaps: Sequence[Gap]) -> None:
-        """Put what damage took out of the way: everything that a gap took, and nothing else. It is written now and synced with the turn."""
-        runs = RunSet(edge for gap in gaps for edge in self.state.unrecorded(gap.start, gap.stop)).runs
+    def _lose(self, runs: list[int]) -> None:
+        """Put what damage took out of the way. It is written now, and synced by the next commit."""
         if runs:
             self.now()
             self._stage([Lost(runs)])
@@ -412,12 +398,3 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"Partition({self.log.partition}, {self.state!r}{', failing' if self.failed else ''})"
-
-
-def _warn(partition: int, gaps: Iterable[Gap]) -> None:
-    """A line in the log for each piece of damage; what a repair has mended was told about before."""
-    for gap in gaps:
-        if not gap.mended:
-            items = f"items {ids.format_id(partition, gap.start)} to {ids.format_id(partition, gap.stop - 1)}"
-            lost = f"{items} are lost" if gap.start < gap.stop else "no item is lost"
-            _log.warning("damage in partition %d: %s (%s); %s; run verify, then repair", partition, gap.why, gap.where, lost)
