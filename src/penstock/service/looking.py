@@ -180,9 +180,12 @@ def keys(turns: Sight, limit: int = 100) -> list[HeldKey]:
     """Keys that are not free, and what holds them."""
     found: list[HeldKey] = []
     for member in turns.healthy():
+        turns.touch(member)
         for key, line in list(member.state.keys.map.items()):
             if len(found) >= limit:
                 return found
+            if member.state.keys.map.get(key) is not line:  # damage that was met just now has freed it
+                continue
             held = _held(member, key, line if isinstance(line, Line) else Line(line))
             if held is not None:
                 found.append(held)
