@@ -14,7 +14,7 @@ from penstock.loop.turn import Turns
 from penstock.rules.keys import Line
 from penstock.rules.life import State as Life
 from penstock.rules.outbox import moved_runs, moved_to
-from penstock.rules.runs import RunSet, first_of, pairs
+from penstock.rules.runs import RunSet, count, first_of, pairs
 from penstock.rules.state import State
 from penstock.service.reports import (
     Explained,
@@ -79,7 +79,7 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
     return PartitionStats(
         member.number,
         status,
-        *counts._replace(completed=counts.completed - state.moved_items - len(state.lost)),  # those were not
+        *counts._replace(completed=counts.completed - _gone(state)),
         state.next_offset,
         len(state.keys.map),
         _oldest(state, partition.now().elapsed),
@@ -90,6 +90,12 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
         error=str(member.error or ""),
         notes=[*partition.log.notes, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
     )
+
+
+def _gone(state: State) -> int:
+    """Items that count as resolved and were not completed here: they went elsewhere, or are lost, or both."""
+    both = sum(count(state.lost.within(start, stop)) for start, stop in pairs(moved_runs(state))) if state.lost else 0
+    return state.moved_items + len(state.lost) - both
 
 
 def _oldest(state: State, now: int) -> float:
