@@ -307,7 +307,7 @@ def test_a_reader_sees_what_its_owner_sees(filed: Bench) -> None:
     assert reader.now() == owner.now()
     end = owner.state.next_offset
     assert [reader.explain(offset) for offset in range(end)] == [owner.explain(offset) for offset in range(end)]
-    mine, theirs = reader.history(0, 100), owner.history(0, 100)
+    mine, theirs = reader.history(0, 100).items, owner.history(0, 100).items
     assert [(part.start, part.produced_at, list(part.batch.payloads)) for part in mine] == [
         (part.start, part.produced_at, list(part.batch.payloads)) for part in theirs
     ]
@@ -326,7 +326,7 @@ def test_a_reader_whose_place_is_gone_begins_anew(filed: Bench) -> None:
     filed.produce("new")
     reader.refresh()
     assert base.dump(reader.state) == base.dump(filed.partition.state)
-    assert reader.history(0, 10)[0].batch.payloads == [b"new"]
+    assert reader.history(0, 10).items[0].batch.payloads == [b"new"]
 
 
 def test_a_refresh_reads_only_what_is_new(filed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,15 +122,15 @@ def test_a_cursor_holds_retention_back_until_it_has_passed(bench: Bench) -> None
         segment(part, f"item {number}")
     work_off(part, 4)
     assert part.retain().segments == 0
-    assert [item.batch.payloads[0] for item in part.history(0, 2)] == [b"item 0", b"item 1"]
+    assert [item.batch.payloads[0] for item in part.history(0, 2).items] == [b"item 0", b"item 1"]
     bench.move_cursor("audit", 2)
     assert part.retain().segments == 2
     bench.restart()
     part = bench.partition
-    assert [item.start for item in part.history(0, 10)] == [2, 3]
+    assert [item.start for item in part.history(0, 10).items] == [2, 3]
     bench.release_cursor("audit")
     part.retain()
-    assert part.history(0, 10) == []
+    assert part.history(0, 10).items == []
 
 
 def test_a_cursor_reads_whatever_became_of_the_items(bench: Bench) -> None:
@@ -138,10 +138,10 @@ def test_a_cursor_reads_whatever_became_of_the_items(bench: Bench) -> None:
     granted = bench.lease(3)
     bench.complete(granted.lease, [0])
     bench.bury(granted.lease, [1], "bad")
-    (found,) = bench.partition.history(0, 10)
+    (found,) = bench.partition.history(0, 10).items
     assert list(found.batch.payloads) == [b"completed", b"buried", b"leased", b"ready"]
-    assert [item.start for item in bench.partition.history(2, 1)] == [2]
-    assert bench.partition.history(4, 10) == []
+    assert [item.start for item in bench.partition.history(2, 1).items] == [2]
+    assert bench.partition.history(4, 10).items == []
 
 
 def test_a_buried_item_is_kept_as_long_as_a_completed_one(bench: Bench) -> None:

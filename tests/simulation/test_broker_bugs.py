@@ -9,13 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.loop import producing, resizing, turn
+from penstock.loop import producing, requests, resizing, turn
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
 from penstock.loop.member import Member
+from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
-from penstock.loop.requests import Arrived
+from penstock.loop.reading import History, retained
+from penstock.loop.requests import Arrived, Handed
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.loop.turn import Turns
@@ -23,7 +25,9 @@ from penstock.rules import admin, catalog, commands, fencing, machine, outbox, p
 from penstock.rules.barriers import ENDLESS, Fences
 from penstock.rules.catalog import Reshaped
 from penstock.rules.state import Outgoing, Peek, State
-from penstock.service import mail
+from penstock.service import admin as admin_verbs
+from penstock.service import looking, mail
+from penstock.service.reports import ListedItem
 from penstock.testing.brokers import Simulation
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
@@ -289,6 +293,48 @@ def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
 @bug(40)
 def an_item_goes_to_any_partition(patch: Patch) -> None:
     patch.setattr(producing, "_homes", lambda batch, request, slots: [producing.FREE] * len(batch))
+
+
+# -- damage -------------------------------------------------------------------------------------------
+
+
+@bug(60)
+def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
+    def listed(turns: Turns, states: Sequence[str], after: tuple[int, int] | None = None, limit: int = 100) -> list[ListedItem]:
+        lost = {member.number: len(member.state.lost) for member in turns.healthy()}
+        found = right(turns, states, after, limit)
+        return [one for one in found if lost[one.partition] == len(turns.members[one.partition].state.lost)]
+
+    right = looking.listed
+    patch.setitem(admin_verbs.VERBS, "listed", listed)
+
+
+@bug(100)
+def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
+    def page(self: Partition, start: int, limit: int) -> History:
+        runs = retained(self.state, start, limit)
+        items = self.items(runs)
+        return History(items, runs[-1] if items else self.state.next_offset)
+
+    patch.setattr(Partition, "history", page)
+
+
+@bug(60)
+def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
+    patch.setattr(turn, "_found", lambda granted, items: granted)
+
+
+@bug(60)
+def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
+    def hand(self: Turns, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
+        if any(member.open._frames.collect(granted.runs).gaps for member, granted in parts):
+            self.settling.give_back([Handed(member.number, granted, [], 0) for member, granted in parts])
+            self.leasing.put_back(request)
+        else:
+            right(self, request, parts, failed)
+
+    right = Turns._hand
+    patch.setattr(Turns, "_hand", hand)
 
 
 # -- the test -----------------------------------------------------------------------------------------

@@ -4,14 +4,19 @@ How many seeds it took is printed (`pytest -s`): what takes many is what the sim
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.logs import replay
+from penstock.logs import filelog, replay
+from penstock.logs.api import Gap
+from penstock.logs.chain import Chain
 from penstock.logs.tail import Tail
+from penstock.loop import damage, inspection
 from penstock.loop import retention as planning
+from penstock.loop.blocks import Blocks, Frames, Held
 from penstock.loop.partition import Partition
+from penstock.loop.reading import History, retained
 from penstock.rules import admin, due, machine, records, retention, settle, settled
 from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.commands import Settled
@@ -215,3 +220,74 @@ def retention_takes_what_is_still_needed(patch: Patch) -> None:
 def items_are_handed_out_in_the_wrong_order(patch: Patch) -> None:
     right = Partition.items
     patch.setattr(Partition, "items", lambda self, runs: right(self, runs)[::-1])
+
+
+# -- damage ------------------------------------------------------------------------------------------
+
+
+@bug
+def a_gap_is_the_end_of_what_is_read(patch: Patch) -> None:
+    def read(self: Frames, start: int, stop: int) -> Iterator[Held | Gap]:
+        for found in right(self, start, stop):
+            yield found
+            if isinstance(found, Gap):
+                return
+
+    right = Frames.read
+    patch.setattr(Frames, "read", read)
+
+
+@bug
+def behind_a_gap_only_what_is_held_already_is_looked_at(patch: Patch) -> None:
+    def fetch(self: Frames, start: int, stop: int) -> tuple[list[Gap], int]:
+        gaps, reached = right(self, start, start + 1 if [one for one in self._log.read(start, start + 1) if isinstance(one, Gap)] else stop)
+        return [], max(stop, reached) if gaps else reached
+
+    right = Frames._fetch
+    patch.setattr(Frames, "_fetch", fetch)
+
+
+@bug
+def a_damaged_block_reaches_too_far(patch: Patch) -> None:
+    right = Blocks._keep
+    patch.setattr(Blocks, "_keep", lambda self, block: right(self, block._replace(stop=block.stop + 10) if block.lost else block))
+
+
+@bug
+def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
+    def page(self: Partition, start: int, limit: int) -> History:
+        runs = retained(self.state, start, limit)
+        items = self.items(runs)
+        return History(items, runs[-1] if items else self.state.next_offset)
+
+    patch.setattr(Partition, "history", page)
+
+
+@bug
+def a_missing_oldest_segment_goes_unnoticed(patch: Patch) -> None:
+    patch.setattr(damage, "lose_front", lambda state, first_offset, where: [])
+
+
+@bug
+def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None:
+    patch.setattr(inspection, "_front", lambda *_: [])
+
+
+@bug
+def a_segment_deleted_while_open_cannot_be_read_for_ever(patch: Patch) -> None:
+    patch.setattr(Chain, "miss", lambda self: None)
+
+
+@bug
+def a_missing_only_segment_is_a_new_log_unless_it_was_synced(patch: Patch) -> None:
+    patch.setattr(filelog, "segment_missing", lambda synced, names: False)
+
+
+@bug
+def what_retention_took_counts_as_damaged(patch: Patch) -> None:
+    patch.setattr(State, "unrecorded", lambda self, start, stop: self.lost.missing(start, min(stop, self.next_offset)))
+
+
+@bug
+def damage_is_not_recorded(patch: Patch) -> None:
+    patch.setattr(Partition, "_lose", lambda self, runs: None)

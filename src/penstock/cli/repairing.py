@@ -18,9 +18,8 @@ from penstock.cli.session import Session
 from penstock.logs.api import Gap
 from penstock.logs.directory import Directory
 from penstock.logs.repair import RepairReport
-from penstock.logs.repair import repair as repair_log
 from penstock.logs.verify import Report
-from penstock.logs.verify import verify as verify_log
+from penstock.loop import inspection
 from penstock.words.errors import BrokerLocked, PenstockError
 from penstock.words.ids import format_id
 
@@ -55,7 +54,7 @@ def verify(session: Session, queue: QueueOrNone = None, partition: PartitionOpti
     found: list[tuple[Place, Report]] = []
     with session.progress("verifying", len(places)) as moved:
         for place in places:
-            found.append((place, verify_log(directory.files, place.path, place.incarnation, place.partition)))
+            found.append((place, inspection.verify(directory.files, place.path, place.incarnation, place.partition)))
             moved(1)
     sound = all(report.sound for _, report in found)
     document = {"sound": sound, "logs": [{"queue": place.queue, "sound": report.sound, **report.plain()} for place, report in found]}
@@ -138,7 +137,7 @@ def repair(
 
 def _repaired(directory: Directory, place: Place, discard: bool) -> RepairReport | PenstockError:
     try:
-        return repair_log(directory.files, place.path, place.incarnation, place.partition, discard=discard)
+        return inspection.repair(directory.files, place.path, place.incarnation, place.partition, discard=discard)
     except BrokerLocked:
         raise
     except PenstockError as error:  # the others may well be mended

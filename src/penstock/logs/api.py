@@ -107,6 +107,16 @@ class Readable(Protocol):
     @property
     def partition(self) -> int: ...
     @property
+    def directory(self) -> str:
+        """Where it lies, for a person."""
+        ...
+
+    @property
+    def first_offset(self) -> int:
+        """The item offset at which the oldest segment begins. What came before was dropped, or its files are missing."""
+        ...
+
+    @property
     def notes(self) -> list[str]:
         """What opening found and did (a torn tail cut, a checkpoint ignored, …), one sentence each."""
         ...

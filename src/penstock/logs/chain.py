@@ -77,6 +77,14 @@ class Chain:
             self.drop(name)
         return freed
 
+    def miss(self) -> None:
+        """A file is gone that nobody here took away: from now on its segment is a gap. The newest is open, whatever became of its name."""
+        there = set(self._files.list(self.directory))
+        gone = [name for name in self.names[:-1] if f"{name}{LOG}" not in there]
+        self.names = [name for name in self.names if name not in gone]
+        for name in gone:
+            self._forget(name)
+
     def replace(self, name: SegmentName, path: str) -> None:
         """Put another file, whole and synced, in the place of an older segment's."""
         self.remove_index(name)

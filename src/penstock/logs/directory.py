@@ -32,7 +32,7 @@ MIN_FREE_BYTES = 1024 * 1024
 BROKER_ID_BYTES = 8
 MAX_NUMBER = 99_999
 """Highest number of a partition: numbers are never reused, so there may be more of them than partitions."""
-DURABILITIES = ("fsync", "interval", "os")
+DURABILITIES: tuple[Durability, ...] = ("fsync", "interval", "os")
 
 
 class Root(NamedTuple):

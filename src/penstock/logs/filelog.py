@@ -20,6 +20,7 @@ from penstock.logs.opening import Opening
 from penstock.logs.reader import LogReading
 from penstock.logs.rewriting import put_in_place, rewrite, spare
 from penstock.logs.segment import Owner
+from penstock.logs.synced import segment_missing
 from penstock.logs.tail import Tail
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
@@ -64,7 +65,7 @@ class FileLog:
         self._chain = Chain(files, directory, Owner(incarnation, partition))
         self._compression = compression
         self._tail = Tail(files, self._chain, Encoder(incarnation, partition, compression))
-        self._reading = LogReading(self._chain)
+        self._reading = LogReading(self._chain, self._chain.miss)
         self._state = State.UNREAD
 
     @property
@@ -74,6 +75,11 @@ class FileLog:
     @property
     def owner(self) -> Owner:
         return self._chain.owner
+
+    @property
+    def first_offset(self) -> int:
+        self._readable()
+        return self._chain.names[0].base
 
     @property
     def closed(self) -> bool:
@@ -216,6 +222,8 @@ class FileLog:
         for stray in chain.load():
             self._files.remove(f"{self.directory}/{stray}")
         synced = tail.published()
+        if segment_missing(synced, chain.names):
+            synced = tail.insist()
         if not chain.names:
             tail.found()
         opening = Opening(self._files, chain, synced, self.notes)

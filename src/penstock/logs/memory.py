@@ -23,6 +23,7 @@ class MemoryLog:
 
     durability: Durability = "fsync"
     waits_for_disk = False
+    directory = "memory"
 
     def __init__(self, incarnation: int, partition: int, kept: list[Frame] | None = None) -> None:
         self.incarnation = incarnation
@@ -48,6 +49,11 @@ class MemoryLog:
     @property
     def sequence(self) -> int:
         return self._sequence
+
+    @property
+    def first_offset(self) -> int:
+        self._ready()
+        return self._oldest().base
 
     @property
     def unsynced(self) -> bool:
@@ -91,7 +97,7 @@ class MemoryLog:
     def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
         self._ready()
         found: list[Frame | Gap] = []
-        oldest = self._facts[0] if self._facts else self._newest_facts()
+        oldest = self._oldest()
         if start < min(stop, oldest.base):
             found.append(marks.dropped(oldest.first_sequence, oldest.base, "memory"))
         first = max(0, bisect_right(self._starts, start) - 1)
@@ -217,6 +223,9 @@ class MemoryLog:
             self._facts.append(self._newest_facts()._replace(last_wall=last.wall))
         self._cuts.append(place)
         self._segment_bytes = 0
+
+    def _oldest(self) -> SegmentFacts:
+        return self._facts[0] if self._facts else self._newest_facts()
 
     def _newest_facts(self) -> SegmentFacts:
         if not self._cuts:

@@ -17,7 +17,7 @@ from penstock.logs.opening import Opening
 from penstock.logs.reader import LogReading
 from penstock.logs.replay import Replay, front
 from penstock.logs.segment import Owner, Segment
-from penstock.logs.synced import Synced, SyncedFile
+from penstock.logs.synced import Synced, SyncedFile, everything, promised
 from penstock.logs.window import Window
 from penstock.words.errors import BrokerClosed
 
@@ -42,6 +42,12 @@ class PublishedLog:
         self._looked = False
         self._closed = False
 
+    @property
+    def first_offset(self) -> int:
+        """As api.py says of logs, as far as published."""
+        self._refresh()
+        return self._chain.names[0].base if self._chain.names else 0
+
     def recover(self) -> Iterator[Frame | Gap]:
         """Everything published from the latest readable Base on."""
         self._refresh()
@@ -54,7 +60,7 @@ class PublishedLog:
         for _ in range(ATTEMPTS):
             self.notes.clear()
             opening = Opening(self._files, self._chain, self._synced, self.notes)
-            found = opening.frames() if self._chain.names else iter(())
+            found = opening.frames() if self._chain.names else iter(self._all_missing())
             try:
                 first = next(found, None)
             except FileNotFoundError:  # dropped before it was opened
@@ -69,12 +75,16 @@ class PublishedLog:
     def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
         """As api.py says of logs, as far as published."""
         self._refresh()
-        return self._reading.read(start, stop, *self._promised(), size_bytes) if self._chain.names else []
+        if not self._chain.names:
+            return [gap for gap in self._all_missing() if start < min(stop, gap.stop)]
+        return self._reading.read(start, stop, *self._promised(), size_bytes)
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
         """Everything retained and published behind frame `after`, oldest first."""
         self._refresh()
-        return self._reading.frames(*self._promised(), after) if self._chain.names else iter(())
+        if not self._chain.names:
+            return (gap for gap in self._all_missing() if after < gap.last_sequence)
+        return self._reading.frames(*self._promised(), after)
 
     def offset_at(self, wall: int) -> int:
         """As api.py says of logs, as far as published."""
@@ -97,6 +107,11 @@ class PublishedLog:
         """The frame and the item offset that must be reached; none where the promise does not hold through a power cut."""
         synced = self._synced
         return (synced.sequence, synced.offset) if synced is not None and synced.durability == "fsync" else (0, 0)
+
+    def _all_missing(self) -> list[Gap]:
+        """There is no segment: a Gap for all that was published of a log, none when nothing was."""
+        synced = self._synced
+        return [] if synced is None or not synced.sequence else [everything(synced, self.directory)]
 
     def _refresh(self) -> None:
         """Look whether more was published, or something taken back."""
@@ -142,6 +157,7 @@ class PublishedLog:
         chain.load()
         published = [name for name in chain.names if synced is not None and name <= synced.segment]
         if synced is not None and (published or not chain.names):
+            self._synced = promised(synced, chain.names)
             chain.names = published
             if published:
                 self._bound(chain.open_newest("read"), synced)

@@ -36,8 +36,8 @@ class _Recent(NamedTuple):
 class LogReading:
     """Reads a chain of segments by item offset, or from one end to the other."""
 
-    def __init__(self, chain: Chain, look: Callable[[], None] = lambda: None) -> None:
-        """`look` learns anew which segments there are; the owner of a log, who took them away, knows."""
+    def __init__(self, chain: Chain, look: Callable[[], None]) -> None:
+        """`look` learns anew which segments there are, when the file of one that should be there is not."""
         self._chain = chain
         self._look = look
         self._recent: _Recent | None = None
@@ -80,6 +80,7 @@ class LogReading:
                 self.passed(replay)
                 return
             except FileNotFoundError:
+                self.forget()
                 self._repeat(self._look)
             except OSError as error:
                 raise storage_failed(error, "reading", self._chain.directory) from error

@@ -4,13 +4,17 @@ Owns: `repair` and its report. Each damaged segment is written anew with a GAP f
 finds no damage but knows what is missing; the damaged file is kept beside it. Side files that are wrong are removed or set right.
 What is torn rather than damaged is left to the next opening, which cuts it. A log that cannot be read through (another partition's frames,
 a newer format, a failing disk) is left as it is; one without a Base to replay from is mended, and does not open all the same.
-Steps: the report; side files; segment by segment, oldest first, a copy, the new file whole and synced, its name; the synced position.
+Segments that are missing at the front get one in their place that holds nothing but a GAP frame. Which they are only the caller can say,
+who knows what was dropped on purpose.
+Steps: the report; side files; what is missing at the front; segment by segment, oldest first, a copy, the new file whole and synced, its
+name; the synced position.
 Killed anywhere, the log can be opened, or the repair run again: it does what is left to do. Readers at work meanwhile may see passing gaps.
 """
 
 import contextlib
 import json
 import os
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import msgspec
@@ -63,14 +67,24 @@ class RepairReport(msgspec.Struct, kw_only=True):
 
 
 def repair(
-    files: Files, directory: str, incarnation: int, partition: int, *, discard: bool = False, clock: Clock | None = None
+    files: Files,
+    directory: str,
+    incarnation: int,
+    partition: int,
+    *,
+    discard: bool = False,
+    clock: Clock | None = None,
+    missing: Callable[[int], Sequence[Gap]] = lambda first_offset: (),
 ) -> RepairReport:
-    """Mend the log of a partition, which lies in that directory and is not open. With `discard` damaged files are not kept."""
+    """Mend the log of a partition, which lies in that directory and is not open. With `discard` damaged files are not kept.
+
+    missing: asked, when the log opens, what is lost before the oldest segment, which begins at that offset.
+    """
     clock = clock or SystemClock()
     try:
         handle = lock.take(files, _root(directory), clock)
         try:
-            return _Repair(files, directory, Owner(incarnation, partition), discard).run(clock)
+            return _Repair(files, directory, Owner(incarnation, partition), discard, missing).run(clock)
         finally:
             files.close(handle)
     except OSError as error:
@@ -88,7 +102,8 @@ def _root(directory: str) -> str:
 class _Repair:
     """One repair of one log, whose lock is held."""
 
-    def __init__(self, files: Files, directory: str, owner: Owner, discard: bool) -> None:
+    def __init__(self, files: Files, directory: str, owner: Owner, discard: bool, missing: Callable[[int], Sequence[Gap]]) -> None:
+        self._missing = missing
         self._files = files
         self._directory = directory
         self._owner = owner
@@ -97,14 +112,17 @@ class _Repair:
     def run(self, clock: Clock) -> RepairReport:
         look = self._look()
         if not look.chain.names and look.report.gaps:  # no segment is left: make one to say so in
+            if look.synced is not None:
+                self._publish(look.synced)  # as a promise that holds, whatever mode it was made in: it is all that tells what is lost
             look.chain.grow(FIRST)
             look.chain.close()
             self._files.sync_directory(self._directory)
             look = self._look()
-        report = self._plan(look)
+        front = self._front(look)
+        report = self._plan(look, front)
         if report.gaps or report.side_files:
             report.path = self._write_report(report, clock)
-            self._work(look, report)
+            self._work(look, report, front)
             look = self._look()
         report.opens, report.errors = look.report.opens, look.report.errors
         return report
@@ -118,13 +136,19 @@ class _Repair:
 
     # -- what is to be done --------------------------------------------------------------------------
 
-    def _plan(self, look: Look) -> RepairReport:
+    def _front(self, look: Look) -> Gap | None:
+        """What is missing before the oldest segment, as one gap up to it."""
+        oldest = look.chain.names[0] if look.chain.names else FIRST
+        found = self._missing(oldest.base) if look.report.opens and oldest.base else ()
+        return Gap(1, oldest.first_sequence - 1, found[0].start, oldest.base, found[0].where, found[0].why) if found else None
+
+    def _plan(self, look: Look, front: Gap | None) -> RepairReport:
         paths = [look.chain.path(name) + LOG for name in look.damaged]
         return RepairReport(
             directory=self._directory,
             incarnation=self._owner.incarnation,
             partition=self._owner.partition,
-            gaps=look.report.damage,
+            gaps=[*([front] if front else []), *look.report.damage],
             segments=[str(name) for name in look.damaged],
             copies=[] if self._discard else [self._copy_path(path) for path in paths],
             side_files=[str(found) for found in look.side_files if found.there],
@@ -149,11 +173,13 @@ class _Repair:
 
     # -- doing it ------------------------------------------------------------------------------------
 
-    def _work(self, look: Look, report: RepairReport) -> None:
+    def _work(self, look: Look, report: RepairReport, missing: Gap | None) -> None:
         """Side files first: none that did not fit the damaged log may come to fit the mended one."""
         published = look.synced
         try:
             self._remove([found.name for found in look.side_files if found.there and (found.name != SYNCED or published is None)])
+            if missing is not None:
+                self._stand_in(look, missing)
             for number, name in enumerate(look.damaged):
                 ended = self._mend(look, name, "" if self._discard else report.copies[number])
                 published = ended if name == look.chain.names[-1] else published
@@ -183,6 +209,19 @@ class _Repair:
             raise
         chain.replace(name, new.path)
         return Synced(name, new.size, replay.sequence, replay.offset, "fsync")
+
+    def _stand_in(self, look: Look, missing: Gap) -> None:
+        """Put a segment in the place of those that are missing at the front: it holds a GAP frame, and nothing else."""
+        chain, name = look.chain, SegmentName(missing.start, missing.first_sequence)
+        new = NewSegment(self._files, chain, name, Encoder(*self._owner))
+        try:
+            new.add(marks.gap(missing, Moment(0, 0)), missing.last_sequence, AFTER_SYNC)
+            new.finish()
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.discard()
+            raise
+        chain.replace(name, new.path)
 
     def _publish(self, published: Synced) -> None:
         """Set the synced position right: frames may have moved."""

@@ -8,13 +8,14 @@ them, except where the durability mode it names promises less than that.
 
 import errno
 import struct
+from collections.abc import Sequence
 
 import msgspec
 from google_crc32c import value
 
-from penstock.logs.api import Durability
+from penstock.logs.api import Durability, Gap
 from penstock.logs.files import Files
-from penstock.logs.segment import SegmentName
+from penstock.logs.segment import FIRST, SegmentName
 from penstock.logs.writing import read_file
 
 FILE_NAME = "synced"
@@ -56,6 +57,25 @@ def unpack(data: bytes) -> Synced | None:
     if magic != MAGIC or version != VERSION or not 1 <= mode <= len(_MODES):
         return None
     return Synced(SegmentName(base, first_sequence), position, sequence, offset, _MODES[mode - 1])
+
+
+def segment_missing(synced: Synced | None, names: Sequence[SegmentName]) -> bool:
+    """Whether the published segment is not among those that are there, nor one that came after it.
+
+    That is damage in every durability mode: a segment's name is on disk before anything is published of it, and the position is taken
+    back, durably, before a segment that it names is removed.
+    """
+    return synced is not None and synced.sequence > 0 and (not names or names[-1] < synced.segment)
+
+
+def promised(synced: Synced | None, names: Sequence[SegmentName]) -> Synced | None:
+    """The published position, as one made by fsync if its segment is missing: then what it speaks of was there and is lost."""
+    return msgspec.structs.replace(synced, durability="fsync") if synced is not None and segment_missing(synced, names) else synced
+
+
+def everything(synced: Synced, directory: str) -> Gap:
+    """What is lost of a log of which no segment is left."""
+    return Gap(1, synced.sequence, 0, synced.offset, f"the end of {directory}/{FIRST}", "frames are missing")
 
 
 class SyncedFile:

@@ -10,6 +10,8 @@ Invariants
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.logs import checkpoint
 from penstock.logs.api import Buffer, Draft, Durability, FrameType
 from penstock.logs.chain import Chain
@@ -120,6 +122,15 @@ class Tail:
         """What the file says, which is taken as published from now on."""
         self.synced = self._synced_file.read()
         self._told = self.synced or NOTHING_PUBLISHED
+        return self.synced
+
+    def insist(self) -> Synced | None:
+        """Publish the same position as one that must be there, durably: its segment is missing, and what a crash during the opening leaves
+        must not look like an ordinary loss of what was not synced."""
+        if self.synced is not None and self.synced.durability != "fsync":
+            self.synced = msgspec.structs.replace(self.synced, durability="fsync")
+            self._tell(self.synced)
+            self._synced_file.harden()
         return self.synced
 
     def found(self) -> None:

@@ -22,7 +22,7 @@ from penstock.logs.replay import Replay, front
 from penstock.logs.segment import FIRST, Owner, SegmentName
 from penstock.logs.sidefiles import SideFile, judge
 from penstock.logs.starting import beginning, stored_checkpoint
-from penstock.logs.synced import Synced, SyncedFile
+from penstock.logs.synced import Synced, SyncedFile, everything, promised
 from penstock.words.errors import CorruptLog, PenstockError, StorageFailed
 
 LOOKS = 5
@@ -152,6 +152,7 @@ class Look:
     def _load(self) -> None:
         self.synced = SyncedFile(self._files, self.chain.directory).read()  # before the segments, which may be growing
         self._strays = self.chain.load()
+        self.synced = promised(self.synced, self.chain.names)
         self.opening = Opening(self._files, self.chain, self.synced, self.report.notes)
 
     def _leave_torn_rotations(self) -> None:
@@ -191,10 +192,9 @@ class Look:
 
     def _miss_everything(self) -> None:
         """There is no segment: what the synced position promises is lost."""
-        synced, directory = self.synced, self.chain.directory
-        if synced is not None and synced.durability == "fsync" and synced.sequence:
-            self.report.gaps.append(Gap(1, synced.sequence, 0, synced.offset, f"the end of {directory}/{FIRST}", "frames are missing"))
-            self.report.next_offset = synced.offset
+        if self.synced is not None and self.synced.sequence:
+            self.report.gaps.append(everything(self.synced, self.chain.directory))
+            self.report.next_offset = self.synced.offset
 
     # -- the rest ------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ Owns: `Frames` (items by offset) and `Blocks` (what rules look at of them: key i
 in them can be read again from the log. What is produced is kept as it came, so that a consumer close behind needs neither disk
 nor decoding; neighbouring small frames are joined into one block, so that a backlog produced item by item is looked at as cheaply
 as one produced in batches.
+There is one way to read a range, `Frames.read`: it goes from one end of the range to the other and gives items, and gaps where damage took
+items. Whatever it meets, it goes on behind it.
 Limits: FRAMES_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.
 """
 
@@ -11,11 +13,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from penstock.logs.api import Frame, Gap, Readable
+from penstock.logs.api import Gap, Readable
 from penstock.logs.columns import Columns
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import RunSet, pairs
+from penstock.rules.runs import pairs
 from penstock.rules.state import Block, Missing
 from penstock.words.batch import Batch
 from penstock.words.errors import StorageFailed
@@ -73,6 +75,17 @@ class Items(NamedTuple):
 Held: TypeAlias = Columns | Fresh
 
 
+class Collected(NamedTuple):
+    """What was found of some items."""
+
+    parts: list[tuple[Held, int, int]]
+    """The parts of frames that hold them: (frame, first offset, stop)."""
+    gaps: list[Gap]
+    """The gaps that took some of them, whole: a gap may reach beyond what was asked for."""
+    absent: list[int]
+    """Runs of those of which the log says nothing, as it does of what retention took out."""
+
+
 class Frames:
     """Items by offset: what was produced or read last."""
 
@@ -81,8 +94,6 @@ class Frames:
         self._held: dict[int, Held] = {}
         self._bases: list[int] = []
         self._bytes = 0
-        self.gaps = RunSet()
-        """What the log said is damaged, in the last `collect` or `fetch`."""
         self._read_to = 0  # where the last read ended: what lies before it is the least likely to be wanted
 
     def put(self, record: Produced, wall: int) -> None:
@@ -93,34 +104,45 @@ class Frames:
             self._drop_read()
         self._add(Fresh(record, wall))
 
-    def read(self, start: int, stop: int) -> Iterator[Held]:
-        """What overlaps [start, stop), in order; where something is missing, damage took it."""
+    def read(self, start: int, stop: int) -> Iterator[Held | Gap]:
+        """Everything that overlaps [start, stop), in order: items, and gaps. What lies between them, the log does not have."""
         while start < stop:
-            found = self._find(start)
-            if found is None:
-                self._fetch(start, stop)
-                found = self._find(start)
-            if found is None:  # lost: on to the next that is there
-                start = min((base for base in self._bases if base > start), default=stop)
-            else:
-                yield found
-                start = self._read_to = found.stop
+            gaps: list[Gap] = []
+            reached = start
+            held = self._find(start)
+            if held is None:
+                gaps, reached = self._fetch(start, stop)
+                held = self._find(start)
+            if held is not None:
+                yield held
+                start = self._read_to = held.stop
+                continue
+            gap = next((gap for gap in gaps if gap.start <= start < gap.stop), None)
+            if gap is not None:
+                yield gap
+                start = gap.stop
+            else:  # it is not there: on to the next that is, or to the end of what was looked at
+                start = min(
+                    [reached, *self._bases[bisect_right(self._bases, start) :][:1], *(gap.start for gap in gaps if gap.start > start)]
+                )
 
-    def collect(self, runs: Sequence[int]) -> tuple[list[tuple[Held, int, int]], list[int]]:
-        """The parts of frames that hold the items of `runs`, and the runs of what was not found."""
-        found: list[tuple[Held, int, int]] = []
-        lost: list[int] = []
-        self.gaps.clear()
+    def collect(self, runs: Sequence[int]) -> Collected:
+        """What there is of the items of `runs`."""
+        found = Collected([], [], [])
         for start, stop in pairs(runs):
             at = start
-            for held in self.read(start, stop):
-                if at < held.base:
-                    lost += (at, held.base)
-                first, at = max(at, held.base), min(stop, held.stop)
-                found.append((held, first, at))
+            for one in self.read(start, stop):
+                first, end = (one.start, one.stop) if isinstance(one, Gap) else (one.base, one.stop)
+                if at < first:
+                    found.absent.extend((at, first))
+                if not isinstance(one, Gap):
+                    found.parts.append((one, max(at, first), min(stop, end)))
+                elif one not in found.gaps:
+                    found.gaps.append(one)
+                at = min(stop, end)
             if at < stop:
-                lost += (at, stop)
-        return found, lost
+                found.absent.extend((at, stop))
+        return found
 
     def _find(self, offset: int) -> Held | None:
         at = bisect_right(self._bases, offset) - 1
@@ -129,29 +151,23 @@ class Frames:
         found = self._held[self._bases[at]]
         return found if offset < found.stop else None
 
-    def _fetch(self, start: int, stop: int) -> None:
+    def _fetch(self, start: int, stop: int) -> tuple[list[Gap], int]:
+        """Read on from `start`, about FETCH_BYTES at most. Gives the gaps, and the offset up to which everything there is was read."""
         if self._bytes > FRAMES_BYTES // 2:
             self._drop_read()
         if self._bytes > FRAMES_BYTES // 2:
             self.clear()
-        for frame in self._read_some(start, max(stop, start + READ_AHEAD_ITEMS)):
-            if isinstance(frame, Gap):
-                self.gaps.add(frame.start, frame.stop)
+        stop = max(stop, start + READ_AHEAD_ITEMS)
+        gaps: list[Gap] = []
+        size, reached = 0, start
+        for found in self._log.read(start, stop, FETCH_BYTES):
+            if isinstance(found, Gap):
+                gaps.append(found)
             else:
-                self._replace(Columns(frame))
-
-    def _read_some(self, start: int, stop: int) -> Iterator[Frame | Gap]:
-        """From `start` on, at most about FETCH_BYTES at a time: nobody knows how large items are before one is read."""
-        first = self._log.read(start, start + 1)
-        yield from first
-        frame = first[-1] if first else None
-        if isinstance(frame, Frame):
-            there = frame.base + frame.count
-            more = min(stop - there, FETCH_BYTES * frame.count // max(1, len(frame.body)) - frame.count)
-            if more > 0:
-                yield from self._log.read(there, there + more)
-        elif stop > start + 1:
-            yield from self._log.read(start + 1, min(stop, start + READ_AHEAD_ITEMS))
+                self._replace(Columns(found))
+                size += len(found.body)
+                reached = found.base + found.count
+        return gaps, reached if size >= FETCH_BYTES else stop  # a log stops early only when it has read so much
 
     def _replace(self, read: Columns) -> None:
         """Hold a frame that was read, instead of the produces in it that were held one by one: what is held never overlaps."""
@@ -203,32 +219,40 @@ class Blocks:
                 return found
         raise Missing([offset])
 
-    def fetch(self, offset: int) -> None:
-        """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and decide anew each time."""
+    def fetch(self, offset: int) -> list[Gap]:
+        """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and decide anew each time.
+
+        Gives the gaps that were met. What they took is in blocks that say so.
+        """
+        gaps: list[Gap] = []
         if self._holds(offset):
-            return
-        self._frames.gaps.clear()
+            return gaps
         parts: list[Held] = []
         size = 0
-        for held in self._frames.read(offset, offset + AHEAD_ITEMS):
-            size += held.size_bytes
+        for found in self._frames.read(offset, offset + AHEAD_ITEMS):
+            if isinstance(found, Gap):
+                gaps.append(found)
+                self._keep(Block(max(found.start, self._end_before(offset)), found.stop, lost=True))
+                continue
+            size += found.size_bytes
             if size > FETCH_BYTES and parts:
                 break
-            if parts and (held.base != parts[-1].stop or held.stop - parts[0].base > BLOCK_ITEMS):
+            if parts and (found.base != parts[-1].stop or found.stop - parts[0].base > BLOCK_ITEMS):
                 self._add(parts)
                 parts = []
-            parts.append(held)
+            parts.append(found)
         self._add(parts)
-        if not self._holds(offset):  # lost, as far as the next that is there
-            if offset not in self._frames.gaps:
-                raise StorageFailed(f"item {offset} was not found in its log, which does not say that it is damaged; try again")
-            at = bisect_right(self._bases, offset)
-            following = self._bases[at] if at < len(self._bases) else offset + AHEAD_ITEMS
-            self._keep(Block(offset, min(following, offset + AHEAD_ITEMS), lost=True))
+        if not self._holds(offset):
+            raise StorageFailed(f"item {offset} was not found in its log, which does not say that it is damaged; try again")
+        return gaps
 
     def _holds(self, offset: int) -> bool:
+        return offset < self._end_before(offset)
+
+    def _end_before(self, offset: int) -> int:
+        """Where the last block ends that begins at or before an offset."""
         at = bisect_right(self._bases, offset) - 1
-        return at >= 0 and offset < self._blocks[self._bases[at]].stop
+        return self._blocks[self._bases[at]].stop if at >= 0 else 0
 
     def _add(self, parts: list[Held]) -> None:
         if parts:

@@ -73,6 +73,8 @@ class Member:
         """The thread that waits for its disk for a request of its own; 0 when it is another."""
         self.outcome: PenstockError | None = None
         """Of what was done while it was out."""
+        self.unreadable: PenstockError | None = None
+        """Why items that were leased could not be read: it is left alone for a while once this turn is committed."""
         self.wants_rest = False
         """Whether it goes out at the end of this turn to sync what needed no sync."""
         self.recovered = False
@@ -213,13 +215,17 @@ class Member:
             self.recovered = False
             self.fail(StorageFailed("keeping its files in order failed"))
         else:
-            self._failures = 0
             self.note_rest()
         return self.outcome
 
     def note_rest(self) -> None:
-        """Plan the sync of what needed none, and the word for readers, in a while."""
+        """It is in order: plan the sync of what needed none, and the word for readers, in a while."""
         partition = self.partition
+        if self.unreadable is not None:
+            error, self.unreadable = self.unreadable, None
+            self.fail(error)
+            return
+        self._failures = 0
         if self._rest_at is None and partition is not None and (partition.log.durability != "fsync" or partition.log.unsynced):
             self._rest_at = self._clock.read().elapsed + REST
 

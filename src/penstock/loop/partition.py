@@ -18,10 +18,11 @@ from typing import NoReturn, TypeAlias
 
 from penstock.logs import codec
 from penstock.logs.api import Gap, Log
+from penstock.loop import damage
 from penstock.loop.blocks import Blocks, Frames, Held, Items
 from penstock.loop.floor import Floor
 from penstock.loop.opening import continued, replay
-from penstock.loop.reading import retained
+from penstock.loop.reading import History, history
 from penstock.loop.retention import Freed, plan
 from penstock.rules import base, machine
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
@@ -62,7 +63,7 @@ class Partition:
     ) -> None:
         self.log = log
         self.state = State()
-        self.gaps: list[Gap] = []
+        self.gaps: list[Gap] = []  # the damage met since it was opened
         self.ripe: list[int] = []
         """Runs of the items with keys that became ready in the last `due`."""
         self.changes = 0
@@ -94,7 +95,8 @@ class Partition:
     # -- opening -------------------------------------------------------------------------------------
 
     def _open(self, answered: Sequence[Appended] = ()) -> None:
-        self.state, self.gaps = replay(self.log)
+        self.state, gaps = replay(self.log)
+        self.gaps = damage.at_opening(self.state, self.log, gaps)
         unwritten = [record for sequence, records in answered if sequence > self.log.sequence for record in records]
         state, raw = self.state, self._clock.read()
         shift, rebooted = continued(state, raw, self._clock.boot)
@@ -391,12 +393,11 @@ class Partition:
         self._floor.used(size)
         self._unreplayed += len(drafts)
 
-    def _fetch(self, offsets: list[int]) -> None:
-        """Bring blocks to hand; what they may hold is written first, so that it can be read."""
+    def _fetch(self, offsets: list[int]) -> list[int]:
+        """Bring blocks to hand; what they may hold is written first, so that it can be read. Gives runs of what turned out to be lost."""
         self._flush()
         self._fetched = True
-        for offset in offsets:
-            self._blocks.fetch(offset)
+        return damage.note(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
 
     def _flush(self) -> None:
         """Write what the turn has so far, so that it can be read. If that fails the turn is undone, and `commit` must not say otherwise."""
@@ -458,9 +459,9 @@ class Partition:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def history(self, start: int, limit: int) -> list[Items]:
+    def history(self, start: int, limit: int) -> History:
         """Up to `limit` retained items from offset `start` on, whatever became of them: what cursors read."""
-        return self.items(retained(self.state, start, limit))
+        return history(self, start, limit)
 
     def offset_at(self, wall: int) -> int:
         """The first offset produced at or after a wall time: where to `Seek` or to set a cursor."""
@@ -481,16 +482,18 @@ class Partition:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
         if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
             self._flush()
-        found, lost = self._frames.collect(runs)
-        taken = RunSet(RunSet(lost).within(0, self.state.next_offset))
-        taken.remove_all(self.state.dropped.runs)  # what retention let go of was not damaged
-        if taken:
-            if RunSet(taken.runs).without(self._frames.gaps.runs):
-                raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
+        found = self._frames.collect(runs)
+        self._lose(damage.note(self.gaps, self.state, self.log.partition, found.gaps))
+        if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).without(self.state.dropped.runs):
+            raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
+        return found.parts
+
+    def _lose(self, runs: list[int]) -> None:
+        """Put what damage took out of the way. It is written now, and synced by the next commit."""
+        if runs:
             self.now()
-            self._stage([Lost(taken.runs)])
-            self.commit()
-        return found
+            self._stage([Lost(runs)])
+            self._flush()
 
     def explain(self, offset: int) -> Explanation:
         """Why an item is not running."""
@@ -499,7 +502,7 @@ class Partition:
             try:
                 return explain(self.state, offset, self.now(), self._blocks)
             except Missing as missing:
-                self._fetch(missing.offsets)
+                self._lose(self._fetch(missing.offsets))
 
     def __repr__(self) -> str:
         return f"Partition({self.log.partition}, {self.state!r}{', failing' if self.failed else ''})"

@@ -156,7 +156,7 @@ class Partitions:
             request.finish(error=error)
 
     def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
-        """Items that are not resolved, and about how many bytes of log they take; of a partition that cannot be asked what was last known."""
+        """Items that are not resolved, and about how many bytes of log they take; where a partition cannot be asked, as last known."""
         items = size = 0
         for member in self.members.values():
             if member.healthy:

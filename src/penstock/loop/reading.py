@@ -1,7 +1,7 @@
 """A partition that is only read: its state as its published log tells it, beside an owner at work or without one.
 
 Owns: `Reader`, and what it has in common with a partition at work: how it is looked at (`Lookable`, and in its queue `Seen` and `Sight`)
-and which items are there (`retained`).
+and how it is read from an offset on (`retained`, `history`).
 A reader takes no lock, decides nothing and writes nothing. It stands at what was published when it was opened or last refreshed.
 What is published is never taken back while the machine runs, so a refresh reads only what is new; where it cannot go on (what followed
 is dropped already, or damaged) it begins anew.
@@ -9,13 +9,14 @@ Single-threaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.logs.api import Frame, Gap, Readable
 from penstock.loop.blocks import Blocks, Frames, Items
+from penstock.loop.damage import lose_front
 from penstock.loop.opening import carry_on, continued
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.runs import RunSet, first_of
+from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import Missing, State
 from penstock.words.clock import Clock, Moment
 from penstock.words.errors import PenstockError
@@ -32,7 +33,7 @@ class Lookable(Protocol):
     def log(self) -> Readable: ...
     def now(self) -> Moment: ...
     def items(self, runs: Sequence[int]) -> list[Items]: ...
-    def history(self, start: int, limit: int) -> list[Items]: ...
+    def history(self, start: int, limit: int) -> "History": ...
     def offset_at(self, wall: int) -> int: ...
     def explain(self, offset: int) -> Explanation: ...
 
@@ -85,11 +86,27 @@ def last_of(found: Frame | Gap) -> int:
 
 
 def retained(state: State, start: int, limit: int) -> list[int]:
-    """Runs of up to `limit` items from offset `start` on whose bytes are there, whatever became of them."""
-    there = RunSet((start, state.next_offset))
-    there.remove_all(state.dropped.runs)
+    """Runs of up to `limit` items from offset `start` on whose bytes are there, as far as is known, whatever became of them."""
+    there = RunSet(state.dropped.missing(start, state.next_offset))
     there.remove_all(state.lost.runs)
     return first_of(there.runs, limit)
+
+
+class History(NamedTuple):
+    """Items of a partition, whatever became of them, and the offset up to which it was read for them."""
+
+    items: list[Items]
+    stop: int
+
+
+def history(partition: Lookable, start: int, limit: int) -> History:
+    """Up to `limit` retained items from offset `start` on; none only when there is none up to the end."""
+    while True:
+        runs = retained(partition.state, start, limit)
+        items = partition.items(runs)
+        if items or not runs:
+            return History(items, runs[-1] if runs else partition.state.next_offset)
+        start = runs[-1]  # all of these are lost
 
 
 class Reader:
@@ -102,18 +119,23 @@ class Reader:
         self._clock = clock
         self._frames = Frames(log)
         self._blocks = Blocks(self._frames)
+        self._lost = RunSet()
+        """What damage was found to have taken since the last refresh: it is not looked for again. The state is the owner's to change."""
         self.sequence = 0
         """Of the last frame that the state rests on; 0 when there is none, or it cannot be relied on."""
         self._begin()
 
     def _begin(self) -> None:
+        first = self.log.first_offset  # before the state: what an owner drops meanwhile it says first
         self.state, self.gaps = carry_on(State(), self._noted(self.log.recover()))
+        self.gaps += lose_front(self.state, first, self.log.directory)
         self._frames.clear()
         self._blocks.clear()
 
     def refresh(self) -> None:
         """Go on to what is published now."""
         sequence, self.sequence = self.sequence, 0
+        self._lost.clear()
         if sequence:  # else nothing was there, or reading it failed
             self.state, gaps = carry_on(self.state, self._noted(self.log.frames(sequence), sequence))
             self._blocks.clear()  # what was not there yet may count as lost in them
@@ -141,12 +163,13 @@ class Reader:
 
     def items(self, runs: Sequence[int]) -> list[Items]:
         """Whole items, in the order of `runs`; what damage or retention took is left out."""
-        found, _ = self._frames.collect(runs)
-        return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in found]
+        found = self._frames.collect([edge for start, stop in pairs(runs) for edge in self._lost.missing(start, stop)])
+        self._lost.add_all(edge for gap in found.gaps for edge in (gap.start, gap.stop))
+        return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in found.parts]
 
-    def history(self, start: int, limit: int) -> list[Items]:
+    def history(self, start: int, limit: int) -> History:
         """Up to `limit` retained items from offset `start` on, whatever became of them."""
-        return self.items(retained(self.state, start, limit))
+        return history(self, start, limit)
 
     def offset_at(self, wall: int) -> int:
         """The first offset produced at or after a wall time."""

@@ -164,6 +164,8 @@ class Lease(Request):
         super().__init__(deadline)
         self.bare = bare
         """Which items is all that is asked; their bytes are read elsewhere."""
+        self.lost = False
+        """Damage took what it was given: it is dealt anew."""
         self.want = want
         self.consumer = consumer
         self.timeout = timeout

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from penstock.loop import requests
+from penstock.loop.blocks import Items
 from penstock.loop.carrying import Carrying, Office
 from penstock.loop.leasing import Leasing
 from penstock.loop.member import SLOW_AFTER, Member, Unanswered
@@ -24,7 +25,7 @@ from penstock.loop.producing import Producing
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
-from penstock.rules.commands import Extend
+from penstock.rules.commands import Extend, Granted
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
 
@@ -283,6 +284,11 @@ class Turns(Partitions):
 
     def _depart(self) -> None:
         """Write what was run. Partitions that owe a sync go out; what rests on the others is answered at once."""
+        if any(isinstance(request, requests.Lease) for request, _ in self.pending):
+            self.pending = deque(
+                (request, self._collect(request, result) if isinstance(request, requests.Lease) else result)
+                for request, result in self.pending
+            )
         self._departing = True
         for member in self.touched:
             if member.healthy and (member.open.prepare() or member.wants_rest):
@@ -308,8 +314,6 @@ class Turns(Partitions):
         """Answer what rests on nothing that is out; the rest is answered when that has landed."""
         while self.pending:
             request, result = self.pending[0]
-            if isinstance(request, requests.Lease):
-                result = self._collect(request, result)
             rests_on = {number for number in _rests_on(request, result) if number in self.outs}
             waiting = Unanswered(request, result, rests_on, self._expires(request))
             for number in rests_on:
@@ -396,17 +400,19 @@ class Turns(Partitions):
             request.finish(error=error)
 
     def _collect(self, request: requests.Lease, parts: list[Any]) -> list[Any]:
-        """The bytes of leased items, read before their partitions go out: (member, granted, items, seconds left)."""
+        """The bytes of leased items, read before their partitions go out: (member, granted, items, when it ends, elapsed)."""
         found: list[Any] = []
         for member, granted in parts:
-            partition = member.partition
-            if partition is None or member.error is not None:  # stored, but failing since: given back when it is in order again
+            try:
+                partition = member.open
+                items = [] if request.bare else partition.items(granted.runs)
+            except PenstockError as error:  # nobody gets it now, and asking again at once would not help; the others of the answer are good
+                member.unreadable = error
                 member.owed.append(granted.lease)
                 continue
-            try:
-                items = [] if request.bare else partition.items(granted.runs)
-            except PenstockError:  # nobody gets it now; the others of the answer are good
-                self.settling.give_back([Handed(member.number, granted, [], 0)])
+            granted = granted if request.bare else _found(granted, items)
+            if not granted.runs:  # damage took all of it: the lease has ended, and there may be other items
+                request.lost = True
                 continue
             found.append((member, granted, items, granted.deadline - partition.now().elapsed + self.now))
         return found
@@ -422,9 +428,11 @@ class Turns(Partitions):
             request.finish(handed)
             if request.gone:
                 self.settling.give_back(handed)
-        elif request.deadline > self.now:
+        elif request.lost or request.deadline > self.now:
             request.request = None  # what was remembered under its id was lost with the turn
             self.leasing.put_back(request)
+            self.again = self.again or request.lost
+            request.lost = False
         else:
             request.finish([])
 
@@ -547,6 +555,15 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
     if isinstance(request, requests.Deliver):
         return [result[0].number]
     return result[1] if isinstance(request, requests.Do) else ()
+
+
+def _found(granted: Granted, items: Sequence[Items]) -> Granted:
+    """A lease without the items that damage was found to have taken."""
+    if sum(len(part.batch) for part in items) == granted.count:
+        return granted
+    return Granted(
+        granted.lease, granted.deadline, [edge for part in items for edge in (part.start, part.start + len(part.batch))], granted.attempts
+    )
 
 
 def _refused(part: Placed, error: PenstockError) -> Placed:

@@ -58,7 +58,7 @@ def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) 
     if spent:
         park = policy.on_bury == "park"
         blocks = find_all(peek, spent)
-        if lost := lost_runs(blocks, state.next_offset):
+        if lost := lost_runs(state, blocks):
             return [Lost(lost)], Again()
         keys = [block.key_of(offset) for offset, block in zip(spent, blocks, strict=True)]
         records.append(Buried(0, from_offsets(spent), SPENT, pack_keys(keys) if any(keys) else b"", park=park))
@@ -179,10 +179,11 @@ def _forget_places(state: State, runs: list[int]) -> None:
 
 def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
     chosen = offsets(state.buried_set.runs) if command.offsets is None else sorted(set(command.offsets))
+    chosen = [offset for offset in chosen if offset not in state.lost]  # damage may have been found since they were chosen
     for offset in chosen:
         after(state.state_of(offset), Event.REDRIVEN)
     blocks = find_all(peek, chosen)
-    if lost := lost_runs(blocks, state.next_offset):
+    if lost := lost_runs(state, blocks):
         return [Lost(lost)], Again()
     keys = [block.key_of(offset) for offset, block in zip(chosen, blocks, strict=True)]
     tags = [block.priority_of(o) | (KEYED if key else 0) for o, key, block in zip(chosen, keys, blocks, strict=True)]

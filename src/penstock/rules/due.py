@@ -97,7 +97,7 @@ def _keys_of(state: State, runs: list[int], park: bool, peek: Peek) -> tuple[lis
     blocks = find_all(peek, [offset for _, offset in asked])
     for (index, offset), block in zip(asked, blocks, strict=True):
         found[index] = block.key_of(offset)
-    return found, lost_runs(blocks, state.next_offset)
+    return found, lost_runs(state, blocks)
 
 
 def apply_due(state: State, record: Due, now: Moment) -> None:

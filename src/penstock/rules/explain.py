@@ -15,6 +15,8 @@ from penstock.rules.state import Peek, State
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import InvalidRequest
 
+LOST = "lost: damage took its bytes"
+
 
 class Explanation(msgspec.Struct):
     """What an item is doing and why."""
@@ -54,7 +56,7 @@ def explain(state: State, offset: int, now: Moment, peek: Peek) -> Explanation:
     if (there := moved_to(state, offset)) is not None:
         return Explanation(found, "moved: it goes on elsewhere", moved_to=there)
     if offset in state.lost:
-        return Explanation(found, "lost: damage took its bytes")
+        return Explanation(found, LOST)
     return Explanation(found, "resolved, and let go by retention" if offset in state.dropped else "completed")
 
 
@@ -93,6 +95,8 @@ def _ready(state: State, offset: int, peek: Peek) -> Explanation:
     if state.paused_lease:
         return Explanation(LifeState.READY, "ready, but leasing is paused; resume it", attempts)
     block = peek.find(offset)
+    if block.lost:
+        return Explanation(LifeState.READY, LOST, attempts)
     key = block.key_of(offset)
     holder = state.keys.map.get(key) if key != NO_KEY else None
     if holder is None:

@@ -17,7 +17,7 @@ def keys_in_line(state: State, chosen: Sequence[int], peek: Peek) -> bytes | Los
     be taken out of its line."""
     in_line = [offset for offset in chosen if offset in state.passed]
     blocks = find_all(peek, in_line)
-    if lost := lost_runs(blocks, state.next_offset):
+    if lost := lost_runs(state, blocks):
         return Lost(lost)
     keys = {offset: block.key_of(offset) for offset, block in zip(in_line, blocks, strict=True)}
     return pack_keys(keys.get(offset, NO_KEY) for offset in chosen) if keys else b""

@@ -173,7 +173,7 @@ class Plan:
             return None
         block = self.peek.find(walk.start)
         if block.lost:
-            self.lost = [block.base, min(block.stop, self.state.next_offset)]
+            self.lost = self.state.unrecorded(block.base, block.stop)
             return None
         return block
 

@@ -72,9 +72,9 @@ def find_all(peek: Peek, offsets: Iterable[int]) -> list[Block]:
     return found
 
 
-def lost_runs(blocks: Iterable[Block], end: int) -> list[int]:
-    """What damage took of blocks that were looked at; `end` is the partition's next offset."""
-    return [edge for block in blocks if block.lost for edge in (block.base, min(block.stop, end))]
+def lost_runs(state: "State", blocks: Iterable[Block]) -> list[int]:
+    """What damage took of blocks that were looked at and is not recorded yet; what retention took was not damaged."""
+    return RunSet(edge for block in blocks if block.lost for edge in state.unrecorded(block.base, block.stop)).runs
 
 
 class Failure(NamedTuple):
@@ -192,6 +192,10 @@ class State:
         """How often an item was leased and came back."""
         found = self.failures.get(offset)
         return found.attempts if found else 0
+
+    def unrecorded(self, start: int, stop: int) -> list[int]:
+        """Of a stretch that the log says it has lost: runs of the items that are to be recorded as lost. What retention took is not."""
+        return RunSet(self.lost.missing(start, min(stop, self.next_offset))).without(self.dropped.runs)
 
     def live_notes(self) -> dict[int, tuple[int, str]]:
         """The notes of items that are still held by who wrote them."""

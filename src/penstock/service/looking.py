@@ -14,7 +14,7 @@ from penstock.loop.turn import Turns
 from penstock.rules.keys import Line
 from penstock.rules.life import State as Life
 from penstock.rules.outbox import moved_runs, moved_to
-from penstock.rules.runs import RunSet, first_of, pairs
+from penstock.rules.runs import RunSet, count, first_of, pairs
 from penstock.rules.state import State
 from penstock.service.reports import (
     Explained,
@@ -79,7 +79,7 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
     return PartitionStats(
         member.number,
         status,
-        *counts._replace(completed=counts.completed - state.moved_items - len(state.lost)),  # those were not
+        *counts._replace(completed=counts.completed - _gone(state)),
         state.next_offset,
         len(state.keys.map),
         _oldest(state, partition.now().elapsed),
@@ -90,6 +90,12 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
         error=str(member.error or ""),
         notes=[*partition.log.notes, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
     )
+
+
+def _gone(state: State) -> int:
+    """Items that count as resolved and were not completed here: they went elsewhere, or are lost, or both."""
+    both = sum(count(state.lost.within(start, stop)) for start, stop in pairs(moved_runs(state))) if state.lost else 0
+    return state.moved_items + len(state.lost) - both
 
 
 def _oldest(state: State, now: int) -> float:
@@ -180,9 +186,12 @@ def keys(turns: Sight, limit: int = 100) -> list[HeldKey]:
     """Keys that are not free, and what holds them."""
     found: list[HeldKey] = []
     for member in turns.healthy():
+        turns.touch(member)
         for key, line in list(member.state.keys.map.items()):
             if len(found) >= limit:
                 return found
+            if member.state.keys.map.get(key) is not line:  # damage that was met just now has freed it
+                continue
             held = _held(member, key, line if isinstance(line, Line) else Line(line))
             if held is not None:
                 found.append(held)
@@ -223,10 +232,13 @@ def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = 
             if member.number < after[0]:
                 continue
             start = after[1] + 1 if member.number == after[0] else 0
-        runs = first_of(_in_states(member.state, wanted, start).runs, _bounded(member, limit - len(found)))
         turns.touch(member)
-        for items in member.open.items(runs):
-            found += _listed(member, items)
+        before = len(found)
+        while len(found) == before and (there := _in_states(member.state, wanted, start)):  # on, behind what turns out to be lost
+            runs = first_of(there.runs, _bounded(member, limit - len(found)))
+            for items in member.open.items(runs):
+                found += _listed(member, items)
+            start = runs[-1]
         if len(found) >= limit:
             break
     return found
@@ -308,6 +320,7 @@ def cursor(turns: Sight, name: str) -> dict[int, int]:
 def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
     """Retained items from these offsets on, a share from each partition, and where to read on. What was forwarded was read before."""
     found: list[tuple[int, Items]] = []
+    failure: PenstockError | None = None
     after = dict(offsets)
     behind = [member for member in turns.healthy() if member.state.next_offset > offsets.get(member.number, 0)]
     for place, member in enumerate(behind):
@@ -315,16 +328,18 @@ def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tup
         start = offsets.get(member.number, 0)
         turns.touch(member)
         try:
-            items = member.open.history(start, share)
-        except PenstockError:
+            items, after[member.number] = member.open.history(start, share)
+        except PenstockError as error:
+            failure = failure or error
             continue
-        after[member.number] = items[-1].start + len(items[-1].batch) if items else member.state.next_offset
         for part in items:
             found += [(member.number, kept) for kept in _own(turns, part)]
             limit -= len(part.batch)
         if limit <= 0:
             break
     if not found and after == offsets:  # the end, unless it cannot be seen
+        if failure is not None:
+            raise failure
         for broken in turns.members.values():
             if not broken.healthy:
                 raise StorageFailed(f"partition {broken.number} is failing and cannot be read; try again in a moment")

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Placed, Request
 from penstock.service.embedded import Embedded
-from penstock.testing import checks
+from penstock.testing import broker_damage, checks
 from penstock.testing.broker_rest import Model
 from penstock.testing.broker_sent import Sent, SentLease
 from penstock.testing.clock import ManualClock
@@ -340,6 +340,10 @@ class World:
         """Nobody is interrupted any more."""
         self.clock.interrupt_after = None
         self.disk.drop_interrupts()
+
+    def damage_a_copy(self, rng: random.Random) -> None:
+        """A broker like this one, of whose items some are damaged: the others are served."""
+        broker_damage.examine(self.disk, self.clock, ROOT, self.segment_bytes, rng, self.say)
 
     def die(self, power: bool) -> None:
         """The process ends here; then another one finds what there is."""

@@ -2,11 +2,13 @@
 
 Owns: `Simulation`: what happens next. Callers produce, workers lease and settle at once, late, or never; operators redrive, resize, pause
 and clear; time passes, the date is set back, files fail, the process is killed, the power is cut. World (broker_world.py) sees to it
-that after every turn the broker is what its model says. At the end everything that is left must come out.
+that after every turn the broker is what its model says. At the end everything that is left must come out. Now and then a copy of the
+broker is damaged and used (broker_damage.py).
 A failure is an AssertionError that ends in the line to repeat it: `python -m penstock.testing.brokers --seed 1234`.
 """
 
 import argparse
+import random
 from collections.abc import Callable
 
 from penstock.testing.broker_callers import Callers
@@ -20,6 +22,8 @@ from penstock.testing.disk import Halt
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 
 STEPS = 80
+DAMAGED = 0.012
+"""How often, per step, a copy is damaged."""
 STEP_WEIGHTS = {
     "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 2, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
     "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "update": 2, "resize": 4, "drain": 1,
@@ -54,6 +58,7 @@ class Simulation:
         self._operator = Operator(self.world, self._chance)
         self._inspector = Inspector(self.world, self._chance, self._operator)
         self._crowd = Crowd(self.world, self._chance, self._callers, self._operator)
+        self._harm = random.Random(f"damage {seed}")
 
     def run(self) -> None:
         """Live through all steps; raises AssertionError when something is not as it should be."""
@@ -61,6 +66,9 @@ class Simulation:
             self._operator.begin()
             for number in range(self.steps):
                 self._step(number)
+                if self._harm.random() < DAMAGED:
+                    self._say("   damage to a copy")
+                    self.world.damage_a_copy(self._harm)
             self._say("-- finish")
             finish(self.world, self._operator)
         except Exception as error:

@@ -2,12 +2,13 @@
 
 Owns: `Simulation`: what happens next. Random commands are sent, time passes, the date is set back, file calls fail, the process is killed,
 the power is cut, files that may be deleted are. World (world.py) sees to it that after every step the partition is what its model says.
-At the end everything that is left must come out.
+At the end everything that is left must come out. Now and then a copy of the partition is damaged and looked at (damage.py).
 A failure is an AssertionError that ends in the line to repeat it: `python -m penstock.testing.simulation --seed 1234`.
 """
 
 import argparse
 import errno
+import random
 from collections.abc import Callable
 
 from penstock.rules import commands as c
@@ -17,6 +18,8 @@ from penstock.testing.world import World
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 
 STEPS = 60
+DAMAGED = 0.02
+"""How often, per step, a copy is damaged."""
 DRAIN_DAYS = 5
 FAULTS: list[Fault] = [errno.EIO, errno.ENOSPC, "short", "torn", "halt", "interrupt"]
 STEP_WEIGHTS = {
@@ -38,12 +41,16 @@ class Simulation:
         self._say = say
         self.world = World(seed, say)
         self._chance = self.world.chance
+        self._harm = random.Random(f"damage {seed}")
 
     def run(self) -> None:
         """Live through all steps; raises AssertionError when something is not as it should be."""
         try:
             for number in range(self.steps):
                 self._step(number)
+                if self._harm.random() < DAMAGED:
+                    self._say("   damage to a copy")
+                    self.world.damage_a_copy(self._harm)
             self._drain()
         except Exception as error:
             what = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from penstock.logs.directory import Directory
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.runs import offsets
-from penstock.testing import checks
+from penstock.testing import checks, damage
 from penstock.testing.account import Account
 from penstock.testing.chance import Chance
 from penstock.testing.clock import ManualClock
@@ -255,6 +255,10 @@ class World:
         for path in list(paths):
             self.say(f"   {path} is deleted")
             self.files.remove(path)
+
+    def damage_a_copy(self, rng: random.Random) -> None:
+        """Items of a partition like this one, of which some are damaged: the others are served."""
+        damage.examine(self.files, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
 
     # -- living on -----------------------------------------------------------------------------------
 

@@ -96,7 +96,12 @@ class _Whole:
         self._stop = stop
         self._oldest = 1
         self.incarnation, self.partition, self.notes = log.incarnation, log.partition, log.notes
+        self.directory = log.directory
         self.recover, self.read, self.offset_at, self.close = log.recover, log.read, log.offset_at, log.close
+
+    @property
+    def first_offset(self) -> int:
+        return self._log.first_offset
 
     def segments(self) -> list[SegmentFacts]:
         found = self._log.segments()

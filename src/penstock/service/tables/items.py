@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from penstock.logs.api import Gap, Readable
 from penstock.logs.columns import ORIGIN, Columns
 from penstock.logs.marks import DROPPED
+from penstock.loop.damage import missing_segment
 from penstock.loop.reading import Reader
 from penstock.rules.events import PLACE_BYTES
 from penstock.rules.outbox import place_of
@@ -61,17 +62,21 @@ def build(parts: Sequence[Part], partition: int, schema: pa.Schema) -> pa.Record
 
 def pieces(log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True, exact: bool = False) -> Iterator[Piece]:
     """The parts of frames that hold the items of flat runs, without blanks."""
-    state, frames = _State(open_log, strict and exact), _Frames(log, strict)
+    state, frames = _State(open_log, strict and exact), _Frames(log)
     try:
         for start, stop in pairs(runs):
-            for piece in frames.within(start, stop):
-                if strict and start < piece.start:
-                    state.account_for(start, piece.start)
-                start = piece.start + piece.rows
-                if _has_empty(piece):
-                    yield from piece.cut(state.kept(piece))
+            for found in frames.within(start, stop):
+                first = max(start, found.start)
+                if strict and start < first:
+                    state.account_for(start, first)
+                start = min(stop, found.stop)
+                if isinstance(found, Gap):
+                    if strict:
+                        state.account_for_gap(found, first, start)
+                elif _has_empty(found):
+                    yield from found.cut(state.kept(found))
                 else:
-                    yield piece
+                    yield found
             if strict and start < stop:
                 state.account_for(start, stop)
     finally:
@@ -81,13 +86,12 @@ def pieces(log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: boo
 class _Frames:
     """A log's frames, read in order. The last one is kept: many runs may lie in it."""
 
-    def __init__(self, log: Readable, strict: bool) -> None:
+    def __init__(self, log: Readable) -> None:
         self._log = log
-        self._strict = strict
         self._last: tuple[Columns, int] | None = None
 
-    def within(self, start: int, stop: int) -> Iterator[Piece]:
-        """The parts of frames in [start, stop)."""
+    def within(self, start: int, stop: int) -> Iterator[Piece | Gap]:
+        """The parts of frames in [start, stop), and the gaps between them."""
         last = self._last
         if last is not None and last[0].base <= start < last[0].stop:
             piece = _part(*last, start, stop)
@@ -97,9 +101,9 @@ class _Frames:
             before = start
             for found in self._log.read(start, stop, READ_BYTES):
                 if isinstance(found, Gap):
-                    if self._strict and not found.mended:
-                        raise _gone(self._log, found, start, stop)
-                    start = max(start, min(found.stop, stop))
+                    if start < found.stop:
+                        yield found
+                        start = found.stop
                     continue
                 self._last = columns, present = Columns(found), found.columns & 0xFFFF
                 if start < columns.stop and columns.base < stop:
@@ -113,15 +117,6 @@ class _Frames:
 def _part(columns: Columns, present: int, start: int, stop: int) -> Piece:
     """The rows of a frame that are in [start, stop)."""
     return Piece(columns, present, max(start, columns.base) - columns.base, min(stop, columns.stop) - columns.base)
-
-
-def _gone(log: Readable, gap: Gap, start: int, stop: int) -> CorruptLog | InvalidRequest:
-    first, last = max(start, gap.start), max(start, min(stop, gap.stop) - 1)
-    which = f"items {log.partition}-{first} to {log.partition}-{last} cannot be read"
-    leave = "or set failOnDataLoss=false to read what is left"
-    if gap.why == DROPPED:
-        return InvalidRequest(f"{which}: retention dropped them; start at a later offset, {leave}")
-    return CorruptLog(f"{which}: {gap.why} ({gap.where}); run verify, then repair, {leave}")
 
 
 class _State:
@@ -139,12 +134,11 @@ class _State:
         if self._reader is None or self._asked is not piece.columns:
             self._now()
             self._asked = piece.columns
-        assert self._reader is not None
         start, stop = piece.runs
-        gone = self._reader.state.dropped.within(start, stop)
+        gone = self._open.state.dropped.within(start, stop)
         if gone and self._exact:
             raise self._went(gone)
-        return self._reader.state.dropped.missing(start, stop)
+        return self._open.state.dropped.missing(start, stop)
 
     def account_for(self, start: int, stop: int) -> None:
         """Say so if items are not there and the state does not know that they went, or they should be."""
@@ -156,11 +150,31 @@ class _State:
         if self._exact:
             raise self._went([start, stop])
 
+    def account_for_gap(self, gap: Gap, start: int, stop: int) -> None:
+        """Say so if the log has lost [start, stop) and no repair has said that it is so, or they should be there."""
+        if gap.mended:
+            if self._exact:
+                self._now()
+                raise self._went([start, stop])
+            return
+        state = self._now()
+        partition = self._open.log.partition
+        which = f"items {partition}-{start} to {partition}-{stop - 1} cannot be read"
+        leave = "or set failOnDataLoss=false to read what is left"
+        why = missing_segment(gap) if state.dropped.missing(start, stop) else gap
+        if why.why == DROPPED:
+            raise InvalidRequest(f"{which}: retention dropped them; start at a later offset, {leave}")
+        raise CorruptLog(f"{which}: {why.why} ({why.where}); run verify, then repair, {leave}")
+
     def _went(self, gone: Sequence[int]) -> InvalidRequest:
-        assert self._reader is not None
-        partition = self._reader.log.partition
+        partition = self._open.log.partition
         which = f"items {partition}-{gone[0]} to {partition}-{gone[-1] - 1} went by retention or damage"
         return InvalidRequest(f"{which} before they were read; set failOnDataLoss=false to go on without them, or start anew")
+
+    @property
+    def _open(self) -> Reader:
+        assert self._reader is not None  # `_now` opens it
+        return self._reader
 
     def _now(self) -> State:
         if self._reader is None:

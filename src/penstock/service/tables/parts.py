@@ -72,8 +72,13 @@ class Piece(NamedTuple):
         return self.columns.base + self.low
 
     @property
+    def stop(self) -> int:
+        """The offset behind the last item."""
+        return self.start + self.rows
+
+    @property
     def runs(self) -> list[int]:
-        return [self.start, self.start + self.rows]
+        return [self.start, self.stop]
 
     @property
     def walls(self) -> list[tuple[int, int]]:

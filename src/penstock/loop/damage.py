@@ -1,0 +1,61 @@
+"""Damage that a partition meets: which items it took, and that it is told.
+
+Owns: `at_opening`, `note`, and `lose_front`, for segments that are missing at the front.
+A gap takes exactly the items between its neighbours that retention had not taken before. Each gap is a line in `logging`, once.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from penstock.logs import marks
+from penstock.logs.api import Gap, Readable
+from penstock.rules import machine
+from penstock.rules.records import Lost
+from penstock.rules.runs import RunSet, pairs
+from penstock.rules.state import State
+from penstock.words.ids import format_id
+
+_log = logging.getLogger("penstock")
+MISSING = "the segment that held it is missing"
+
+
+def note(known: list[Gap], state: State, partition: int, met: Iterable[Gap]) -> list[int]:
+    """Runs of the items that gaps took and that are not recorded as lost yet. What is new is told, and is in `known` from now on."""
+    new = [gap for gap in met if state.unrecorded(gap.start, gap.stop)]
+    for gap in map(missing_segment, new):
+        if gap not in known:
+            known.append(gap)
+            tell(partition, [gap])
+    return RunSet(edge for gap in new for edge in state.unrecorded(gap.start, gap.stop)).runs
+
+
+def tell(partition: int, gaps: Iterable[Gap]) -> None:
+    """A line in `logging` for each gap; what a repair has mended was told about before."""
+    for gap in gaps:
+        if not gap.mended:
+            items = f"items {format_id(partition, gap.start)} to {format_id(partition, gap.stop - 1)} are lost"
+            lost = items if gap.start < gap.stop else "no item is lost"
+            _log.warning("damage in partition %d: %s (%s); %s; run verify, then repair", partition, gap.why, gap.where, lost)
+
+
+def at_opening(state: State, log: Readable, gaps: Sequence[Gap]) -> list[Gap]:
+    """All damage that an owner meets at opening: the gaps of the replay that gave the state, and what is missing before the log's front."""
+    found = [*gaps, *lose_front(state, log.first_offset, log.directory)]
+    tell(log.partition, found)
+    return found
+
+
+def lose_front(state: State, first_offset: int, where: str) -> Sequence[Gap]:
+    """The log begins at `first_offset`, but only the state knows what retention dropped: everything else before it is lost.
+
+    It is so recorded in the state; says what was found lost just now.
+    """
+    runs = state.unrecorded(0, first_offset)
+    if runs:
+        machine.apply(state, Lost(runs), state.moment)
+    return [Gap(1, 0, start, stop, where, MISSING) for start, stop in pairs(runs)]
+
+
+def missing_segment(gap: Gap) -> Gap:
+    """A gap that took items. The log takes whatever lies before its oldest segment for dropped; if it was not, that segment is missing."""
+    return gap._replace(why=MISSING) if gap.why == marks.DROPPED else gap

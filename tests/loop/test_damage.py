@@ -1,0 +1,279 @@
+"""A damaged partition, on real files: exactly the damaged items are lost, whatever the way in which they are met; all others are served."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.logs.api import Log
+from penstock.logs.filelog import FileLog
+from penstock.logs.files import SystemFiles
+from penstock.logs.published import PublishedLog
+from penstock.loop import blocks
+from penstock.loop.inspection import repair, verify
+from penstock.loop.partition import Partition
+from penstock.loop.reading import Lookable, Reader
+from penstock.rules.explain import LOST
+from penstock.rules.life import State as Life
+from penstock.rules.runs import offsets
+from penstock.testing import ManualClock
+from penstock.words.clock import SystemClock
+from penstock.words.limits import Retention
+from tests.support import INCARNATION, PARTITION, Bench, FileHome
+
+FRAMES, IN_A_FRAME = 20, 50
+DAMAGED = set(range(5 * IN_A_FRAME, 6 * IN_A_FRAME))
+WHOLE = [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in DAMAGED]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The directory of a log, in a root as a repair wants it."""
+    path = tmp_path / "root" / "logs" / f"{INCARNATION:016x}" / f"{PARTITION:05d}"
+    path.mkdir(parents=True)
+    return path
+
+
+class Ground(FileHome):
+    """A log in that directory."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "fsync")
+        self._path = folder
+
+    def open(self) -> Log:
+        return FileLog(SystemFiles(), str(self._path), INCARNATION, PARTITION, compression=False)  # so that items can be found in it
+
+
+@pytest.fixture
+def bench(folder: Path) -> Iterator[Bench]:
+    """Twenty frames of fifty items, of which the sixth is damaged, opened from a checkpoint: it is not known yet."""
+    bench = filled(folder, key=None)
+    flip(folder, 5)
+    bench.open()
+    yield bench
+    bench.home.kill(bench.partition.log)
+
+
+def filled(folder: Path, key: str | None) -> Bench:
+    bench = Bench(Ground(folder))
+    for number in range(FRAMES):
+        bench.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)), **({} if key is None else {"key": key}))
+    bench.partition.close()
+    return bench
+
+
+def payload(offset: int) -> bytes:
+    return b"<%06d>" % offset + bytes(offset % 251 for _ in range(30))
+
+
+def flip(folder: Path, frame: int) -> None:
+    """Flip a bit in the first item of a frame."""
+    (path,) = [path for path in folder.glob("*.log") if b"<%06d>" % (IN_A_FRAME * frame) in path.read_bytes()]
+    data = bytearray(path.read_bytes())
+    data[data.index(b"<%06d>" % (IN_A_FRAME * frame))] ^= 1
+    path.write_bytes(data)
+
+
+def everything(partition: Lookable, limit: int) -> list[int]:
+    """The offsets that a cursor is given, page by page; its position passes nothing else than the damaged."""
+    at, found = 0, list[int]()
+    while True:
+        page, stop = partition.history(at, limit)
+        if not page:
+            assert stop == FRAMES * IN_A_FRAME
+            return found
+        new = [offset for part in page for offset in range(part.start, part.start + len(part.batch))]
+        assert set(range(at, stop)) <= {*new, *DAMAGED}
+        assert all(part.batch.payloads[0] == payload(part.start) for part in page)
+        at, found = stop, found + new
+
+
+def lost(partition: Lookable) -> set[int]:
+    return set(offsets(partition.state.lost.runs))
+
+
+@pytest.mark.parametrize("limit", [1, 7, 50, 64, 100, 1_000, 10_000])
+def test_a_cursor_passes_the_damaged_items_and_no_others(bench: Bench, limit: int) -> None:
+    assert everything(bench.partition, limit) == WHOLE
+    assert lost(bench.partition) == DAMAGED
+
+
+@pytest.mark.parametrize("limit", [1, 50, 1_000])
+def test_a_reader_passes_the_damaged_items_and_no_others(bench: Bench, folder: Path, limit: int) -> None:
+    reader = Reader(PublishedLog(SystemFiles(), str(folder), INCARNATION, PARTITION), SystemClock())
+    assert everything(reader, limit) == WHOLE
+    assert reader.explain(min(DAMAGED)).why == LOST
+    assert lost(reader) == set(), "the state is its owner's to change"
+    reader.close()
+
+
+@pytest.mark.parametrize("want", [1, 10, 60, 1_000])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_leases_get_everything_else(folder: Path, want: int, key: str | None) -> None:
+    bench = filled(folder, key)
+    flip(folder, 5)
+    bench.open()
+    found: list[int] = []
+    while (granted := bench.lease(want, per_key=want)).lease:
+        there = [part.start + index for part in bench.partition.items(granted.runs) for index in range(len(part.batch))]
+        found += there
+        if there:
+            bench.complete(granted.lease)
+    assert found == WHOLE
+    assert lost(bench.partition) == DAMAGED
+    bench.home.kill(bench.partition.log)
+
+
+def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little is fetched at a time, a read goes on to the end of its range."""
+    bench = filled(folder, None)
+    flip(folder, 5)
+    flip(folder, 7)
+    monkeypatch.setattr(blocks, "FETCH_BYTES", 100)
+    monkeypatch.setattr(blocks, "READ_AHEAD_ITEMS", 3)
+    bench.open()
+    found = [part.start + index for part in bench.partition.items([200, 700]) for index in range(len(part.batch))]
+    assert found == [*range(200, 250), *range(300, 350), *range(400, 700)]
+    assert lost(bench.partition) == DAMAGED | set(range(350, 400))
+    bench.home.kill(bench.partition.log)
+
+
+def test_what_was_met_is_recorded_for_good_and_told_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "penstock")
+    bench.partition.items([260, 261])
+    bench.partition.items([250, 300])
+    everything(bench.partition, 1_000)
+    assert lost(bench.partition) == DAMAGED, "all that the gap took, not only what was asked for"
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"items {PARTITION}-250 to {PARTITION}-299 are lost" in told and "run verify, then repair" in told
+    assert [(gap.start, gap.stop) for gap in bench.partition.gaps] == [(250, 300)]
+    bench.restart()
+    assert lost(bench.partition) == DAMAGED
+    everything(bench.partition, 1_000)
+    assert len(caplog.records) == 1
+
+
+def test_damage_is_recorded_with_the_next_commit_and_not_before(bench: Bench) -> None:
+    bench.partition.commit()
+    bench.partition.items([260, 261])
+    assert bench.partition.log.unsynced and bench.partition.owes_sync
+    bench.partition.commit()
+    assert not bench.partition.log.unsynced
+
+
+def test_an_item_is_explained_as_lost_and_then_is(bench: Bench) -> None:
+    assert bench.partition.explain(270).why == LOST
+    assert lost(bench.partition) == DAMAGED
+    assert bench.life(270) is Life.COMPLETED
+    assert "ready" in bench.partition.explain(300).why
+
+
+def test_chosen_items_are_redriven_but_for_the_lost(folder: Path) -> None:
+    bench = filled(folder, "k")
+    bench.open()
+    bench.bury(bench.lease(10_000, per_key=10_000).lease)
+    bench.partition.close()
+    flip(folder, 5)
+    bench.open()
+    assert bench.redrive(240, 260, 310) == 2
+    assert (bench.life(240), bench.life(260), bench.life(310)) == (Life.READY, Life.COMPLETED, Life.READY)
+    assert lost(bench.partition) == DAMAGED
+    bench.home.kill(bench.partition.log)
+
+
+# -- missing segments ----------------------------------------------------------------------------------
+
+
+def in_segments(folder: Path) -> list[Path]:
+    """Four segments of five frames, and a fifth."""
+    bench = Bench(Ground(folder))
+    for number in range(FRAMES):
+        bench.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)))
+        if number % 5 == 4:
+            bench.partition._rotate()
+    bench.complete(bench.lease(10).lease)
+    bench.partition.close()
+    return sorted(folder.glob("*.log"))
+
+
+def opened(folder: Path) -> Partition:
+    return Partition(FileLog(SystemFiles(), str(folder), INCARNATION, PARTITION), ManualClock())
+
+
+def served(partition: Partition) -> list[int]:
+    found: list[int] = []
+    at = 0
+    while True:
+        page, at = partition.history(at, 170)
+        if not page:
+            return found
+        found += [offset for part in page for offset in range(part.start, part.start + len(part.batch))]
+
+
+PER_SEGMENT = 5 * IN_A_FRAME
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_missing_segment_takes_its_own_items(folder: Path, number: int, mended: bool) -> None:
+    paths = in_segments(folder)
+    gone = set(range(PER_SEGMENT * number, PER_SEGMENT * (number + 1)))
+    where = (SystemFiles(), str(folder), INCARNATION, PARTITION)
+    assert verify(*where).sound
+    paths[number].unlink()
+    report = verify(*where)
+    assert [(gap.start, gap.stop) for gap in report.damage] == [(min(gone), max(gone) + 1)]
+    if mended:
+        done = repair(*where)
+        assert done.changed and [(gap.start, gap.stop) for gap in done.gaps] == [(min(gone), max(gone) + 1)]
+        assert verify(*where).sound and not repair(*where).changed
+    partition = opened(folder)
+    assert served(partition) == [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in gone]
+    assert lost(partition) == gone
+    partition.close()
+
+
+def test_a_missing_oldest_segment_is_noticed_at_opening(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "penstock")
+    in_segments(folder)[0].unlink()
+    seen = Reader(PublishedLog(SystemFiles(), str(folder), INCARNATION, PARTITION), SystemClock())
+    assert lost(seen) == set(range(PER_SEGMENT))
+    seen.close()
+    partition = opened(folder)
+    assert lost(partition) == set(range(PER_SEGMENT))
+    assert [(gap.start, gap.stop, gap.why) for gap in partition.gaps] == [(0, PER_SEGMENT, "the segment that held it is missing")]
+    partition.close()
+    again = opened(folder)
+    assert again.gaps == [] and lost(again) == set(range(PER_SEGMENT))
+    again.close()
+    assert len(caplog.records) == 1
+    report = verify(SystemFiles(), str(folder), INCARNATION, PARTITION)
+    assert report.sound and [(gap.start, gap.stop, gap.mended) for gap in report.gaps] == [(0, PER_SEGMENT, True)]
+
+
+def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
+    bench = Bench(Ground(folder))
+    bench.configure(retention=Retention(max_age=0, max_bytes=1, max_segments=1))
+    for number in range(8):
+        bench.produce(*(payload(10 * number + index) for index in range(10)))
+        bench.complete(bench.lease(10).lease)
+        bench.partition.compact()
+    assert bench.partition.log.first_offset > 0
+    bench.partition.close()
+    assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION).gaps == []
+    bench.open()
+    assert bench.partition.gaps == [] and lost(bench.partition) == set()
+    bench.home.kill(bench.partition.log)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_segment_deleted_while_its_partition_is_open(folder: Path, number: int) -> None:
+    paths = in_segments(folder)
+    partition = opened(folder)
+    paths[number].unlink()
+    gone = set(range(PER_SEGMENT * number, PER_SEGMENT * (number + 1)))
+    assert served(partition) == [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in gone]
+    assert lost(partition) == gone
+    partition.close()
