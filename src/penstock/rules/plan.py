@@ -1,8 +1,8 @@
 """The plan of a lease: what it would take, found by walking lanes and lines without changing them.
 
 Owns: `Plan`. Candidates are the heads of lanes and the heads of free key lines; the lowest (priority lifted by age, position)
-wins. Items of busy keys met on the way are passed over into their key's line, once. A keyed item may only go when no earlier item
-of its key can lie unread in another lane; where one might, that lane is read first.
+wins, as long as it is not worse than the command's `until`. Items of busy keys met on the way are passed over into their key's line,
+once. A keyed item may only go when no earlier item of its key can lie unread in another lane; where one might, that lane is read first.
 Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, or with `more`.
 """
 
@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
 from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE
+from penstock.rules.lanes import KEYED, SPARSE, Rank, lifted
 from penstock.rules.records import Head, Take, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
@@ -42,6 +42,7 @@ class Plan:
         self.strays: list[int] = []
         """Items of slots that live elsewhere: nothing is taken before they are gone."""
         self._departed = command.departed
+        self._until = command.until
         self._fenced = bool(state.keys.fences)
         self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
         self._touched: set[int] = set()  # keys of which this plan takes no more
@@ -62,8 +63,8 @@ class Plan:
 
     def _step(self) -> bool:
         """Take from the best candidate; False when there is none or the plan must stop here."""
-        best, second = self._best()
-        if best is None:
+        best, second, oldest = self._best()
+        if best is None or self._too_late(Rank(best.rank[0], oldest)):
             return False
         lane, walk = best.lane, self._walks.get(best.lane)
         if best.head is None:
@@ -81,6 +82,8 @@ class Plan:
             self._take_head(best.head, best.line)
             following = self._top_head(lane)  # one key after the other, as long as no other candidate is better
             best = following if following is not None and (second is None or following.rank < second) else None
+            if best is not None and self._too_late(Rank(best.rank[0], best.since)):
+                return True  # unless something of its priority is older: the next step looks
             if best is not None and not self._may_go(best.rank[1], None):
                 return False
         return True
@@ -96,40 +99,48 @@ class Plan:
             self.more = True
         return False
 
-    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int] | None]:
-        """The best candidate and the rank of the one after it."""
+    def _too_late(self, rank: Rank) -> bool:
+        """Whether other partitions have something better."""
+        return self._until is not None and rank > self._until
+
+    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int] | None, int]:
+        """The best candidate, the rank of the one after it, and since when the oldest of the same lifted priority waits.
+
+        A keyed item that came back stands before older ones, which must not have to wait because it is young.
+        """
         best: Candidate | None = None
         second: tuple[int, int, bool, int] | None = None
+        oldest = 0
         for lane in self._lanes:
             walk = self._walks.get(lane)
             extent = None
             if walk is not None and walk.extent is not None:
-                extent = Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, walk.extent.fresh, lane), lane)
+                since = walk.extent.ready_at
+                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.fresh, lane), lane, since)
             for found in (extent, self._top_head(lane)):
                 if found is None:
                     continue
+                if best is None or found.rank[0] < best.rank[0]:
+                    oldest = found.since
+                elif found.rank[0] == best.rank[0]:
+                    oldest = min(oldest, found.since)
                 if best is None or found.rank < best.rank:
                     best, second = found, best.rank if best is not None else None
                 elif second is None or found.rank < second:
                     second = found.rank
-        return best, second
+        return best, second, oldest
 
-    def _lifted(self, lane: int, ready_at: int) -> int:
-        aging = self.state.policy.priority_aging
-        return max(0, lane - (self.now - ready_at) // aging) if aging else lane
+    def _lifted(self, lane: int, since: int) -> int:
+        return lifted(lane, since, self.state.policy.priority_aging, self.now)
 
     def _top_head(self, lane: int) -> Candidate | None:
         """The first free key of a lane that this plan has not touched."""
-        ready = self.state.keys.ready[lane]
-        while ready:
-            entry = ready[0]
-            line = self.state.keys.head(lane, *entry)
-            if line is not None and entry[2] not in self._touched:
+        while (found := self.state.keys.first_free(lane)) is not None:
+            entry, line = found
+            if entry[2] not in self._touched:
                 first = line.waiting.first
-                return Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, entry, line)
-            heappop(ready)
-            if line is not None:
-                self._popped.append((lane, entry))
+                return Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, first.ready_at, entry, line)
+            self._popped.append((lane, heappop(self.state.keys.ready[lane])))
         return None
 
     def _take_head(self, entry: tuple[int, int, int], line: Line | None) -> None:
