@@ -1,6 +1,7 @@
 """The best item of the whole queue is leased first, whatever partition it lies in."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from penstock.words.clock import SECOND
 from tests.broker.rig import Desk, Held, Rig, keys_at
 
 
-def spread(desk: Desk, partitions: int, name: str, each: int = 1, **options: object) -> list[str]:
+def spread(desk: Desk, partitions: int, name: str, each: int = 1, **options: Any) -> list[str]:
     """Items of different keys in every partition; each says when it was produced."""
     made: list[str] = []
     for partition in range(partitions):

@@ -22,6 +22,8 @@ from penstock.rules.walk import Candidate, Walk
 from penstock.words.clock import Moment
 
 SCAN_ITEMS = 20_000
+PASS_COST = 100
+"""So many items are passed in the time that it takes to cut a lane once more."""
 
 
 class Plan:
@@ -90,12 +92,11 @@ class Plan:
 
     def _may_go(self, position: int, own_lane: int | None) -> bool:
         """Whether everything with a key from before `position` has been read; if not, some of it is read now."""
-        first, lane = self._unread(own_lane)
-        if position <= first:
+        if position <= self._unread(own_lane):
             return True
         if not self.count:
             if not self.takes:  # else what this plan passed over must be applied first
-                self._read_ahead(lane)
+                self._read_ahead(position, own_lane)
             self.more = True
         return False
 
@@ -148,7 +149,7 @@ class Plan:
         key = entry[2]
         self._touched.add(key)
         allowed = min(self.per_key, self.room)
-        unread = self._unread(None)[0] if self.per_key > 1 else ENDLESS
+        unread = self._unread(None) if self.per_key > 1 else ENDLESS
         limit = self.state.keys.fences.limit(key) if self.per_key > 1 and self.state.keys.fences else ENDLESS
         for place, run in enumerate(line.waiting):
             if not allowed or run.position >= limit:
@@ -195,7 +196,7 @@ class Plan:
             return
         stop = min(walk.extent.stop, block.stop)
         if walk.extent.fresh and walk.extent.flags & KEYED:
-            stop = min(stop, self._unread(walk.lane)[0])  # beyond it, an earlier item of a key may lie in another lane
+            stop = min(stop, self._unread(walk.lane))  # beyond it, an earlier item of a key may lie in another lane
         mixed = walk.extent.flags & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
@@ -339,21 +340,28 @@ class Plan:
                     self.strays.append(offset)
         return bool(self.strays)
 
-    def _unread(self, own_lane: int | None) -> tuple[int, int]:
-        """The position from which on some lane other than `own_lane` may hold unread items with keys, and that lane."""
-        found = (ENDLESS, -1)
+    def _unread(self, own_lane: int | None) -> int:
+        """The position from which on some lane other than `own_lane` may hold unread items with keys."""
+        found = ENDLESS
         if len(self._walks) > (own_lane is not None):
             for lane in self._walks:
                 extent = self.state.lanes.first_keyed(lane) if lane != own_lane else None
                 if extent is not None:
-                    found = min(found, (extent.position, lane))
+                    found = min(found, extent.position)
         return found
 
-    def _read_ahead(self, lane: int) -> None:
-        """Pass the keyed items of a lane's next block into their lines and leave the others; nothing is taken."""
-        extent = self.state.lanes.first_keyed(lane)
-        assert extent is not None
-        walk = Walk(lane, [extent])
+    def _read_ahead(self, position: int, own_lane: int | None) -> None:
+        """Pass the keyed items of other lanes from before a position into their lines and leave the others; nothing is taken."""
+        lanes = self.state.lanes.lanes
+        walks = [Walk(lane, (extent for extent in lanes[lane] if extent.flags & KEYED)) for lane in self._walks if lane != own_lane]
+        while self.scanned < SCAN_ITEMS and self.lost is None and not self.strays:
+            unread = [walk for walk in walks if walk.extent is not None and walk.position < position]
+            if not unread:
+                return
+            self._pass_block(min(unread, key=lambda walk: walk.position))
+
+    def _pass_block(self, walk: Walk) -> None:
+        """Of the part of an extent that one block covers: the keyed items into their lines."""
         block = self._look(walk)
         if block is None or walk.extent is None:
             return
@@ -364,6 +372,8 @@ class Plan:
         passed, keys = _split([(offset, key) for offset, key in found if key != NO_KEY])
         left = from_offsets(offset for offset, key in found if key == NO_KEY)
         self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
+        self.scanned += max(stop - walk.start, PASS_COST)
+        walk.advance(stop)
 
 
 def _split(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:

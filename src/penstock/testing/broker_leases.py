@@ -29,6 +29,7 @@ class Leases:
         self._book = book
         self._census = book.census
         self._order = book.order
+        self._precedence = book.precedence
         self.held: list[Held] = []
         self.unknown_until: dict[int, int] = {}
         """Queue → until when items may be leased to somebody who never learnt of it."""
@@ -131,6 +132,7 @@ class Leases:
             tag.holder, tag.handed = held, tag.handed + 1
         self._check_contents(handed, given)
         self._order.check(held, sent.per_key, self.held, self.now)
+        self._precedence.check(held, self.now)
         self.held.append(held)
 
     def _check_given(self, held: Held, offset: int, tag: Tag) -> None:
