@@ -260,8 +260,8 @@ class Leases:
             else:
                 spot = self._census.lives_in(tag, held.incarnation)
                 known = spot is not None and not spot.buried and sent.latest_era == self._book.era
-                if sent.action == "retry" and sent.delay and known:
-                    tag.not_before = self.now + sent.delay
+                if sent.action == "retry" and sent.delay:
+                    tag.not_before = self.now + sent.delay if known else 0  # an earlier delay says nothing any more
                 held.close_behind(offset)
         for tag in sent.follow_ups:
             tag.acknowledged = True

@@ -297,6 +297,7 @@ class Facts(Book):
         for tag, found in self.census.found.items() if self.seeking else ():
             if tag.resolved and any(spot.place.incarnation in self.seeking for spot in (*found.live, *found.moving)):
                 tag.resolved, tag.completed_by = False, None
+                tag.at = tag.not_before = 0  # it may have been cleared while it waited for its time; now it is ready at once
                 tag.forget_order()
                 self.sought += 1
 
