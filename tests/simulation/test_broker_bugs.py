@@ -214,7 +214,7 @@ def the_marks_of_a_resize_are_too_low(patch: Patch) -> None:
     patch.setattr(Catalog, "reshape", reshape)
 
 
-@bug(150)
+@bug(200)
 def strays_are_leased_where_they_are(patch: Patch) -> None:
     patch.setattr(Resizing, "departed", lambda self, number: None)
 
