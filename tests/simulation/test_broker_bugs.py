@@ -255,7 +255,7 @@ def a_lease_takes_all_of_one_partition_before_it_looks_at_the_next(patch: Patch)
 
 @bug(40)
 def partitions_are_leased_from_by_number(patch: Patch) -> None:
-    patch.setattr(BestFirst, "_entry", lambda self, stock, rank: (Rank(0, 0), False, stock.member.number, stock))
+    patch.setattr(Stock, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.member.number, self)))
 
 
 def ranked(patch: Patch, change: Callable[[Rank], Rank]) -> None:

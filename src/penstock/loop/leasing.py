@@ -2,11 +2,9 @@
 
 Owns: `Leasing`. Whoever asks waits in line until there is something or the deadline passes; anything that makes an item ready ends in
 a turn, and every turn deals. Items are dealt round-robin (dealing.py), the best of the whole queue first (stock.py): a partition gives
-what it has up to the point where another one has something clearly better. Of partitions that are equally good, the one behind the
-partition where the last call ended comes first.
+what it has up to the point where another one has something clearly better.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -41,7 +39,7 @@ class Leasing:
         self._resizing = resizing
         self.waiting: list[requests.Lease] = []
         self._stocks: dict[int, Stock] = {}  # by the number of the partition
-        self._next = 0  # the number of the partition that comes first among equals
+        self._deals = 0
         self._looked_on = False  # a partition has to look further before it knows whether it has something
         self.left = False
         """Somebody who waited is gone. Set from any thread."""
@@ -127,7 +125,8 @@ class Leasing:
         given: list[list[tuple[Member, Granted]]] = [[] for _ in front]
         if front:
             left = shares([request.want for request in front], there)
-            self._hand_out(front, given, left, BestFirst(stocks, self._next, now))
+            self._deals += 1
+            self._hand_out(front, given, left, BestFirst(stocks, now))
         self.waiting = []
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
@@ -153,10 +152,8 @@ class Leasing:
             stock = self._stocks.get(member.number)
             if stock is None or stock.member is not member:
                 stock = self._stocks[member.number] = Stock(member)
-            if member.error is None:
-                stock.look(now)
-                if stock.rank is not None:
-                    found.append(stock)
+            if member.error is None and stock.look(now):
+                found.append(stock)
         return found
 
     def _hand_out(
@@ -186,7 +183,7 @@ class Leasing:
     def _take(self, request: requests.Lease, want: int, stocks: BestFirst) -> list[tuple[Member, Granted]]:
         """Up to `want` items, the best of all partitions first; those that have nothing (more) to give are left out from now on."""
         parts: list[tuple[Member, Granted]] = []
-        asked: Counter[int] = Counter()
+        asked: dict[int, int] = {}
         left_out: list[Stock] = []
         many, room = want > MANY, MAX_BATCH_BYTES
         while want > 0 and (stock := stocks.best()) is not None:
@@ -195,21 +192,19 @@ class Leasing:
             if parts and room < each:
                 break
             until = stocks.until()
-            granted = self._lease(member, self._command(request, _holdable(want, room, each), asked[member.number], until))
-            changed = stocks.look_again()
+            granted = self._lease(member, self._command(request, _holdable(want, room, each), asked.get(member.number, 0), until))
             if granted is not None and granted.lease:  # a plan may stop early: it is asked until it gives nothing
                 parts.append((member, granted))
-                asked[member.number] += 1
+                asked[member.number] = asked.get(member.number, 0) + 1
                 want -= granted.count
                 room -= granted.count * each
-            elif granted is None or until is None or not changed:  # else it passed over what was good, and is as good as what is left
+                stock.use(self._deals)
+            elif granted is None or until is None or not stock.changed:  # else it passed over what was good, and is as good as what is left
                 stocks.leave_out()
                 left_out.append(stock)
         if request.request is not None:  # that a request with an id is given nothing says nothing about the others who wait
             for stock in left_out:
                 stocks.add(stock)
-        if parts:
-            self._next = parts[-1][0].number + 1
         return parts
 
     def _mean_bytes(self, member: Member) -> int:

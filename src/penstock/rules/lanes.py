@@ -41,7 +41,7 @@ def lifted(lane: int, since: int, aging: int, now: int) -> int:
 
 def best_rank(heads: Iterable[Rank], aging: int, now: int) -> Rank | None:
     """The best of these heads of lanes when each is lifted by its age; None when there is none."""
-    return min((Rank(lifted(lane, since, aging, now), since) for lane, since in heads), default=None)
+    return min([Rank(lifted(lane, since, aging, now), since) for lane, since in heads], default=None)
 
 
 class Extent:

@@ -258,7 +258,7 @@ class State:
         """
         found = []
         for lane, extents in enumerate(self.lanes.lanes):
-            free = self.keys.first_free(lane)
+            free = self.keys.first_free(lane) if self.keys.ready[lane] else None
             if free is not None:
                 since = free[1].waiting.first.ready_at
                 found.append(Rank(lane, min(since, extents[0].ready_at) if extents else since))
