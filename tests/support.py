@@ -50,6 +50,7 @@ from penstock.rules.commands import (
     Stored,
     Strayed,
 )
+from penstock.rules.lanes import Rank
 from penstock.rules.life import State as Life
 from penstock.rules.outbox import destination
 from penstock.rules.records import Barrier
@@ -164,8 +165,9 @@ class Bench:
         per_key: int = 1,
         request: str | None = None,
         departed: Mapping[int, int] | None = None,
+        until: Rank | None = None,
     ) -> Granted:
-        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed_of(departed)))
+        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed_of(departed), until))
         assert isinstance(answer, Granted), f"{answer} is no lease"
         return answer
 

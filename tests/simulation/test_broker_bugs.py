@@ -20,10 +20,12 @@ from penstock.loop.reading import History, retained
 from penstock.loop.requests import Arrived, Handed
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
+from penstock.loop.stock import BestFirst, Stock
 from penstock.loop.turn import Turns
 from penstock.rules import admin, catalog, commands, fencing, machine, outbox, produce, records, settle
 from penstock.rules.barriers import ENDLESS, Fences
 from penstock.rules.catalog import Reshaped
+from penstock.rules.lanes import Rank, best_rank
 from penstock.rules.state import Outgoing, Peek, State
 from penstock.service import admin as admin_verbs
 from penstock.service import looking, mail
@@ -216,7 +218,7 @@ def the_marks_of_a_resize_are_too_low(patch: Patch) -> None:
     patch.setattr(Catalog, "reshape", reshape)
 
 
-@bug(150)
+@bug(200)
 def strays_are_leased_where_they_are(patch: Patch) -> None:
     patch.setattr(Resizing, "departed", lambda self, number: None)
 
@@ -245,6 +247,56 @@ def a_resize_is_not_recorded(patch: Patch) -> None:
 
     right = Catalog._store
     patch.setattr(Catalog, "_store", store)
+
+
+# -- the order of the whole queue ----------------------------------------------------------------------
+
+
+@bug(40)
+def a_lease_takes_all_of_one_partition_before_it_looks_at_the_next(patch: Patch) -> None:
+    patch.setattr(BestFirst, "_bound", lambda self: None)
+
+
+@bug(40)
+def partitions_are_leased_from_by_number(patch: Patch) -> None:
+    patch.setattr(Stock, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.member.number, self)))
+
+
+def ranked(patch: Patch, change: Callable[[Rank], Rank]) -> None:
+    """Partitions are compared by something else than their best heads."""
+
+    def changed(heads: Any, aging: int, now: int) -> Rank | None:
+        found = best_rank(heads, aging, now)
+        return None if found is None else change(found)
+
+    patch.setattr("penstock.loop.stock.best_rank", changed)
+
+
+@bug(100)
+def priorities_count_within_a_partition_only(patch: Patch) -> None:
+    ranked(patch, lambda rank: Rank(0, rank.since))
+
+
+@bug(40)
+def ages_count_within_a_partition_only(patch: Patch) -> None:
+    ranked(patch, lambda rank: Rank(rank.priority, 0))
+
+
+@bug(100)
+def instants_of_different_partitions_are_compared(patch: Patch) -> None:
+    def look(self: Stock, now: int) -> bool:
+        changed = right(self, now)
+        if self.rank is not None:
+            self.rank = self.own_time(self.rank)
+        return changed
+
+    right = Stock.look
+    patch.setattr(Stock, "look", look)
+
+
+@bug(400)
+def aging_does_not_count_across_partitions(patch: Patch) -> None:
+    patch.setattr("penstock.loop.stock.best_rank", lambda heads, aging, now: best_rank(heads, 0, now))
 
 
 # -- the turn ----------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """Leases, for a whole queue: who waits, and who gets what from which partition.
 
 Owns: `Leasing`. Whoever asks waits in line until there is something or the deadline passes; anything that makes an item ready ends in
-a turn, and every turn deals. Items are dealt round-robin (dealing.py). One consumer drains all partitions: each call goes on with the
-partition behind the one where the last call ended, and takes what it can there before it looks at the next.
+a turn, and every turn deals. Items are dealt round-robin (dealing.py), the best of the whole queue first (stock.py): a partition gives
+what it has up to the point where another one has something clearly better.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from penstock.loop import requests
@@ -14,8 +15,10 @@ from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.loop.resizing import Resizing
 from penstock.loop.retention import mean_bytes
+from penstock.loop.stock import BestFirst, Stock
 from penstock.rules import commands
 from penstock.rules.commands import Again, Granted, Strayed
+from penstock.rules.lanes import Rank
 from penstock.rules.lease import validate_lease
 from penstock.rules.routing import digest
 from penstock.words.errors import LeaseLost, PenstockError, QueueHeld
@@ -35,7 +38,8 @@ class Leasing:
         self._carrying = carrying
         self._resizing = resizing
         self.waiting: list[requests.Lease] = []
-        self._next = 0  # the number of the partition to begin with
+        self._stocks: dict[int, Stock] = {}  # by the number of the partition
+        self._deals = 0
         self._looked_on = False  # a partition has to look further before it knows whether it has something
         self.left = False
         """Somebody who waited is gone. Set from any thread."""
@@ -94,31 +98,35 @@ class Leasing:
 
         For a bare one it is no matter if a partition that is out of order knows more: whoever has not noted those leases lets them end.
         """
-        command = self._command(request, request.want)
         found, again = [], False
         for member in self._partitions.healthy():
-            if member.state.requests.get(command.request or b"", member.open.now().elapsed) is not None:
+            part, command = 0, self._command(request, request.want)
+            while member.state.requests.get(command.request or b"", member.open.now().elapsed) is not None:
                 again = True
                 granted = self._partitions.run(member, command)
                 if isinstance(granted, Granted) and granted.lease:
                     found.append((member, granted))
+                part += 1
+                command = self._command(request, request.want, part)
         if not again and not request.bare and len(list(self._partitions.healthy())) < len(self._partitions.members):
             raise next(member.refusal for member in self._partitions.members.values() if not member.healthy)  # it may be the one that knows
         return found if again else None
 
     def deal(self, now: int) -> None:
         """Give out what is ready; tell those whose time is over."""
-        sources = self._sources()
-        if not sources and (self.earliest is None or now < self.earliest) and not self._looked_on and not self.left:
+        stocks = self._look(self._partitions.stocked(), now)
+        if not stocks and (self.earliest is None or now < self.earliest) and not self._looked_on and not self.left:
             return
         self.left = False
         self._looked_on = False
         waiting = [request for request in self.waiting if not request.gone]
-        there = sum(member.state.ready for member in sources)
+        there = sum([stock.ready for stock in stocks])
         front = waiting[:there]  # nobody behind them can get anything
         given: list[list[tuple[Member, Granted]]] = [[] for _ in front]
         if front:
-            self._hand_out(front, given, shares([request.want for request in front], there), sources)
+            left = shares([request.want for request in front], there)
+            self._deals += 1
+            self._hand_out(front, given, left, BestFirst(stocks, now))
         self.waiting = []
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
@@ -137,71 +145,73 @@ class Leasing:
         else:
             request.finish([])
 
-    def _sources(self) -> list[Member]:
-        """Partitions that may have something, beginning behind the last one used."""
-        members = self._partitions.stocked()
-        found = [m for m in members if m.number >= self._next] + [m for m in members if m.number < self._next]
-        return [m for m in found if m.healthy and m.state.ready and not m.state.paused_lease]
+    def _look(self, available: Iterable[Member], now: int) -> list[Stock]:
+        """What there is to lease in those of these partitions that are in order and have something."""
+        found = []
+        for member in available:
+            stock = self._stocks.get(member.number)
+            if stock is None or stock.member is not member:
+                stock = self._stocks[member.number] = Stock(member)
+            if member.error is None and stock.look(now):
+                found.append(stock)
+        return found
 
     def _hand_out(
-        self, waiting: list[requests.Lease], given: list[list[tuple[Member, Granted]]], left: list[int], sources: list[Member]
+        self, waiting: list[requests.Lease], given: list[list[tuple[Member, Granted]]], left: list[int], stocks: BestFirst
     ) -> None:
         """Rounds of dealing. Where there are keys, each of several takes a part at a time: held keys make items scarcer than they seem.
 
-        One whose request has an id takes all at once: a partition remembers one lease for it.
+        One whose request has an id takes all at once, so that a partition remembers few leases for it.
         """
-        crowd = len(waiting) if any(member.state.keys.map or member.state.lanes.keyed for member in sources) else 1
+        several = len(waiting) > 1 and any(stock.member.state.keys.map or stock.member.state.lanes.keyed for stock in stocks)
+        crowd = len(waiting) if several else 1
         handed = True
-        while handed and sources:
+        while handed and stocks:
             handed = False
             for index, request in enumerate(waiting):
                 alone = crowd == 1 or request.request is not None
                 portion = left[index] if alone else min(left[index], max(1, request.want // crowd))
-                if not sources:
+                if not stocks:
                     return
                 if not portion:
                     continue
-                parts = self._take(request, portion, sources)
+                parts = self._take(request, portion, stocks)
                 given[index] += parts
                 left[index] = 0 if alone else left[index] - sum(granted.count for _, granted in parts)
                 handed = handed or bool(parts)
 
-    def _take(self, request: requests.Lease, want: int, sources: list[Member]) -> list[tuple[Member, Granted]]:
-        """Up to `want` items, from as few partitions as need be; those that have nothing (more) to give are left out from now on."""
+    def _take(self, request: requests.Lease, want: int, stocks: BestFirst) -> list[tuple[Member, Granted]]:
+        """Up to `want` items, the best of all partitions first; those that have nothing (more) to give are left out from now on."""
         parts: list[tuple[Member, Granted]] = []
-        want = self._holdable(want, sources)
-        if request.request is not None:
-            return self._take_by_name(request, want, sources)
-        while want and sources:
-            granted = self._lease(sources[0], self._command(request, want))
+        asked: dict[int, int] = {}
+        left_out: list[Stock] = []
+        many, room = want > MANY, MAX_BATCH_BYTES
+        while want > 0 and (stock := stocks.best()) is not None:
+            member = stock.member
+            each = self._mean_bytes(member) if many else 0
+            if parts and room < each:
+                break
+            until = stocks.until()
+            granted = self._lease(member, self._command(request, _holdable(want, room, each), asked.get(member.number, 0), until))
             if granted is not None and granted.lease:  # a plan may stop early: it is asked until it gives nothing
-                parts.append((sources[0], granted))
-                want -= granted.count
-            else:
-                sources.pop(0)
-        if parts:
-            self._next = parts[-1][0].number + 1
-        if sources and len(sources) > 1:
-            sources.append(sources.pop(0))  # the next one begins elsewhere
-        return parts
-
-    def _take_by_name(self, request: requests.Lease, want: int, sources: list[Member]) -> list[tuple[Member, Granted]]:
-        """For a request with an id: each partition is asked once. That it gives nothing says nothing about the others who wait."""
-        parts: list[tuple[Member, Granted]] = []
-        for member in sources:
-            granted = self._lease(member, self._command(request, want)) if want else None
-            if granted is not None and granted.lease:
                 parts.append((member, granted))
+                asked[member.number] = asked.get(member.number, 0) + 1
                 want -= granted.count
+                room -= granted.count * each
+                stock.use(self._deals)
+            elif granted is None or until is None or not stock.changed:  # else it passed over what was good, and is as good as what is left
+                stocks.leave_out()
+                left_out.append(stock)
+        if request.request is not None:  # that a request with an id is given nothing says nothing about the others who wait
+            for stock in left_out:
+                stocks.add(stock)
         return parts
 
-    def _holdable(self, want: int, sources: list[Member]) -> int:
-        """So many items as make a reply that can be held."""
-        if want > MANY and sources:
-            with suppress(PenstockError):  # the commit says what is wrong
-                most = MAX_BATCH_BYTES // max(1, mean_bytes(sources[0].open.log.segments(), sources[0].state))
-                return max(1, min(want, most))
-        return want
+    def _mean_bytes(self, member: Member) -> int:
+        """About how many bytes an item of this partition takes in a reply."""
+        with suppress(PenstockError):  # the commit says what is wrong
+            return mean_bytes(member.open.log.segments(), member.state)
+        return 0
 
     def _lease(self, member: Member, command: commands.Lease) -> Granted | None:
         partitions = self._partitions
@@ -219,6 +229,14 @@ class Leasing:
                 return None
             return answer if isinstance(answer, Granted) else None
 
-    def _command(self, request: requests.Lease, want: int) -> commands.Lease:
-        name = None if request.request is None else digest(b"lease", request.request)
-        return commands.Lease(want, request.consumer, request.timeout, request.per_key, name)
+    def _command(self, request: requests.Lease, want: int, part: int = 0, until: Rank | None = None) -> commands.Lease:
+        """What a partition is asked. One that is asked for one request several times remembers each part under a name of its own."""
+        name = None
+        if request.request is not None:
+            name = digest(b"lease", request.request, *([part.to_bytes(4, "big")] if part else []))
+        return commands.Lease(want, request.consumer, request.timeout, request.per_key, name, None, until)
+
+
+def _holdable(want: int, room: int, each: int) -> int:
+    """So many items of `each` bytes as make a reply that can be held."""
+    return max(1, min(want, room // each)) if each else want

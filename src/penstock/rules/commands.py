@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.rules.barriers import Departed
+from penstock.rules.lanes import Rank
 from penstock.rules.records import Barrier
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
@@ -41,6 +42,8 @@ class Lease(msgspec.Struct, gc=False):
     request: bytes | None = None
     departed: Departed | None = None
     """Which slots live elsewhere. Known to the queue, not to the partition."""
+    until: Rank | None = None
+    """Stop before items that are worse than this: they wait until other partitions have given what is better."""
 
 
 class Letter(msgspec.Struct, gc=False):

@@ -8,7 +8,7 @@ checked against the line when they come up.
 """
 
 from collections.abc import Sequence
-from heapq import heappush
+from heapq import heappop, heappush
 
 from penstock.rules.barriers import Fences
 from penstock.rules.runs import RunSet, offsets
@@ -104,6 +104,16 @@ class Keys:
         if self.fences and first.position >= self.fences.limit(key):
             return None
         return found if (first.lane, first.position, first.start) == (lane, position, offset) else None
+
+    def first_free(self, lane: int) -> tuple[tuple[int, int, int], Line] | None:
+        """The entry of the first free key of a lane, and its line. Entries that hold good no longer are dropped on the way."""
+        ready = self.ready[lane]
+        while ready:
+            line = self.head(lane, *ready[0])
+            if line is not None:
+                return ready[0], line
+            heappop(ready)
+        return None
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
         """A lease holds these keys."""

@@ -1,7 +1,8 @@
 """The ready items nobody has touched yet: FIFO lanes by priority, kept as extents of the log.
 
-Owns: `Lanes` and `Extent`. An extent is a range of offsets that became ready together; what its items are (keys, priorities) stays on disk
-until a lease reaches them, so a backlog costs extents, not items and not frames.
+Owns: `Lanes`, `Extent`, and how heads of lanes compare (`Rank`, `lifted`, `best_rank`). An extent is a range of offsets that became ready
+together; what its items are (keys, priorities) stays on disk until a lease reaches them, so a backlog costs extents, not items and not
+frames.
 - position: where the extent stands in the order of becoming ready. An item ready at once stands at its own offset; one that came
   later (due, retried, redriven) stands at the offset that was next when it came. Positions never fall along a lane.
 - ready_at: since when it waits, for aging; extents within a second of each other are joined and keep the first time.
@@ -12,6 +13,7 @@ An extent only says where to look: `State.away` says which of its items are read
 from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 from penstock.rules.runs import RunSet, pairs
 from penstock.words.clock import SECOND
@@ -22,6 +24,24 @@ KEYED = 16
 SPARSE = 32
 PRIORITY_MASK = 15
 JOIN_WITHIN = 1 * SECOND
+
+
+class Rank(NamedTuple):
+    """Where a ready item stands in the order of the whole queue: the lowest goes first. Items of different partitions compare by it."""
+
+    priority: int
+    since: int
+    """Since when it waits in its place. Elapsed time is per partition: it only compares with others once it is put on one clock."""
+
+
+def lifted(lane: int, since: int, aging: int, now: int) -> int:
+    """The priority that an item of a lane competes with: every `aging` of waiting lifts it one step (0: never)."""
+    return max(0, lane - (now - since) // aging) if aging else lane
+
+
+def best_rank(heads: Iterable[Rank], aging: int, now: int) -> Rank | None:
+    """The best of these heads of lanes when each is lifted by its age; None when there is none."""
+    return min([Rank(lifted(lane, since, aging, now), since) for lane, since in heads], default=None)
 
 
 class Extent:

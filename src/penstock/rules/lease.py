@@ -6,6 +6,7 @@ Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned i
 from itertools import groupby
 
 from penstock.rules.commands import Again, Answer, Granted, Lease, Strayed
+from penstock.rules.lanes import Rank, lifted
 from penstock.rules.leases import EPOCH_SHIFT, Grant
 from penstock.rules.plan import Plan
 from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
@@ -38,7 +39,7 @@ def decide_lease(state: State, command: Lease, now: Moment, peek: Peek) -> tuple
         return [], NOTHING
     timeout = command.timeout or state.policy.lease_timeout
     lease, deadline = state.next_lease, now.elapsed + timeout
-    if command.request is None and (take := _plain(state, command.want)) is not None:
+    if command.request is None and (take := _plain(state, command, now.elapsed)) is not None:
         return [Leased(lease, deadline, timeout, command.consumer, [take])], granted(state, lease, deadline, [take.start, take.stop])
     plan = Plan(state, command, now, peek)
     plan.fill()
@@ -54,15 +55,19 @@ def decide_lease(state: State, command: Lease, now: Moment, peek: Peek) -> tuple
     return records, granted(state, lease, deadline, plan.runs)
 
 
-def _plain(state: State, want: int) -> Take | None:
+def _plain(state: State, command: Lease, now: int) -> Take | None:
     """The commonest case without a plan: one lane, nothing with a key, enough in the first extent."""
     filled = [lane for lane, extents in enumerate(state.lanes.lanes) if extents]
     if len(filled) != 1 or any(state.keys.ready):
         return None
     extent = state.lanes.lanes[filled[0]][0]
-    stop = extent.start + want
+    stop = extent.start + command.want
     if extent.flags or stop > extent.stop or state.away.overlaps(extent.start, stop):
         return None
+    if command.until is not None:
+        priority = lifted(filled[0], extent.ready_at, state.policy.priority_aging, now)
+        if Rank(priority, extent.ready_at) > command.until:
+            return None
     return Take(filled[0], extent.start, stop)
 
 

@@ -1,8 +1,8 @@
 """The plan of a lease: what it would take, found by walking lanes and lines without changing them.
 
 Owns: `Plan`. Candidates are the heads of lanes and the heads of free key lines; the lowest (priority lifted by age, position)
-wins. Items of busy keys met on the way are passed over into their key's line, once. A keyed item may only go when no earlier item
-of its key can lie unread in another lane; where one might, that lane is read first.
+wins, as long as it is not worse than the command's `until`. Items of busy keys met on the way are passed over into their key's line,
+once. A keyed item may only go when no earlier item of its key can lie unread in another lane; where one might, that lane is read first.
 Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, or with `more`.
 """
 
@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
 from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE
+from penstock.rules.lanes import KEYED, SPARSE, Rank, lifted
 from penstock.rules.records import Head, Take, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
@@ -22,6 +22,8 @@ from penstock.rules.walk import Candidate, Walk
 from penstock.words.clock import Moment
 
 SCAN_ITEMS = 20_000
+PASS_COST = 100
+"""So many items are passed in the time that it takes to cut a lane once more."""
 
 
 class Plan:
@@ -42,6 +44,7 @@ class Plan:
         self.strays: list[int] = []
         """Items of slots that live elsewhere: nothing is taken before they are gone."""
         self._departed = command.departed
+        self._until = command.until
         self._fenced = bool(state.keys.fences)
         self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
         self._touched: set[int] = set()  # keys of which this plan takes no more
@@ -62,8 +65,8 @@ class Plan:
 
     def _step(self) -> bool:
         """Take from the best candidate; False when there is none or the plan must stop here."""
-        best, second = self._best()
-        if best is None:
+        best, second, oldest = self._best()
+        if best is None or self._too_late(Rank(best.rank[0], oldest)):
             return False
         lane, walk = best.lane, self._walks.get(best.lane)
         if best.head is None:
@@ -81,55 +84,64 @@ class Plan:
             self._take_head(best.head, best.line)
             following = self._top_head(lane)  # one key after the other, as long as no other candidate is better
             best = following if following is not None and (second is None or following.rank < second) else None
+            if best is not None and self._too_late(Rank(best.rank[0], best.since)):
+                return True  # unless something of its priority is older: the next step looks
             if best is not None and not self._may_go(best.rank[1], None):
                 return False
         return True
 
     def _may_go(self, position: int, own_lane: int | None) -> bool:
         """Whether everything with a key from before `position` has been read; if not, some of it is read now."""
-        first, lane = self._unread(own_lane)
-        if position <= first:
+        if position <= self._unread(own_lane):
             return True
         if not self.count:
             if not self.takes:  # else what this plan passed over must be applied first
-                self._read_ahead(lane)
+                self._read_ahead(position, own_lane)
             self.more = True
         return False
 
-    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int] | None]:
-        """The best candidate and the rank of the one after it."""
+    def _too_late(self, rank: Rank) -> bool:
+        """Whether other partitions have something better."""
+        return self._until is not None and rank > self._until
+
+    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int] | None, int]:
+        """The best candidate, the rank of the one after it, and since when the oldest of the same lifted priority waits.
+
+        A keyed item that came back stands before older ones, which must not have to wait because it is young.
+        """
         best: Candidate | None = None
         second: tuple[int, int, bool, int] | None = None
+        oldest = 0
         for lane in self._lanes:
             walk = self._walks.get(lane)
             extent = None
             if walk is not None and walk.extent is not None:
-                extent = Candidate((self._lifted(lane, walk.extent.ready_at), walk.position, walk.extent.fresh, lane), lane)
+                since = walk.extent.ready_at
+                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.fresh, lane), lane, since)
             for found in (extent, self._top_head(lane)):
                 if found is None:
                     continue
+                if best is None or found.rank[0] < best.rank[0]:
+                    oldest = found.since
+                elif found.rank[0] == best.rank[0]:
+                    oldest = min(oldest, found.since)
                 if best is None or found.rank < best.rank:
                     best, second = found, best.rank if best is not None else None
                 elif second is None or found.rank < second:
                     second = found.rank
-        return best, second
+        return best, second, oldest
 
-    def _lifted(self, lane: int, ready_at: int) -> int:
-        aging = self.state.policy.priority_aging
-        return max(0, lane - (self.now - ready_at) // aging) if aging else lane
+    def _lifted(self, lane: int, since: int) -> int:
+        return lifted(lane, since, self.state.policy.priority_aging, self.now)
 
     def _top_head(self, lane: int) -> Candidate | None:
         """The first free key of a lane that this plan has not touched."""
-        ready = self.state.keys.ready[lane]
-        while ready:
-            entry = ready[0]
-            line = self.state.keys.head(lane, *entry)
-            if line is not None and entry[2] not in self._touched:
+        while (found := self.state.keys.first_free(lane)) is not None:
+            entry, line = found
+            if entry[2] not in self._touched:
                 first = line.waiting.first
-                return Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, entry, line)
-            heappop(ready)
-            if line is not None:
-                self._popped.append((lane, entry))
+                return Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, first.ready_at, entry, line)
+            self._popped.append((lane, heappop(self.state.keys.ready[lane])))
         return None
 
     def _take_head(self, entry: tuple[int, int, int], line: Line | None) -> None:
@@ -137,7 +149,7 @@ class Plan:
         key = entry[2]
         self._touched.add(key)
         allowed = min(self.per_key, self.room)
-        unread = self._unread(None)[0] if self.per_key > 1 else ENDLESS
+        unread = self._unread(None) if self.per_key > 1 else ENDLESS
         limit = self.state.keys.fences.limit(key) if self.per_key > 1 and self.state.keys.fences else ENDLESS
         for place, run in enumerate(line.waiting):
             if not allowed or run.position >= limit:
@@ -184,7 +196,7 @@ class Plan:
             return
         stop = min(walk.extent.stop, block.stop)
         if walk.extent.fresh and walk.extent.flags & KEYED:
-            stop = min(stop, self._unread(walk.lane)[0])  # beyond it, an earlier item of a key may lie in another lane
+            stop = min(stop, self._unread(walk.lane))  # beyond it, an earlier item of a key may lie in another lane
         mixed = walk.extent.flags & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
@@ -328,21 +340,28 @@ class Plan:
                     self.strays.append(offset)
         return bool(self.strays)
 
-    def _unread(self, own_lane: int | None) -> tuple[int, int]:
-        """The position from which on some lane other than `own_lane` may hold unread items with keys, and that lane."""
-        found = (ENDLESS, -1)
+    def _unread(self, own_lane: int | None) -> int:
+        """The position from which on some lane other than `own_lane` may hold unread items with keys."""
+        found = ENDLESS
         if len(self._walks) > (own_lane is not None):
             for lane in self._walks:
                 extent = self.state.lanes.first_keyed(lane) if lane != own_lane else None
                 if extent is not None:
-                    found = min(found, (extent.position, lane))
+                    found = min(found, extent.position)
         return found
 
-    def _read_ahead(self, lane: int) -> None:
-        """Pass the keyed items of a lane's next block into their lines and leave the others; nothing is taken."""
-        extent = self.state.lanes.first_keyed(lane)
-        assert extent is not None
-        walk = Walk(lane, [extent])
+    def _read_ahead(self, position: int, own_lane: int | None) -> None:
+        """Pass the keyed items of other lanes from before a position into their lines and leave the others; nothing is taken."""
+        lanes = self.state.lanes.lanes
+        walks = [Walk(lane, (extent for extent in lanes[lane] if extent.flags & KEYED)) for lane in self._walks if lane != own_lane]
+        while self.scanned < SCAN_ITEMS and self.lost is None and not self.strays:
+            unread = [walk for walk in walks if walk.extent is not None and walk.position < position]
+            if not unread:
+                return
+            self._pass_block(min(unread, key=lambda walk: walk.position))
+
+    def _pass_block(self, walk: Walk) -> None:
+        """Of the part of an extent that one block covers: the keyed items into their lines."""
         block = self._look(walk)
         if block is None or walk.extent is None:
             return
@@ -353,6 +372,8 @@ class Plan:
         passed, keys = _split([(offset, key) for offset, key in found if key != NO_KEY])
         left = from_offsets(offset for offset, key in found if key == NO_KEY)
         self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
+        self.scanned += max(stop - walk.start, PASS_COST)
+        walk.advance(stop)
 
 
 def _split(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:

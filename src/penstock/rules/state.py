@@ -16,7 +16,7 @@ import msgspec
 from penstock.rules.calendar import Calendar
 from penstock.rules.dedup import DedupIds
 from penstock.rules.keys import Keys
-from penstock.rules.lanes import Lanes
+from penstock.rules.lanes import Lanes, Rank, best_rank
 from penstock.rules.leases import EPOCH_SHIFT, Leases
 from penstock.rules.life import State as LifeState
 from penstock.rules.routing import NO_KEY
@@ -252,6 +252,27 @@ class State:
         """When something comes due by itself: by elapsed time, by wall time."""
         elapsed = [when for when in (self.leases.next_deadline(), self.by_elapsed.next(), self.ttl.next()) if when is not None]
         return (min(elapsed) if elapsed else None, self.by_wall.next())
+
+    def heads(self) -> list[Rank]:
+        """Of each lane that has something to lease: the lane, and since when the oldest of its heads waits, by elapsed time.
+
+        With `best_rank` it says how good the best item is at any later time, as long as the state stays as it is.
+        Heads are the first extent and the first free key. A keyed item that came back stands before older ones: so the oldest counts.
+        An extent may begin with items of held keys: a lease that meets them passes them over, and the next look finds what is behind.
+        """
+        found = []
+        for lane, extents in enumerate(self.lanes.lanes):
+            free = self.keys.first_free(lane) if self.keys.ready[lane] else None
+            if free is not None:
+                since = free[1].waiting.first.ready_at
+                found.append(Rank(lane, min(since, extents[0].ready_at) if extents else since))
+            elif extents:
+                found.append(Rank(lane, extents[0].ready_at))
+        return found
+
+    def best_head(self, now: int) -> Rank | None:
+        """How good the best item is that a lease might take at `now` (elapsed); None when there is nothing to lease."""
+        return best_rank(self.heads(), self.policy.priority_aging, now)
 
     def __repr__(self) -> str:
         counts = " ".join(f"{name}={value}" for name, value in self.counts._asdict().items() if value)

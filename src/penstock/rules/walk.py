@@ -16,6 +16,7 @@ class Candidate(NamedTuple):
     rank: tuple[int, int, bool, int]
     """Priority lifted by age, position, whether it stands there because it is the item of that offset, lane: the lowest goes first."""
     lane: int
+    since: int
     head: tuple[int, int, int] | None = None
     line: Line | None = None
 

@@ -10,6 +10,7 @@ from penstock.service.reports import QueueInfo
 from penstock.testing.broker_census import Census
 from penstock.testing.broker_items import Tag
 from penstock.testing.broker_order import Order
+from penstock.testing.broker_precedence import Precedence
 from penstock.testing.broker_sent import Sent
 from penstock.words.clock import MINUTE
 
@@ -28,6 +29,7 @@ class Book:
         self.queues: dict[int, QueueInfo] = {}
         self.census = Census(self._tag_of, undisturbed)
         self.order = Order(self.census)
+        self.precedence = Precedence(self.census)
 
     def _tag_of(self, payload: bytes) -> Tag:
         tag = self.tags.get(payload)

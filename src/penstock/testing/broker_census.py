@@ -80,6 +80,8 @@ class Room:
         """Lease → offsets."""
         self.promised: list[Tag] = []
         self.policy = Policy()
+        self.paused = False
+        """Whether leasing is paused."""
         self.healthy = False
 
 
@@ -129,6 +131,7 @@ class Census:
         room.dropped = set(offsets(state.dropped.runs))
         room.held = {number: offsets(grant.runs()) for number, grant in state.leases.live.items()}
         room.policy = state.policy
+        room.paused = state.paused_lease
         bodies = [entry.body for line in state.outbox.values() for entry in line if entry.body]
         room.promised = [self._tag_of(payload) for body in bodies for payload in codec.unpack_batch(body).payloads]
         recount = Counter(room.lives)

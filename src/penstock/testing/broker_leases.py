@@ -29,6 +29,7 @@ class Leases:
         self._book = book
         self._census = book.census
         self._order = book.order
+        self._precedence = book.precedence
         self.held: list[Held] = []
         self.unknown_until: dict[int, int] = {}
         """Queue → until when items may be leased to somebody who never learnt of it."""
@@ -141,6 +142,7 @@ class Leases:
             tag.holder, tag.handed = held, tag.handed + 1
         self._check_contents(handed, given)
         self._order.check(held, sent.per_key, self.held, self.now)
+        self._precedence.check(held, self.now)
         self.held.append(held)
 
     def _check_given(self, held: Held, offset: int, tag: Tag) -> None:
@@ -266,8 +268,8 @@ class Leases:
             else:
                 spot = self._census.lives_in(tag, held.incarnation)
                 known = spot is not None and not spot.buried and sent.latest_era == self._book.era
-                if sent.action == "retry" and sent.delay and known:
-                    tag.not_before = self.now + sent.delay
+                if sent.action == "retry" and sent.delay:
+                    tag.not_before = self.now + sent.delay if known else 0  # an earlier delay says nothing any more
                 held.close_behind(offset)
         for tag in sent.follow_ups:
             tag.acknowledged = True

@@ -87,11 +87,13 @@ class Facts(Book):
         self.leases.rebooted(ended, power=power)
         for name in self._unsure:  # its window goes on from the last that was recorded of the time
             self._unsure[name] = self.now + self.windows[name[0]]
+        self.precedence.rebooted()
 
     # -- queues --------------------------------------------------------------------------------------
 
     def opened(self, there: Sequence[QueueInfo]) -> None:
         """Another process has the broker: the queues are those that were acknowledged."""
+        self.precedence.judging = False
         found = {info.incarnation: info for info in there}
         for incarnation, info in self.queues.items():
             if incarnation in self.unsure_queues:
@@ -110,6 +112,7 @@ class Facts(Book):
     def decided(self) -> None:
         """What was found after an opening was looked at: lost requests have had their effect, or never will."""
         self.leases.decided()
+        self.precedence.judging = True
         if self.census.whole:
             self.clearing.clear()
             self.seeking.clear()
@@ -301,6 +304,7 @@ class Facts(Book):
     def follow(self) -> None:
         """What happened by itself, or by an operator's word."""
         self._keep_promises()
+        self.precedence.look(self.now, self.seeking)
         for tag, place, came in self.census.arrivals:
             self._check_origin(tag, place, came)
         self._bring_back()
