@@ -218,10 +218,10 @@ class Turns(Partitions):
     # -- steps ---------------------------------------------------------------------------------------
 
     def _reshape(self, taken: Sequence[Request]) -> int:
-        """Run the reshape that stands first; another one in this turn has to wait for its commit. Says how many are dealt with."""
+        """Run the reshape that stands first, unless something is uncommitted; all others wait for a turn. Says how many there are."""
         count = sum(type(request) is requests.Reshape for request in taken)
         done = 0
-        if not (self.resizing.under_way and self.resizing.preparing):
+        if not self.resizing.preparing and all(member.open.is_committed for member in self.healthy()):
             self.attempt(taken[0], self._do)
             done = 1
         self._wait_a_turn(taken[done:count])
