@@ -22,7 +22,7 @@ from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.loop.stock import BestFirst, Stock
 from penstock.loop.turn import Turns
-from penstock.rules import admin, catalog, commands, fencing, machine, outbox, produce, records, settle
+from penstock.rules import admin, catalog, commands, fencing, machine, outbox, produce, records, settle, settled
 from penstock.rules.barriers import ENDLESS, Fences
 from penstock.rules.catalog import Reshaped
 from penstock.rules.lanes import Rank, best_rank
@@ -231,6 +231,15 @@ def dedup_windows_do_not_move(patch: Patch) -> None:
     patch.setitem(machine._DECIDE, commands.FenceOff, decide)
 
 
+@bug(100)
+def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
+    def decide(state: State, command: commands.FenceOff, now: Moment, peek: Peek) -> Any:
+        adopted = [(digest, left, item + 1_000) for digest, left, item in command.adopted]
+        return fencing.decide_fence(state, msgspec.structs.replace(command, adopted=adopted), now, peek)
+
+    patch.setitem(machine._DECIDE, commands.FenceOff, decide)
+
+
 @bug(40)
 def requests_are_not_looked_up_in_older_maps(patch: Patch) -> None:
     patch.setattr(Producing, "_known", lambda self, *args: ([], None))
@@ -310,6 +319,11 @@ def answers_leave_before_the_commit(patch: Patch) -> None:
 
     right = Turns._commit
     patch.setattr(Turns, "_commit", commit)
+
+
+@bug(40)
+def attempts_are_not_counted(patch: Patch) -> None:
+    patch.setattr(settled, "note_failure", lambda *_: None)
 
 
 @bug(40)

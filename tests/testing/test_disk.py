@@ -309,40 +309,6 @@ def test_a_halted_change_of_names_happened_or_not() -> None:
     assert ends == {("old",), ("new",)}
 
 
-def test_an_interrupted_call_happened_or_not_and_the_next_ones_work() -> None:
-    ends = set()
-    for seed in SEEDS:
-        files = disk(seed)
-        handle = files.open("/d/log", "append")
-        files.fail(files.calls + 1, "interrupt")
-        with pytest.raises(KeyboardInterrupt):
-            files.write(handle, [b"012"])
-        files.fail(files.calls + 1, "interrupt")
-        with pytest.raises(KeyboardInterrupt):
-            files.rename("/d/old", "/d/new")
-        files.write(handle, [b"."])
-        files.sync(handle)
-        files.sync_directory("/d")
-        files.crash()
-        ends.add((files.content("/d/log"), *files.list("/d")))
-    assert {written for written, *_ in ends} == {b".", b"0.", b"01.", b"012."}
-    assert {tuple(names) for _, *names in ends} == {("log", "new"), ("log", "old")}
-
-
-def test_an_interrupted_sync_loses_nothing() -> None:
-    for seed in SEEDS:
-        files = disk(seed)
-        handle = files.open("/d/log", "append")
-        files.sync_directory("/d")
-        files.write(handle, [b"0123"])
-        files.fail(files.calls + 1, "interrupt")
-        with pytest.raises(KeyboardInterrupt):
-            files.sync(handle)
-        files.sync(handle)
-        files.crash()
-        assert files.content("/d/log") == b"0123"
-
-
 def test_a_full_disk_writes_what_fits() -> None:
     files = disk()
     handle = written(files, "/d/log", b"data")

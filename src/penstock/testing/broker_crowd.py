@@ -8,12 +8,12 @@ turn is enough for it.
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from penstock.loop.loop import Loop
-from penstock.testing.broker_callers import Callers
+from penstock.testing.broker_callers import VERBS, Callers
 from penstock.testing.broker_chance import DEDUPS, Chance
 from penstock.testing.broker_operator import Operator
 from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
@@ -65,9 +65,9 @@ class Crowd:
         except Halt:
             world.die(power=chance.happens(0.5))
         world.forget_interrupts()
+        self._operator.look_up(queue)
         if chance.happens(0.8):
             world.disk.heal()
-            self._operator.look_up(queue)
             self._go_on(queue, sent, leader.undo)
 
     # -- one turn ------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Crowd:
         names = [(chance.key(), chance.pick(DEDUPS)) for _ in range(chance.rng.randint(1, 3))]
         return self._produce(queue, names, chance.request_id())
 
-    def _produce(self, queue: int, names: list[tuple[bytes | None, bytes | None]], request_id: bytes | None = None) -> SentProduce:
+    def _produce(self, queue: int, names: Sequence[tuple[bytes | None, bytes | None]], request_id: bytes | None = None) -> SentProduce:
         batch, tags = self._chance.keyed(queue, names)
         for tag in tags:
             self._world.model.tags[tag.payload] = tag
@@ -115,7 +115,7 @@ class Crowd:
         return Leader(partial(self._turn, queue), undo)
 
     def _disturb(self, reshapes: bool) -> None:
-        """One of the next file calls goes wrong: most turns make a few, a resize makes many, the last of them after its record is synced."""
+        """One of the next file calls goes wrong. Most turns make a few; a resize makes many, some of them after its record is synced."""
         world, chance = self._world, self._chance
         if chance.happens(0.1):
             world.interrupt_at_clock(chance.rng.randint(1, 20))
@@ -163,8 +163,7 @@ class Crowd:
         self._ask(SentLease(queue, 3, 0, 1, None))
         for held in [held for held in model.leases.held if held.incarnation == queue and held.open and held.valid(model.now)][-3:]:
             if not held.busy:
-                verb = self._chance.pick(["extend", "complete", "retry"])
-                self._ask(SentSettle(verb, [(held, None)], None))
+                self._ask(SentSettle(self._chance.pick(VERBS), [(held, None)], None))
 
     def _repeat(self, sent: SentProduce) -> None:
         """A producer asks again, as the error tells it to: the same request, or new items with the same dedup ids."""

@@ -54,6 +54,8 @@ class Tag:
     holder: "Held | None" = None
     handed: int = 0
     """How often it was handed out."""
+    attempt: int = 0
+    """The next lease of it is a later attempt than this; 0 when nobody can say."""
     not_before: int = 0
     """A delay holds it until then; 0 when there is none, or nobody knows."""
     homing: int = 0

@@ -6,7 +6,7 @@ given to someone else, or its deadline is past: then it must be refused. Between
 doubt. A write that fails, or an interrupt, takes back no lease that was answered.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Handed
@@ -57,6 +57,7 @@ class Leases:
             self._unopened.add((held.incarnation, held.partition))
         for tag in self._book.tags.values():
             tag.not_before = 0
+            tag.attempt = 0 if power else tag.attempt
         for incarnation in self.unknown_until:  # also what was over, if nobody came by to notice it
             self.unknown_until[incarnation] = self.now + LONGEST
 
@@ -138,6 +139,7 @@ class Leases:
         held.doubtful = self._cut or (held.incarnation, held.partition) in self._doubted
         for offset, tag in given.items():
             self._check_given(held, offset, tag)
+        self._check_attempts(held, granted.attempts)
         for tag in given.values():
             tag.holder, tag.handed = held, tag.handed + 1
         self._check_contents(handed, given)
@@ -154,6 +156,16 @@ class Leases:
         assert before is None or not before.holds(tag, self.now), f"{held} was given {tag}, which {before} has"
         assert not tag.at, f"{held} was given {tag} before its time"
         assert tag.not_before <= self.now, f"{held} was given {tag} {(tag.not_before - self.now) / SECOND} s before its delay is over"
+
+    def _check_attempts(self, held: Held, attempts: Mapping[int, int]) -> None:
+        """Every lease that was answered counts as an attempt, unless its holder said that it was none."""
+        keys: set[bytes] = set()
+        for offset, tag in held.open.items():
+            attempt, before = attempts.get(offset, 1), tag.holder
+            sure = before is None or not before.doubtful
+            assert attempt > tag.attempt or not sure, f"{held} was given {tag} as attempt {attempt}, and {before} had it as {tag.attempt}"
+            tag.attempt = 0 if tag.key in keys else attempt  # the later ones of a unit may get theirs back
+            keys.update([] if tag.key is None else [tag.key])
 
     def _check_contents(self, handed: Handed, given: dict[int, Tag]) -> None:
         for part in handed.items:
@@ -178,7 +190,7 @@ class Leases:
         for held, _ in sent.parts:
             held.doubtful, held.busy = True, False
         for tag in sent.tags:
-            tag.not_before = 0
+            tag.not_before = tag.attempt = 0
 
     def settled(self, sent: SentSettle, answer: list[Settled | PenstockError], error: PenstockError | None) -> None:
         for held, _ in sent.parts:
@@ -249,6 +261,8 @@ class Leases:
                     self._complete(held, offset, tag, sure=False)
         for offset in done:
             if sent.action in ("retry", "bury"):
+                if offset in held.open:
+                    held.open[offset].attempt = 0
                 held.close_behind(offset)
         if sent.action == "extend":
             held.doubtful = True
@@ -270,6 +284,8 @@ class Leases:
                 known = spot is not None and not spot.buried and sent.latest_era == self._book.era
                 if sent.action == "retry" and sent.delay:
                     tag.not_before = self.now + sent.delay if known else 0  # an earlier delay says nothing any more
+                if sent.action == "retry" and not sent.counted:
+                    tag.attempt = max(0, tag.attempt - 1)
                 held.close_behind(offset)
         for tag in sent.follow_ups:
             tag.acknowledged = True

@@ -330,7 +330,7 @@ class Facts(Book):
         for tag, found in self.census.found.items() if self.seeking else ():
             if tag.resolved and any(spot.place.incarnation in self.seeking for spot in (*found.live, *found.moving)):
                 tag.resolved, tag.completed_by = False, None
-                tag.at = tag.not_before = 0  # ready at once, whenever it was due before it was cleared
+                tag.at = tag.not_before = tag.attempt = 0  # ready at once, whenever it was due before it was cleared
                 tag.forget_order()
                 self.sought += 1
 

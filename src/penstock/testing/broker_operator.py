@@ -121,7 +121,10 @@ class Operator:
     def sending(self, queue: int, to: int = 0) -> Callable[[], None]:
         """Choose some items of a queue now; the action that is given back lets them leave for another one."""
         to = to or self._queue().incarnation
-        listed = self.ask(queue, "redrivable", limit=20) if queue != to else []
+        if queue == to:
+            return lambda: None
+        self.first_run(queue)  # else an item would be given up and sent away in one turn, and nobody would have seen it
+        listed = self.ask(queue, "redrivable", limit=20)
         chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
         return lambda: self.send(queue, chosen, to)
 
@@ -146,6 +149,7 @@ class Operator:
         parked = sorted(place for place, holders in model.order.parked.items() if holders and place[0] in model.queues)
         if parked:
             queue, key = self._chance.pick(parked)
+            self.first_run(queue)  # else what is given up and freed in one turn would seem to be parked
             self.free(queue, key)
 
     def free(self, queue: int, key: bytes) -> None:

@@ -52,13 +52,14 @@ class Order:
                 elif tag.key is not None and spot.life in HOLDS:
                     self._return(tag, spot)
                 elif spot.life is Life.MOVING:
+                    tag.attempt = 0
                     tag.forget_order()
         self._former = {*self._graves.values(), *graves.values()}
         self._graves = graves
         self._on_bury = {owner: room.policy.on_bury for owner, room in self._census.rooms.items()}
 
     def _give_up(self, tag: Tag, spot: Spot) -> None:
-        tag.at = tag.not_before = tag.homing = 0  # what is given up waits for nothing any more
+        tag.at = tag.not_before = tag.homing = tag.attempt = 0  # what is given up waits for nothing any more, and begins anew
         owner = spot.place[:2]
         now = self._census.rooms[owner].policy.on_bury
         before = self._on_bury.get(owner, now)

@@ -2,13 +2,12 @@
 
 Owns: `World`: the broker and its fate. Requests are put into a queue's inbox and answered by whichever turn comes; turns of different
 queues interleave as chance has it. After every turn the census is taken, the answers that were seen are judged by the model, and
-both must agree. `Disk` is a simulated disk that can be looked at without disturbing it.
+both must agree. Its disk and its clock are in broker_faults.py.
 """
 
 import errno
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,86 +15,18 @@ from penstock.loop.loop import Loop
 from penstock.loop.requests import Placed, Request
 from penstock.service.embedded import Embedded
 from penstock.testing import broker_damage, checks
+from penstock.testing.broker_faults import Disk, InterruptingClock
 from penstock.testing.broker_rest import Model
 from penstock.testing.broker_sent import Sent, SentLease
 from penstock.testing.clock import ManualClock
-from penstock.testing.disk import Fault, Halt, SimulatedFiles
-from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
+from penstock.testing.disk import Fault, Halt
+from penstock.words.clock import HOUR, MINUTE, SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
 
 ROOT = "/data"
 FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt"]
 MOST_TURNS = 400
 """So many turns in a row without any time passing are no progress any more."""
-
-
-class Disk(SimulatedFiles):
-    """A simulated disk that can be read as if nothing were ever wrong with it, and whose faults can wait for a certain sync."""
-
-    _waiting: tuple[str, Fault, int] | None = None
-    """(Part of a path, fault, how many calls after the next sync of such a file.)"""
-
-    def fail_after_sync(self, path: str, how: Fault, ahead: int) -> None:
-        """Make a call go wrong soon after a file was synced whose path contains this."""
-        self._waiting = (path, how, ahead)
-
-    def sync(self, handle: int) -> None:
-        super().sync(handle)
-        if self._waiting is not None and self._waiting[0] in self._at(handle).path:
-            self.fail(self.calls + self._waiting[2], self._waiting[1])
-            self._waiting = None
-
-    def mend(self) -> None:
-        super().mend()
-        self._waiting = None
-
-    @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Calls in here meet no fault and do not count."""
-        kept = self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly
-        self._faults, self._next_write_fails, self._capacity, self._readonly = {}, False, None, False
-        try:
-            yield
-        finally:
-            self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly = kept
-
-    @property
-    def troubled(self) -> bool:
-        """Whether something may still go wrong."""
-        return bool(self._faults or self._waiting or self.failing)
-
-    @property
-    def failing(self) -> bool:
-        """Whether a call may still fail, or the process end. An interrupt is neither."""
-        faults = [*self._faults.values(), *([] if self._waiting is None else [self._waiting[1]])]
-        return any(fault != "interrupt" for fault in faults) or self._next_write_fails or self._capacity is not None or self._readonly
-
-    def drop_interrupts(self) -> None:
-        self._faults = {call: fault for call, fault in self._faults.items() if fault != "interrupt"}
-        if self._waiting is not None and self._waiting[1] == "interrupt":
-            self._waiting = None
-
-    def heal(self) -> None:
-        self.mend()
-        self.fill(None)
-        self.readonly(False)
-
-
-class InterruptingClock(ManualClock):
-    """A manual clock; whoever reads it may be interrupted, at a point of a turn at which no file is used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.interrupt_after: int | None = None
-        """So many more times it is read; then `KeyboardInterrupt` is raised, once."""
-
-    def read(self) -> Moment:
-        if self.interrupt_after is not None:
-            self.interrupt_after -= 1
-            if self.interrupt_after < 0:
-                self.interrupt_after = None
-                raise KeyboardInterrupt
-        return super().read()
 
 
 class World:

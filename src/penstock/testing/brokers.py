@@ -25,16 +25,17 @@ STEPS = 80
 DAMAGED = 0.012
 """How often, per step, a copy is damaged."""
 STEP_WEIGHTS = {
-    "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 2, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
-    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "update": 2, "resize": 4, "drain": 1,
-    "recreate": 1, "look": 2, "watch": 1, "compact": 1, "crowd": 2,
+    "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 3, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
+    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "update": 2, "resize": 4, "drain": 1,
+    "recreate": 1, "look": 2, "watch": 1, "compact": 1, "crowd": 1,
     "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1,
 }  # fmt: skip
 MOODS: dict[str, dict[str, int]] = {
     "any": {},
-    "resizes": {"resize": 4, "drain": 2, "redrive": 2, "crowd": 2},
-    "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 3, "update": 2},
-    "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2, "crowd": 3},
+    "resizes": {"resize": 4, "drain": 2, "redrive": 2},
+    "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 4, "update": 2},
+    "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2},
+    "crowds": {"crowd": 12},
 }
 """What there is more of in some seeds, and how many times more."""
 

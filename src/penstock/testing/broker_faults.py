@@ -1,0 +1,80 @@
+"""The disk and the clock of a simulated broker, and how they go wrong.
+
+Owns: `Disk`, which can be looked at without disturbing it and tells interrupts from failures; `InterruptingClock`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.testing.clock import ManualClock
+from penstock.testing.disk import Fault, SimulatedFiles
+from penstock.words.clock import Moment
+
+
+class Disk(SimulatedFiles):
+    """A simulated disk that can be read as if nothing were ever wrong with it, and whose faults can wait for a certain sync."""
+
+    _waiting: tuple[str, Fault, int] | None = None
+    """(Part of a path, fault, how many calls after the next sync of such a file.)"""
+
+    def fail_after_sync(self, path: str, how: Fault, ahead: int) -> None:
+        """Make a call go wrong soon after a file was synced whose path contains this."""
+        self._waiting = (path, how, ahead)
+
+    def sync(self, handle: int) -> None:
+        super().sync(handle)
+        if self._waiting is not None and self._waiting[0] in self._at(handle).path:
+            self.fail(self.calls + self._waiting[2], self._waiting[1])
+            self._waiting = None
+
+    def mend(self) -> None:
+        super().mend()
+        self._waiting = None
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Calls in here meet no fault and do not count."""
+        kept = self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly
+        self._faults, self._next_write_fails, self._capacity, self._readonly = {}, False, None, False
+        try:
+            yield
+        finally:
+            self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly = kept
+
+    @property
+    def troubled(self) -> bool:
+        """Whether something may still go wrong."""
+        return bool(self._faults or self._waiting or self.failing)
+
+    @property
+    def failing(self) -> bool:
+        """Whether a call may still fail, or the process end. An interrupt is neither."""
+        faults = [*self._faults.values(), *([] if self._waiting is None else [self._waiting[1]])]
+        return any(fault != "interrupt" for fault in faults) or self._next_write_fails or self._capacity is not None or self._readonly
+
+    def drop_interrupts(self) -> None:
+        self._faults = {call: fault for call, fault in self._faults.items() if fault != "interrupt"}
+        if self._waiting is not None and self._waiting[1] == "interrupt":
+            self._waiting = None
+
+    def heal(self) -> None:
+        self.mend()
+        self.fill(None)
+        self.readonly(False)
+
+
+class InterruptingClock(ManualClock):
+    """A manual clock; whoever reads it may be interrupted, at a point of a turn at which no file is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupt_after: int | None = None
+        """So many more times it is read; then `KeyboardInterrupt` is raised, once."""
+
+    def read(self) -> Moment:
+        if self.interrupt_after is not None:
+            self.interrupt_after -= 1
+            if self.interrupt_after < 0:
+                self.interrupt_after = None
+                raise KeyboardInterrupt
+        return super().read()
