@@ -14,7 +14,7 @@ from itertools import count, islice
 from typing import Any, cast
 
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Handed, Lease, Part, Placed, Produce, Request, Settle, Verb, Watch
+from penstock.loop.requests import Do, Handed, Lease, Part, Placed, Produce, Request, Settle, Verb, Watch
 from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
 from penstock.rules.life import State as Life
@@ -64,7 +64,9 @@ class Rig:
         return self.ground.open(clock=self.clock, entropy=self._entropy, threaded=False, **self._options)
 
     def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "Desk":
-        return Desk(self, self.broker.create(name, options, partitions, False, {}))
+        desk = Desk(self, self.broker.create(name, options, partitions, False, {}))
+        desk.call(Do(lambda turns: None))  # it opens every partition, so that a test sees only what it does itself
+        return desk
 
     def find(self, name: str = "q") -> "Desk":
         return Desk(self, self.broker.find(name))

@@ -211,6 +211,10 @@ class Log(Readable, Protocol):
         """Keep a disposable copy of a Base at the synced position, so that `recover` may start there."""
         ...
 
+    def write_summary(self, body: bytes) -> None:
+        """Leave a word for whoever wants to know something of this log without opening it. It counts until the log is written to again."""
+        ...
+
     def drop(self, count: int) -> int:
         """Sync, then remove the oldest `count` segments, never the newest; says how many bytes that freed."""
         ...

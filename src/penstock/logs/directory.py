@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.logs import lock, marker
+from penstock.logs import lock, marker, summary
 from penstock.logs.api import Durability
 from penstock.logs.failures import storage_failed
 from penstock.logs.filelog import FileLog
@@ -135,6 +135,16 @@ class Directory:
         if owner not in self._places:
             self._places = self._survey()  # the owner may have made it since
         return PublishedLog(self.files, self.path_of(*owner), *owner)
+
+    def summary(self, incarnation: int, partition: int) -> bytes | None:
+        """What was left of a log when it was closed; b"" when it was never opened; None when it must be opened to know anything of it."""
+        owner = Owner(incarnation, partition)
+        if owner not in self._places:
+            return None
+        try:
+            return summary.read(self.files, _log_path(self._places[owner], owner))
+        except OSError:
+            return None
 
     def logs(self) -> list[Owner]:
         """Every partition that has a log here, in order."""

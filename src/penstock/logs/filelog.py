@@ -151,6 +151,10 @@ class FileLog:
         except OSError as error:
             self._fail(error, "writing a checkpoint in")
 
+    def write_summary(self, body: bytes) -> None:
+        self.flush()
+        self._attempt(lambda: self._tail.write_summary(body), "writing a summary in")
+
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:

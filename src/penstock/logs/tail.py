@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.logs import checkpoint
+from penstock.logs import checkpoint, summary
 from penstock.logs.api import Buffer, Draft, Durability, FrameType
 from penstock.logs.chain import Chain
 from penstock.logs.files import Files
@@ -22,7 +22,7 @@ from penstock.logs.replay import Replay
 from penstock.logs.segment import FIRST, Segment, SegmentName
 from penstock.logs.synced import Synced, SyncedFile
 from penstock.logs.window import Window
-from penstock.logs.writing import replace_file, rewrite, write_all
+from penstock.logs.writing import TEMPORARY, replace_file, rewrite, write_all
 
 MAX_LAG_BYTES = 16 * 1024
 """How far the published position may lag behind in the modes that promise less than fsync; `publish` brings it up."""
@@ -111,6 +111,20 @@ class Tail:
         data = checkpoint.pack(segment.name, self._last, segment.size, self.sequence, base, self._chain.owner)
         self._chain.store_index(segment)
         replace_file(self._files, self._chain.directory, checkpoint.FILE_NAME, data)
+
+    def write_summary(self, body: bytes) -> None:
+        """Store what the owner says of everything appended, which must be synced. Not synced itself: it is checked when it is read."""
+        self.publish()
+        path = f"{self._chain.directory}/{summary.FILE_NAME}"
+        if self.synced is None:
+            return
+        handle = self._files.open(path + TEMPORARY, "update")
+        try:
+            self._files.truncate(handle, 0)
+            self._files.pwrite(handle, summary.pack(self.synced.pack(), body), 0)
+        finally:
+            self._files.close(handle)
+        self._files.rename(path + TEMPORARY, path)
 
     def remove_checkpoint(self) -> None:
         self._files.remove(f"{self._chain.directory}/{checkpoint.FILE_NAME}")

@@ -145,7 +145,7 @@ class Carrying:
     @property
     def unknown(self) -> bool:
         """Whether a partition is failing, and its outbox cannot be looked at."""
-        return any(not member.healthy for member in self._partitions.members.values())
+        return any(member.error is not None or member.out for member in self._partitions.members.values())
 
     def _refuse_at_the_end(self) -> None:
         if self.ending:

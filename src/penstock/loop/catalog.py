@@ -101,10 +101,17 @@ class Catalog:
         return self.get(incarnation)
 
     def reshape(
-        self, incarnation: int, active: Collection[int], *, read_only: Collection[int], marks: Mapping[int, int], keep_since: int
+        self,
+        incarnation: int,
+        active: Collection[int],
+        *,
+        read_only: Collection[int],
+        marks: Mapping[int, int],
+        keep_since: int,
+        fixed: Collection[int] = (),
     ) -> Entry:
         """Give a queue other partitions."""
-        self._do(queues.reshape, incarnation, active, read_only, marks, self._wall(), keep_since)
+        self._do(queues.reshape, incarnation, active, read_only, marks, self._wall(), keep_since, fixed)
         return self.get(incarnation)
 
     def delete(self, name: str) -> Entry:

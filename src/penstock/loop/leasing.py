@@ -139,8 +139,8 @@ class Leasing:
 
     def _give_nothing(self, request: requests.Lease) -> None:
         """There is nothing; or nobody can say, because no partition is in order."""
-        broken = next((member for member in self._partitions.members.values() if not member.healthy), None)
-        if broken is not None and not any(self._partitions.healthy()):
+        broken = next((member for member in self._partitions.members.values() if member.error is not None), None)
+        if broken is not None and all(member.error is not None for member in self._partitions.members.values()):
             request.finish(error=broken.refusal)
         else:
             request.finish([])

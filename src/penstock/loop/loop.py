@@ -152,7 +152,7 @@ class Loop:
         """Run one turn by hand, and what its commits take; whether there is more to do at once."""
         with self._turning:
             self._turn()
-        self._see_off()
+            self._see_off()
         return self.busy
 
     @property

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.logs.api import Log
+from penstock.loop.opening import continued
 from penstock.loop.partition import Partition
 from penstock.loop.requests import Request
 from penstock.rules.commands import Pause
 from penstock.rules.state import State
+from penstock.rules.summary import Summary
 from penstock.words.clock import MILLISECOND, SECOND, Clock
 from penstock.words.errors import BrokerClosed, CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 
@@ -31,6 +33,9 @@ GRACE_AFTER_SLOW = 2 * SECOND
 PROMPT = 20 * MILLISECOND
 LATE_FOR = 5 * SECOND
 """A partition whose disk took longer than the one is avoided for the other: by items without a key, and by callers that wait themselves."""
+IDLE_AFTER = 60 * SECOND
+"""A partition in which nothing happens for so long is closed."""
+CLOSED_WALL_CHECK = 10 * SECOND
 WALL_CHECK = 1 * SECOND
 """The date may be stepped: what waits for one is looked at this often."""
 
@@ -53,8 +58,12 @@ class Unanswered:
 class Member:
     """One partition of a queue."""
 
-    def __init__(self, number: int, open_it: Callable[[int], Partition], clock: Clock, chance: Callable[[], float]) -> None:
+    def __init__(
+        self, number: int, open_it: Callable[[int], Partition], clock: Clock, chance: Callable[[], float], summary: Summary | None
+    ) -> None:
         self.number = number
+        self.summary = summary
+        """What is known of it while it is closed. None: it must be opened to know anything."""
         self.partition: Partition | None = None
         self.error: PenstockError | None = None
         self.fenced = True
@@ -81,7 +90,7 @@ class Member:
         """Whether it has landed in order after it was failing or slow."""
         self.unanswered: deque[Unanswered] = deque()
         """Requests whose answers wait for it to land."""
-        self.unresolved = (0, 0)
+        self.unresolved = (0, 0) if summary is None else (summary.unresolved, summary.size_bytes)
         """Items that were not resolved when last asked, and bytes."""
         self.owed: list[int] = []
         """Leases that it gave and nobody got."""
@@ -98,7 +107,20 @@ class Member:
         self._rest_at: int | None = None
         self._no_end_before = 0
         self._seen = -1
-        self.try_open()
+        self._idle_since = 0
+        self._idle_changes = -1
+
+    @property
+    def next_offset(self) -> int:
+        """The next offset it will give, as far as is known and committed."""
+        if self.partition is not None:
+            return self.partition.state.next_offset if self.healthy else 0
+        return self.summary.next_offset if self.summary is not None else 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not open, for no other reason than that nobody needs it."""
+        return self.partition is None and self.error is None and not self.out
 
     @property
     def healthy(self) -> bool:
@@ -141,6 +163,8 @@ class Member:
         """The error for whoever asks for this partition."""
         if isinstance(self.error, CorruptLog):
             return CorruptLog(f"partition {self.number} cannot be opened ({self.error}); the others work")
+        if self.error is None:
+            return StorageFailed(f"partition {self.number} is not at hand just now; try again in a moment")
         if self.out and self.slow:
             return StorageFailed(f"partition {self.number} is slow ({self.error}); try again in a moment")
         return StorageFailed(f"partition {self.number} is failing ({self.error}); it is tried again by itself, so try again in a moment")
@@ -198,7 +222,7 @@ class Member:
 
     def interrupted(self) -> None:
         """The thread that waited for its disk was interrupted: another one brings that to its end."""
-        self.job = self._finish if self.partition is not None else self.job
+        self.job = self._finish if self.partition is not None else self.reopen
 
     def land(self, now: int) -> PenstockError | None:
         """Come back into the turn; the error tells what became of what it went out for."""
@@ -276,10 +300,13 @@ class Member:
         if self.error is not None:
             self.next_run = self._retry_at
             return
+        if self.partition is None:
+            self._plan_closed(now)
+            return
         partition = self.open
         elapsed, wall = partition.state.next_due()
         moment = partition.now()
-        waits = []
+        waits = [self._idle_wait(now, partition)]
         if elapsed is not None:
             waits.append(elapsed - moment.elapsed)
         if wall is not None:
@@ -289,6 +316,59 @@ class Member:
         retries = [-when - now for when in self.carrying.values() if when < 0]
         found = min((*waits, *retries), default=None)
         self.next_run = None if found is None else max(now + max(0, found), self._no_end_before)
+
+    # -- closed --------------------------------------------------------------------------------------
+
+    def _plan_closed(self, now: int) -> None:
+        """When something comes due in it although it is closed."""
+        known = self.summary
+        if known is None or (known.due_elapsed is None and known.due_wall is None):
+            self.next_run = None if known is not None else now
+            return
+        raw = self._clock.read()
+        shift, rebooted = continued(known, raw, self._clock.boot)
+        waits = [] if known.due_elapsed is None else [0 if rebooted else known.due_elapsed - raw.elapsed - shift]
+        if known.due_wall is not None:
+            waits.append(min(CLOSED_WALL_CHECK, known.due_wall - raw.wall))
+        self.next_run = now + max(0, min(waits))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something has come due in it while it was closed."""
+        known = self.summary
+        if known is None:
+            return True
+        raw = self._clock.read()
+        shift, rebooted = continued(known, raw, self._clock.boot)
+        elapsed = known.due_elapsed is not None and (rebooted or known.due_elapsed <= raw.elapsed + shift)
+        return elapsed or (known.due_wall is not None and known.due_wall <= raw.wall)
+
+    def _idle_wait(self, now: int, partition: Partition) -> int:
+        """How long until it may be closed if nothing happens in it."""
+        if partition.changes != self._idle_changes:
+            self._idle_changes, self._idle_since = partition.changes, now
+        return max(0, self._idle_since + IDLE_AFTER - now) if self._is_quiet(partition) else IDLE_AFTER
+
+    def _is_quiet(self, partition: Partition) -> bool:
+        """Whether nothing is under way that needs it open."""
+        return partition.is_idle and not (self.carrying or self.owed or self.unanswered or self._rest_at is not None)
+
+    def may_close(self, now: int) -> bool:
+        """Whether nothing has happened in it for a while, and nothing is under way."""
+        partition = self.open
+        return partition.changes == self._idle_changes and now >= self._idle_since + IDLE_AFTER and self._is_quiet(partition)
+
+    def stay_open(self, now: int) -> None:
+        """Somebody needs it although nothing happens in it."""
+        self._idle_since = now
+
+    def close(self) -> None:
+        """Close its partition, and keep in mind what is worth knowing of it."""
+        assert self.partition is not None
+        self.summary = self.partition.summary()
+        self._idle_changes = -1
+        partition, self.partition = self.partition, None
+        partition.close()
 
     def __repr__(self) -> str:
         return f"Member({self.number}, {self.error or self.partition})"

@@ -11,10 +11,11 @@ from penstock.rules import base, machine
 from penstock.rules.mend import mend
 from penstock.rules.records import Lost
 from penstock.rules.state import State
+from penstock.rules.summary import Summary
 from penstock.words.clock import Moment
 
 
-def continued(state: State, raw: Moment, boot: str) -> tuple[int, bool]:
+def continued(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool]:
     """What to add to the machine's elapsed time so that the partition's goes on and never back; and whether the machine was rebooted."""
     if state.epoch == 0:
         return -raw.elapsed, False

@@ -24,12 +24,13 @@ from penstock.loop.floor import Floor
 from penstock.loop.opening import continued, replay
 from penstock.loop.reading import History, history
 from penstock.loop.retention import Freed, plan
-from penstock.rules import base, machine
+from penstock.rules import base, machine, summary
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.records import Answered, Due, Leased, Lost, Noted, Opened, Passed, Produced, Record
 from penstock.rules.runs import RunSet, count
 from penstock.rules.state import Missing, State
+from penstock.rules.summary import Summary
 from penstock.words.clock import DAY, Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
@@ -157,12 +158,22 @@ class Partition:
             if not self.failed:
                 self.owes_sync = self.owes_sync or self.log.unsynced
                 self.commit()
-                if self._unreplayed > CLOSE_FRAMES:
-                    with contextlib.suppress(PenstockError):  # a checkpoint only makes the next opening quicker
+                with contextlib.suppress(PenstockError):  # they only make the next opening quicker, or spare it
+                    if self._unreplayed > CLOSE_FRAMES:
                         self._checkpoint()
+                    self.log.write_summary(summary.dump(self.summary()))
         finally:
             self._closed = True
             self.log.close()
+
+    def summary(self) -> Summary:
+        """What is worth knowing of it once it is closed."""
+        return summary.summarize(self.state, sum(facts.size_bytes for facts in self.log.segments()))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way that needs it open."""
+        return self.is_committed and not self._answered and not self.log.unsynced and not summary.is_busy(self.state)
 
     # -- the turn ------------------------------------------------------------------------------------
 

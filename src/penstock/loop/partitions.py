@@ -14,6 +14,7 @@ from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
 from penstock.rules.commands import Answer, Command, Configure, MoveCursor, Pause
 from penstock.rules.slots import SlotMap
+from penstock.rules.summary import Summary
 from penstock.words.clock import Clock
 from penstock.words.errors import PenstockError
 from penstock.words.limits import Policy
@@ -25,7 +26,13 @@ class Partitions:
     """The members of one queue."""
 
     def __init__(
-        self, name: str, incarnation: int, open_partition: Callable[[int], Partition], clock: Clock, chance: Callable[[], float]
+        self,
+        name: str,
+        incarnation: int,
+        open_partition: Callable[[int], Partition],
+        clock: Clock,
+        chance: Callable[[], float],
+        summary_of: Callable[[int], Summary | None],
     ) -> None:
         self.name = name
         self.incarnation = incarnation
@@ -33,6 +40,8 @@ class Partitions:
         self.members: dict[int, Member] = {}
         self.active: Sequence[int] = ()
         """Those that take items."""
+        self.opened_version = 0
+        """Of the map when the queue was opened here."""
         self.map = SlotMap(0, [])  # type: ignore[arg-type]  # before `shape`
         self.older_maps: Sequence[SlotMap] = ()
         """Maps under which requests may have been cut that are still remembered, newest first."""
@@ -45,6 +54,12 @@ class Partitions:
         self.produced = 0
         self.touched: list[Member] = []
         """By this turn."""
+        self.closed: dict[int, Member] = {}
+        """Partitions that nobody has needed for a while."""
+        self.to_open: dict[int, Member] = {}
+        """Of these, those that are to be opened by the next turn."""
+        self.newcomers: set[int] = set()
+        """Partitions that a reshape is about to add."""
         self.outs: dict[int, Member] = {}
         """Partitions that are out."""
         self.with_ready: set[int] = set()
@@ -54,6 +69,7 @@ class Partitions:
         self.post: Callable[[Request], None] = lambda request: None
         """Puts a message of the queue's own into its inbox."""
         self._open_partition = open_partition
+        self._summary_of = summary_of
         self._chance = chance
 
     def shape(self, slots: SlotMap, active: Sequence[int], numbers: Sequence[int], older: Sequence[SlotMap] = ()) -> None:
@@ -63,15 +79,22 @@ class Partitions:
         self.map, self.active, self.older_maps = slots, active, older
 
     def add(self, number: int) -> Member:
-        """The member of that number, opened when it is new."""
+        """The member of that number, closed when it is new: it is opened when somebody needs it, at once if it must be looked into."""
         if number not in self.members:
-            self.members[number] = Member(number, self._open_partition, self.clock, self._chance)
-            self.touch(self.members[number])
+            summary = self._summary_of(number)
+            self.members[number] = member = Member(number, self._open_partition, self.clock, self._chance, summary)
+            self.closed[number] = member
+            self.touch(member)
+            if summary is None or summary.busy:
+                self.to_open[number] = member
         return self.members[number]
 
     def drop(self, member: Member) -> None:
         """A new partition that is not to be after all."""
         del self.members[member.number]
+        for others in (self.closed, self.to_open, self.outs):
+            others.pop(member.number, None)
+        self.newcomers.discard(member.number)
         self.with_ready.discard(member.number)
         if member in self.touched:
             self.touched.remove(member)
@@ -79,6 +102,12 @@ class Partitions:
         if member.partition is not None:
             with suppress(PenstockError):
                 member.partition.close()
+
+    def open_up(self, member: Member) -> None:
+        """Somebody needs a partition that is closed: the next turn opens it."""
+        if member.closed:
+            self.to_open[member.number] = member
+            self.again = True
 
     def catch_up(self, member: Member, *, new: bool = False) -> None:
         """A partition that is new, or was away, does as the others do."""

@@ -34,6 +34,8 @@ class Producing:
         self._partitions = partitions
         self.waiting: list[requests.Produce] = []
         self._from = 0
+        self.versions: set[int] = set()
+        """Of the slot maps by which requests with an id were cut since the queue was opened."""
         self.max_items = 0
         self.max_bytes = 0
 
@@ -69,6 +71,7 @@ class Producing:
         left: Sequence[int] | None = None
         placed: list[Placed] = []
         if request.request is not None:
+            self.versions.add(partitions.map.version)
             maps = (partitions.map, *partitions.older_maps) if request.sequence else partitions.older_maps
             placed, left = self._known(request, maps)
             if request.sequence and any(one.error is not None for one in placed):
@@ -115,12 +118,22 @@ class Producing:
             maps = (partitions.map, *partitions.older_maps)
             return {home for slots in maps for home in _homes(batch, request.request, slots) if home in partitions.members}
         if batch.key_ids is None and batch.dedups is None:
-            return () if self._least_of(partitions.active) is not None else partitions.active
+            return self._anywhere()
         found = set(_homes(batch, None, partitions.map))
         if FREE in found:
             found.discard(FREE)
-            found.update(() if self._least_of(partitions.active) is not None else partitions.active)
+            found.update(self._anywhere())
         return found
+
+    def _anywhere(self) -> Collection[int]:
+        """Of partitions that may take any item: the one to wait for, if that is better than all that are at hand."""
+        partitions = self._partitions
+        best = self._least_of(self._some())
+        closed = [partitions.closed[number] for number in partitions.active if number in partitions.closed]
+        emptiest = min(closed, key=lambda member: member.unresolved[0], default=None)
+        if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
+            return (emptiest.number,)
+        return () if best is not None else partitions.active
 
     # -- where to ------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from penstock.loop.opening import carry_on, continued
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import Missing, State
+from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, Moment
 from penstock.words.errors import PenstockError
 
@@ -49,6 +50,13 @@ class Seen(Protocol):
     def error(self) -> PenstockError | None: ...
     @property
     def slow(self) -> bool: ...
+    @property
+    def summary(self) -> Summary | None:
+        """What is known of it while it is closed."""
+        ...
+
+    @property
+    def closed(self) -> bool: ...
     @property
     def open(self) -> Lookable:
         """The partition, or why it cannot be looked at."""

@@ -230,15 +230,21 @@ class Do(Request):
     verb = "admin"
     reserved = True
 
-    def __init__(self, action: Callable[[Any], Any], deadline: int = 0, *, firm: bool = False) -> None:
+    def __init__(self, action: Callable[[Any], Any], deadline: int = 0, *, firm: bool = False, opens: bool = True) -> None:
         super().__init__(deadline)
         self.action = action
+        self.opens = opens
+        """Whether it needs every partition open; else what is known of the closed ones will do."""
         self.firm = firm
         """Done whatever becomes of the turn: it is recorded elsewhere, and made good in the partitions."""
 
 
 class Reshape(Do):
     """Other partitions for the queue. It is run first in its turn: what it records in the catalog must rest on nothing uncommitted."""
+
+
+class NotYet(Exception):
+    """Raised by a reshape whose new partitions are not open yet: it is run again when they are."""
 
 
 class Watch(Request):

@@ -26,6 +26,8 @@ from penstock.rules.waiting import Waiting
 from penstock.words import ids
 from penstock.words.errors import PenstockError
 
+PREPARED = 16
+"""Partitions that are given their fences in one turn."""
 ADOPT = 20_000
 """Dedup ids carried over by one record."""
 
@@ -34,9 +36,13 @@ class Change:
     """One version of the slot map after another, and the mark of each partition then."""
 
     def __init__(self, old: SlotMap, new: SlotMap, marks: Mapping[int, int]) -> None:
-        self.new = new
+        self.version = new.version
         self.marks = marks
         self.moves = moves(old, new)
+        self.arriving: dict[int, list[Move]] = {}
+        """By where the slots go."""
+        for move in self.moves:
+            self.arriving.setdefault(move.destination, []).append(move)
         self.dedups: dict[int, dict[int, list[tuple[bytes, int, int]]]] = {}
 
 
@@ -46,7 +52,8 @@ class Resizing:
     def __init__(self, partitions: Partitions, carrying: Carrying) -> None:
         self._partitions = partitions
         self._carrying = carrying
-        self._changes: list[Change] = []
+        self.changes: list[Change] = []
+        """Changes of the map that may not have reached every partition, or that later ones rest on."""
         self._backlogs: dict[int, dict[int, int]] = {}
         """Old partition → slot → mark: what the fences that stand wait for."""
         self._whole = True
@@ -61,9 +68,9 @@ class Resizing:
 
     def begin(self, changes: list[Change]) -> None:
         """These changes of the map may not have reached every partition."""
-        self._changes = changes
+        self.changes = changes
         for member in self._partitions.members.values():
-            self._prepare(member)
+            member.fenced = self._is_fenced(member)
         self.look_anew()
 
     def check(self, member: Member) -> None:
@@ -73,35 +80,50 @@ class Resizing:
 
     def _prepare(self, member: Member) -> None:
         """A member may be used for the slots it owns once its fences stand, durably; put up what is missing."""
-        wanted = [c for c in self._changes if any(move.destination == member.number for move in c.moves)]
-        member.fenced = not wanted
+        member.fenced = self._is_fenced(member)
+        if member.fenced:
+            return
+        self._partitions.open_up(member)
         try:
-            missing = [change for change in wanted if member.state.fence_version < change.new.version]
-            if not missing and wanted:
-                member.fenced = member.open.is_committed
-            for change in missing:
-                if not self._put_up(member, change):
+            for change in self.changes:
+                if member.number in change.arriving and member.state.fence_version < change.version and not self._put_up(member, change):
                     return
         except PenstockError:
             return  # tried again when it is in order
 
+    def _is_fenced(self, member: Member) -> bool:
+        """Whether the fences that a member needs stand, durably."""
+        last = max((change.version for change in self.changes if member.number in change.arriving), default=0)
+        if not last:
+            return True
+        if member.closed and member.summary is not None:
+            return member.summary.fence_version >= last
+        return member.healthy and member.open.is_committed and member.state.fence_version >= last
+
     @property
     def preparing(self) -> bool:
         """Whether fences are going up, and will stand in a turn or two: those who want to produce, or to resize again, wait for that."""
-        return any(
-            member.healthy and not member.fenced and self._sources_are_healthy(member) for member in self._partitions.members.values()
-        )
+        members = self._partitions.members.values()
+        return any(not member.fenced and member.error is None and self._sources_are_sound(member) for member in members)
 
-    def _sources_are_healthy(self, member: Member) -> bool:
-        moves = [move for change in self._changes for move in change.moves if move.destination == member.number]
-        sources = [self._partitions.members.get(move.source) for move in moves]
-        return all(source is not None and source.healthy for source in sources)
+    def is_source(self, number: int) -> bool:
+        """Whether a fence waits for that partition."""
+        return number in self._backlogs
+
+    def _sources_are_sound(self, member: Member) -> bool:
+        sources = [
+            self._partitions.members.get(move.source)
+            for change in self.changes
+            for move in change.arriving.get(member.number, ())
+            if not member.healthy or member.state.fence_version < change.version
+        ]
+        return all(source is not None and source.error is None for source in sources)
 
     def start_over(self) -> None:
         """Something was undone: what was looked through must be looked through again."""
         self._looked_through.clear()
         self._drained.clear()
-        for change in self._changes:
+        for change in self.changes:
             change.dedups.clear()
         self.look_anew()
 
@@ -111,7 +133,7 @@ class Resizing:
         self._departed.clear()
         self._backlogs.clear()
         members = self._partitions.members.values()
-        self._whole = all(member.partition is not None and member.fenced for member in members)
+        self._whole = all(member.error is None and member.fenced for member in members)
         self.under_way = not all(member.fenced for member in members)
         for member in members:
             for fence in member.partition.state.keys.fences if member.partition is not None else ():
@@ -126,8 +148,11 @@ class Resizing:
 
     def _put_up(self, member: Member, change: Change) -> bool:
         """The fences of one change, durably; False when something stands in the way."""
-        arriving = [move for move in change.moves if move.destination == member.number]
+        arriving = change.arriving[member.number]
         sources = [self._partitions.members.get(move.source) for move in arriving]
+        for source in sources:
+            if source is not None:
+                self._partitions.open_up(source)
         if not all(source is not None and source.healthy and source.open.is_committed for source in sources):
             return False
         barriers: list[Barrier] = []
@@ -144,13 +169,13 @@ class Resizing:
             adopted += self._dedups(source, change).get(member.number, ())
         for start in range(0, len(adopted), ADOPT):
             self._partitions.run(member, commands.FenceOff(0, [], adopted[start : start + ADOPT]))
-        self._partitions.run(member, commands.FenceOff(change.new.version, merged(barriers)))
+        self._partitions.run(member, commands.FenceOff(change.version, merged(barriers)))
         return True
 
     def _left(self, number: int, until: Change) -> dict[int, int]:
         """slot → the mark of a partition when that slot left it: what became ready there since then is astray, not older."""
         left: dict[int, int] = {}
-        for change in self._changes:
+        for change in self.changes:
             if change is until:
                 break
             for move in change.moves:
@@ -182,14 +207,14 @@ class Resizing:
         """Lower the fences whose time has come. Only at the beginning of a turn: what is not committed may yet be undone."""
         if self._stale:
             self.look_anew()
-        for member in self._partitions.healthy():
-            if not member.fenced:
-                self.check(member)
+        self._put_up_some()
         found: list[tuple[Member, commands.Command]] = []
         freed: dict[int, list[int] | None] = {}
         for member in self._partitions.healthy():
             for fence in member.state.keys.fences:
                 source = self._partitions.members.get(fence.source)
+                if source is not None and source.closed:
+                    self._partitions.open_up(source)
                 if source is None or not source.healthy:
                     continue
                 if not source.open.is_committed:  # it was given fences just now
@@ -203,6 +228,16 @@ class Resizing:
         for member, command in found:  # only now: every partition was looked at as it is committed
             self._partitions.run(member, command)
             self._stale = True
+
+    def _put_up_some(self) -> None:
+        """Put up the fences of some members that lack them: a resize to many partitions takes a few turns, with others' work in between."""
+        lacking = [member for member in self._partitions.members.values() if not member.fenced and member.error is None]
+        for member in lacking[:PREPARED]:
+            self._prepare(member)
+        if any(member.fenced for member in lacking[:PREPARED]):
+            self.look_anew()
+        if lacking and self.preparing:
+            self._partitions.again = True
 
     def _narrow(self, member: Member, fence: Fence, source: Member) -> commands.Command | None:
         """From slots to keys, once the backlog of the old partition is worked off."""

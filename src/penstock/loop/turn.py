@@ -11,7 +11,7 @@ Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from penstock.loop import requests
@@ -22,10 +22,11 @@ from penstock.loop.member import SLOW_AFTER, Member, Unanswered
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
-from penstock.loop.requests import Handed, Placed, Request
+from penstock.loop.requests import Handed, NotYet, Placed, Request
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.rules.commands import Extend, Granted
+from penstock.rules.summary import Summary
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
 
@@ -47,8 +48,9 @@ class Turns(Partitions):
         clock: Clock,
         chance: Callable[[], float],
         office: Office,
+        summary_of: Callable[[int], Summary | None] = lambda number: None,
     ) -> None:
-        super().__init__(name, incarnation, open_partition, clock, chance)
+        super().__init__(name, incarnation, open_partition, clock, chance, summary_of)
         self.next_run: int | None = None
         """When the queue wants a turn, if nobody asks before."""
         self.answered: list[Request] = []
@@ -103,9 +105,14 @@ class Turns(Partitions):
                 self._land()
             if self._recovered:
                 self._welcome()
+            if self.to_open:
+                self._open()
             if self.outs:
                 self._grow_slow()
-            requests_now = self._runnable(taken) if self.outs or self.deferred else self._in_order(taken)
+            waits = self.outs or self.deferred or (self.closed and self._may_need_closed(taken))
+            requests_now = self._runnable(taken) if waits else self._in_order(taken)
+            if self.newcomers and not any(isinstance(one, requests.Reshape) for one in (*requests_now, *self.deferred)):
+                self._drop_newcomers()
             reshapes = self._reshape(requests_now) if requests_now and type(requests_now[0]) is requests.Reshape else 0
             if reshapes:
                 requests_now = requests_now[reshapes:]
@@ -121,6 +128,8 @@ class Turns(Partitions):
             if self.producing.waiting and not self.resizing.preparing:
                 self.producing.retry(now)
             if self.leasing.waiting and not self._blocked:
+                if self.closed:
+                    self._open(number for number, member in self.closed.items() if member.summary is not None and member.summary.ready)
                 self.leasing.deal(now)
             if self.carrying.dead:
                 self.carrying.dispatch()
@@ -172,6 +181,8 @@ class Turns(Partitions):
                 continue
             known = self._needs(request)
             needs = self.members.keys() if known is None else known
+            if self.closed and not (known is None and not getattr(request, "opens", True)):
+                self._open(number for number in needs if number in self.closed)
             awaited = any(number in self.outs and self.outs[number].awaited for number in needs)
             if not awaited and reserved.isdisjoint(needs) and not (request.deferred and self._only_slow(known)):
                 found.append(request)
@@ -195,9 +206,24 @@ class Turns(Partitions):
             return self.producing.needs(request)  # type: ignore[arg-type]
         if kind is requests.Deliver or kind is requests.Arrived:
             return (request.partition,)  # type: ignore[attr-defined]
+        if kind is requests.Reshape:
+            return {*self.active, *self.newcomers}
         if kind is requests.Watch or (kind is requests.Lease and request.request is None):  # type: ignore[attr-defined]
             return ()
         return None
+
+    def _may_need_closed(self, taken: Sequence[Request]) -> bool:
+        """Whether a request of a turn could need a partition that is closed: one that takes items, or any for an operator."""
+        return any(number in self.closed for number in self.active) or any(isinstance(request, requests.Do) for request in taken)
+
+    def _open(self, numbers: Iterable[int] | None = None) -> None:
+        """Open partitions that are closed, beside the turns; None is those that were asked for."""
+        for number in [*self.to_open] if numbers is None else [*numbers]:
+            member = self.closed.get(number)
+            self.to_open.pop(number, None)
+            if member is not None:
+                self.touch(member)
+                self._send_out(member, member.reopen)
 
     def _only_slow(self, needs: Collection[int] | None) -> bool:
         """Whether somebody waits for slow partitions and for no other."""
@@ -222,15 +248,29 @@ class Turns(Partitions):
         count = sum(type(request) is requests.Reshape for request in taken)
         done = 0
         if not self.resizing.preparing and all(member.open.is_committed for member in self.healthy()):
-            self.attempt(taken[0], self._do)
-            done = 1
+            try:
+                self.attempt(taken[0], self._do)
+                done = 1
+            except NotYet:  # new partitions are being opened
+                self._open()
         self._wait_a_turn(taken[done:count])
         return count
 
+    def _drop_newcomers(self) -> None:
+        """Whoever wanted another shape waits for it no longer: the partitions made for it are not to be."""
+        for number in [*self.newcomers]:
+            if not self.members[number].out:
+                self.drop(self.members[number])
+
     def _without_produces(self, taken: Sequence[Request]) -> Sequence[Request]:
-        """While fences go up, those who produce wait: the partition that their keys moved to may not take them yet."""
-        self._wait_a_turn([request for request in taken if type(request) is requests.Produce])
-        return [request for request in taken if type(request) is not requests.Produce]
+        """While fences go up, those who produce to a partition that lacks them wait: it may not take keys that moved to it yet."""
+        waiting = [one for one in taken if isinstance(one, requests.Produce) and self._needs_unfenced(one)]
+        self._wait_a_turn(waiting)
+        return [request for request in taken if request not in waiting] if waiting else taken
+
+    def _needs_unfenced(self, request: requests.Produce) -> bool:
+        numbers = self.producing.needs(request) or self.active
+        return any(not self.members[number].fenced for number in numbers)
 
     def _wait_a_turn(self, waiting: Sequence[Request]) -> None:
         self.deferred += waiting
@@ -247,6 +287,15 @@ class Turns(Partitions):
                 if member.is_due_for_retry(now):
                     self._send_out(member, member.reopen)
                 continue
+            if member.closed:
+                if member.is_due:
+                    self._send_out(member, member.reopen)
+                continue
+            if member.may_close(now):
+                if not self._is_needed_open(member):
+                    self._send_out(member, member.close)
+                    continue
+                member.stay_open(now)
             if not member.fenced:
                 self.resizing.check(member)
             if member.is_due_for_rest(now):
@@ -259,6 +308,10 @@ class Turns(Partitions):
                         self.resizing.forward(member, member.open.ripe)
             except PenstockError:
                 continue  # the commit says what is wrong
+
+    def _is_needed_open(self, member: Member) -> bool:
+        """Whether somebody looks at a partition although nothing happens in it."""
+        return not member.fenced or self.resizing.is_source(member.number) or bool(self.leasing.waiting and member.state.ready)
 
     def _keep_up(self, member: Member) -> None:
         """Leases whose holders work in this process do not end while they do, however busy the interpreter is."""
@@ -274,6 +327,8 @@ class Turns(Partitions):
         try:
             result = request.action(self)
         except PenstockError:
+            raise
+        except NotYet:
             raise
         except Exception as error:  # a mistake of ours in one question must not take the turn from the others
             _log.exception("an operator's question to queue %r went wrong", self.name)
@@ -307,6 +362,7 @@ class Turns(Partitions):
 
     def _send_out(self, member: Member, job: Callable[[], None] | None) -> None:
         member.leave(job)
+        self.closed.pop(member.number, None)
         self.outs[member.number] = member
         self.departures.append(member)
 
@@ -347,6 +403,8 @@ class Turns(Partitions):
                     self._answer(waiting)
                 member.unanswered.popleft()
             self.outs.pop(member.number, None)
+            if member.closed:
+                self.closed[member.number] = member
             failed = failed or member.outcome is not None
             if member.recovered:
                 self._recovered.append(member)
@@ -442,7 +500,7 @@ class Turns(Partitions):
         for request in self.watching:
             if request.gone:
                 continue
-            if any(member.state.next_offset > request.offsets.get(member.number, 0) for member in self.healthy()):
+            if any(member.next_offset > request.offsets.get(member.number, 0) for member in self.members.values()):
                 request.finish(True)
             elif request.deadline <= self.now:
                 request.finish(False)

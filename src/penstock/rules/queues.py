@@ -109,8 +109,9 @@ def reshape(
     marks: Mapping[int, int],
     at: int,
     keep_since: int = 0,
+    fixed: Collection[int] = (),
 ) -> list[Record]:
-    """Give a queue other partitions: any it has or had, and new ones, numbered on from its next.
+    """Give a queue other partitions: any it has or had, and new ones, numbered on from its next. Those that are `fixed` keep their slots.
 
     Maps that were replaced before `keep_since` are forgotten, but for the one replaced now. Where the active ones stay, so does the map.
     """
@@ -123,7 +124,7 @@ def reshape(
         return []
     new, marked = entry.map, []
     if numbers != entry.active:
-        new, marked = slots.spread(entry.map, numbers), list(marks.items())
+        new, marked = slots.spread(entry.map, numbers, fixed), list(marks.items())
     kept_from = next((old.version for old in entry.maps if old.replaced_at >= keep_since), entry.map.version)
     return [Reshaped(incarnation, new.version, new.pack(), numbers, next_partition, held_back, marked, at, kept_from)]
 

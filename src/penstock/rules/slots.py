@@ -9,7 +9,7 @@ Limits: MAX_PARTITIONS partitions at a time, whose numbers fit into 16 bits.
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -58,9 +58,9 @@ def first(partitions: Sequence[int]) -> SlotMap:
     return SlotMap.unpack(1, _packed((number, edges[place + 1] - edges[place]) for place, number in enumerate(numbers)))
 
 
-def spread(old: SlotMap, partitions: Sequence[int]) -> SlotMap:
-    """The next version, even over `partitions`, with as few slots moved as possible."""
-    shares = _shares(Counter(old.owners), _checked(partitions))
+def spread(old: SlotMap, partitions: Sequence[int], fixed: Collection[int] = ()) -> SlotMap:
+    """The next version, even over `partitions`, with as few slots moved as possible. Those that are `fixed` keep just what they have."""
+    shares = _shares(Counter(old.owners), _checked(partitions), fixed)
     owners = array("H", old.owners)
     free = []
     for slot, owner in enumerate(old.owners):  # whoever has too many keeps its first ones
@@ -88,11 +88,13 @@ def _moves(old: bytes, new: bytes) -> tuple[Move, ...]:
     return tuple(Move(*pair, slots) for pair, slots in sorted(found.items()))
 
 
-def _shares(held: Counter[int], numbers: list[int]) -> dict[int, int]:
+def _shares(held: Counter[int], numbers: list[int], fixed: Collection[int]) -> dict[int, int]:
     """How many slots each partition is to have, in their order. Those that hold most get what does not divide: they have it already."""
-    each, rest = divmod(SLOTS, len(numbers))
-    fullest = set(sorted(numbers, key=lambda number: (-held[number], number))[:rest])
-    return {number: each + (number in fullest) for number in numbers}
+    kept = {number: held[number] for number in numbers if number in fixed}
+    sharing = [number for number in numbers if number not in kept]
+    each, rest = divmod(SLOTS - sum(kept.values()), max(1, len(sharing)))
+    fullest = set(sorted(sharing, key=lambda number: (-held[number], number))[:rest])
+    return {number: kept[number] if number in kept else each + (number in fullest) for number in numbers}
 
 
 def _checked(partitions: Sequence[int]) -> list[int]:

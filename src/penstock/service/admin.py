@@ -180,6 +180,11 @@ VERBS: dict[str, Callable[..., Any]] = {
 }
 
 
+def needs_nothing_open(verb: str, args: Mapping[str, Any]) -> bool:
+    """Whether what is known of closed partitions is enough to answer a verb."""
+    return verb == "stats" or (verb == "publish" and args.get("partition") is None)
+
+
 def run(turns: Turns, verb: str, args: Mapping[str, Any]) -> Any:
     """Run a verb by its name."""
     found = VERBS.get(verb)

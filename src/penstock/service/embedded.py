@@ -21,9 +21,10 @@ from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.requests import Do, Request, Reshape
 from penstock.loop.turn import Turns
-from penstock.rules import queues
+from penstock.rules import queues, summary
 from penstock.rules.catalog import Entry, Options
 from penstock.rules.commands import Configure
+from penstock.rules.summary import Summary
 from penstock.service import looking, shaping, tracing
 from penstock.service.live import Live
 from penstock.service.mail import Mail
@@ -246,6 +247,7 @@ class Embedded:
             self.clock,
             lambda: self._entropy(1)[0] / 255,
             Office(self._mail.post, self._mail.map_of),
+            lambda number: self._summary(entry.incarnation, number),
         )
         turns.look_at_shape = lambda: self._reshaped(turns)
         loop = Loop(turns, self.store, threaded=self._threaded)
@@ -253,6 +255,14 @@ class Embedded:
         self._set_options(turns, entry)
         turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
         return loop
+
+    def _summary(self, incarnation: int, number: int) -> Summary | None:
+        """What is known of a partition that is not open; None when it must be opened to know anything."""
+        known = self.catalog.state.entries.get(incarnation)
+        if known is None or number >= known.next_partition:
+            return Summary()
+        data = self.store.summary(incarnation, number)
+        return None if data is None else summary.load(data)
 
     def _open_partition(self, incarnation: int, number: int) -> Partition:
         options = self.catalog.get(incarnation).options

@@ -24,7 +24,7 @@ class Live:
         self._store = store
 
     def look(self, incarnation: int, verb: str, **args: Any) -> Any:
-        return self._loop_of(incarnation).call(Do(partial(admin.run, verb=verb, args=args)))
+        return self._loop_of(incarnation).call(Do(partial(admin.run, verb=verb, args=args), opens=not admin.needs_nothing_open(verb, args)))
 
     def name_of(self, incarnation: int) -> str | None:
         try:

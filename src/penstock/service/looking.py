@@ -14,8 +14,9 @@ from penstock.loop.turn import Turns
 from penstock.rules.keys import Line
 from penstock.rules.life import State as Life
 from penstock.rules.outbox import moved_runs, moved_to
-from penstock.rules.runs import RunSet, count, first_of, pairs
+from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import State
+from penstock.rules.summary import Summary, gone
 from penstock.service.reports import (
     Explained,
     Fencing,
@@ -69,6 +70,8 @@ def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0
 
 def _partition(turns: Sight, member: Seen) -> PartitionStats:
     partition = member.known
+    if member.closed and member.summary is not None:
+        return _closed(turns, member.number, member.summary)
     if partition is None:
         return PartitionStats(member.number, "slow" if member.slow else "failing", error=str(member.error))
     state = partition.state
@@ -79,7 +82,7 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
     return PartitionStats(
         member.number,
         status,
-        *counts._replace(completed=counts.completed - _gone(state)),
+        *counts._replace(completed=counts.completed - gone(state)),
         state.next_offset,
         len(state.keys.map),
         _oldest(state, partition.now().elapsed),
@@ -92,10 +95,23 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
     )
 
 
-def _gone(state: State) -> int:
-    """Items that count as resolved and were not completed here: they went elsewhere, or are lost, or both."""
-    both = sum(count(state.lost.within(start, stop)) for start, stop in pairs(moved_runs(state))) if state.lost else 0
-    return state.moved_items + len(state.lost) - both
+def _closed(turns: Sight, number: int, known: Summary) -> PartitionStats:
+    """A partition that nobody needs open, as it was when it was closed."""
+    counts = known.counts
+    status = "active"
+    if number not in turns.active:
+        status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
+    return PartitionStats(
+        number,
+        status,
+        *counts._replace(completed=counts.completed - known.gone),
+        known.next_offset,
+        known.busy_keys,
+        size_bytes=known.size_bytes,
+        paused_lease=known.paused_lease,
+        paused_produce=known.paused_produce,
+        lost=known.lost,
+    )
 
 
 def _oldest(state: State, now: int) -> float:
@@ -264,8 +280,8 @@ def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
             found.add_all(state.leased_within(start, stop).runs)
         else:
             found.add_all(_SETS[life](state).within(start, stop))
-    for gone in (state.dropped.runs, state.lost.runs, moved_runs(state)):
-        found.remove_all(gone)
+    for absent in (state.dropped.runs, state.lost.runs, moved_runs(state)):
+        found.remove_all(absent)
     return found
 
 

@@ -53,7 +53,7 @@ class Mail:
         try:
             deadline = clock.read().elapsed + timeout
             for loop in list(self._loops.values()):
-                while loop.call(Do(partial(_mail, incarnation))):
+                while loop.call(Do(partial(_mail, incarnation), opens=False)):
                     if clock.read().elapsed >= deadline:
                         raise QueueBusy(f"items are on their way to or from queue {name!r}, or a partition is failing; delete it later")
                     threading.Event().wait(LOOK_AGAIN_SECONDS)

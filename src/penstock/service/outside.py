@@ -91,7 +91,7 @@ class Outside:
 
     def hold(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody, for so long as it is not renewed; refused while another has it."""
-        self.call(incarnation, Do(lambda turns: self._hold(turns, holder, timeout), firm=True))
+        self.call(incarnation, Do(lambda turns: self._hold(turns, holder, timeout), firm=True, opens=False))
         self._held.pop(incarnation, None)
         if holder:
             self._held[incarnation] = self.clock.read().elapsed + timeout

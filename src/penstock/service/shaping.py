@@ -9,6 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from penstock.loop.catalog import Catalog
+from penstock.loop.member import Member
+from penstock.loop.requests import NotYet
 from penstock.loop.resizing import Change
 from penstock.loop.turn import Turns
 from penstock.rules.catalog import Entry
@@ -49,36 +51,82 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
     """Inside a turn: record the new shape. When anything stands in its way nothing is changed."""
     entry = catalog.get(turns.incarnation)
     active, read_only = choose(entry)
-    for member in turns.members.values():
-        if member.error is not None:  # all must be in order: their marks and fences are needed
+    failing = [turns.members[number] for number in entry.active if turns.members[number].error is not None]
+    for member in failing:
+        if member.number not in active:  # its slots would have to go, and nobody can say what it holds of them
             raise member.refusal
-        if not member.fenced:
-            raise QueueBusy(f"partition {member.number} is still being prepared by an earlier resize; try again in a moment")
-    for member in turns.members.values():
-        turns.touch(member)
-        member.open.make_durable()  # in every mode: the catalog, which is about to speak of them, is really synced
-    marks = {number: member.open.committed.next_offset for number, member in turns.members.items()}
-    known = set(turns.members)
+    for number in entry.active:
+        if not turns.members[number].fenced and turns.members[number] not in failing:
+            raise QueueBusy(f"partition {number} is still being prepared by an earlier resize; try again in a moment")
+    known = {*entry.active, *entry.retired}
     try:
-        for number in [number for number in active if number not in known]:
-            member = turns.add(number)
-            if member.error is not None:
-                raise member.refusal
-            turns.catch_up(member, new=True)
-        since = wall - entry.options.policy.remember  # by the date, which may be set: some are kept whatever it says
-        since = min(since, entry.maps[-KEPT_MAPS].replaced_at if len(entry.maps) >= KEPT_MAPS and not entry.unfinished else 0)
-        return catalog.reshape(turns.incarnation, active, read_only=read_only, marks=marks, keep_since=since)
-    except BaseException:
-        for number in set(turns.members) - known:  # an interrupt may come anywhere
-            turns.drop(turns.members[number])
+        _open_new(turns, [number for number in active if number not in known])
+        marks = {}
+        for number in entry.active:
+            if turns.members[number] not in failing:
+                marks[number] = _mark(turns, turns.members[number])
+        since = _keep_since(turns, entry, wall)
+        fixed = [member.number for member in failing]
+        return catalog.reshape(turns.incarnation, active, read_only=read_only, marks=marks, keep_since=since, fixed=fixed)
+    except NotYet:
         raise
+    except BaseException:
+        forget_new(turns, entry)  # an interrupt may come anywhere
+        raise
+
+
+def _open_new(turns: Turns, numbers: Sequence[int]) -> None:
+    """New partitions, open and doing as the others do; or NotYet, while they are being opened beside the turns."""
+    new = [turns.add(number) for number in numbers]
+    turns.newcomers.update(numbers)
+    for member in new:
+        turns.open_up(member)
+        if member.error is not None:
+            raise member.refusal
+    if not all(member.healthy for member in new):
+        raise NotYet
+    for member in new:
+        turns.catch_up(member, new=True)
+
+
+def _mark(turns: Turns, member: Member) -> int:
+    """Where a partition stands. It is made durable in every mode: the catalog, which is about to speak of it, is really synced."""
+    turns.touch(member)
+    member.open.make_durable()
+    return member.open.committed.next_offset
+
+
+def _keep_since(turns: Turns, entry: Entry, wall: int) -> int:
+    """Older maps that were replaced before that time are not needed any more.
+
+    Needed are those under which requests may be remembered: known to be so, or from before this opening and not too old. Some are kept
+    whatever the date says, because it may be set. While a drop is unfinished, or a partition may lack fences, all are.
+    """
+    if entry.unfinished or any(turns.members[number].error is not None for number in entry.active):
+        return 0
+    recent = wall - entry.options.policy.remember
+    old = [one for one in entry.maps if one.version < turns.opened_version]
+    unknown = {one.version for one in old[-KEPT_MAPS:]} | {one.version for one in old if one.replaced_at >= recent}
+    needed = [one.replaced_at for one in entry.maps if one.version in turns.producing.versions or one.version in unknown]
+    return min(needed, default=wall + 1)
+
+
+def forget_new(turns: Turns, entry: Entry) -> None:
+    """New partitions of a reshape that is not to be after all."""
+    for number in set(turns.members) - {*entry.active, *entry.retired}:
+        turns.drop(turns.members[number])
+    turns.newcomers.clear()
 
 
 def apply(turns: Turns, entry: Entry) -> None:
     """The queue has the partitions that the catalog says; fences that are missing go up."""
     older = [SlotMap.unpack(old.version, old.owners) for old in entry.maps]
+    turns.newcomers.clear()
     turns.shape(entry.map, entry.active, [*entry.active, *entry.retired], older[::-1])
-    changes = [Change(old, new, entry.marks.get(new.version, {})) for old, new in pairwise([*older, entry.map])]
+    turns.opened_version = turns.opened_version or entry.map.version
+    known = {change.version: change for change in turns.resizing.changes}
+    maps = [*older, entry.map]
+    changes = [known.get(new.version) or Change(old, new, entry.marks.get(new.version, {})) for old, new in pairwise(maps)]
     turns.read_only = entry.read_only
     turns.resizing.begin(changes)
     turns.again = True

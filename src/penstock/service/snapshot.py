@@ -26,6 +26,7 @@ from penstock.rules.catalog import State as CatalogState
 from penstock.rules.events import Event
 from penstock.rules.slots import SlotMap
 from penstock.rules.state import State
+from penstock.rules.summary import Summary
 from penstock.service import admin, looking, tracing
 from penstock.service.reports import ItemEvent, QueueInfo, info
 from penstock.service.store import Target
@@ -54,7 +55,8 @@ class ReadMember:
     def __init__(self, number: int, open_it: Callable[[int], Reader]) -> None:
         self.number = number
         self.error: PenstockError | None = None
-        self.slow = False
+        self.slow = self.closed = False
+        self.summary: Summary | None = None
         self._reader: Reader | None = None
         self._open_it = open_it
         self.refresh()

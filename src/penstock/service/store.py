@@ -30,6 +30,10 @@ class Store(Committer, Protocol):
         """Make the place of a new log."""
         ...
 
+    def summary(self, incarnation: int, partition: int) -> bytes | None:
+        """What was left of a log when it was closed; b"" when it was never opened; None when it must be opened to know anything of it."""
+        ...
+
     def reader(self, incarnation: int, partition: int) -> Readable:
         """A log as far as it is published, beside its owner."""
         ...
@@ -54,6 +58,10 @@ class MemoryStore:
 
     def make(self, incarnation: int, partition: int) -> None:
         """A list is made when it is asked for."""
+
+    def summary(self, incarnation: int, partition: int) -> bytes | None:
+        """A log in memory is opened as quickly as anything could be looked up."""
+        return None if self._kept[incarnation, partition] else b""
 
     def reader(self, incarnation: int, partition: int) -> Readable:
         """As it is now."""

@@ -1,0 +1,104 @@
+"""What is worth knowing of a partition that is not open.
+
+Owns: `Summary`: made from a state when its partition is closed, so that timers, leases and statistics need not open it again.
+It is no truth: a partition whose log has changed since is opened and asked.
+"""
+
+import msgspec
+
+from penstock.rules.lanes import Rank
+from penstock.rules.outbox import moved_runs
+from penstock.rules.runs import count, pairs
+from penstock.rules.state import Counts, State
+from penstock.words.clock import Moment
+
+VERSION = 1
+
+
+class Summary(msgspec.Struct, array_like=True):
+    """A closed partition."""
+
+    version: int = VERSION
+    counts: Counts = Counts(0, 0, 0, 0, 0)
+    next_offset: int = 0
+    lost: int = 0
+    gone: int = 0
+    """Items that count as completed and are not: moved elsewhere, or lost."""
+    busy_keys: int = 0
+    unresolved: int = 0
+    size_bytes: int = 0
+    paused_lease: bool = False
+    paused_produce: bool = False
+    fence_version: int = 0
+    busy: bool = False
+    """Whether it has leases, transfers or fences: then it is opened with its queue."""
+    dropped_all: bool = False
+    """Whether retention has taken everything it ever held."""
+    heads: list[Rank] = []
+    due_elapsed: int | None = None
+    due_wall: int | None = None
+    epoch: int = 0
+    boot: str = ""
+    shift: int = 0
+    moment: Moment = Moment(0, 0)
+
+    @property
+    def ready(self) -> int:
+        """Items that could be leased; none while leasing is paused."""
+        return 0 if self.paused_lease else self.counts.ready
+
+
+def gone(state: State) -> int:
+    """Items that count as resolved and were not completed here: they went elsewhere, or are lost, or both."""
+    both = sum(count(state.lost.within(start, stop)) for start, stop in pairs(moved_runs(state))) if state.lost else 0
+    return state.moved_items + len(state.lost) - both
+
+
+def is_busy(state: State) -> bool:
+    """Whether something is under way in a partition that needs it open."""
+    return bool(state.leases.live or state.outbox or state.keys.fences)
+
+
+def summarize(state: State, size_bytes: int) -> Summary:
+    """The summary of a state."""
+    elapsed, wall = state.next_due()
+    return Summary(
+        counts=state.counts,
+        next_offset=state.next_offset,
+        lost=len(state.lost),
+        gone=gone(state),
+        busy_keys=len(state.keys.map),
+        unresolved=state.next_offset - state.resolved.total - state.buried_set.total,
+        size_bytes=size_bytes,
+        paused_lease=state.paused_lease,
+        paused_produce=state.paused_produce,
+        fence_version=state.fence_version,
+        busy=is_busy(state),
+        dropped_all=state.dropped.first_missing(0) >= state.next_offset,
+        heads=state.heads(),
+        due_elapsed=elapsed,
+        due_wall=wall,
+        epoch=state.epoch,
+        boot=state.boot,
+        shift=state.shift,
+        moment=state.moment,
+    )
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Summary)
+
+
+def dump(summary: Summary) -> bytes:
+    return _encoder.encode(summary)
+
+
+def load(data: bytes) -> Summary | None:
+    """The summary in some bytes; that of a partition that was never opened when there are none. None when it cannot be understood."""
+    if not data:
+        return Summary()
+    try:
+        found = _decoder.decode(data)
+    except msgspec.MsgspecError:
+        return None
+    return found if found.version == VERSION else None
