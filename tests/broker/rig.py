@@ -65,7 +65,7 @@ class Rig:
 
     def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "Desk":
         desk = Desk(self, self.broker.create(name, options, partitions, False, {}))
-        desk.call(Do(lambda turns: None))  # it opens every partition, so that a test sees only what it does itself
+        desk.open_all()  # so that a test sees only what it does itself
         return desk
 
     def find(self, name: str = "q") -> "Desk":
@@ -154,6 +154,10 @@ class Desk:
     @property
     def info(self) -> QueueInfo:
         return self.broker.find(self.name)
+
+    def open_all(self) -> None:
+        """Open every partition that is closed."""
+        self.call(Do(lambda turns: None))
 
     # -- requests --------------------------------------------------------------------------------------
 

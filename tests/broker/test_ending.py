@@ -154,6 +154,7 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(live: 
     inside.clear()
     go_on.clear()
     go, first = blocked(desk)
+    monkeypatch.setattr(desk.loop._inbox, "wake_one", lambda: False)  # not the caller but the runner leads the turn that does not end
     both = [Do(wait), Do(lambda turns: "done", deadline=live.deadline(0.2))]
 
     def stuck() -> None:

@@ -151,6 +151,7 @@ def test_ages_are_compared_and_not_instants(broker: Rig, how: str) -> None:
     if how == "reboot":
         broker.clock.reboot()
     getattr(broker, "restart" if how == "restart" else "kill")()
+    desk.open_all()
     shifts = {member.state.shift for member in desk.loop.turns.healthy()}
     assert len(shifts) > 1, "their times differ"
     desk.produce("last")

@@ -118,6 +118,11 @@ class Member:
         return self.summary.next_offset if self.summary is not None else 0
 
     @property
+    def has_ready_items(self) -> bool:
+        """Of one that is closed, or being opened: whether it has something to lease."""
+        return self.partition is None and self.summary is not None and self.summary.ready > 0
+
+    @property
     def closed(self) -> bool:
         """Whether it is not open, for no other reason than that nobody needs it."""
         return self.partition is None and self.error is None and not self.out

@@ -58,6 +58,8 @@ class Partitions:
         """Partitions that nobody has needed for a while."""
         self.to_open: dict[int, Member] = {}
         """Of these, those that are to be opened by the next turn."""
+        self.visits_changed = False
+        """Whether a member is gone that may have wanted the next visit."""
         self.newcomers: set[int] = set()
         """Partitions that a reshape is about to add."""
         self.outs: dict[int, Member] = {}
@@ -95,6 +97,7 @@ class Partitions:
         for others in (self.closed, self.to_open, self.outs):
             others.pop(member.number, None)
         self.newcomers.discard(member.number)
+        self.visits_changed = True
         self.with_ready.discard(member.number)
         if member in self.touched:
             self.touched.remove(member)

@@ -129,7 +129,7 @@ class Producing:
         """Of partitions that may take any item: the one to wait for, if that is better than all that are at hand."""
         partitions = self._partitions
         best = self._least_of(self._some())
-        closed = [partitions.closed[number] for number in partitions.active if number in partitions.closed]
+        closed = [partitions.closed[number] for number in self._some() if number in partitions.closed] if partitions.closed else []
         emptiest = min(closed, key=lambda member: member.unresolved[0], default=None)
         if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
             return (emptiest.number,)

@@ -109,8 +109,7 @@ class Turns(Partitions):
                 self._open()
             if self.outs:
                 self._grow_slow()
-            waits = self.outs or self.deferred or (self.closed and self._may_need_closed(taken))
-            requests_now = self._runnable(taken) if waits else self._in_order(taken)
+            requests_now = self._runnable(taken) if self.outs or self.deferred or self.closed else self._in_order(taken)
             if self.newcomers and not any(isinstance(one, requests.Reshape) for one in (*requests_now, *self.deferred)):
                 self._drop_newcomers()
             reshapes = self._reshape(requests_now) if requests_now and type(requests_now[0]) is requests.Reshape else 0
@@ -129,8 +128,9 @@ class Turns(Partitions):
                 self.producing.retry(now)
             if self.leasing.waiting and not self._blocked:
                 if self.closed:
-                    self._open(number for number, member in self.closed.items() if member.summary is not None and member.summary.ready)
-                self.leasing.deal(now)
+                    self._open([number for number, member in self.closed.items() if member.has_ready_items])
+                if not any(member.awaited and member.has_ready_items for member in self.outs.values()):
+                    self.leasing.deal(now)
             if self.carrying.dead:
                 self.carrying.dispatch()
             if self.touched or self.pending:
@@ -211,10 +211,6 @@ class Turns(Partitions):
         if kind is requests.Watch or (kind is requests.Lease and request.request is None):  # type: ignore[attr-defined]
             return ()
         return None
-
-    def _may_need_closed(self, taken: Sequence[Request]) -> bool:
-        """Whether a request of a turn could need a partition that is closed: one that takes items, or any for an operator."""
-        return any(number in self.closed for number in self.active) or any(isinstance(request, requests.Do) for request in taken)
 
     def _open(self, numbers: Iterable[int] | None = None) -> None:
         """Open partitions that are closed, beside the turns; None is those that were asked for."""
@@ -549,7 +545,8 @@ class Turns(Partitions):
 
     def _plan(self) -> None:
         """When the queue wants its next turn, if nobody asks before."""
-        if self.touched:
+        if self.touched or self.visits_changed:
+            self.visits_changed = False
             changed = [member.changed() for member in self.touched if not member.out]
             self.note_stock()
             for member in self.touched:

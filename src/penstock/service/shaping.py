@@ -105,7 +105,7 @@ def _keep_since(turns: Turns, entry: Entry, wall: int) -> int:
     if entry.unfinished or any(turns.members[number].error is not None for number in entry.active):
         return 0
     recent = wall - entry.options.policy.remember
-    old = [one for one in entry.maps if one.version < turns.opened_version]
+    old = [one for one in entry.maps if one.version <= turns.opened_version]
     unknown = {one.version for one in old[-KEPT_MAPS:]} | {one.version for one in old if one.replaced_at >= recent}
     needed = [one.replaced_at for one in entry.maps if one.version in turns.producing.versions or one.version in unknown]
     return min(needed, default=wall + 1)
