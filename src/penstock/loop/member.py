@@ -86,6 +86,8 @@ class Member:
         """Why items that were leased could not be read: it is left alone for a while once this turn is committed."""
         self.wants_rest = False
         """Whether it goes out at the end of this turn to sync what needed no sync."""
+        self.was_opened = False
+        """Whether it has landed open after it was closed."""
         self.recovered = False
         """Whether it has landed in order after it was failing or slow."""
         self.unanswered: deque[Unanswered] = deque()
@@ -278,6 +280,7 @@ class Member:
         """Open it, or reopen it after a failure."""
         if self.partition is None:
             self.partition = self._open_it(self.number)
+            self.was_opened = True
         elif self.partition.failed:
             self.partition.reopen()
 

@@ -78,6 +78,11 @@ class Resizing:
         self._prepare(member)
         self.start_over()
 
+    def note_opened(self, member: Member) -> None:
+        """A member was opened: now its fences can be seen."""
+        member.fenced = self._is_fenced(member)
+        self.look_anew()
+
     def _prepare(self, member: Member) -> None:
         """A member may be used for the slots it owns once its fences stand, durably; put up what is missing."""
         member.fenced = self._is_fenced(member)

@@ -405,6 +405,10 @@ class Turns(Partitions):
             if member.recovered:
                 self._recovered.append(member)
                 self.again = True
+            if member.was_opened and self.map.version > 1:
+                self.resizing.note_opened(member)
+                self.again = True
+            member.was_opened = False
             self.landed.popleft()
         if failed:
             self.resizing.start_over()
