@@ -86,6 +86,8 @@ class Member:
         """Why items that were leased could not be read: it is left alone for a while once this turn is committed."""
         self.wants_rest = False
         """Whether it goes out at the end of this turn to sync what needed no sync."""
+        self.wants_close = False
+        """Whether it goes out at the end of this turn to be closed, if nothing happens in it."""
         self.was_opened = False
         """Whether it has landed open after it was closed."""
         self.recovered = False
@@ -121,7 +123,9 @@ class Member:
 
     @property
     def has_ready_items(self) -> bool:
-        """Of one that is closed, or being opened: whether it has something to lease."""
+        """Of one that is closed, or being opened or closed: whether it may have something to lease."""
+        if self.out and self.job == self.close:
+            return True
         return self.partition is None and self.summary is not None and self.summary.ready > 0
 
     @property

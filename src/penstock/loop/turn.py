@@ -112,9 +112,8 @@ class Turns(Partitions):
             requests_now = self._runnable(taken) if self.outs or self.deferred or self.closed else self._in_order(taken)
             if self.newcomers and not any(isinstance(one, requests.Reshape) for one in (*requests_now, *self.deferred)):
                 self._drop_newcomers()
-            reshapes = self._reshape(requests_now) if requests_now and type(requests_now[0]) is requests.Reshape else 0
-            if reshapes:
-                requests_now = requests_now[reshapes:]
+            if any(type(request) is requests.Reshape for request in requests_now):
+                requests_now = self._reshape(requests_now)
             self.look_at_shape()
             if self.resizing.under_way:
                 self.resizing.upkeep()  # before anything else: on what is committed
@@ -239,18 +238,18 @@ class Turns(Partitions):
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _reshape(self, taken: Sequence[Request]) -> int:
-        """Run the reshape that stands first, unless something is uncommitted; all others wait for a turn. Says how many there are."""
-        count = sum(type(request) is requests.Reshape for request in taken)
-        done = 0
+    def _reshape(self, taken: Sequence[Request]) -> Sequence[Request]:
+        """Run the first reshape before anything else, unless something is uncommitted; other ones wait for a turn. Gives the rest."""
+        found = [request for request in taken if isinstance(request, requests.Reshape)]
+        waiting = found
         if not self.resizing.preparing and all(member.open.is_committed for member in self.healthy()):
             try:
-                self.attempt(taken[0], self._do)
-                done = 1
+                self.attempt(found[0], self._do)
+                waiting = found[1:]
             except NotYet:  # new partitions are being opened
                 self._open()
-        self._wait_a_turn(taken[done:count])
-        return count
+        self._wait_a_turn(waiting)
+        return [request for request in taken if type(request) is not requests.Reshape]
 
     def _drop_newcomers(self) -> None:
         """Whoever wanted another shape waits for it no longer: the partitions made for it are not to be."""
@@ -288,10 +287,10 @@ class Turns(Partitions):
                     self._send_out(member, member.reopen)
                 continue
             if member.may_close(now):
-                if not self._is_needed_open(member):
-                    self._send_out(member, member.close)
-                    continue
-                member.stay_open(now)
+                if self._is_needed_open(member):
+                    member.stay_open(now)
+                else:
+                    member.wants_close = True
             if not member.fenced:
                 self.resizing.check(member)
             if member.is_due_for_rest(now):
@@ -342,7 +341,7 @@ class Turns(Partitions):
             )
         self._departing = True
         for member in self.touched:
-            if member.healthy and (member.open.prepare() or member.wants_rest):
+            if member.healthy and (member.open.prepare() or member.wants_rest or member.wants_close):
                 self._leave(member)
             elif member.healthy:
                 member.note_rest()
@@ -350,7 +349,10 @@ class Turns(Partitions):
 
     def _leave(self, member: Member) -> None:
         partition = member.open
-        if member.wants_rest:
+        wants_close, member.wants_close = member.wants_close, False
+        if wants_close and member.may_close(self.now):  # nobody has used it in this turn either
+            self._send_out(member, member.close)
+        elif member.wants_rest:
             member.wants_rest = False
             self._send_out(member, partition.rest)
         else:
