@@ -351,6 +351,9 @@ class Partition:
                 self.reopen()
         except InvalidRequest:  # a state too large for one frame: the segment goes on
             self._plan_rotation(self._segment_bytes)
+        except BaseException:  # an interrupt: the log may be half way into another segment
+            self.failed = True
+            raise
 
     def _checkpoint(self) -> None:
         """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
@@ -433,6 +436,9 @@ class Partition:
             return self._tidy(thorough=thorough)
         except StorageFailed as error:
             self._fail(error)
+        except BaseException:
+            self.failed = True  # as in `_keep_house`
+            raise
 
     def compact(self) -> Freed:
         """Close the newest segment and let go of everything that may go."""
@@ -441,6 +447,9 @@ class Partition:
             self._rotate()
         except StorageFailed as error:
             self._fail(error)
+        except BaseException:
+            self.failed = True  # as in `_keep_house`
+            raise
         return self.retain(thorough=True)
 
     def _tidy(self, *, thorough: bool) -> Freed:

@@ -325,9 +325,9 @@ class Turns(Partitions):
             self.pending.popleft()
 
     def _expires(self, request: Request) -> int:
-        if isinstance(request, requests.Lease):
-            return max(request.deadline, self.now + SLOW_AFTER)
-        return request.give_up_at
+        """When it is answered although a partition has not landed. What was run is given the time that a sync may take."""
+        until = request.deadline if isinstance(request, requests.Lease) else request.give_up_at
+        return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.Lease) else 0
 
     def _land(self) -> None:
         """Take back the partitions that have landed, and answer what waited for them."""
@@ -471,13 +471,14 @@ class Turns(Partitions):
 
     def rescue(self, taken: Sequence[Request], error: BaseException) -> None:
         """Requests of a turn that was undone: those who wait for items go on waiting, the others are run again."""
-        lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
         again: list[Request] = []
+        answered = [waiting.request for waiting in self._waits_for_commit.values()]  # their commit had begun: it is finished, not run again
+        lines = (self.leasing.waiting, self.producing.waiting, self.watching, self.deferred, answered, again)
         for request in taken:
             if request.done:
                 request.tell()  # the interrupt may have come in between
                 continue
-            if not request.taken or any(request in line for line in (*lines, self.deferred, again)):  # it was put back before, or waits
+            if not request.taken or any(request in line for line in lines):  # it was put back before, or waits
                 continue
             request.undone += 1
             if request.undone > REDOS:

@@ -104,20 +104,20 @@ class Plan:
         """Whether other partitions have something better."""
         return self._until is not None and rank > self._until
 
-    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int] | None, int]:
+    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int, int] | None, int]:
         """The best candidate, the rank of the one after it, and since when the oldest of the same lifted priority waits.
 
         A keyed item that came back stands before older ones, which must not have to wait because it is young.
         """
         best: Candidate | None = None
-        second: tuple[int, int, bool, int] | None = None
+        second: tuple[int, int, bool, int, int] | None = None
         oldest = 0
         for lane in self._lanes:
             walk = self._walks.get(lane)
             extent = None
             if walk is not None and walk.extent is not None:
                 since = walk.extent.ready_at
-                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.fresh, lane), lane, since)
+                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.fresh, since, lane), lane, since)
             for found in (extent, self._top_head(lane)):
                 if found is None:
                     continue
@@ -140,7 +140,8 @@ class Plan:
             entry, line = found
             if entry[2] not in self._touched:
                 first = line.waiting.first
-                return Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, first.ready_at, entry, line)
+                since = first.ready_at
+                return Candidate((self._lifted(lane, since), entry[0], first.fresh, since, lane), lane, since, entry, line)
             self._popped.append((lane, heappop(self.state.keys.ready[lane])))
         return None
 

@@ -77,8 +77,11 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
 def apply(turns: Turns, entry: Entry) -> None:
     """The queue has the partitions that the catalog says; fences that are missing go up."""
     older = [SlotMap.unpack(old.version, old.owners) for old in entry.maps]
-    turns.shape(entry.map, entry.active, [*entry.active, *entry.retired], older[::-1])
+    numbers = [*entry.active, *entry.retired]
+    for number in sorted(numbers):
+        turns.add(number)
     changes = [Change(old, new, entry.marks.get(new.version, {})) for old, new in pairwise([*older, entry.map])]
-    turns.read_only = entry.read_only
     turns.resizing.begin(changes)
     turns.again = True
+    turns.read_only = entry.read_only
+    turns.shape(entry.map, entry.active, numbers, older[::-1])  # last: after an interrupt anywhere before it all of this is done again

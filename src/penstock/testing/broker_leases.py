@@ -54,7 +54,7 @@ class Leases:
         for held in self.held:
             held.doubtful = held.doubtful or power or held.deadline <= ended
             held.deadline = self.now + held.timeout
-            self._unopened.add((held.incarnation, held.partition))
+        self._unopened.update(self._census.rooms)
         for tag in self._book.tags.values():
             tag.not_before = 0
             tag.attempt = 0 if power else tag.attempt
@@ -77,6 +77,8 @@ class Leases:
         for held in self.held if opened else ():
             if (held.incarnation, held.partition) in opened:
                 held.deadline = self.now + held.timeout
+        for incarnation in {incarnation for incarnation, _ in opened}.intersection(self.unknown_until):
+            self.unknown_until[incarnation] = self.now + LONGEST
 
     def look_back(self, loops: Iterable[Loop]) -> None:
         """The process has ended: of partitions that it opened anew in its last moments, leases may be lost too."""
@@ -153,9 +155,19 @@ class Leases:
         assert there is None or there is tag, f"{held} was given {tag} at {place}, where {there} is"
         assert not tag.resolved, f"{held} was given {tag}, which is resolved"
         before = tag.holder
+        if before is not None:
+            self._see_left(before, tag)
         assert before is None or not before.holds(tag, self.now), f"{held} was given {tag}, which {before} has"
         assert not tag.at, f"{held} was given {tag} before its time"
         assert tag.not_before <= self.now, f"{held} was given {tag} {(tag.not_before - self.now) / SECOND} s before its delay is over"
+
+    def _see_left(self, held: Held, tag: Tag) -> None:
+        """Somebody else has an item whose holder waits for an answer: what was asked was done, and the answer must say so."""
+        offset = next((offset for offset, one in held.open.items() if one is tag), None)
+        if offset is not None and offset in held.leaving and not self._census.holds(Place(held.incarnation, held.partition, offset), held.lease):
+            held.left.add(offset)
+            held.close_behind(offset)
+            tag.attempt = 0  # whether that one counts is known when the answer is there
 
     def _check_attempts(self, held: Held, attempts: Mapping[int, int]) -> None:
         """Every lease that was answered counts as an attempt, unless its holder said that it was none."""
@@ -178,8 +190,11 @@ class Leases:
     # -- settling ------------------------------------------------------------------------------------
 
     def settling(self, sent: SentSettle) -> None:
-        for held, _ in sent.parts:
+        for held, wanted in sent.wanted:
             held.busy = True
+            held.leaving.update(wanted if sent.action != "extend" else ())
+        for tag in sent.follow_ups:  # it was refused before, and may be made now
+            tag.void = False
         if sent.action == "complete":
             for tag in sent.tags:
                 tag.doers += 1
@@ -189,12 +204,11 @@ class Leases:
         sent.unknown = True
         for held, _ in sent.parts:
             held.doubtful, held.busy = True, False
+            held.leaving, held.left = set(), set()
         for tag in sent.tags:
             tag.not_before = tag.attempt = 0
 
     def settled(self, sent: SentSettle, answer: list[Settled | PenstockError], error: PenstockError | None) -> None:
-        for held, _ in sent.parts:
-            held.busy = False
         if error is not None:
             answer = [error] * len(sent.parts)
         if sent.answered is not None and self._book.remembers(sent) and not any(isinstance(one, PenstockError) for one in sent.answered):
@@ -205,6 +219,7 @@ class Leases:
                 self._accepted(sent, held, wanted, result)
             else:
                 self._refused(sent, held, wanted, result)
+            held.busy, held.leaving, held.left = False, set(), set()
         if all(isinstance(one, Settled) for one in answer):
             sent.answered = list(answer)
 
@@ -212,6 +227,7 @@ class Leases:
         if isinstance(error, OutcomeUnknown):
             self.unsettled(sent)
             return
+        assert not held.left, f"{sent} was refused, and yet somebody else has {sorted(held.left)} of {held}: {error}"
         if isinstance(error, LeaseLost) and not sent.unknown:
             sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._book.queues
             sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)
@@ -234,15 +250,17 @@ class Leases:
     def _accepted(self, sent: SentSettle, held: Held, wanted: list[int], result: Settled) -> None:
         refused = {*result.refused, *result.early}
         done = [offset for offset in wanted if offset not in refused]
+        assert held.left.issubset(done) or sent.unknown, f"{sent} was answered with {result}, and {sorted(held.left)} are with others"
         if sent.unknown or sent.times > 1 or (held.doubtful and result.done < len(done)):
-            self._accepted_later(sent, held, done)
+            self._accepted_later(sent, held, done, result)
             return
-        settled = sum(offset in held.open or offset in held.done for offset in done)
+        settled = sum(offset in held.open or offset in held.done or offset in held.left for offset in done)
         assert result.done == settled, f"{sent} was answered with {result}, and {settled} items were asked for"
         for offset in done:
             tag = held.open.get(offset)
             if tag is None:
-                assert sent.action == "complete" and offset in held.done, f"{held} settled offset {offset}, which it does not hold: {sent}"
+                known = offset in held.left or (sent.action == "complete" and offset in held.done)
+                assert known, f"{held} settled offset {offset}, which it does not hold: {sent}"
                 continue
             assert tag.holder is held, f"{held} settled {tag}, which {tag.holder} has since"
             assert self.now < held.deadline or held.doubtful, f"{held} settled {tag} after its end"
@@ -252,8 +270,9 @@ class Leases:
             assert not sure, f"{sent}: {tag} was refused though {held} is valid"
         self._do(sent, held, done)
 
-    def _accepted_later(self, sent: SentSettle, held: Held, done: list[int]) -> None:
+    def _accepted_later(self, sent: SentSettle, held: Held, done: list[int], result: Settled) -> None:
         """A repetition: what it says was done may have been done the first time."""
+        by_others = bool(done) and all(offset in held.done for offset in done)
         if sent.action == "complete":
             for offset in done:
                 tag = held.open.get(offset)
@@ -267,7 +286,10 @@ class Leases:
         if sent.action == "extend":
             held.doubtful = True
         for tag in sent.follow_ups:
-            tag.acknowledged = bool(done) or tag.acknowledged
+            if not by_others:
+                tag.acknowledged = tag.acknowledged or result.done > 0
+            elif sent.answered is None and not sent.unknown:  # another request has completed the items, and that one had no follow-ups
+                tag.void = tag.void or not tag.seen
 
     def _do(self, sent: SentSettle, held: Held, done: list[int]) -> None:
         """What the answer means."""

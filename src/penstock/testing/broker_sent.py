@@ -29,6 +29,8 @@ class Sent:
         self.era = 0
         self.latest_era = 0
         """Of the first and of the last time: how often the machine had been rebooted."""
+        self.taken_at = 0
+        """When a turn took it, or (not yet) when it was last asked."""
         self.unknown = False
         """An answer was lost: nobody knows what became of that time."""
         self.quiet = False

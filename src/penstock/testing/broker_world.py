@@ -83,6 +83,7 @@ class World:
         self.say(f"   {sent}")
         sent.make(ManualClock.read(self.clock).elapsed)  # an interrupt is for whoever runs the turn
         sent.request.on_done = partial(self._note, sent)
+        sent.taken_at = self.model.now
         sent.quiet = self.model.census.whole and not self.disk.failing
         self._pending.append(sent)
         self.model.sending(sent)
@@ -194,6 +195,9 @@ class World:
 
     def advance(self, duration: int) -> None:
         self.say(f"   {duration / SECOND} s pass")
+        for sent in self._pending:
+            if not sent.request.taken:
+                sent.taken_at += duration
         self.clock.advance(duration)
         self.model.pass_time(duration, self.clock.read().wall)
 
@@ -253,6 +257,7 @@ class World:
             self.not_quiet()
 
     def fill_disk(self, free_bytes: int) -> None:
+        self._doubt_missed()
         self.not_quiet()
         self.disk.fill(free_bytes)
 
