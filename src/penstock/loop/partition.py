@@ -287,6 +287,8 @@ class Partition:
     def rest(self) -> None:
         """Nothing more to do just now: commit, sync what could wait as the durability mode says, tell readers how far the log goes."""
         self.commit()
+        if self.failed:
+            return  # the turn is stored; keeping house failed behind it
         try:
             if self.log.durability == "interval":
                 self.log.flush()
@@ -295,7 +297,10 @@ class Partition:
             self._note_synced()
             self.log.publish()
         except StorageFailed as error:
-            self._fail(error)
+            if self.log.durability != "fsync":
+                self._fail(error)
+            with contextlib.suppress(PenstockError):  # the turn was durable before this: its answers stand
+                self.reopen()
 
     @property
     def is_committed(self) -> bool:
