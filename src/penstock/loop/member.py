@@ -96,7 +96,6 @@ class Member:
         self._failures = 0
         self._retry_at = 0
         self._rest_at: int | None = None
-        self._no_end_before = 0
         self._seen = -1
         self.try_open()
 
@@ -204,10 +203,9 @@ class Member:
         """Come back into the turn; the error tells what became of what it went out for."""
         self.out = False
         self.late_until = now + LATE_FOR if now - self.out_since > PROMPT else 0
-        self.recovered = self.error is not None
+        self.slow = self.slow or now - self.out_since >= SLOW_AFTER
+        self.recovered = self.slow or self.error is not None
         self.error = None
-        if self.slow:
-            self._no_end_before = now + GRACE_AFTER_SLOW
         if self.outcome is not None:
             self.recovered = False
             self.fail(self.outcome)
@@ -288,7 +286,7 @@ class Member:
             waits.append(self._rest_at - now)
         retries = [-when - now for when in self.carrying.values() if when < 0]
         found = min((*waits, *retries), default=None)
-        self.next_run = None if found is None else max(now + max(0, found), self._no_end_before)
+        self.next_run = None if found is None else now + max(0, found)
 
     def __repr__(self) -> str:
         return f"Member({self.number}, {self.error or self.partition})"

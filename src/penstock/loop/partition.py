@@ -436,7 +436,7 @@ class Partition:
 
     def retain(self, *, thorough: bool = False) -> Freed:
         """Let go of what the policy's retention does not ask for; done by itself at every rotation. `thorough`: whatever frees anything."""
-        self.commit()
+        self._commit_so_far()
         try:
             return self._tidy(thorough=thorough)
         except StorageFailed as error:
@@ -447,7 +447,7 @@ class Partition:
 
     def compact(self) -> Freed:
         """Close the newest segment and let go of everything that may go."""
-        self.commit()
+        self._commit_so_far()
         try:
             self._rotate()
         except StorageFailed as error:
@@ -456,6 +456,14 @@ class Partition:
             self.failed = True  # as in `_keep_house`
             raise
         return self.retain(thorough=True)
+
+    def _commit_so_far(self) -> None:
+        """Commit in the middle of a turn. If that fails the turn is undone, and its own `commit` must not say otherwise."""
+        try:
+            self.commit()
+        except PenstockError:
+            self._undone = True
+            raise
 
     def _tidy(self, *, thorough: bool) -> Freed:
         """The record first, durably, then the files: a crash in between leaves bytes too many, never too few."""

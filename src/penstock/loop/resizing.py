@@ -49,6 +49,8 @@ class Resizing:
         self._changes: list[Change] = []
         self._backlogs: dict[int, dict[int, int]] = {}
         """Old partition → slot → mark: what the fences that stand, or are still to be put up, wait for."""
+        self._awaited: dict[int, set[int]] = {}
+        """Old partition → keys: what the fences that stand wait for key by key."""
         self._unknown: set[int] = set()
         """Partitions that cannot be opened: nobody knows their fences."""
         self._stale = False
@@ -114,12 +116,15 @@ class Resizing:
         self._stale = False
         self._departed.clear()
         self._backlogs.clear()
+        self._awaited.clear()
         members = self._partitions.members.values()
         self._unknown = {member.number for member in members if member.partition is None}
         self.under_way = not all(member.fenced for member in members)
         for member in members:
             for fence in member.partition.state.keys.fences if member.partition is not None else ():
                 self.under_way = True
+                if fence.slots is None:
+                    self._awaited.setdefault(fence.source, set()).update(fence.keys)
                 backlog = self._backlogs.setdefault(fence.source, {})
                 for slot in fence.slots or ():
                     backlog[slot] = max(fence.mark, backlog.get(slot, 0))
@@ -290,7 +295,7 @@ class Resizing:
             return None
         if number not in self._departed:
             backlog = self._backlogs.get(number, {})
-            self._departed[number] = Departed(partitions.map.owners, number, backlog, self._unknown)
+            self._departed[number] = Departed(partitions.map.owners, number, backlog, self._unknown, self._awaited.get(number, ()))
         return self._departed[number]
 
     @property

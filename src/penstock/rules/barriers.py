@@ -84,20 +84,33 @@ class Departed:
     Items from before that position are the backlog that the slot's new partition waits for: they are handled here.
     """
 
-    __slots__ = ("_backlog", "_number", "_owners", "_unknown")
+    __slots__ = ("_awaited", "_backlog", "_number", "_owners", "_unknown")
 
-    def __init__(self, owners: Sequence[int], number: int, backlog: Mapping[int, int], unknown: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        owners: Sequence[int],
+        number: int,
+        backlog: Mapping[int, int],
+        unknown: Collection[int] = (),
+        awaited: Collection[int] = (),
+    ) -> None:
         self._owners = owners
         self._number = number
         self._backlog = backlog
         """slot → position."""
         self._unknown = unknown
         """Partitions of which nobody can say what they wait for: all that is here of their slots is handled here."""
+        self._awaited = awaited
+        """Keys that wait elsewhere until what their lines hold here is resolved."""
 
     def any_of(self, keys: Iterable[int]) -> bool:
         """Whether one of these keys lives elsewhere."""
         owners, number = self._owners, self._number
         return any(owners[key & SLOT_MASK] != number for key in keys if key)
+
+    def is_astray(self, key: int) -> bool:
+        """Whether a key lives elsewhere and nobody waits for what its line holds here: it came back when they had gone on."""
+        return key not in self._awaited and self.mark(key) == 0
 
     def mark(self, key: int) -> int:
         """The position from which on items of a key are strays."""

@@ -8,6 +8,7 @@ Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, 
 
 from collections import Counter
 from heapq import heappop, heappush
+from itertools import islice
 
 from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
@@ -22,6 +23,8 @@ from penstock.rules.walk import Candidate, Walk
 from penstock.words.clock import Moment
 
 SCAN_ITEMS = 20_000
+STRAY_ITEMS = 1_000
+"""Items of a line that are sent on at a time."""
 PASS_COST = 100
 """So many items are passed in the time that it takes to cut a lane once more."""
 
@@ -81,6 +84,10 @@ class Plan:
         if not self._may_go(best.rank[1], None):
             return False
         while best is not None and best.head is not None and self.room:
+            if self._departed is not None and best.line is not None and self._departed.is_astray(best.head[2]):
+                waiting = (offset for run in best.line.waiting for offset in range(run.start, run.stop))
+                self.strays = list(islice(waiting, STRAY_ITEMS))
+                return False
             self._take_head(best.head, best.line)
             following = self._top_head(lane)  # one key after the other, as long as no other candidate is better
             best = following if following is not None and (second is None or following.rank < second) else None

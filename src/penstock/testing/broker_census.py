@@ -83,6 +83,10 @@ class Room:
         self.paused = False
         """Whether leasing is paused."""
         self.healthy = False
+        self.was_healthy = False
+        """At the look before the last."""
+        self.takes_items = False
+        """Whether it may be given items without a key."""
 
 
 class Census:
@@ -120,7 +124,8 @@ class Census:
 
     def _look_into(self, incarnation: int, member: Member) -> None:
         room = self.rooms.setdefault((incarnation, member.number), Room())
-        room.healthy = member.healthy and not member.open.failed
+        room.was_healthy, room.healthy = room.healthy, member.healthy and not member.open.failed
+        room.takes_items = room.healthy and member.fenced and not member.state.paused_produce
         if not room.healthy:
             return
         state = member.state

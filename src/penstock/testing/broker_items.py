@@ -102,12 +102,16 @@ class Held:
     timeout: int
     doubtful: bool = False
     """It may have ended before its deadline: its record may be lost, or what was asked of it was never answered."""
+    spared_until: int = 0
+    """It does not end before, because its partition was slow."""
     busy: bool = False
     """Its holder waits for an answer."""
     leaving: set[int] = field(default_factory=set)
     """What that request completes, returns or buries, if it was run: its answer may wait for other partitions."""
     left: set[int] = field(default_factory=set)
-    """Of these, what was seen with somebody else before the answer came: the answer must say that it was done."""
+    """Of these, what was seen with somebody else before the answer came."""
+    surely_left: set[int] = field(default_factory=set)
+    """Of these, what nothing but that request can have taken from its holder: the answer must say that it was done."""
     done: set[int] = field(default_factory=set)
     """Completed under it, and acknowledged."""
 

@@ -6,7 +6,7 @@ given to someone else, or its deadline is past: then it must be refused. Between
 doubt. A write that fails, or an interrupt, takes back no lease that was answered.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Handed
@@ -18,6 +18,8 @@ from penstock.testing.broker_sent import SentLease, SentSettle
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError
 
+GRACE = 2 * SECOND
+"""So long no lease of a slow partition ends when it is back."""
 LONGEST = 5 * MINUTE
 """No lease is asked for longer than this."""
 
@@ -38,6 +40,8 @@ class Leases:
         self._states: dict[tuple[int, int], object] = {}
         self._doubted: set[tuple[int, int]] = set()
         """Partitions that lost leases in the last moments of a process, perhaps also such as were not judged yet."""
+        self._doubted_at: dict[int, int] = {}
+        """Queue → when leases of it may have been lost or ended: those whose answers come later may be among them."""
         self._cut = False
         """The power was cut and what the last process answered is not judged yet: leases among it may be lost."""
         self._unopened: set[tuple[int, int]] = set()
@@ -63,6 +67,7 @@ class Leases:
 
     def doubt(self, incarnation: int, partition: int | None = None) -> None:
         """What was given out last may be lost."""
+        self._doubted_at[incarnation] = self.now
         for held in self.held:
             if held.incarnation == incarnation and partition in (None, held.partition):
                 held.doubtful = True
@@ -106,12 +111,21 @@ class Leases:
         until = self.now + max(sent.timeout, self._book.queues[sent.incarnation].options.policy.lease_timeout)
         self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))
 
-    def check_known(self) -> None:
-        """At rest: whatever is leased is in somebody's hands, or may be, because an answer was lost."""
+    def spare(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
+        """A slow partition is back: leases that had not ended when it went out (`since`) do not end for a while, if nothing fails."""
+        for held in self.held:
+            if (held.incarnation, held.partition) == owner and held.open and held.deadline > since:
+                held.doubtful = held.doubtful or (not sure and held.deadline <= self.now)
+                held.spared_until = self.now + GRACE
+                held.deadline = max(held.deadline, held.spared_until)
+
+    def check_known(self, unanswered: Collection[int]) -> None:
+        """At rest: whatever is leased is in somebody's hands, or may be, because an answer was lost or (`unanswered` queues) waits."""
         known = {(held.incarnation, held.partition, held.lease) for held in self.held}
         for (incarnation, partition), room in self._census.rooms.items():
             for lease, given in room.held.items() if room.healthy else ():
                 sure = (incarnation, partition, lease) in known or self.unknown_until.get(incarnation, 0) > self.now
+                sure = sure or incarnation in unanswered
                 assert sure, f"{[room.tags[offset] for offset in given]} of partition {partition} are leased and nobody has them"
 
     # -- lease ---------------------------------------------------------------------------------------
@@ -137,8 +151,9 @@ class Leases:
             assert known[0].open.keys() >= given.keys() or known[0].doubtful, f"{known[0]} was given again with {list(given)}"
             return
         held = Held(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
-        held.timeout = held.deadline - self.now
+        held.timeout = held.deadline - sent.ran(self.now)
         held.doubtful = self._cut or (held.incarnation, held.partition) in self._doubted
+        held.doubtful = held.doubtful or sent.ran(self.now) <= self._doubted_at.get(held.incarnation, -1)
         for offset, tag in given.items():
             self._check_given(held, offset, tag)
         self._check_attempts(held, granted.attempts)
@@ -146,7 +161,8 @@ class Leases:
             tag.holder, tag.handed = held, tag.handed + 1
         self._check_contents(handed, given)
         self._order.check(held, sent.per_key, self.held, self.now)
-        self._precedence.check(held, self.now)
+        if sent.ran_at is None:  # else what waits now did not wait then
+            self._precedence.check(held, self.now)
         self.held.append(held)
 
     def _check_given(self, held: Held, offset: int, tag: Tag) -> None:
@@ -164,8 +180,12 @@ class Leases:
     def _see_left(self, held: Held, tag: Tag) -> None:
         """Somebody else has an item whose holder waits for an answer: what was asked was done, and the answer must say so."""
         offset = next((offset for offset, one in held.open.items() if one is tag), None)
-        if offset is not None and offset in held.leaving and not self._census.holds(Place(held.incarnation, held.partition, offset), held.lease):
+        if offset is None or offset not in held.leaving:
+            return
+        if not self._census.holds(Place(held.incarnation, held.partition, offset), held.lease):
             held.left.add(offset)
+            if held.holds(tag, self.now):
+                held.surely_left.add(offset)
             held.close_behind(offset)
             tag.attempt = 0  # whether that one counts is known when the answer is there
 
@@ -204,7 +224,7 @@ class Leases:
         sent.unknown = True
         for held, _ in sent.parts:
             held.doubtful, held.busy = True, False
-            held.leaving, held.left = set(), set()
+            held.leaving, held.left, held.surely_left = set(), set(), set()
         for tag in sent.tags:
             tag.not_before = tag.attempt = 0
 
@@ -219,7 +239,7 @@ class Leases:
                 self._accepted(sent, held, wanted, result)
             else:
                 self._refused(sent, held, wanted, result)
-            held.busy, held.leaving, held.left = False, set(), set()
+            held.busy, held.leaving, held.left, held.surely_left = False, set(), set(), set()
         if all(isinstance(one, Settled) for one in answer):
             sent.answered = list(answer)
 
@@ -227,7 +247,7 @@ class Leases:
         if isinstance(error, OutcomeUnknown):
             self.unsettled(sent)
             return
-        assert not held.left, f"{sent} was refused, and yet somebody else has {sorted(held.left)} of {held}: {error}"
+        assert not held.surely_left, f"{sent} was refused, and yet somebody else has {sorted(held.surely_left)} of {held}: {error}"
         if isinstance(error, LeaseLost) and not sent.unknown:
             sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._book.queues
             sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)
@@ -250,7 +270,8 @@ class Leases:
     def _accepted(self, sent: SentSettle, held: Held, wanted: list[int], result: Settled) -> None:
         refused = {*result.refused, *result.early}
         done = [offset for offset in wanted if offset not in refused]
-        assert held.left.issubset(done) or sent.unknown, f"{sent} was answered with {result}, and {sorted(held.left)} are with others"
+        known = held.surely_left.issubset(done) or sent.unknown
+        assert known, f"{sent} was answered with {result}, and {sorted(held.surely_left)} are with others"
         if sent.unknown or sent.times > 1 or (held.doubtful and result.done < len(done)):
             self._accepted_later(sent, held, done, result)
             return
@@ -263,7 +284,7 @@ class Leases:
                 assert known, f"{held} settled offset {offset}, which it does not hold: {sent}"
                 continue
             assert tag.holder is held, f"{held} settled {tag}, which {tag.holder} has since"
-            assert self.now < held.deadline or held.doubtful, f"{held} settled {tag} after its end"
+            assert sent.ran(self.now) < held.deadline or held.doubtful, f"{held} settled {tag} after its end"
         for offset in refused:
             tag = held.open.get(offset)
             sure = tag is not None and held.holds(tag, self.now) and offset not in result.early
@@ -294,7 +315,7 @@ class Leases:
     def _do(self, sent: SentSettle, held: Held, done: list[int]) -> None:
         """What the answer means."""
         if sent.action == "extend":
-            held.deadline = self.now + (sent.timeout or held.timeout)
+            held.deadline = max(sent.ran(self.now) + (sent.timeout or held.timeout), held.spared_until)
             return
         for offset, tag in [pair for pair in held.open.items() if pair[0] in done]:
             if offset not in held.open:
@@ -305,7 +326,7 @@ class Leases:
                 spot = self._census.lives_in(tag, held.incarnation)
                 known = spot is not None and not spot.buried and sent.latest_era == self._book.era
                 if sent.action == "retry" and sent.delay:
-                    tag.not_before = self.now + sent.delay if known else 0  # an earlier delay says nothing any more
+                    tag.not_before = sent.ran(self.now) + sent.delay if known else 0  # an earlier delay says nothing any more
                 if sent.action == "retry" and not sent.counted:
                     tag.attempt = max(0, tag.attempt - 1)
                 held.close_behind(offset)

@@ -40,10 +40,7 @@ class First:
     """The first item with a dedup id, and until when others are its duplicates."""
 
     tag: Tag
-    surely_until: int
-    """So long, if it was stored as soon as it was taken."""
     until: int
-    """So long, if it was stored when it was answered."""
     era: int
 
 
@@ -294,10 +291,10 @@ class Facts(Book):
         name = (sent.incarnation, tag.key, tag.dedup)
         first = self._firsts.get(name)
         if first is not None and first.tag is not tag and not self._is_unsure(name):
-            assert first.surely_until <= self.now or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
+            assert first.until <= sent.ran(self.now) or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
         if first is None or first.tag is not tag:
             window = self.windows[sent.incarnation]
-            self._firsts[name] = First(tag, sent.taken_at + window, self.now + window, sent.latest_era)
+            self._firsts[name] = First(tag, sent.ran(self.now) + window, sent.latest_era)
             if not fresh:
                 self._unsure[name] = self.now + self.windows[sent.incarnation]
 
@@ -306,13 +303,15 @@ class Facts(Book):
         name = (tag.queue, tag.key, tag.dedup)
         first = self._firsts.get(name)
         asked = self._asked.get(real)
-        over = first is None or first.surely_until <= self.now or first.era != self.era
+        over = first is None or first.until <= self.now or first.era != self.era
         if asked is not None and asked.first and over:  # its answer waits for another partition
             window = self.windows[sent.incarnation]
-            first = self._firsts[name] = First(real, asked.taken_at + window, self.now + window, asked.latest_era)
+            first = self._firsts[name] = First(real, asked.ran(self.now) + window, asked.latest_era)
         if sent.first and not self._is_unsure(name):
             assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
-            assert first.until > self.now or first.era != self.era, f"{tag} was taken for a duplicate of {real}, whose window is over"
+            assert first.until > sent.ran(self.now) or first.era != self.era, (
+                f"{tag} was taken for a duplicate of {real}, whose window is over"
+            )
         real.acknowledged = True  # whatever became of its own answer
         tag.void = True
 
