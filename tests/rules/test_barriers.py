@@ -85,4 +85,10 @@ def test_of_a_slot_that_lives_elsewhere_all_but_the_backlog_is_astray() -> None:
     assert [departed.mark(key_id(key)) for key in ("a", "b", "c")] == [10, 0, ENDLESS]
     assert departed.any_of([routing.NO_KEY, key_id("c"), key_id("b")])
     assert not departed.any_of([routing.NO_KEY, key_id("c")])
-    assert Departed(owners, 0, {slot("a"): 10}, ENDLESS).mark(key_id("b")) == ENDLESS
+
+
+def test_what_belongs_to_a_partition_that_cannot_be_opened_is_handled_where_it_is() -> None:
+    owners = bytearray(routing.SLOTS)
+    owners[slot("a")], owners[slot("b")] = 1, 2
+    departed = Departed(owners, 0, {}, {2})
+    assert [departed.mark(key_id(key)) for key in ("a", "b", "c")] == [0, ENDLESS, ENDLESS]

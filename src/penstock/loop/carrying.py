@@ -218,6 +218,8 @@ class Carrying:
         if burial is None and before is not None:
             if incarnation != partitions.incarnation:
                 return before
+            if before.parking is not None and before.parking[0] != incarnation:  # a key of another queue waits for its return
+                return msgspec.structs.replace(before, forwarded=True)
             return msgspec.structs.replace(before, forwarded=True, parked=False, parked_in=0, parked_id="")
         here = ids.format_id(member.number, offset)
         if burial is None:

@@ -130,6 +130,10 @@ class Loop:
 
     def _sleep(self, request: Request) -> None:
         """Until there is an answer, or it is time to lead, or to give up."""
+        if self.waiting_for_disk:  # without threads: there is nobody else who could let them land
+            for member in [*self.waiting_for_disk]:
+                self.run_by_hand(member)
+            return
         if not request.give_up_at:
             request.sleep(IDLE_SECONDS)
             return

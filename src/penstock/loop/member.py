@@ -109,7 +109,6 @@ class Member:
         self._failures = 0
         self._retry_at = 0
         self._rest_at: int | None = None
-        self._no_end_before = 0
         self._seen = -1
         self._idle_since = 0
         self._idle_changes = -1
@@ -120,6 +119,18 @@ class Member:
         if self.partition is not None:
             return self.partition.state.next_offset if self.healthy else 0
         return self.summary.next_offset if self.summary is not None else 0
+
+    @property
+    def fence_version(self) -> int:
+        """The version of the slot map up to which its fences are put up, open or not."""
+        if self.partition is not None:
+            return self.partition.state.fence_version
+        return self.summary.fence_version if self.summary is not None else 0
+
+    @property
+    def has_no_fences(self) -> bool:
+        """Of one that is not open: whether it is known to have none."""
+        return self.summary is not None and not self.summary.busy
 
     @property
     def has_ready_items(self) -> bool:
@@ -239,10 +250,9 @@ class Member:
         """Come back into the turn; the error tells what became of what it went out for."""
         self.out = False
         self.late_until = now + LATE_FOR if now - self.out_since > PROMPT else 0
-        self.recovered = self.error is not None
+        self.slow = self.slow or now - self.out_since >= SLOW_AFTER
+        self.recovered = self.slow or self.error is not None
         self.error = None
-        if self.slow:
-            self._no_end_before = now + GRACE_AFTER_SLOW
         if self.outcome is not None:
             self.recovered = False
             self.fail(self.outcome)
@@ -327,7 +337,7 @@ class Member:
             waits.append(self._rest_at - now)
         retries = [-when - now for when in self.carrying.values() if when < 0]
         found = min((*waits, *retries), default=None)
-        self.next_run = None if found is None else max(now + max(0, found), self._no_end_before)
+        self.next_run = None if found is None else now + max(0, found)
 
     # -- closed --------------------------------------------------------------------------------------
 

@@ -298,6 +298,8 @@ class Partition:
     def rest(self) -> None:
         """Nothing more to do just now: commit, sync what could wait as the durability mode says, tell readers how far the log goes."""
         self.commit()
+        if self.failed:
+            return  # the turn is stored; keeping house failed behind it
         try:
             if self.log.durability == "interval":
                 self.log.flush()
@@ -306,7 +308,10 @@ class Partition:
             self._note_synced()
             self.log.publish()
         except StorageFailed as error:
-            self._fail(error)
+            if self.log.durability != "fsync":
+                self._fail(error)
+            with contextlib.suppress(PenstockError):  # the turn was durable before this: its answers stand
+                self.reopen()
 
     @property
     def is_committed(self) -> bool:
@@ -362,6 +367,9 @@ class Partition:
                 self.reopen()
         except InvalidRequest:  # a state too large for one frame: the segment goes on
             self._plan_rotation(self._segment_bytes)
+        except BaseException:  # an interrupt: the log may be half way into another segment
+            self.failed = True
+            raise
 
     def _checkpoint(self) -> None:
         """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
@@ -439,20 +447,34 @@ class Partition:
 
     def retain(self, *, thorough: bool = False) -> Freed:
         """Let go of what the policy's retention does not ask for; done by itself at every rotation. `thorough`: whatever frees anything."""
-        self.commit()
+        self._commit_so_far()
         try:
             return self._tidy(thorough=thorough)
         except StorageFailed as error:
             self._fail(error)
+        except BaseException:
+            self.failed = True  # as in `_keep_house`
+            raise
 
     def compact(self) -> Freed:
         """Close the newest segment and let go of everything that may go."""
-        self.commit()
+        self._commit_so_far()
         try:
             self._rotate()
         except StorageFailed as error:
             self._fail(error)
+        except BaseException:
+            self.failed = True  # as in `_keep_house`
+            raise
         return self.retain(thorough=True)
+
+    def _commit_so_far(self) -> None:
+        """Commit in the middle of a turn. If that fails the turn is undone, and its own `commit` must not say otherwise."""
+        try:
+            self.commit()
+        except PenstockError:
+            self._undone = True
+            raise
 
     def _tidy(self, *, thorough: bool) -> Freed:
         """The record first, durably, then the files: a crash in between leaves bytes too many, never too few."""

@@ -9,7 +9,7 @@ One log never records what another could still undo: partitions are looked at on
 `Partition.committed`. What this turn does to fences (puts up, narrows, lifts) counts for other partitions from the next turn on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
@@ -55,14 +55,19 @@ class Resizing:
         self.changes: list[Change] = []
         """Changes of the map that may not have reached every partition, or that later ones rest on."""
         self._backlogs: dict[int, dict[int, int]] = {}
-        """Old partition → slot → mark: what the fences that stand wait for."""
-        self._whole = True
-        """Whether every partition has the fences that it needs."""
+        """Old partition → slot → mark: what the fences that stand, or are still to be put up, wait for."""
+        self._awaited: dict[int, set[int]] = {}
+        """Old partition → keys: what the fences that stand wait for key by key."""
+        self._unknown: set[int] = set()
+        """Partitions that cannot be opened: nobody knows their fences."""
         self._stale = False
         """Whether fences were changed by this turn."""
         self._departed: dict[int, Departed] = {}
         self._drained: dict[tuple[int, int], tuple[int, bool]] = {}
         self._looked_through: set[tuple[int, int]] = set()
+        """(Partition, fence) of which every key was looked at: from then on only those that something happened to are."""
+        self._unseen: dict[tuple[int, int], set[int]] = {}
+        """(Partition, the one it waits for) → keys to which something happened while the partition was out."""
         self.under_way = False
         """Whether any fence stands, or should."""
 
@@ -127,6 +132,7 @@ class Resizing:
     def start_over(self) -> None:
         """Something was undone: what was looked through must be looked through again."""
         self._looked_through.clear()
+        self._unseen.clear()
         self._drained.clear()
         for change in self.changes:
             change.dedups.clear()
@@ -137,19 +143,32 @@ class Resizing:
         self._stale = False
         self._departed.clear()
         self._backlogs.clear()
+        self._awaited.clear()
         members = self._partitions.members.values()
-        self._whole = all(member.error is None and member.fenced for member in members)
+        self._unknown = {member.number for member in members if member.partition is None and not member.has_no_fences}
         self.under_way = not all(member.fenced for member in members)
         for member in members:
             for fence in member.partition.state.keys.fences if member.partition is not None else ():
                 self.under_way = True
+                if fence.slots is None:
+                    self._awaited.setdefault(fence.source, set()).update(fence.keys)
                 backlog = self._backlogs.setdefault(fence.source, {})
                 for slot in fence.slots or ():
                     backlog[slot] = max(fence.mark, backlog.get(slot, 0))
+            if not member.fenced and (member.partition is not None or member.summary is not None):
+                self._expect(member.number, member.fence_version)
         if not self.under_way:
             self._looked_through.clear()
             for member in self._partitions.healthy():
                 member.state.keys.freed = None  # nobody asks any more
+
+    def _expect(self, number: int, version: int) -> None:
+        """What a partition will wait for when the fences of later versions of the map are put up there."""
+        for change in self.changes:
+            for move in change.arriving.get(number, ()) if change.version > version else ():
+                backlog, mark = self._backlogs.setdefault(move.source, {}), change.marks.get(move.source, ENDLESS)
+                for slot in move.slots:
+                    backlog[slot] = max(mark, backlog.get(slot, 0))
 
     def _put_up(self, member: Member, change: Change) -> bool:
         """The fences of one change, durably; False when something stands in the way."""
@@ -162,12 +181,14 @@ class Resizing:
             return False
         barriers: list[Barrier] = []
         adopted: list[tuple[bytes, int, int]] = []
-        left = self._left(member.number, change)
+        left_at = self._left(member.number, change)
         for move, source in zip(arriving, sources, strict=True):
             assert source is not None
             if not self._durable(source):
                 return False
             known = source.open.committed
+            awaited = slots_awaited(known, member.number)  # of the others all here was resolved: what was sought since then must wait
+            left = {slot: mark if slot in awaited else 0 for slot, mark in left_at.items()}
             whole = Barrier(0, source.number, change.marks.get(source.number, known.next_offset), 0, pack_slots(move.slots))
             for barrier in (whole, *inherited(known, move)):
                 barriers += since_they_left(barrier, left)
@@ -230,6 +251,7 @@ class Resizing:
                 command = self._narrow(member, fence, source) if fence.slots is not None else self._lift(member, fence, source, freed)
                 if command is not None:
                     found.append((member, command))
+        self._note_unseen(freed)
         for member, command in found:  # only now: every partition was looked at as it is committed
             self._partitions.run(member, command)
             self._stale = True
@@ -243,6 +265,17 @@ class Resizing:
             self.look_anew()
         if lacking and self.preparing:
             self._partitions.again = True
+
+    def _note_unseen(self, freed: Mapping[int, list[int] | None]) -> None:
+        """Keep for partitions that are out what the others have just been told: it is told only once."""
+        for member in self._partitions.members.values():
+            for source, keys in freed.items():
+                if member.healthy:
+                    self._unseen.pop((member.number, source), None)
+                elif keys is not None:
+                    self._unseen.setdefault((member.number, source), set()).update(keys)
+                else:
+                    self._looked_through = {seen for seen in self._looked_through if seen[0] != member.number}
 
     def _narrow(self, member: Member, fence: Fence, source: Member) -> commands.Command | None:
         """From slots to keys, once the backlog of the old partition is worked off."""
@@ -273,7 +306,10 @@ class Resizing:
     def _lift(self, member: Member, fence: Fence, source: Member, freed: Mapping[int, list[int] | None]) -> commands.Command | None:
         """Let go of the keys that are resolved: all are looked at once, then only those that something happened to."""
         seen, happened = (member.number, fence.number), freed[source.number]
-        keys = fence.keys if happened is None or seen not in self._looked_through else fence.keys.intersection(happened)
+        if happened is None or seen not in self._looked_through:
+            keys: Collection[int] = fence.keys
+        else:
+            keys = fence.keys.intersection({*happened, *self._unseen.get((member.number, source.number), ())})
         self._looked_through.add(seen)
         gone = [key for key in keys if not unresolved(source.open.committed, key, fence.mark, member.number)]
         return commands.Lift(fence.number, gone) if gone else None
@@ -298,7 +334,7 @@ class Resizing:
             return None
         if number not in self._departed:
             backlog = self._backlogs.get(number, {})
-            self._departed[number] = Departed(partitions.map.owners, number, backlog, 0 if self._whole else ENDLESS)
+            self._departed[number] = Departed(partitions.map.owners, number, backlog, self._unknown, self._awaited.get(number, ()))
         return self._departed[number]
 
     @property
@@ -325,6 +361,15 @@ def since_they_left(barrier: Barrier, left: Mapping[int, int]) -> list[Barrier]:
         Barrier(0, barrier.source, barrier.mark, since, None if barrier.slots is None else pack_slots(slots), pack_keys(keys))
         for since, (slots, keys) in sorted(groups.items())
     ]
+
+
+def slots_awaited(state: State, source: int) -> set[int]:
+    """The slots of which something waits in a partition until `source` has resolved what it holds."""
+    found: set[int] = set()
+    for fence in state.keys.fences:
+        if fence.source == source:
+            found.update(fence.slots if fence.slots is not None else (key & SLOT_MASK for key in fence.keys))
+    return found
 
 
 def inherited(source: State, move: Move) -> list[Barrier]:

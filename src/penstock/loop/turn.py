@@ -12,13 +12,14 @@ Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from penstock.loop import requests
 from penstock.loop.blocks import Items
 from penstock.loop.carrying import Carrying, Office
 from penstock.loop.leasing import Leasing
-from penstock.loop.member import SLOW_AFTER, Member, Unanswered
+from penstock.loop.member import GRACE_AFTER_SLOW, SLOW_AFTER, Member, Unanswered
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
@@ -165,8 +166,8 @@ class Turns(Partitions):
 
     # -- who has to wait -----------------------------------------------------------------------------
 
-    def _runnable(self, taken: Sequence[Request]) -> list[Request]:
-        """The requests that can be run now: those that were deferred first, as they came, then the others.
+    def _runnable(self, taken: Sequence[Request]) -> Sequence[Request]:
+        """The requests that can be run now: of each kind those that were deferred first, as they came, then the others.
 
         One that needs a partition which is out waits for it, and lets nobody who comes later have any partition it needs: so a request
         for many partitions has its turn too. One that has waited for a slow partition alone goes on waiting; any other is run, and told.
@@ -194,7 +195,7 @@ class Turns(Partitions):
                     reserved.update(needs)
                     self._blocked = self._blocked or known is None
         self.deferred = deferred
-        return found
+        return self._in_order(found)  # a reshape is first, whoever waited longer
 
     def _needs(self, request: Request) -> Collection[int] | None:
         """Numbers of the partitions that a request cannot be run without; None is all there are."""
@@ -379,9 +380,9 @@ class Turns(Partitions):
             self.pending.popleft()
 
     def _expires(self, request: Request) -> int:
-        if isinstance(request, requests.Lease):
-            return max(request.deadline, self.now + SLOW_AFTER)
-        return request.give_up_at
+        """When it is answered although a partition has not landed. What was run is given the time that a sync may take."""
+        until = request.deadline if isinstance(request, requests.Lease) else request.give_up_at
+        return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.Lease) else 0
 
     def _land(self) -> None:
         """Take back the partitions that have landed, and answer what waited for them."""
@@ -420,9 +421,19 @@ class Turns(Partitions):
         for member in self._recovered:
             if member.healthy:
                 self.catch_up(member)
+                if member.slow:
+                    self._spare_leases(member)
                 self.settling.give_back_owed(member)
                 self.resizing.check(member)
         self._recovered.clear()
+
+    def _spare_leases(self, member: Member) -> None:
+        """None of the leases of a partition that was slow ends for a while: their holders could not settle or extend them."""
+        end = member.open.now().elapsed + GRACE_AFTER_SLOW
+        with suppress(PenstockError):  # the commit says what is wrong
+            for grant in [*member.state.leases.live.values()]:
+                if grant.deadline < end:
+                    self.run(member, Extend(grant.number, GRACE_AFTER_SLOW, late=True))
 
     def _expire(self) -> None:
         """Answer those whose time is over although a partition has not landed: nobody knows what becomes of that part."""
@@ -484,6 +495,10 @@ class Turns(Partitions):
             for member, granted, items, until in parts
             if member.number not in failed
         ]
+        ended = [one for one in handed if one.seconds <= 0]  # while the answer waited for another partition
+        if ended:
+            self.settling.give_back(ended)
+            handed = [one for one in handed if one.seconds > 0]
         if handed:
             request.finish(handed)
             if request.gone:
@@ -531,13 +546,14 @@ class Turns(Partitions):
 
     def rescue(self, taken: Sequence[Request], error: BaseException) -> None:
         """Requests of a turn that was undone: those who wait for items go on waiting, the others are run again."""
-        lines: tuple[list[Any], ...] = (self.leasing.waiting, self.producing.waiting, self.watching)
         again: list[Request] = []
+        answered = [waiting.request for waiting in self._waits_for_commit.values()]  # their commit had begun: it is finished, not run again
+        lines = (self.leasing.waiting, self.producing.waiting, self.watching, self.deferred, answered, again)
         for request in taken:
             if request.done:
                 request.tell()  # the interrupt may have come in between
                 continue
-            if not request.taken or any(request in line for line in (*lines, self.deferred, again)):  # it was put back before, or waits
+            if not request.taken or any(request in line for line in lines):  # it was put back before, or waits
                 continue
             request.undone += 1
             if request.undone > REDOS:
@@ -570,7 +586,10 @@ class Turns(Partitions):
             ends += [request.give_up_at for request in self.deferred if request.give_up_at]
             ends += [waiting.expires for waiting in self._waits_for_commit.values() if waiting.expires]
             ends += [member.out_since + SLOW_AFTER for member in self.outs.values() if member.awaited]
-            ends += [when for when in (self._next_visit, self.leasing.earliest) if when is not None]
+            earliest = self.leasing.earliest
+            if earliest is not None and earliest <= self.now and self.awaits:
+                earliest = None  # whoever's time is over is told when what is out has landed, or is slow: no turn before that helps
+            ends += [when for when in (self._next_visit, earliest) if when is not None]
             self.next_run = min(ends, default=None)
 
     # -- the end -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ they go on, since the other partition waits for them in turn. When there are no 
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from penstock.rules.records import Barrier, pack_keys, unpack_keys
 from penstock.rules.routing import SLOT_MASK
@@ -84,21 +84,38 @@ class Departed:
     Items from before that position are the backlog that the slot's new partition waits for: they are handled here.
     """
 
-    __slots__ = ("_backlog", "_default", "_number", "_owners")
+    __slots__ = ("_awaited", "_backlog", "_number", "_owners", "_unknown")
 
-    def __init__(self, owners: Sequence[int], number: int, backlog: Mapping[int, int], default: int = 0) -> None:
+    def __init__(
+        self,
+        owners: Sequence[int],
+        number: int,
+        backlog: Mapping[int, int],
+        unknown: Collection[int] = (),
+        awaited: Collection[int] = (),
+    ) -> None:
         self._owners = owners
         self._number = number
         self._backlog = backlog
         """slot → position."""
-        self._default = default
+        self._unknown = unknown
+        """Partitions of which nobody can say what they wait for: all that is here of their slots is handled here."""
+        self._awaited = awaited
+        """Keys that wait elsewhere until what their lines hold here is resolved."""
 
     def any_of(self, keys: Iterable[int]) -> bool:
         """Whether one of these keys lives elsewhere."""
         owners, number = self._owners, self._number
         return any(owners[key & SLOT_MASK] != number for key in keys if key)
 
+    def is_astray(self, key: int) -> bool:
+        """Whether a key lives elsewhere and nobody waits for what its line holds here: it came back when they had gone on."""
+        return key not in self._awaited and self.mark(key) == 0
+
     def mark(self, key: int) -> int:
         """The position from which on items of a key are strays."""
         slot = key & SLOT_MASK
-        return ENDLESS if self._owners[slot] == self._number else self._backlog.get(slot, self._default)
+        owner = self._owners[slot]
+        if owner == self._number:
+            return ENDLESS
+        return self._backlog.get(slot, ENDLESS if owner in self._unknown else 0)

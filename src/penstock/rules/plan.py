@@ -8,6 +8,7 @@ Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, 
 
 from collections import Counter
 from heapq import heappop, heappush
+from itertools import islice
 
 from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
@@ -22,6 +23,8 @@ from penstock.rules.walk import Candidate, Walk
 from penstock.words.clock import Moment
 
 SCAN_ITEMS = 20_000
+STRAY_ITEMS = 1_000
+"""Items of a line that are sent on at a time."""
 PASS_COST = 100
 """So many items are passed in the time that it takes to cut a lane once more."""
 
@@ -81,6 +84,10 @@ class Plan:
         if not self._may_go(best.rank[1], None):
             return False
         while best is not None and best.head is not None and self.room:
+            if self._departed is not None and best.line is not None and self._departed.is_astray(best.head[2]):
+                waiting = (offset for run in best.line.waiting for offset in range(run.start, run.stop))
+                self.strays = list(islice(waiting, STRAY_ITEMS))
+                return False
             self._take_head(best.head, best.line)
             following = self._top_head(lane)  # one key after the other, as long as no other candidate is better
             best = following if following is not None and (second is None or following.rank < second) else None
@@ -104,20 +111,20 @@ class Plan:
         """Whether other partitions have something better."""
         return self._until is not None and rank > self._until
 
-    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int] | None, int]:
+    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int, int] | None, int]:
         """The best candidate, the rank of the one after it, and since when the oldest of the same lifted priority waits.
 
         A keyed item that came back stands before older ones, which must not have to wait because it is young.
         """
         best: Candidate | None = None
-        second: tuple[int, int, bool, int] | None = None
+        second: tuple[int, int, bool, int, int] | None = None
         oldest = 0
         for lane in self._lanes:
             walk = self._walks.get(lane)
             extent = None
             if walk is not None and walk.extent is not None:
                 since = walk.extent.ready_at
-                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.fresh, lane), lane, since)
+                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.fresh, since, lane), lane, since)
             for found in (extent, self._top_head(lane)):
                 if found is None:
                     continue
@@ -140,7 +147,8 @@ class Plan:
             entry, line = found
             if entry[2] not in self._touched:
                 first = line.waiting.first
-                return Candidate((self._lifted(lane, first.ready_at), entry[0], first.fresh, lane), lane, first.ready_at, entry, line)
+                since = first.ready_at
+                return Candidate((self._lifted(lane, since), entry[0], first.fresh, since, lane), lane, since, entry, line)
             self._popped.append((lane, heappop(self.state.keys.ready[lane])))
         return None
 

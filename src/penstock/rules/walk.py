@@ -13,8 +13,9 @@ from penstock.rules.lanes import Extent
 class Candidate(NamedTuple):
     """Something that could be given next: an extent of a lane, or the head of a key's line."""
 
-    rank: tuple[int, int, bool, int]
-    """Priority lifted by age, position, whether it stands there because it is the item of that offset, lane: the lowest goes first."""
+    rank: tuple[int, int, bool, int, int]
+    """What goes first has the lowest: priority lifted by age, position, whether it stands there because it is the item of that offset,
+    since when it is ready (what came back stands at one position with others), lane."""
     lane: int
     since: int
     head: tuple[int, int, int] | None = None

@@ -255,8 +255,8 @@ def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = 
             for items in member.open.items(runs):
                 found += _listed(member, items)
             start = runs[-1]
-        if len(found) >= limit:
-            break
+        if len(found) >= limit or (len(found) > before and _in_states(member.state, wanted, start)):
+            break  # the next page goes on here, also where damage or the size of the items made this one short
     return found
 
 

@@ -122,11 +122,14 @@ def apply(turns: Turns, entry: Entry) -> None:
     """The queue has the partitions that the catalog says; fences that are missing go up."""
     older = [SlotMap.unpack(old.version, old.owners) for old in entry.maps]
     turns.newcomers.clear()
-    turns.shape(entry.map, entry.active, [*entry.active, *entry.retired], older[::-1])
     turns.opened_version = turns.opened_version or entry.map.version
+    numbers = [*entry.active, *entry.retired]
+    for number in sorted(numbers):
+        turns.add(number)
     known = {change.version: change for change in turns.resizing.changes}
     maps = [*older, entry.map]
     changes = [known.get(new.version) or Change(old, new, entry.marks.get(new.version, {})) for old, new in pairwise(maps)]
-    turns.read_only = entry.read_only
     turns.resizing.begin(changes)
     turns.again = True
+    turns.read_only = entry.read_only
+    turns.shape(entry.map, entry.active, numbers, older[::-1])  # last: after an interrupt anywhere before it all of this is done again

@@ -43,15 +43,21 @@ class Account:
     def watch(self, log: FileLog) -> None:
         """Take note of what is appended to a log, and, when it is recovered, forget what is not there any more."""
         append, recover = log.append, log.recover
+        opened: list[int] = []
 
         def noting_append(drafts: Sequence[Draft]) -> int:
-            if not self._opening:  # what opening writes is no step
+            last = log.sequence + len(drafts)
+            if not self._opening:
                 self.appended = len(self._steps)
-                self._appends.append(Append(log.sequence + len(drafts), self.appended))  # also if it fails: it may be there
+                self._appends.append(Append(last, self.appended))  # also if it fails: it may be there
+            elif opened:  # behind the record of the opening, which is no step: leases that were answered, once more
+                self._appends.append(Append(last, self.written))
+            opened.append(last)
             return append(drafts)
 
         def noting_recover() -> Iterator[Frame | Gap]:
             last, self._opening = 0, True
+            opened.clear()
             for found in recover():
                 last = found.sequence if isinstance(found, Frame) else last
                 yield found

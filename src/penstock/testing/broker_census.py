@@ -18,7 +18,7 @@ from penstock.rules.life import State as Life
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
 from penstock.service import looking
-from penstock.testing.broker_items import Place, Tag
+from penstock.testing.broker_items import Arrival, Place, Tag
 from penstock.words import origin
 from penstock.words.limits import Policy
 from penstock.words.origin import Origin
@@ -83,6 +83,10 @@ class Room:
         self.paused = False
         """Whether leasing is paused."""
         self.healthy = False
+        self.was_healthy = False
+        """At the look before the last."""
+        self.takes_items = False
+        """Whether it may be given items without a key."""
 
 
 class Census:
@@ -98,12 +102,14 @@ class Census:
         self.changed: set[int] = set()
         """Incarnations of queues that ran a turn since the last look."""
         self.whole = True
+        self._looks = 0
         self._tag_of = tag_of
         self._undisturbed = undisturbed
 
     def look(self, loops: Iterable[Loop]) -> None:
         """See what has changed."""
         self.arrivals = []
+        self._looks += 1
         there = {loop.turns.incarnation: loop for loop in loops}
         for owner in [owner for owner in self.rooms if owner[0] not in there]:
             del self.rooms[owner]
@@ -118,7 +124,8 @@ class Census:
 
     def _look_into(self, incarnation: int, member: Member) -> None:
         room = self.rooms.setdefault((incarnation, member.number), Room())
-        room.healthy = member.healthy and not member.open.failed
+        room.was_healthy, room.healthy = room.healthy, member.healthy and not member.open.failed
+        room.takes_items = room.healthy and member.fenced and not member.state.paused_produce
         if not room.healthy:
             return
         state = member.state
@@ -156,6 +163,8 @@ class Census:
             for index, payload in enumerate(items.batch.payloads):
                 tag, place = self._tag_of(payload), Place(incarnation, member.number, items.start + index)
                 room.tags[place.offset] = tag
+                if tag.arrival is None:
+                    tag.arrival = Arrival(self._looks, place.partition, place.offset)
                 if place not in tag.places:
                     tag.places.append(place)
                     packed = items.batch.origins[index] if items.batch.origins is not None else None
@@ -199,6 +208,11 @@ class Census:
         """Places in a queue whose items have gone on elsewhere."""
         done = ((tag, spot.place) for tag, found in self.found.items() for spot in found.done)
         return [place for tag, place in done if place.incarnation == incarnation and (place != tag.places[-1] or tag.vanished)]
+
+    def holds(self, place: Place, lease: int) -> bool:
+        """Whether an item was in a lease when its partition was last seen."""
+        room = self.rooms.get((place.incarnation, place.partition))
+        return room is not None and place.offset in room.held.get(lease, ())
 
     def healthy(self, place: Place) -> bool:
         room = self.rooms.get((place.incarnation, place.partition))

@@ -26,7 +26,8 @@ class Inspector:
     def look(self) -> None:
         """Ask one thing or another."""
         queue = self._chance.pick(sorted(self._world.model.queues))
-        self._operator.first_run(queue)  # so that nothing else happens between what is said and what is found
+        for other in sorted(self._world.model.queues):  # so that nothing else happens between what is said and what is found
+            self._operator.first_run(other)
         self._chance.pick([self._explain, self._list, self._read, self._cursor])(queue)
 
     def _explain(self, queue: int) -> None:

@@ -19,6 +19,20 @@ class Place(NamedTuple):
     offset: int
 
 
+class Arrival(NamedTuple):
+    """When (which look of the census) and where an item was found for the first time."""
+
+    look: int
+    partition: int
+    offset: int
+
+    def before(self, other: "Arrival") -> bool:
+        """Whether it is surely the earlier one. What came between two looks to different partitions has no order."""
+        if self.look == other.look:
+            return self.partition == other.partition and self.offset < other.offset
+        return self.look < other.look
+
+
 @dataclass(eq=False, slots=True)
 class Tag:
     """An item, told from all others by its payload."""
@@ -49,8 +63,10 @@ class Tag:
     completed_by: "Held | None" = None
     doers: int = 0
     """Requests under way, or lost, that may have resolved it."""
-    order: int | None = None
-    """Its number in the order in which items were acknowledged; None when its place in the order of its key is not known."""
+    arrival: "Arrival | None" = None
+    """When and where it was found for the first time."""
+    order: "Arrival | None" = None
+    """The same, while that is its place in the order of its key; None when nobody can say what that is."""
     holder: "Held | None" = None
     handed: int = 0
     """How often it was handed out."""
@@ -86,8 +102,16 @@ class Held:
     timeout: int
     doubtful: bool = False
     """It may have ended before its deadline: its record may be lost, or what was asked of it was never answered."""
+    spared_until: int = 0
+    """It does not end before, because its partition was slow."""
     busy: bool = False
     """Its holder waits for an answer."""
+    leaving: set[int] = field(default_factory=set)
+    """What that request completes, returns or buries, if it was run: its answer may wait for other partitions."""
+    left: set[int] = field(default_factory=set)
+    """Of these, what was seen with somebody else before the answer came."""
+    surely_left: set[int] = field(default_factory=set)
+    """Of these, what nothing but that request can have taken from its holder: the answer must say that it was done."""
     done: set[int] = field(default_factory=set)
     """Completed under it, and acknowledged."""
 

@@ -6,7 +6,7 @@ given to someone else, or its deadline is past: then it must be refused. Between
 doubt. A write that fails, or an interrupt, takes back no lease that was answered.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Handed
@@ -18,6 +18,8 @@ from penstock.testing.broker_sent import SentLease, SentSettle
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError
 
+GRACE = 2 * SECOND
+"""So long no lease of a slow partition ends when it is back."""
 LONGEST = 5 * MINUTE
 """No lease is asked for longer than this."""
 
@@ -38,6 +40,8 @@ class Leases:
         self._states: dict[tuple[int, int], object] = {}
         self._doubted: set[tuple[int, int]] = set()
         """Partitions that lost leases in the last moments of a process, perhaps also such as were not judged yet."""
+        self._doubted_at: dict[int, int] = {}
+        """Queue → when leases of it may have been lost or ended: those whose answers come later may be among them."""
         self._cut = False
         """The power was cut and what the last process answered is not judged yet: leases among it may be lost."""
         self._unopened: set[tuple[int, int]] = set()
@@ -54,7 +58,7 @@ class Leases:
         for held in self.held:
             held.doubtful = held.doubtful or power or held.deadline <= ended
             held.deadline = self.now + held.timeout
-            self._unopened.add((held.incarnation, held.partition))
+        self._unopened.update(self._census.rooms)
         for tag in self._book.tags.values():
             tag.not_before = 0
             tag.attempt = 0 if power else tag.attempt
@@ -63,6 +67,7 @@ class Leases:
 
     def doubt(self, incarnation: int, partition: int | None = None) -> None:
         """What was given out last may be lost."""
+        self._doubted_at[incarnation] = self.now
         for held in self.held:
             if held.incarnation == incarnation and partition in (None, held.partition):
                 held.doubtful = True
@@ -77,6 +82,8 @@ class Leases:
         for held in self.held if opened else ():
             if (held.incarnation, held.partition) in opened:
                 held.deadline = self.now + held.timeout
+        for incarnation in {incarnation for incarnation, _ in opened}.intersection(self.unknown_until):
+            self.unknown_until[incarnation] = self.now + LONGEST
 
     def look_back(self, loops: Iterable[Loop]) -> None:
         """The process has ended: of partitions that it opened anew in its last moments, leases may be lost too."""
@@ -104,12 +111,21 @@ class Leases:
         until = self.now + max(sent.timeout, self._book.queues[sent.incarnation].options.policy.lease_timeout)
         self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))
 
-    def check_known(self) -> None:
-        """At rest: whatever is leased is in somebody's hands, or may be, because an answer was lost."""
+    def spare(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
+        """A slow partition is back: leases that had not ended when it went out (`since`) do not end for a while, if nothing fails."""
+        for held in self.held:
+            if (held.incarnation, held.partition) == owner and held.open and held.deadline > since:
+                held.doubtful = held.doubtful or (not sure and held.deadline <= self.now)
+                held.spared_until = self.now + GRACE
+                held.deadline = max(held.deadline, held.spared_until)
+
+    def check_known(self, unanswered: Collection[int]) -> None:
+        """At rest: whatever is leased is in somebody's hands, or may be, because an answer was lost or (`unanswered` queues) waits."""
         known = {(held.incarnation, held.partition, held.lease) for held in self.held}
         for (incarnation, partition), room in self._census.rooms.items():
             for lease, given in room.held.items() if room.healthy else ():
                 sure = (incarnation, partition, lease) in known or self.unknown_until.get(incarnation, 0) > self.now
+                sure = sure or incarnation in unanswered
                 assert sure, f"{[room.tags[offset] for offset in given]} of partition {partition} are leased and nobody has them"
 
     # -- lease ---------------------------------------------------------------------------------------
@@ -135,8 +151,9 @@ class Leases:
             assert known[0].open.keys() >= given.keys() or known[0].doubtful, f"{known[0]} was given again with {list(given)}"
             return
         held = Held(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
-        held.timeout = held.deadline - self.now
+        held.timeout = held.deadline - sent.ran(self.now)
         held.doubtful = self._cut or (held.incarnation, held.partition) in self._doubted
+        held.doubtful = held.doubtful or sent.ran(self.now) <= self._doubted_at.get(held.incarnation, -1)
         for offset, tag in given.items():
             self._check_given(held, offset, tag)
         self._check_attempts(held, granted.attempts)
@@ -144,7 +161,8 @@ class Leases:
             tag.holder, tag.handed = held, tag.handed + 1
         self._check_contents(handed, given)
         self._order.check(held, sent.per_key, self.held, self.now)
-        self._precedence.check(held, self.now)
+        if sent.ran_at is None:  # else what waits now did not wait then
+            self._precedence.check(held, self.now)
         self.held.append(held)
 
     def _check_given(self, held: Held, offset: int, tag: Tag) -> None:
@@ -153,9 +171,23 @@ class Leases:
         assert there is None or there is tag, f"{held} was given {tag} at {place}, where {there} is"
         assert not tag.resolved, f"{held} was given {tag}, which is resolved"
         before = tag.holder
+        if before is not None:
+            self._see_left(before, tag)
         assert before is None or not before.holds(tag, self.now), f"{held} was given {tag}, which {before} has"
         assert not tag.at, f"{held} was given {tag} before its time"
         assert tag.not_before <= self.now, f"{held} was given {tag} {(tag.not_before - self.now) / SECOND} s before its delay is over"
+
+    def _see_left(self, held: Held, tag: Tag) -> None:
+        """Somebody else has an item whose holder waits for an answer: what was asked was done, and the answer must say so."""
+        offset = next((offset for offset, one in held.open.items() if one is tag), None)
+        if offset is None or offset not in held.leaving:
+            return
+        if not self._census.holds(Place(held.incarnation, held.partition, offset), held.lease):
+            held.left.add(offset)
+            if held.holds(tag, self.now):
+                held.surely_left.add(offset)
+            held.close_behind(offset)
+            tag.attempt = 0  # whether that one counts is known when the answer is there
 
     def _check_attempts(self, held: Held, attempts: Mapping[int, int]) -> None:
         """Every lease that was answered counts as an attempt, unless its holder said that it was none."""
@@ -178,8 +210,11 @@ class Leases:
     # -- settling ------------------------------------------------------------------------------------
 
     def settling(self, sent: SentSettle) -> None:
-        for held, _ in sent.parts:
+        for held, wanted in sent.wanted:
             held.busy = True
+            held.leaving.update(wanted if sent.action != "extend" else ())
+        for tag in sent.follow_ups:  # it was refused before, and may be made now
+            tag.void = False
         if sent.action == "complete":
             for tag in sent.tags:
                 tag.doers += 1
@@ -189,12 +224,11 @@ class Leases:
         sent.unknown = True
         for held, _ in sent.parts:
             held.doubtful, held.busy = True, False
+            held.leaving, held.left, held.surely_left = set(), set(), set()
         for tag in sent.tags:
             tag.not_before = tag.attempt = 0
 
     def settled(self, sent: SentSettle, answer: list[Settled | PenstockError], error: PenstockError | None) -> None:
-        for held, _ in sent.parts:
-            held.busy = False
         if error is not None:
             answer = [error] * len(sent.parts)
         if sent.answered is not None and self._book.remembers(sent) and not any(isinstance(one, PenstockError) for one in sent.answered):
@@ -205,6 +239,7 @@ class Leases:
                 self._accepted(sent, held, wanted, result)
             else:
                 self._refused(sent, held, wanted, result)
+            held.busy, held.leaving, held.left, held.surely_left = False, set(), set(), set()
         if all(isinstance(one, Settled) for one in answer):
             sent.answered = list(answer)
 
@@ -212,6 +247,7 @@ class Leases:
         if isinstance(error, OutcomeUnknown):
             self.unsettled(sent)
             return
+        assert not held.surely_left, f"{sent} was refused, and yet somebody else has {sorted(held.surely_left)} of {held}: {error}"
         if isinstance(error, LeaseLost) and not sent.unknown:
             sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._book.queues
             sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)
@@ -234,26 +270,30 @@ class Leases:
     def _accepted(self, sent: SentSettle, held: Held, wanted: list[int], result: Settled) -> None:
         refused = {*result.refused, *result.early}
         done = [offset for offset in wanted if offset not in refused]
+        known = held.surely_left.issubset(done) or sent.unknown
+        assert known, f"{sent} was answered with {result}, and {sorted(held.surely_left)} are with others"
         if sent.unknown or sent.times > 1 or (held.doubtful and result.done < len(done)):
-            self._accepted_later(sent, held, done)
+            self._accepted_later(sent, held, done, result)
             return
-        settled = sum(offset in held.open or offset in held.done for offset in done)
+        settled = sum(offset in held.open or offset in held.done or offset in held.left for offset in done)
         assert result.done == settled, f"{sent} was answered with {result}, and {settled} items were asked for"
         for offset in done:
             tag = held.open.get(offset)
             if tag is None:
-                assert sent.action == "complete" and offset in held.done, f"{held} settled offset {offset}, which it does not hold: {sent}"
+                known = offset in held.left or (sent.action == "complete" and offset in held.done)
+                assert known, f"{held} settled offset {offset}, which it does not hold: {sent}"
                 continue
             assert tag.holder is held, f"{held} settled {tag}, which {tag.holder} has since"
-            assert self.now < held.deadline or held.doubtful, f"{held} settled {tag} after its end"
+            assert sent.ran(self.now) < held.deadline or held.doubtful, f"{held} settled {tag} after its end"
         for offset in refused:
             tag = held.open.get(offset)
             sure = tag is not None and held.holds(tag, self.now) and offset not in result.early
             assert not sure, f"{sent}: {tag} was refused though {held} is valid"
         self._do(sent, held, done)
 
-    def _accepted_later(self, sent: SentSettle, held: Held, done: list[int]) -> None:
+    def _accepted_later(self, sent: SentSettle, held: Held, done: list[int], result: Settled) -> None:
         """A repetition: what it says was done may have been done the first time."""
+        by_others = bool(done) and all(offset in held.done for offset in done)
         if sent.action == "complete":
             for offset in done:
                 tag = held.open.get(offset)
@@ -267,12 +307,15 @@ class Leases:
         if sent.action == "extend":
             held.doubtful = True
         for tag in sent.follow_ups:
-            tag.acknowledged = bool(done) or tag.acknowledged
+            if not by_others:
+                tag.acknowledged = tag.acknowledged or result.done > 0
+            elif sent.answered is None and not sent.unknown:  # another request has completed the items, and that one had no follow-ups
+                tag.void = tag.void or not tag.seen
 
     def _do(self, sent: SentSettle, held: Held, done: list[int]) -> None:
         """What the answer means."""
         if sent.action == "extend":
-            held.deadline = self.now + (sent.timeout or held.timeout)
+            held.deadline = max(sent.ran(self.now) + (sent.timeout or held.timeout), held.spared_until)
             return
         for offset, tag in [pair for pair in held.open.items() if pair[0] in done]:
             if offset not in held.open:
@@ -283,7 +326,7 @@ class Leases:
                 spot = self._census.lives_in(tag, held.incarnation)
                 known = spot is not None and not spot.buried and sent.latest_era == self._book.era
                 if sent.action == "retry" and sent.delay:
-                    tag.not_before = self.now + sent.delay if known else 0  # an earlier delay says nothing any more
+                    tag.not_before = sent.ran(self.now) + sent.delay if known else 0  # an earlier delay says nothing any more
                 if sent.action == "retry" and not sent.counted:
                     tag.attempt = max(0, tag.attempt - 1)
                 held.close_behind(offset)

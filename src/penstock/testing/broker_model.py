@@ -57,6 +57,8 @@ class Facts(Book):
         self.windows: dict[int, int] = {}
         """Queue → its dedup window."""
         self._firsts: dict[tuple[int, bytes | None, bytes], First] = {}
+        self._asked: dict[Tag, SentProduce] = {}
+        """Items whose produce is not answered yet."""
         self._unsure: dict[tuple[int, bytes | None, bytes], int] = {}
         """Dedup ids that may or may not be taken, until when."""
         self._promises: list[Promise] = []
@@ -176,6 +178,7 @@ class Facts(Book):
         if isinstance(sent, SentProduce):
             for index, tag in enumerate(sent.tags):
                 tag.void = tag.void and index in sent.ids
+                self._asked[tag] = sent
         elif isinstance(sent, SentSettle):
             self.leases.settling(sent)
 
@@ -183,6 +186,7 @@ class Facts(Book):
         """The process ended before the answer."""
         sent.unknown = True
         if isinstance(sent, SentProduce):
+            self._forget_asked(sent)
             self._unknown(sent, sent.tags)
         elif isinstance(sent, SentLease):
             self.leases.unknown(sent)
@@ -193,6 +197,7 @@ class Facts(Book):
         """An answer came."""
         answer, error = sent.request.answer, sent.request.error
         if isinstance(sent, SentProduce):
+            self._forget_asked(sent)
             self._produced(sent, answer, error)
         elif isinstance(sent, SentLease):
             self.leases.leased(sent, answer, error)
@@ -200,6 +205,10 @@ class Facts(Book):
             self.leases.settled(sent, answer, error)
 
     # -- produce -------------------------------------------------------------------------------------
+
+    def _forget_asked(self, sent: SentProduce) -> None:
+        for tag in sent.tags:
+            self._asked.pop(tag, None)
 
     def _produced(self, sent: SentProduce, answer: list[Placed], error: PenstockError | None) -> None:
         every = range(len(sent.tags))
@@ -221,13 +230,14 @@ class Facts(Book):
 
     def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
         """Nothing of these is stored, unless the error says that nobody knows."""
+        indexes = list(indexes)
         tags = [sent.tags[index] for index in indexes]
         if isinstance(error, OutcomeUnknown):
             sent.unknown = True
             self._unknown(sent, tags)
         elif not sent.unknown:
-            for tag in tags:
-                if not tag.seen:
+            for index, tag in zip(indexes, tags, strict=True):
+                if not tag.seen and index not in sent.ids:
                     tag.void = True
 
     def _unknown(self, sent: SentProduce, tags: Iterable[Tag]) -> None:
@@ -250,6 +260,7 @@ class Facts(Book):
     def _keep_promises(self) -> None:
         """Look up what was answered while its partition failed."""
         promises, self._promises = self._promises, []
+        promises.sort(key=lambda promise: self.census.at(promise.place) is not promise.tag)  # duplicates behind what they are duplicates of
         for promise in promises:
             if self.census.healthy(promise.place):
                 self._look_up(*promise, again=True)
@@ -280,9 +291,10 @@ class Facts(Book):
         name = (sent.incarnation, tag.key, tag.dedup)
         first = self._firsts.get(name)
         if first is not None and first.tag is not tag and not self._is_unsure(name):
-            assert first.until <= self.now or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
+            assert first.until <= sent.ran(self.now) or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
         if first is None or first.tag is not tag:
-            self._firsts[name] = First(tag, self.now + self.windows[sent.incarnation], sent.latest_era)
+            window = self.windows[sent.incarnation]
+            self._firsts[name] = First(tag, sent.ran(self.now) + window, sent.latest_era)
             if not fresh:
                 self._unsure[name] = self.now + self.windows[sent.incarnation]
 
@@ -290,9 +302,16 @@ class Facts(Book):
         assert tag.dedup is not None
         name = (tag.queue, tag.key, tag.dedup)
         first = self._firsts.get(name)
+        asked = self._asked.get(real)
+        over = first is None or first.until <= self.now or first.era != self.era
+        if asked is not None and asked.first and over:  # its answer waits for another partition
+            window = self.windows[sent.incarnation]
+            first = self._firsts[name] = First(real, asked.ran(self.now) + window, asked.latest_era)
         if sent.first and not self._is_unsure(name):
             assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
-            assert first.until > self.now or first.era != self.era, f"{tag} was taken for a duplicate of {real}, whose window is over"
+            assert first.until > sent.ran(self.now) or first.era != self.era, (
+                f"{tag} was taken for a duplicate of {real}, whose window is over"
+            )
         real.acknowledged = True  # whatever became of its own answer
         tag.void = True
 

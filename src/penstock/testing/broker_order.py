@@ -1,12 +1,11 @@
 """Whose turn is it in a whole queue? Keys are strict, whatever partitions an item of a key lies in.
 
-Owns: `Order`: in which order items of a key were acknowledged, which keys an item that was given up parks, and the check of every lease
+Owns: `Order`: in which order items of a key were stored, which keys an item that was given up parks, and the check of every lease
 that was handed out. An item loses its place in the order when nobody can say what it is: it was scheduled, sought, sent to another
 queue, given up without parking its key, or the answer to its produce was lost.
 """
 
 from collections.abc import Iterable
-from itertools import count
 
 from penstock.rules.life import State as Life
 from penstock.testing.broker_census import Census, Spot
@@ -20,7 +19,6 @@ class Order:
 
     def __init__(self, census: Census) -> None:
         self._census = census
-        self._numbers = count(1)
         self._lines: dict[tuple[int, bytes], list[Tag]] = {}
         self.parked: dict[tuple[int, bytes], dict[Tag, Place]] = {}
         """Queue and key → items that hold it though they were given up, each with the place where that happened."""
@@ -33,9 +31,9 @@ class Order:
         self._on_bury: dict[tuple[int, int], str] = {}
 
     def enter(self, tag: Tag) -> None:
-        """An item with a key was acknowledged, behind all others."""
+        """An item with a key was acknowledged: it has its place in the order in which items were found stored."""
         if tag.key is not None:
-            tag.order = next(self._numbers)
+            tag.order = tag.arrival
             self._lines.setdefault((tag.queue, tag.key), []).append(tag)
 
     # -- what happens to items by themselves ---------------------------------------------------------
@@ -143,23 +141,26 @@ class Order:
     def _check_alone(self, held: Held, key: bytes, others: list[Held], now: int) -> None:
         for other in others:
             if other is not held and other.incarnation == held.incarnation and other.valid(now):
-                for tag in other.open.values():
+                for offset, tag in other.open.items():
+                    place = Place(other.incarnation, other.partition, offset)
+                    if offset in other.leaving and not self._census.holds(place, other.lease):
+                        continue  # its holder has settled it, and will be told so
                     assert tag.key != key or tag.holder is not other, f"{held} has key {key!r} while {other} has {tag}"
 
     def _check_parked(self, held: Held, tag: Tag, others: list[Tag]) -> None:
         """Nothing goes past an item that was given up and parks the key."""
         assert tag.key is not None
         for holder, grave in self.parked.get((held.incarnation, tag.key), {}).items():
-            later = holder.order is not None and tag.order is not None and holder.order < tag.order
+            later = holder.order is not None and tag.order is not None and holder.order.before(tag.order)
             passed = holder not in others and (later or grave.partition == held.partition)
             assert not passed, f"{held} was given {tag}, whose key is parked because {holder} was given up"
 
     def _check_earlier(self, held: Held, tag: Tag, before: list[Tag]) -> None:
-        """Nothing of its key that was acknowledged earlier waits in the queue."""
+        """Nothing of its key that was stored earlier waits in the queue."""
         if tag.order is None or tag.key is None or tag.queue != held.incarnation:
             return
         for earlier in self._lines[tag.queue, tag.key]:
-            if earlier.order is None or earlier.order >= tag.order or earlier in before:
+            if earlier.order is None or not earlier.order.before(tag.order) or earlier in before:
                 continue
             spot = self._census.lives_in(earlier, tag.queue)
             assert spot is None or spot.life not in HOLDS, f"{tag} was given before {earlier}, which is {self._census.of(earlier)}"

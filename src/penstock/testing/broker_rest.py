@@ -22,14 +22,16 @@ class Model(Facts):
 
     def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
         """No queue wants a turn: whoever waits must have a reason."""
-        self.leases.check_known()
+        out = {loop.turns.incarnation for loop in loops if loop.waiting_for_disk}
+        self.leases.check_known({sent.incarnation for sent in pending if isinstance(sent, SentLease) and sent.ran_at is not None})
         self._check_due()
         with self.undisturbed():
             self.census.check_stats(loops)
         for sent in pending:
             deadline = sent.request.deadline
-            assert not (deadline and deadline < now), f"{sent} was not answered by its deadline"
-            assert deadline, f"{sent} does not wait, and was not answered"
+            late = sent.request.give_up_at if sent.incarnation in out else deadline  # everybody is given the time for one turn
+            assert not (deadline and late < now), f"{sent} was not answered by its deadline"
+            assert deadline or sent.incarnation in out, f"{sent} does not wait, and was not answered"
             if isinstance(sent, SentLease) and sent.first:  # a repetition gets what it got then
                 self._check_waiting(sent, next(loop for loop in loops if loop.turns.incarnation == sent.incarnation))
         for queue, info in self.queues.items():
@@ -69,7 +71,8 @@ class Model(Facts):
     def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
         """Whoever waits for items waits because there is none to be had."""
         members = [member for member in loop.turns.members.values() if member.healthy]
-        if len(members) < len(loop.turns.members) or any(member.state.paused_lease for member in members):
+        whole = len(members) == len(loop.turns.members)
+        if sent.ran_at is not None or (loop.turns.deferred and not whole) or any(member.state.paused_lease for member in members):
             return
         held: set[bytes] = set()
         ready: list[Tag] = []
@@ -83,7 +86,7 @@ class Model(Facts):
                 elif tag.key is not None and spot.life is not Life.BURIED:
                     held.add(tag.key)
         for tag in ready:
-            free = tag.key is None or (tag.key not in held and not self.order.is_parked(sent.incarnation, tag.key))
+            free = tag.key is None or (whole and tag.key not in held and not self.order.is_parked(sent.incarnation, tag.key))
             assert not free, f"{sent} waits though {tag} is ready: {self.census.of(tag)}"
 
     # -- when nothing goes wrong ---------------------------------------------------------------------

@@ -29,17 +29,28 @@ class Sent:
         self.era = 0
         self.latest_era = 0
         """Of the first and of the last time: how often the machine had been rebooted."""
+        self.ran_at: int | None = None
+        """When it was run, if its answer had to wait for a partition then."""
+        self.awaits: set[int] = set()
+        """The partitions that its answer waited for at the last look."""
         self.unknown = False
         """An answer was lost: nobody knows what became of that time."""
         self.quiet = False
         """Since it was asked no file call failed and the process lives: it has no reason to fail, whoever was interrupted."""
+        self.calm = False
+        """The same, but that partitions may have been failing or out when it was asked."""
 
     def make(self, now: int) -> None:
         self.request = self.build(now + self.wait if self.wait else 0)
+        self.ran_at = None
         self.times += 1
 
     def build(self, deadline: int) -> requests.Request:
         raise NotImplementedError
+
+    def ran(self, now: int) -> int:
+        """When it was run, now that it is answered."""
+        return now if self.ran_at is None else self.ran_at
 
     @property
     def first(self) -> bool:
@@ -65,6 +76,11 @@ class SentProduce(Sent):
         self.tags = tags
         self.ids: dict[int, Place] = {}
         """What was answered for the item at each index."""
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether any partition will do."""
+        return self.request_id is None and self.batch.key_ids is None and self.batch.dedups is None
 
     def build(self, deadline: int) -> requests.Request:
         return requests.Produce(self.batch, self.request_id, deadline)

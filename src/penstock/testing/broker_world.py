@@ -12,12 +12,14 @@ from functools import partial
 from typing import Any
 
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Placed, Request
+from penstock.loop.member import SLOW_AFTER, Member
+from penstock.loop.requests import Handed, Placed, Request
+from penstock.rules.commands import Settled
 from penstock.service.embedded import Embedded
 from penstock.testing import broker_damage, checks
 from penstock.testing.broker_faults import Disk, InterruptingClock
 from penstock.testing.broker_rest import Model
-from penstock.testing.broker_sent import Sent, SentLease
+from penstock.testing.broker_sent import Sent, SentLease, SentProduce, SentSettle
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE, SECOND
@@ -46,6 +48,12 @@ class World:
         """Answered, and not judged yet."""
         self._unjudged: list[Sent] = []
         """Answered by a process that is gone, and not judged yet."""
+        self._held_up: dict[tuple[int, int], int] = {}
+        """Queue and partition → until when its disk does not answer."""
+        self._out: dict[tuple[int, int], tuple[int, int]] = {}
+        """Partitions that were out at the last look: what tells one time from the next, and since when."""
+        self._too_early: list[str] = []
+        """Answers that came before what they rest on was durable."""
         self._missed: list[SentLease] = []
         """Leases whose callers were gone: they go back in the next turn, if nothing happens before."""
         self._open()
@@ -83,7 +91,8 @@ class World:
         self.say(f"   {sent}")
         sent.make(ManualClock.read(self.clock).elapsed)  # an interrupt is for whoever runs the turn
         sent.request.on_done = partial(self._note, sent)
-        sent.quiet = self.model.census.whole and not self.disk.failing
+        sent.calm = not self.disk.failing
+        sent.quiet = self.model.census.whole and sent.calm
         self._pending.append(sent)
         self.model.sending(sent)
 
@@ -91,10 +100,13 @@ class World:
         """An answer is there; whoever is told twice notes it once."""
         if request is sent.request and sent not in self._answers:
             self._answers.append(sent)
+            self._check_landed(sent)
 
     def cancel(self, sent: Sent) -> None:
         """The caller is gone and will not see the answer."""
         self.say(f"   gone: {sent}")
+        if isinstance(sent, SentLease) and sent.ran_at is not None:  # what it was given goes back when the answer is there
+            self.model.leases.unknown(sent)
         self.broker.cancel(sent.incarnation, sent.request)
         self._drop(sent)
 
@@ -145,6 +157,69 @@ class World:
         self._digest(lambda: then(answer) if then is not None else None)
         return answer
 
+    # -- disks that take their time ------------------------------------------------------------------
+
+    def hold_up(self, incarnation: int, partition: int, duration: int) -> None:
+        """For so long the disk of a partition does not answer."""
+        self.say(f"   the disk of partition {partition} of {incarnation:x} hangs for {duration / SECOND} s")
+        self._held_up[incarnation, partition] = self.model.now + duration
+
+    def _follow_disks(self) -> None:
+        """See which partitions went out and which came back. After a slow one is back its queue runs a turn at once, as a runner would."""
+        for loop in self.broker.loops():
+            loop.is_slow = partial(self._hangs, loop.turns.incarnation)
+            if self._see_landed(loop):
+                self.model.census.changed.add(loop.turns.incarnation)
+                try:
+                    loop.turn()
+                except KeyboardInterrupt:
+                    self._go_on(loop.turns.incarnation)
+                self._see_landed(loop)
+
+    def _hangs(self, incarnation: int, member: Member) -> bool:
+        return self._held_up.get((incarnation, member.number), 0) > self.model.now
+
+    def _see_landed(self, loop: Loop) -> bool:
+        """Note who is out, and for which answers; whether a slow one came back, in order."""
+        incarnation, now, slow = loop.turns.incarnation, self.model.now, False
+        sent_by = {id(sent.request): sent for sent in self._pending}
+        out = {(incarnation, member.number): member for member in loop.waiting_for_disk}
+        for owner in [owner for owner in self._out if owner[0] == incarnation]:
+            went, since = self._out[owner]
+            if owner in out and out[owner].out_since == went:
+                continue
+            del self._out[owner]
+            member = loop.turns.members.get(owner[1])
+            if now - since >= SLOW_AFTER and member is not None and (owner in out or member.healthy):
+                self.model.leases.spare(owner, since, sure=not self.disk.troubled)
+                slow = True
+        for sent in self._pending:
+            if sent.incarnation == incarnation:
+                sent.awaits = set()
+                sent.quiet = sent.quiet and not out
+        for owner, member in out.items():
+            self._out.setdefault(owner, (member.out_since, now))
+            for waiting in member.unanswered:
+                found = sent_by.get(id(waiting.request))
+                if found is not None:
+                    found.ran_at = now if found.ran_at is None else found.ran_at
+                    found.awaits.add(member.number)
+        return slow
+
+    def _check_landed(self, sent: Sent) -> None:
+        """No answer speaks of a partition that is out."""
+        loop = next((loop for loop in self.broker.loops() if loop.turns.incarnation == sent.incarnation), None)
+        answer = sent.request.answer
+        if loop is None or sent.request.error is not None or not isinstance(answer, list):
+            return
+        rests_on = [one.partition for one in answer if isinstance(one, Handed) or (isinstance(one, Placed) and one.stored is not None)]
+        if isinstance(sent, SentSettle):
+            rests_on = [held.partition for (held, _), one in zip(sent.parts, answer, strict=True) if isinstance(one, Settled)]
+        unsure = rests_on if sent.ran_at is None else sent.awaits.intersection(rests_on)  # the others have landed, and may be out again
+        out = [number for number in unsure if number in loop.turns.members and loop.turns.members[number].out]
+        if out:
+            self._too_early.append(f"{sent} was answered while partitions {out} were out: {answer!r:.200}")
+
     # -- turns ---------------------------------------------------------------------------------------
 
     def turn(self, loop: Loop) -> None:
@@ -185,6 +260,7 @@ class World:
     def calm(self) -> None:
         """Nothing goes wrong for a while: what fails is tried again, what is under way arrives."""
         self.disk.heal()
+        self._held_up.clear()
         for _ in range(12):
             self.rest()
             if self.model.settled(self.broker.loops()):
@@ -204,6 +280,8 @@ class World:
 
     def _digest(self, effect: Callable[[], None] | None = None) -> None:
         """Look at everything that has changed and judge every answer."""
+        self._follow_disks()
+        assert not self._too_early, self._too_early[0]
         if not self.model.census.changed and not self._answers and effect is None:
             return
         model = self.model
@@ -217,14 +295,27 @@ class World:
             self.say(f"   answer to {sent}: {sent.request.error or sent.request.answer!r:.400}")
             model.judge(sent)
             self._check_quiet(sent)
+            self._check_calm(sent)
         model.compare()
 
     def _check_quiet(self, sent: Sent) -> None:
         """Nobody is told of a failed disk, or that nobody knows, because somebody else was interrupted."""
-        found = sent.request.answer if isinstance(sent.request.answer, list) else []
-        errors = [sent.request.error, *found, *(one.error for one in found if isinstance(one, Placed))]
-        wrong = [error for error in errors if isinstance(error, StorageFailed | OutcomeUnknown)]
-        assert not (wrong and sent.quiet), f"no file call failed, and yet {sent} was answered with {wrong[0]!r}"
+        wrong = _troubles(sent)
+        late = sent.ran_at is not None and sent.ran_at + SLOW_AFTER <= self.model.now
+        assert late or not (wrong and sent.quiet), f"no file call failed, and yet {sent} was answered with {wrong[0]!r}"
+
+    def _check_calm(self, sent: Sent) -> None:
+        """While partitions are out or fail, and no file call has failed since: whoever is refused may ask again, or went elsewhere."""
+        rooms = self.model.census.rooms
+        for error in _troubles(sent) if sent.calm else ():
+            if isinstance(error, OutcomeUnknown):
+                assert sent.ran_at is not None and sent.ran_at < self.model.now, f"{sent} did not wait for a disk and was told {error!r}"
+                continue
+            assert error.retryable, f"{sent} was told not to ask again: {error!r}"
+            if isinstance(sent, SentProduce) and sent.anywhere and sent.ran_at is None and sent.incarnation in self.model.queues:
+                active = [rooms.get((sent.incarnation, number)) for number in self.model.queues[sent.incarnation].active]
+                free = [room for room in active if room is not None and room.was_healthy and room.takes_items]
+                assert not free, f"{sent} was refused though {len(free)} partitions could take its items: {error!r}"
 
     def replay(self) -> None:
         """Every log tells what its partition knows."""
@@ -253,13 +344,14 @@ class World:
             self.not_quiet()
 
     def fill_disk(self, free_bytes: int) -> None:
+        self._doubt_missed()
         self.not_quiet()
         self.disk.fill(free_bytes)
 
     def not_quiet(self) -> None:
         """Whoever waits for an answer may be told of trouble."""
         for sent in (*self._pending, *self._answers):
-            sent.quiet = False
+            sent.quiet = sent.calm = False
 
     def interrupt_at_clock(self, ahead: int) -> None:
         """Whoever reads the clock then is interrupted."""
@@ -344,8 +436,16 @@ class World:
                 self.say(f"   opening: {error!r}")
                 self.disk.heal()
                 self.disk.kill()
+        self._out.clear()
         self.model.opened(self.broker.list())
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
         self._answers, self._unjudged = self._unjudged, []
         self._digest()
         self.model.decided()
+
+
+def _troubles(sent: Sent) -> list[StorageFailed | OutcomeUnknown]:
+    """What a caller was told of a storage that failed, or of something that nobody knows."""
+    found = sent.request.answer if isinstance(sent.request.answer, list) else []
+    errors = [sent.request.error, *found, *(one.error for one in found if isinstance(one, Placed))]
+    return [error for error in errors if isinstance(error, StorageFailed | OutcomeUnknown)]

@@ -19,16 +19,19 @@ from penstock.testing.broker_inspector import Inspector
 from penstock.testing.broker_operator import Operator
 from penstock.testing.broker_world import FAULTS, World
 from penstock.testing.disk import Halt
-from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
+from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 
 STEPS = 80
 DAMAGED = 0.012
 """How often, per step, a copy is damaged."""
+HANGS = [200 * MILLISECOND, 450 * MILLISECOND, 700 * MILLISECOND, 3 * SECOND, 9 * SECOND, 15 * SECOND]
+"""How long a disk does not answer: less and more than a partition may be out before it counts as slow."""
+SHORT_WAITS = [100 * MILLISECOND, 300 * MILLISECOND, 600 * MILLISECOND, 1500 * MILLISECOND]
 STEP_WEIGHTS = {
     "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 3, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
     "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "update": 2, "resize": 4, "drain": 1,
     "recreate": 1, "look": 2, "watch": 1, "compact": 1, "crowd": 1,
-    "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1,
+    "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1, "hold_up": 2, "wait_a_little": 2,
 }  # fmt: skip
 MOODS: dict[str, dict[str, int]] = {
     "any": {},
@@ -36,6 +39,7 @@ MOODS: dict[str, dict[str, int]] = {
     "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 4, "update": 2},
     "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2},
     "crowds": {"crowd": 12},
+    "slow disks": {"hold_up": 8, "wait_a_little": 5, "resize": 2},
 }
 """What there is more of in some seeds, and how many times more."""
 
@@ -105,6 +109,16 @@ class Simulation:
 
     def step_wall(self) -> None:
         self.world.step_wall(self._chance.pick([-DAY, -HOUR, -SECOND, SECOND, HOUR, DAY]))
+
+    def wait_a_little(self) -> None:
+        self.world.advance(self._chance.pick(SHORT_WAITS))
+
+    def hold_up(self) -> None:
+        """The disks of some partitions of a queue do not answer for a while."""
+        info = self.world.model.queues[self._chance.pick(sorted(self.world.model.queues))]
+        duration = self._chance.pick(HANGS)
+        for number in self._chance.rng.sample(info.active, self._chance.rng.randint(1, len(info.active))):
+            self.world.hold_up(info.incarnation, number, duration)
 
     def disturb(self) -> None:
         if self._chance.happens(0.1):
