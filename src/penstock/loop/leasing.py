@@ -108,8 +108,9 @@ class Leasing:
                     found.append((member, granted))
                 part += 1
                 command = self._command(request, request.want, part)
-        if not again and not request.bare and len(list(self._partitions.healthy())) < len(self._partitions.members):
-            raise next(member.refusal for member in self._partitions.members.values() if not member.healthy)  # it may be the one that knows
+        broken = next((member for member in self._partitions.members.values() if member.error is not None), None)
+        if broken is not None and not again and not request.bare:
+            raise broken.refusal  # it may be the one that knows
         return found if again else None
 
     def deal(self, now: int) -> None:

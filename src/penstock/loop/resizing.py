@@ -9,7 +9,7 @@ One log never records what another could still undo: partitions are looked at on
 `Partition.committed`. What this turn does to fences (puts up, narrows, lifts) counts for other partitions from the next turn on.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
@@ -121,13 +121,14 @@ class Resizing:
         return number in self._backlogs
 
     def _sources_are_sound(self, member: Member) -> bool:
-        sources = [
-            self._partitions.members.get(move.source)
-            for change in self.changes
-            for move in change.arriving.get(member.number, ())
-            if not member.healthy or member.state.fence_version < change.version
-        ]
-        return all(source is not None and source.error is None for source in sources)
+        return all(source.error is None for source in self._sources(member))
+
+    def _sources(self, member: Member) -> Iterator[Member]:
+        """The partitions that a member's missing fences will wait for."""
+        for change in self.changes:
+            if member.fence_version < change.version:
+                for move in change.arriving.get(member.number, ()):
+                    yield self._partitions.members[move.source]
 
     def start_over(self) -> None:
         """Something was undone: what was looked through must be looked through again."""
@@ -263,8 +264,12 @@ class Resizing:
             self._prepare(member)
         if any(member.fenced for member in lacking[:PREPARED]):
             self.look_anew()
-        if lacking and self.preparing:
+        if any(self._can_go_on(member) for member in lacking):
             self._partitions.again = True
+
+    def _can_go_on(self, member: Member) -> bool:
+        """Whether a member that lacks fences waits for nothing but another turn: what is out comes back by itself."""
+        return not member.out and all(not source.out and source.error is None for source in self._sources(member))
 
     def _note_unseen(self, freed: Mapping[int, list[int] | None]) -> None:
         """Keep for partitions that are out what the others have just been told: it is told only once."""

@@ -108,6 +108,8 @@ class Turns(Partitions):
                 self._welcome()
             if self.to_open:
                 self._open()
+            if self._next_visit is not None and now >= self._next_visit:
+                self._open_due()
             if self.outs:
                 self._grow_slow()
             requests_now = self._runnable(taken) if self.outs or self.deferred or self.closed else self._in_order(taken)
@@ -269,8 +271,9 @@ class Turns(Partitions):
         return any(not self.members[number].fenced for number in numbers)
 
     def _wait_a_turn(self, waiting: Sequence[Request]) -> None:
+        """Let requests wait for the next turn; where a partition is out, that comes with its landing."""
         self.deferred += waiting
-        self.again = True
+        self.again = self.again or not self.awaits
 
     def _visit(self) -> None:
         """What failed is tried again, what came due is done."""
@@ -278,15 +281,9 @@ class Turns(Partitions):
         for member in list(self.members.values()):
             if member.next_run is None or member.next_run > now or member.out:
                 continue
+            if member.error is not None or member.closed:
+                continue
             self.touch(member)
-            if member.error is not None:
-                if member.is_due_for_retry(now):
-                    self._send_out(member, member.reopen)
-                continue
-            if member.closed:
-                if member.is_due:
-                    self._send_out(member, member.reopen)
-                continue
             if member.may_close(now):
                 if self._is_needed_open(member):
                     member.stay_open(now)
@@ -304,6 +301,16 @@ class Turns(Partitions):
                         self.resizing.forward(member, member.open.ripe)
             except PenstockError:
                 continue  # the commit says what is wrong
+
+    def _open_due(self) -> None:
+        """Try again what failed a while ago, and open what is closed and has something due. First, because they are out from then on."""
+        for member in list(self.members.values()):
+            if member.next_run is not None and member.next_run <= self.now and not member.out:
+                if member.is_due_for_retry(self.now) or (member.closed and member.is_due):
+                    self.touch(member)
+                    self._send_out(member, member.reopen)
+                elif member.closed or member.error is not None:
+                    self.touch(member)  # it plans anew
 
     def _is_needed_open(self, member: Member) -> bool:
         """Whether somebody looks at a partition although nothing happens in it."""

@@ -14,9 +14,11 @@ from typing import NamedTuple
 from penstock.logs import codec
 from penstock.loop.loop import Loop
 from penstock.loop.member import Member
+from penstock.loop.reading import Lookable
 from penstock.rules.life import State as Life
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
+from penstock.rules.summary import Summary
 from penstock.service import looking
 from penstock.testing.broker_items import Arrival, Place, Tag
 from penstock.words import origin
@@ -66,11 +68,17 @@ class Found:
 NOWHERE = Found()
 
 
+def _no_reader(incarnation: int, partition: int) -> Lookable:
+    raise AssertionError("nobody has said how closed partitions are looked into")
+
+
 class Room:
     """What was last seen of one partition."""
 
     def __init__(self) -> None:
         self.state: State | None = None
+        self.summary: Summary | None = None
+        """Of one that is closed."""
         self.tags: list[Tag | None] = []
         """By offset; None where retention had let go of an item before it was looked at."""
         self.lives: list[Life] = []
@@ -103,6 +111,8 @@ class Census:
         """Incarnations of queues that ran a turn since the last look."""
         self.whole = True
         self._looks = 0
+        self.reader_of: Callable[[int, int], Lookable] = _no_reader
+        """Looks into the log of a partition that is closed. Set by the world."""
         self._tag_of = tag_of
         self._undisturbed = undisturbed
 
@@ -124,15 +134,19 @@ class Census:
 
     def _look_into(self, incarnation: int, member: Member) -> None:
         room = self.rooms.setdefault((incarnation, member.number), Room())
-        room.was_healthy, room.healthy = room.healthy, member.healthy and not member.open.failed
-        room.takes_items = room.healthy and member.fenced and not member.state.paused_produce
-        if not room.healthy:
+        closed = member.closed and member.summary is not None
+        room.was_healthy, room.healthy = room.healthy, closed or (member.healthy and not member.open.failed)
+        paused = member.summary.paused_produce if closed and member.summary is not None else room.healthy and member.state.paused_produce
+        room.takes_items = room.healthy and member.fenced and not paused
+        if not room.healthy or (closed and room.summary is member.summary):
             return
-        state = member.state
-        assert not state.lost and not member.open.gaps, f"nothing was damaged, and yet partition {member.number} lacks {state.lost.runs}"
+        room.summary = member.summary if closed else None
+        seen: Lookable = self.reader_of(incarnation, member.number) if closed else member.open
+        state = seen.state
+        assert not state.lost and not seen.gaps, f"nothing was damaged, and yet partition {member.number} lacks {state.lost.runs}"
         if state is not room.state:
             self._forget(room, state)
-        self._read(incarnation, member, room)
+        self._read(incarnation, member.number, seen, room)
         room.lives = [state.state_of(offset) or Life.COMPLETED for offset in range(state.next_offset)]
         room.buried = set(state.buried)
         room.dropped = set(offsets(state.dropped.runs))
@@ -144,6 +158,8 @@ class Census:
         recount = Counter(room.lives)
         wrong = {name: value for name, value in state.counts._asdict().items() if value != recount[Life(name)]}
         assert not wrong, f"partition {member.number} counts {wrong}, but one by one there are {recount}"
+        if room.summary is not None:
+            assert room.summary.counts == state.counts, f"partition {member.number} is closed and said to have {room.summary.counts}"
 
     def _forget(self, room: Room, state: State) -> None:
         """A partition was opened anew: offsets that were never durable may be given to other items."""
@@ -152,16 +168,16 @@ class Census:
             room.tags = []
         room.state = state
 
-    def _read(self, incarnation: int, member: Member, room: Room) -> None:
+    def _read(self, incarnation: int, number: int, seen: Lookable, room: Room) -> None:
         """Learn what lies at offsets not seen before."""
-        state = member.state
+        state = seen.state
         room.tags += [None] * (state.next_offset - len(room.tags))
         unread = [offset for offset, tag in enumerate(room.tags) if tag is None and offset not in state.dropped]
         if not unread:
             return
-        for items in member.open.items([edge for offset in unread for edge in (offset, offset + 1)]):
+        for items in seen.items([edge for offset in unread for edge in (offset, offset + 1)]):
             for index, payload in enumerate(items.batch.payloads):
-                tag, place = self._tag_of(payload), Place(incarnation, member.number, items.start + index)
+                tag, place = self._tag_of(payload), Place(incarnation, number, items.start + index)
                 room.tags[place.offset] = tag
                 if tag.arrival is None:
                     tag.arrival = Arrival(self._looks, place.partition, place.offset)

@@ -76,7 +76,9 @@ class Twin:
         for _ in range(12):
             self.rest()
             members = [member for loop in self.broker.loops() for member in loop.turns.members.values()]
-            if all(member.healthy for member in members) and not any(loop.turns.carrying.under_way for loop in self.broker.loops()):
+            if all(member.healthy or member.closed for member in members) and not any(
+                loop.turns.carrying.under_way for loop in self.broker.loops()
+            ):
                 return
             self.clock.advance(1 * SECOND)
         raise AssertionError("partitions fail, or transfers do not arrive, though nothing goes wrong any more")

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.loop.loop import Loop
 from penstock.loop.member import SLOW_AFTER, Member
+from penstock.loop.reading import Reader
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.rules.commands import Settled
 from penstock.service.embedded import Embedded
@@ -40,6 +41,7 @@ class World:
         self.clock = InterruptingClock()
         self.disk = Disk(random.Random(seed + 1))
         self.model = Model(self.disk.undisturbed, say)
+        self.model.census.reader_of = lambda incarnation, number: Reader(self.broker.store.reader(incarnation, number), self.clock)
         self.segment_bytes = self.rng.choice([600, 2_000, 1 << 20])
         self._entropy = random.Random(seed + 2)
         self._pending: list[Sent] = []
