@@ -13,7 +13,7 @@ from penstock.loop import producing, requests, resizing, turn
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
 from penstock.loop.member import Member, Unanswered
-from penstock.loop.partition import NOT_WRITTEN, Partition
+from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
 from penstock.loop.reading import History, retained
@@ -423,28 +423,18 @@ def leases_that_were_answered_are_lost_with_a_failed_write(patch: Patch) -> None
 
 
 @bug(40)
-def leases_that_were_answered_are_appended_twice(patch: Patch) -> None:
-    def open_again(self: Partition, answered: Sequence[Any] = ()) -> None:
-        right(self, [(NOT_WRITTEN, found) for _, found in answered])
-
-    right = Partition._open
-    patch.setattr(Partition, "_open", open_again)
-
-
-@bug(40)
 def an_interrupt_drops_the_requests_of_others(patch: Patch) -> None:
     patch.setattr(Turns, "rescue", lambda self, taken, error: None)
 
 
 @bug(40)
 def an_interrupt_runs_again_what_was_committed(patch: Patch) -> None:
-    def rescue(self: Turns, taken: Sequence[requests.Request], error: BaseException) -> None:
-        waiting, self._waits_for_commit = self._waits_for_commit, {}
+    def give_up(self: Turns, taken: Sequence[requests.Request], error: BaseException) -> None:
+        self._departing = False
         right(self, taken, error)
-        self._waits_for_commit = waiting
 
-    right = Turns.rescue
-    patch.setattr(Turns, "rescue", rescue)
+    right = Turns._give_up
+    patch.setattr(Turns, "_give_up", give_up)
 
 
 # -- slow disks ----------------------------------------------------------------------------------------
@@ -504,26 +494,6 @@ def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
 
     right = Turns._runnable
     patch.setattr(Turns, "_runnable", runnable)
-
-
-@bug(40)
-def items_without_a_key_go_to_a_slow_partition(patch: Patch) -> None:
-    def least(self: Producing) -> Member:
-        slow = [member for member in self._partitions.outs.values() if member.slow]
-        return slow[0] if slow else right(self)
-
-    right = Producing._least
-    patch.setattr(Producing, "_least", least)
-
-
-@bug(40)
-def callers_wait_longer_than_they_want(patch: Patch) -> None:
-    patch.setattr(Turns, "_expire", lambda self: None)
-
-
-@bug(40)
-def everybody_waits_for_a_slow_partition(patch: Patch) -> None:
-    patch.setattr(Member, "grow_slow", lambda self, now: None)
 
 
 # -- damage -------------------------------------------------------------------------------------------
