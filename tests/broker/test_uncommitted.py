@@ -109,6 +109,23 @@ def test_an_answered_lease_outlives_what_fails_after_it(fault: Fault) -> None:
         assert (again.texts, again.attempts) == (["two"], [1])
 
 
+def test_an_answered_lease_that_was_synced_after_all_is_not_appended_again() -> None:
+    rig = Rig(Simulated())
+    desk = rig.create(max_attempts=5)
+    desk.produce("one", "two", key="customer")
+    held = desk.lease(1)
+    partition = desk.loop.turns.members[0].open
+    partition.log.sync()  # it reached the disk, though nobody told the partition so
+    before = partition.log.sequence
+    partition.reopen()
+    assert partition.log.sequence == before + 1, "only the opening was appended"
+    assert desk.lease(5).texts == []
+    assert held.complete() == 1
+    again = desk.lease(5)
+    assert (again.texts, again.attempts) == (["two"], [1])
+    rig.check()
+
+
 def test_an_interrupt_is_nobody_elses_error() -> None:
     """Wherever it comes in a turn, the others of that turn get their answers, and each of their items is there once."""
     for call in range(1, 40):

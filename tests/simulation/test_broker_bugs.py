@@ -12,7 +12,7 @@ import pytest
 from penstock.loop import producing, requests, resizing, turn
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
-from penstock.loop.member import Member
+from penstock.loop.member import Member, Unanswered
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
@@ -33,7 +33,6 @@ from penstock.service.reports import ListedItem
 from penstock.testing.brokers import Simulation
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from penstock.words.errors import PenstockError
 
 Patch = pytest.MonkeyPatch
 BUGS: list[tuple[Callable[[Patch], None], int]] = []
@@ -80,12 +79,14 @@ def sequences_begin_anew(patch: Patch) -> None:
 
 @bug(200)
 def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
-    def commit(self: Turns) -> dict[int, PenstockError]:
-        self.carrying.carry(self.now)
-        return right(self)
+    def depart(self: Turns) -> None:
+        with patch.context() as here:
+            here.setattr(Partition, "is_committed", True)
+            self.carrying.carry(self.now)
+        right(self)
 
-    right = Turns._commit
-    patch.setattr(Turns, "_commit", commit)
+    right = Turns._depart
+    patch.setattr(Turns, "_depart", depart)
 
 
 @bug(40)
@@ -313,12 +314,15 @@ def aging_does_not_count_across_partitions(patch: Patch) -> None:
 
 @bug(40)
 def answers_leave_before_the_commit(patch: Patch) -> None:
-    def commit(self: Turns) -> dict[int, PenstockError]:
-        self._answer({})
-        return right(self)
+    def depart(self: Turns) -> None:
+        for request, result in self.pending:
+            found = self._collect(request, result) if isinstance(request, requests.Lease) else result
+            self._answer(Unanswered(request, found, set(), 0))
+        self.pending.clear()
+        right(self)
 
-    right = Turns._commit
-    patch.setattr(Turns, "_commit", commit)
+    right = Turns._depart
+    patch.setattr(Turns, "_depart", depart)
 
 
 @bug(40)
@@ -361,6 +365,137 @@ def an_item_goes_to_any_partition(patch: Patch) -> None:
     patch.setattr(producing, "_homes", lambda batch, request, slots: [producing.FREE] * len(batch))
 
 
+# -- what could still be undone ------------------------------------------------------------------------
+
+
+def reshape_last(patch: Patch) -> None:
+    """A resize is run behind the produces of its turn, and nobody looks whether they are committed."""
+
+    def in_order(self: Turns, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
+        return sorted(right(self, taken), key=lambda request: isinstance(request, requests.Reshape))
+
+    right = Turns._in_order
+    patch.setattr(Turns, "_in_order", in_order)
+    patch.setattr(Partition, "committed", property(lambda self: self.state))
+
+
+@bug(100)
+def marks_are_taken_from_what_is_not_committed(patch: Patch) -> None:
+    reshape_last(patch)
+
+
+@bug(100)
+def dedup_ids_are_adopted_from_what_is_not_committed(patch: Patch) -> None:
+    """The marks are those of the beginning of the turn."""
+
+    def begin(self: Turns, taken: Sequence[requests.Request], now: int) -> None:
+        before[self.incarnation] = {number: member.state.next_offset for number, member in self.members.items() if member.healthy}
+        right_turn(self, taken, now)
+
+    def reshape(self: Catalog, incarnation: int, *args: Any, marks: dict[int, int], **rest: Any) -> Any:
+        return right(self, incarnation, *args, marks={**marks, **before.get(incarnation, {})}, **rest)
+
+    before: dict[int, dict[int, int]] = {}
+    right_turn, right = Turns.turn, Catalog.reshape
+    reshape_last(patch)
+    patch.setattr(Turns, "turn", begin)
+    patch.setattr(Catalog, "reshape", reshape)
+    patch.setattr(Partition, "is_committed", property(lambda self: not self.failed))
+
+
+@bug(100)
+def fences_stand_before_they_are_committed(patch: Patch) -> None:
+    def prepare(self: Resizing, member: Member) -> None:
+        right(self, member)
+        member.fenced = True
+
+    right = Resizing._prepare
+    patch.setattr(Resizing, "_prepare", prepare)
+
+
+@bug(40)
+def leases_that_were_answered_are_lost_with_a_failed_write(patch: Patch) -> None:
+    def open_again(self: Partition, answered: Sequence[Any] = ()) -> None:
+        right(self)
+
+    right = Partition._open
+    patch.setattr(Partition, "_open", open_again)
+
+
+@bug(40)
+def an_interrupt_drops_the_requests_of_others(patch: Patch) -> None:
+    patch.setattr(Turns, "rescue", lambda self, taken, error: None)
+
+
+@bug(40)
+def an_interrupt_runs_again_what_was_committed(patch: Patch) -> None:
+    def give_up(self: Turns, taken: Sequence[requests.Request], error: BaseException) -> None:
+        self._departing = False
+        right(self, taken, error)
+
+    right = Turns._give_up
+    patch.setattr(Turns, "_give_up", give_up)
+
+
+# -- slow disks ----------------------------------------------------------------------------------------
+
+
+@bug(40)
+def answers_do_not_wait_for_what_is_out(patch: Patch) -> None:
+    patch.setattr(turn, "_rests_on", lambda request, result: ())
+
+
+@bug(40)
+def an_answer_waits_for_one_of_its_partitions_only(patch: Patch) -> None:
+    right = turn._rests_on
+    patch.setattr(turn, "_rests_on", lambda request, result: sorted(right(request, result))[:1])
+
+
+def read_what_is_out(patch: Patch, where: type, name: str) -> None:
+    """One step of a turn takes partitions that are out for healthy ones, and what they have not committed for committed."""
+    right = getattr(where, name)
+
+    def step(self: Any, *args: Any) -> Any:
+        with patch.context() as here:
+            here.setattr(Member, "healthy", property(lambda self: self.partition is not None and self.error is None))
+            here.setattr(Member, "open", property(lambda self: self.partition))
+            here.setattr(Partition, "is_committed", True)
+            return right(self, *args)
+
+    patch.setattr(where, name, step)
+
+
+@bug(100)
+def fences_are_lowered_by_what_is_out(patch: Patch) -> None:
+    read_what_is_out(patch, Resizing, "_narrow")
+    read_what_is_out(patch, Resizing, "_lift")
+    read_what_is_out(patch, Resizing, "upkeep")
+
+
+@bug(100)
+def a_resize_counts_on_what_is_out(patch: Patch) -> None:
+    """Its marks and the dedup ids that move are those of partitions that are out."""
+    read_what_is_out(patch, Turns, "_reshape")
+    right = Turns._needs
+    patch.setattr(Turns, "_needs", lambda self, request: () if isinstance(request, requests.Reshape) else right(self, request))
+
+
+@bug(100)
+def the_leases_of_a_slow_partition_end_when_it_is_back(patch: Patch) -> None:
+    patch.setattr(Turns, "_spare_leases", lambda self, member: None)
+
+
+@bug(40)
+def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
+    def runnable(self: Turns, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
+        found = right(self, taken)
+        self.deferred.clear()
+        return found
+
+    right = Turns._runnable
+    patch.setattr(Turns, "_runnable", runnable)
+
+
 # -- damage -------------------------------------------------------------------------------------------
 
 
@@ -392,15 +527,15 @@ def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
 
 @bug(60)
 def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
-    def hand(self: Turns, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
+    def collect(self: Turns, request: requests.Lease, parts: list[Any]) -> list[Any]:
         if any(member.open._frames.collect(granted.runs).gaps for member, granted in parts):
             self.settling.give_back([Handed(member.number, granted, [], 0) for member, granted in parts])
-            self.leasing.put_back(request)
-        else:
-            right(self, request, parts, failed)
+            request.lost = True
+            return []
+        return right(self, request, parts)
 
-    right = Turns._hand
-    patch.setattr(Turns, "_hand", hand)
+    right = Turns._collect
+    patch.setattr(Turns, "_collect", collect)
 
 
 # -- the test -----------------------------------------------------------------------------------------

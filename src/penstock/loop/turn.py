@@ -29,7 +29,7 @@ from penstock.loop.settling import Settling
 from penstock.rules.commands import Extend, Granted
 from penstock.rules.summary import Summary
 from penstock.words.clock import SECOND, Clock
-from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
+from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
 
 _log = logging.getLogger("penstock")
 REDOS = 3
@@ -636,7 +636,8 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
     if isinstance(request, requests.Produce):
         return [one.partition for one in result if one.stored is not None]
     if isinstance(request, requests.Settle):
-        return [part.partition for part in request.parts]
+        parts = zip(request.parts, result, strict=True)  # one that was slow, and so refused, is not waited for
+        return [part.partition for part, one in parts if not isinstance(one, StorageFailed)]
     if isinstance(request, requests.Lease):
         return [part[0].number for part in result]
     if isinstance(request, requests.Deliver):

@@ -67,6 +67,8 @@ class Tag:
     """When and where it was found for the first time."""
     order: "Arrival | None" = None
     """The same, while that is its place in the order of its key; None when nobody can say what that is."""
+    out_of_order: bool = False
+    """It has lost its place, perhaps before it was acknowledged."""
     holder: "Held | None" = None
     handed: int = 0
     """How often it was handed out."""
@@ -87,6 +89,7 @@ class Tag:
 
     def forget_order(self) -> None:
         self.order = None
+        self.out_of_order = True
 
 
 @dataclass(eq=False, slots=True)

@@ -114,8 +114,8 @@ class Leases:
     def spare(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
         """A slow partition is back: leases that had not ended when it went out (`since`) do not end for a while, if nothing fails."""
         for held in self.held:
-            if (held.incarnation, held.partition) == owner and held.open and held.deadline > since:
-                held.doubtful = held.doubtful or (not sure and held.deadline <= self.now)
+            if (held.incarnation, held.partition) == owner and held.open:  # one that was over may not have been taken back yet
+                held.doubtful = held.doubtful or held.deadline <= since or (not sure and held.deadline <= self.now)
                 held.spared_until = self.now + GRACE
                 held.deadline = max(held.deadline, held.spared_until)
 

@@ -33,7 +33,7 @@ class Order:
     def enter(self, tag: Tag) -> None:
         """An item with a key was acknowledged: it has its place in the order in which items were found stored."""
         if tag.key is not None:
-            tag.order = tag.arrival
+            tag.order = None if tag.out_of_order else tag.arrival
             self._lines.setdefault((tag.queue, tag.key), []).append(tag)
 
     # -- what happens to items by themselves ---------------------------------------------------------

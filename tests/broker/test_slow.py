@@ -1,0 +1,393 @@
+"""A disk that does not answer: its partition is left alone while the others go on, and comes back by itself."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.logs.files import Mode, SystemFiles
+from penstock.loop.member import GRACE_AFTER_SLOW, Member
+from penstock.loop.requests import Lease, Placed, Produce
+from penstock.service.embedded import Embedded
+from penstock.words.clock import SECOND
+from penstock.words.errors import OutcomeUnknown, QueueBusy, StorageFailed
+from tests.broker.grounds import Ground, Simulated
+from tests.broker.rig import PATIENCE, Asked, Desk, Rig, batch_of, ids_of, keys_at, until
+
+SLOW = 1
+"""The partition whose disk hangs."""
+
+
+# -- by hand -----------------------------------------------------------------------------------------
+
+
+class Hanging:
+    """A queue of three partitions, one of which stays out for as long as a test wants."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.desk = rig.create(partitions=3)
+        self.key = keys_at(self.desk, SLOW)[0]
+        self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
+        self.hangs = False
+        self.desk.loop.is_slow = lambda member: self.hangs and member.number == SLOW
+
+    def hang(self) -> Asked:
+        """The disk hangs from now on; gives the answer that waits for it."""
+        self.hangs = True
+        asked = self.desk.submit(Produce(batch_of("in flight", key=self.key), deadline=self.rig.deadline(10)))
+        self.rig.turn()
+        assert not asked.done
+        return asked
+
+    def slow(self) -> Asked:
+        """It hangs for so long that it counts as slow."""
+        asked = self.hang()
+        self.rig.pass_by(0.6)
+        return asked
+
+    def answer(self) -> None:
+        """The disk answers at last."""
+        self.hangs = False
+        self.rig.turn()
+
+    @property
+    def member(self) -> Member:
+        return self.desk.loop.turns.members[SLOW]
+
+    def statuses(self) -> dict[int, str]:
+        return {one.partition: one.status for one in self.desk.stats().partitions}
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    rig = Rig(Simulated())
+    found = Hanging(rig)
+    yield found
+    found.answer()
+    rig.check()
+    rig.broker.close()
+
+
+def test_produce_and_lease_on_the_others_go_on(hanging: Hanging) -> None:
+    desk = hanging.desk
+    hanging.hang()
+    for number in range(3):  # before it counts as slow, and after
+        for key in hanging.others:
+            desk.produce(f"{key}-{number}", key=key)
+        held = desk.lease(10)
+        assert sorted(held.texts) == sorted(f"{key}-{number}" for key in hanging.others)
+        assert held.complete() == 2
+        hanging.rig.pass_by(0.4)
+
+
+def test_items_without_a_key_go_elsewhere(hanging: Hanging) -> None:
+    """At once: nobody who has a choice waits for a disk."""
+    hanging.hang()
+    for wait in (0, 0, 0.6, 0):
+        hanging.rig.pass_by(wait)
+        answer = hanging.desk.place(batch_of("anywhere"))
+        assert answer[0].error is None and answer[0].partition != SLOW
+
+
+def test_who_came_before_it_was_slow_waits_and_shares_the_next_commit(hanging: Hanging) -> None:
+    first = hanging.hang()
+    second = hanging.desk.submit(Produce(batch_of("second", key=hanging.key)))
+    third = hanging.desk.submit(Produce(batch_of("third", key=hanging.key)))
+    hanging.rig.turn()
+    assert not (first.done or second.done or third.done)
+    hanging.answer()
+    assert [ids_of(asked.result, 1) for asked in (first, second, third)] == [[f"{SLOW}-{offset}"] for offset in range(3)]
+
+
+def test_of_a_slow_partition_new_keyed_items_and_settles_may_be_asked_again(hanging: Hanging) -> None:
+    desk = hanging.desk
+    desk.produce("held", key=hanging.key)
+    held = desk.lease(1)
+    hanging.slow()
+    with pytest.raises(StorageFailed, match=r"partition 1 is slow \(its disk has not answered for .*try again in a moment") as caught:
+        desk.produce("later", key=hanging.key)
+    assert caught.value.retryable
+    refused = desk.settle("complete", held.parts)[0]
+    assert isinstance(refused, StorageFailed) and refused.retryable
+    hanging.answer()
+    assert held.complete() == 1
+
+
+def test_a_wide_batch_is_refused_only_in_its_slow_part(hanging: Hanging) -> None:
+    hanging.slow()
+    keys = [hanging.others[0], hanging.key, hanging.others[1]]
+    answer = hanging.desk.place(batch_of("a", "b", "c", keys=keys))
+    assert sorted((part.partition, part.error is None) for part in answer) == [(0, True), (SLOW, False), (2, True)]
+
+
+def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: Hanging) -> None:
+    """It was run before the disk hung: when its time is over it is told what is stored and what nobody knows."""
+    hanging.hangs = True
+    keys = [hanging.others[0], hanging.key, hanging.others[1]]
+    asked = hanging.desk.submit(Produce(batch_of("a", "b", "c", keys=keys), deadline=hanging.rig.deadline(5)))
+    hanging.rig.turn()
+    hanging.rig.pass_by(4)
+    assert not asked.done
+    hanging.rig.pass_by(2)
+    found: dict[int, Placed] = {part.partition: part for part in asked.result}
+    assert isinstance(found.pop(SLOW).error, OutcomeUnknown)
+    assert all(part.stored is not None for part in found.values())
+
+
+def test_every_call_ends_by_its_own_deadline(hanging: Hanging) -> None:
+    desk, rig = hanging.desk, hanging.rig
+    desk.produce("held", key=hanging.key)
+    held = desk.lease(1)
+    first = hanging.hang()
+    waits = {seconds: desk.submit(Lease(5, deadline=rig.deadline(seconds))) for seconds in (0, 2, 4)}
+    named = desk.submit(Produce(batch_of("named", key=hanging.key), b"request", rig.deadline(3)))
+    rig.pass_by(0.6)
+    assert waits[0].result == []
+    rig.pass_by(2)
+    assert waits[2].result == [] and not waits[4].done
+    rig.pass_by(2)
+    assert waits[4].result == []
+    with pytest.raises(QueueBusy):
+        _ = named.result
+    rig.pass_by(8)
+    assert isinstance(first.result[0].error, OutcomeUnknown)
+    hanging.answer()
+    assert held.complete() == 1
+    assert desk.drain() == ["in flight"], "both were possible; it was stored"
+
+
+def test_stats_say_so_and_warn(hanging: Hanging) -> None:
+    hanging.slow()
+    stats = hanging.desk.stats()
+    assert {one.partition: one.status for one in stats.partitions} == {0: "active", SLOW: "slow", 2: "active"}
+    assert any(f"partition {SLOW}" in warning for warning in stats.warnings)
+    hanging.answer()
+    assert set(hanging.statuses().values()) == {"active"}
+    assert not any(f"partition {SLOW}" in warning for warning in hanging.desk.stats().warnings)
+
+
+def test_an_operators_word_does_not_wait_for_a_slow_partition(hanging: Hanging) -> None:
+    """Which hears of a pause when it is back."""
+    hanging.slow()
+    hanging.desk.ask("pause", lease=True, produce=None)
+    hanging.desk.produce("kept", key=hanging.others[0])
+    assert hanging.member.out
+    hanging.answer()
+    assert hanging.desk.lease(5).texts == []
+    assert hanging.member.state.paused_lease
+
+
+def test_it_comes_back_by_itself_with_what_it_went_out_for(hanging: Hanging) -> None:
+    asked = hanging.slow()
+    hanging.answer()
+    assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
+    hanging.desk.produce("again", key=hanging.key)
+    assert hanging.desk.drain() == ["in flight", "again"]
+
+
+def test_no_lease_ends_for_two_seconds_after_it_is_back(hanging: Hanging) -> None:
+    desk, rig = hanging.desk, hanging.rig
+    desk.produce("one", "two", keys=[hanging.key, keys_at(desk, SLOW, 2)[1]])
+    first, second = desk.lease(1, timeout=5), desk.lease(1, timeout=5)
+    hanging.hang()
+    rig.pass_by(20)
+    hanging.answer()
+    rig.pass_by(GRACE_AFTER_SLOW / SECOND - 0.1)
+    assert desk.lease(5).texts == [], "whoever had them before has them still"
+    assert first.complete() == 1
+    rig.pass_by(0.2)
+    assert second.texts[0] in desk.lease(5).texts, "then it ends as leases do"
+
+
+def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: Hanging) -> None:
+    """It waits for two partitions; the part that was ready ends before the other one has answered."""
+    desk, rig = hanging.desk, hanging.rig
+    desk.produce("here", key=hanging.others[0])
+    desk.produce("there", key=hanging.key)
+    hanging.hangs = True
+    asked = desk.submit(Lease(5, timeout=1 * SECOND, deadline=rig.deadline(30)))
+    beside = desk.submit(Produce(batch_of("beside", key=hanging.key)))
+    rig.turn()
+    rig.pass_by(10)
+    hanging.answer()
+    rig.pass_by(5)
+    assert beside.result[0].error is None
+    assert all(one.seconds > 0 for one in asked.result)
+
+
+def test_a_resize_while_one_is_slow_is_refused_and_works_later(hanging: Hanging) -> None:
+    hanging.slow()
+    with pytest.raises(StorageFailed, match="slow"):
+        hanging.desk.resize(5)
+    hanging.answer()
+    hanging.desk.resize(5)
+    assert len(hanging.desk.info.active) == 5
+
+
+def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: Hanging) -> None:
+    """A call whose time is over waits for a partition that is out: no turn helps until that lands or is slow."""
+    hanging.hang()
+    asked = hanging.desk.submit(Lease(1))
+    hanging.rig.turn()
+    assert not asked.done
+    now, next_run = hanging.rig.broker.now(), hanging.desk.loop.turns.next_run
+    assert next_run is not None and next_run > now
+
+
+def test_close_waits_and_answers_everyone(hanging: Hanging) -> None:
+    asked = hanging.slow()
+    behind = hanging.desk.submit(Lease(1, deadline=hanging.rig.deadline(60)))
+    hanging.rig.broker.close()
+    assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
+    assert behind.done
+    hanging.rig.broker = hanging.rig._open()
+    assert hanging.rig.find().drain() == ["in flight"]
+
+
+# -- with threads --------------------------------------------------------------------------------------
+
+
+class HangingFiles(SystemFiles):
+    """Real files; the sync of one partition waits until a test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = ""
+        """Part of the path of the files whose sync waits; empty is none."""
+        self.waiting = threading.Semaphore(0)
+        """Released by every sync that waits."""
+        self.go_on = threading.Event()
+        self._paths: dict[int, str] = {}
+
+    def open(self, path: str, mode: Mode) -> int:
+        handle = super().open(path, mode)
+        self._paths[handle] = path
+        return handle
+
+    def sync(self, handle: int) -> None:
+        if self.path and self.path in self._paths.get(handle, ""):
+            self.waiting.release()
+            assert self.go_on.wait(PATIENCE), "nobody let the sync go on"
+        super().sync(handle)
+
+    def hang(self, partition: int) -> None:
+        self.go_on.clear()
+        self.path = f"/{partition:05d}/"
+
+    def answer(self) -> None:
+        self.path = ""
+        self.go_on.set()
+
+
+class OnHangingFiles(Ground):
+    """A real directory whose disk may hang."""
+
+    def __init__(self, path: Path) -> None:
+        self.files = HangingFiles()
+        self._path = path / "data"
+
+    def open(self, **options: Any) -> Embedded:
+        return Embedded.open(self._path, files=self.files, **options)
+
+
+class Live:
+    """A broker with threads, and a queue of which one partition's disk may hang."""
+
+    def __init__(self, path: Path) -> None:
+        ground = OnHangingFiles(path)
+        self.files = ground.files
+        self.rig = Rig(ground, live=True)
+        self.desk: Desk = self.rig.create(partitions=3)
+        self.key = keys_at(self.desk, SLOW)[0]
+        self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
+
+    def hang(self) -> Asked:
+        """The disk hangs, and somebody waits for it."""
+        self.files.hang(SLOW)
+        asked = self.desk.submit(Produce(batch_of("in flight", key=self.key)))
+        assert self.files.waiting.acquire(timeout=PATIENCE)
+        return asked
+
+    def status(self) -> str:
+        return next(one.status for one in self.desk.stats().partitions if one.partition == SLOW)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    found = Live(tmp_path)
+    yield found
+    found.files.answer()
+    found.rig.broker.close()
+
+
+def test_live_the_others_go_on_while_a_sync_hangs(live: Live) -> None:
+    asked = live.hang()
+    for number in range(20):
+        live.desk.produce(f"anywhere-{number}")
+        live.desk.produce(f"keyed-{number}", key=live.others[number % 2])
+    assert len(live.desk.drain()) == 40
+    assert not asked.done
+    live.files.answer()
+    until(lambda: asked.done)
+    assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
+
+
+def test_live_it_is_slow_after_a_while_and_comes_back_by_itself(live: Live) -> None:
+    live.hang()
+    until(lambda: live.status() == "slow")
+    with pytest.raises(StorageFailed, match="slow"):
+        live.desk.produce("later", key=live.key)
+    live.files.answer()
+    until(lambda: live.status() == "active")
+    live.desk.produce("again", key=live.key)
+    assert live.desk.drain() == ["in flight", "again"]
+
+
+def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(live: Live) -> None:
+    """It waits for its own disk by itself, and is told that nobody knows."""
+    live.hang()
+    request = Produce(batch_of("mine", key=live.key), deadline=live.rig.deadline(0.1))
+    with pytest.raises((QueueBusy, StorageFailed)):
+        ids_of(live.desk.call(request), 1)
+
+
+def test_live_close_waits_for_the_disk_and_answers_everyone(live: Live) -> None:
+    asked = live.hang()
+    closing = threading.Thread(target=live.rig.broker.close)
+    closing.start()
+    assert not asked.done
+    live.files.answer()
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
+
+
+def interrupted(work: Callable[[], object]) -> None:
+    """Somebody presses Ctrl-C in the middle of it."""
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own sync is brought to its end by another thread; what shared it is answered and stored."""
+    caller = threading.get_ident()
+    right = live.files.sync
+
+    def sync(handle: int) -> None:
+        if threading.get_ident() == caller and f"/{SLOW:05d}/" in live.files._paths.get(handle, ""):
+            monkeypatch.setattr(live.files, "sync", right)
+            raise KeyboardInterrupt
+        right(handle)
+
+    monkeypatch.setattr(live.files, "sync", sync)
+    shared = Produce(batch_of("shared", key=live.key))
+    live.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
+    interrupted(lambda: live.desk.produce("mine", key=live.key))
+    until(lambda: shared.done)
+    assert ids_of(shared.result(), 1)
+    assert sorted(live.desk.drain()) == ["mine", "shared"]
+    live.desk.produce("later", key=live.key)
+    assert live.desk.drain() == ["later"]
