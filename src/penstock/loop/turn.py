@@ -28,6 +28,7 @@ from penstock.loop.settling import Settling
 from penstock.rules.commands import Extend, Granted
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
+from penstock.words.ids import format_id
 
 _log = logging.getLogger("penstock")
 REDOS = 3
@@ -53,6 +54,8 @@ class Turns(Partitions):
         """When the queue wants a turn, if nobody asks before."""
         self.answered: list[Request] = []
         """By the last turn."""
+        self.buried_dropped = 0
+        """Buried items that retention took since the queue was opened."""
         self.carrying = Carrying(self, office)
         self.resizing = Resizing(self, self.carrying)
         self.producing = Producing(self)
@@ -251,6 +254,7 @@ class Turns(Partitions):
                 self.resizing.check(member)
             if member.is_due_for_rest(now):
                 member.wants_rest = True
+            member.wants_retention = not member.wants_rest and member.is_due_for_retention()
             try:
                 self._keep_up(member)
                 if member.open.due(DUE_ITEMS):
@@ -291,7 +295,7 @@ class Turns(Partitions):
             )
         self._departing = True
         for member in self.touched:
-            if member.healthy and (member.open.prepare() or member.wants_rest):
+            if member.healthy and (member.open.prepare() or member.wants_rest or member.wants_retention):
                 self._leave(member)
             elif member.healthy:
                 member.note_rest()
@@ -302,6 +306,9 @@ class Turns(Partitions):
         if member.wants_rest:
             member.wants_rest = False
             self._send_out(member, partition.rest)
+        elif member.wants_retention:
+            member.wants_retention = False
+            self._send_out(member, partition.upkeep)
         else:
             self._send_out(member, None if partition.is_writable else partition.commit)
 
@@ -495,6 +502,7 @@ class Turns(Partitions):
             changed = [member.changed() for member in self.touched if not member.out]
             self.note_stock()
             for member in self.touched:
+                self._tell_of_upkeep(member)
                 member.plan(self.now)
                 member.touched = False
             self.touched.clear()
@@ -511,6 +519,22 @@ class Turns(Partitions):
             ends += [member.out_since + SLOW_AFTER for member in self.outs.values() if member.awaited]
             ends += [when for when in (self._next_visit, self.leasing.earliest) if when is not None]
             self.next_run = min(ends, default=None)
+
+    def _tell_of_upkeep(self, member: Member) -> None:
+        """Log and count what retention took that had been buried, and log that it failed."""
+        partition = member.partition
+        if partition is None or member.out:
+            return
+        for taken in partition.taken:
+            self.buried_dropped += taken.items
+            first, last = format_id(member.number, taken.first), format_id(member.number, taken.last)
+            said = "retention of queue %r dropped %d buried items of partition %s (%s to %s): nobody redrove or cleared them in time"
+            _log.warning(said, self.name, taken.items, member.number, first, last)
+        partition.taken.clear()
+        if partition.untidy is not None:
+            said = "keeping the files of partition %s of queue %r in order failed and is tried again later: %s"
+            _log.warning(said, member.number, self.name, partition.untidy)
+            partition.untidy = None
 
     # -- the end -------------------------------------------------------------------------------------
 

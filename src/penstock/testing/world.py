@@ -242,7 +242,8 @@ class World:
             self.partition.close()
             self._directory.close()
         except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
-            self.die(power=False)
+            went_back = self.partition.state is not self._state and not self.partition.failed  # and appended answered leases again
+            self.die(power=False, sure=self._account.written if went_back else None)
             return
         self.files.mend()
         if reboot is not None:
