@@ -38,7 +38,7 @@ DUE_ITEMS = 2_000
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
 CLOSE_FRAMES = 2
-"""At closing no checkpoint is worth it when nothing happened but the opening."""
+"""At closing no checkpoint, and at any time no rotation by age, is worth it when nothing happened but the opening."""
 FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
 NOT_WRITTEN = 1 << 63
@@ -269,8 +269,12 @@ class Partition:
         """Whether it is time for another segment."""
         if self._room <= 0:
             return True
-        holds_items = self.state.next_offset > self._segment_base
-        age = rotation_age(self.state.policy.retention, self._segment_age) if holds_items else self._segment_age
+        if self.state.next_offset > self._segment_base:
+            age = rotation_age(self.state.policy.retention, self._segment_age)
+        elif self._unreplayed > CLOSE_FRAMES:
+            age = self._segment_age
+        else:
+            return False  # one that holds next to nothing
         return self._turn.elapsed >= self._segment_started + age
 
     def commit(self) -> None:
@@ -375,7 +379,7 @@ class Partition:
 
     def _rotate_and_tidy(self) -> None:
         self._rotate()
-        self._tidy()
+        self._tidy(drops=DROPS_AT_ONCE)
 
     def _checkpoint(self) -> None:
         """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
@@ -528,7 +532,7 @@ class Partition:
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:
             self._frames.clear()
-        self._timetable.looked(self.log.segments(), now, retention, self.changes, more=chosen.more)
+        self._timetable.looked(self.log.segments(), now, retention, self.changes, chosen)
         return Freed(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------

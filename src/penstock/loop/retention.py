@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from penstock.logs.api import SegmentFacts
 from penstock.rules.retention import lately_buried, needed
-from penstock.rules.runs import RunSet, count, pairs
+from penstock.rules.runs import RunSet, count, offsets
 from penstock.rules.state import State
 from penstock.words.clock import DAY, HOUR, SECOND
 from penstock.words.limits import Retention
@@ -25,7 +25,7 @@ MERGE_SEGMENTS = 8
 SEGMENT_AGE = 1 * DAY
 """A segment is not added to for longer, whatever the retention says."""
 DROPS_AT_ONCE = 16
-"""Segments that go in one pass of the timer: others want the partition too."""
+"""Segments that go in one pass: others want the partition too."""
 FIRST_LOOK = 15 * SECOND
 """After opening: those who open a partition to use it come first."""
 
@@ -41,6 +41,8 @@ class Plan(NamedTuple):
     """Runs of items whose bytes go."""
     more: bool = False
     """Whether more could be dropped at once."""
+    held_until: int | None = None
+    """When the first of the items that are kept only because they were buried lately may go, by elapsed time."""
 
     @property
     def rewrites(self) -> bool:
@@ -83,8 +85,11 @@ def plan(
     while stops and stops[-1] > cursor:
         stops.pop()
     kept = needed(state, stops[-1]) if stops else RunSet()
+    held_until = None
     if len(stops) > over:  # by their age alone: what was buried lately is kept for as long again
-        for offset in lately_buried(state, segments[over].base, stops[-1], now - retention.max_age):
+        lately = lately_buried(state, segments[over].base, stops[-1], now - retention.max_age)
+        held_until = min((state.buried[offset].since + retention.max_age for offset in lately), default=None)
+        for offset in lately:
             kept.add(offset, offset + 1)
     drop = 0
     while drop < len(stops) and not kept.overlaps(0, stops[drop]):
@@ -102,7 +107,7 @@ def plan(
     else:
         pinned = drop
     forget.remove_all(state.dropped.runs)
-    return Plan(drop, drop, pinned - 1, keep, forget.runs, more)
+    return Plan(drop, drop, pinned - 1, keep, forget.runs, more, held_until)
 
 
 def _over(segments: Sequence[SegmentFacts], retention: Retention) -> int:
@@ -182,7 +187,7 @@ def recheck_age(retention: Retention) -> int:
 
 
 def notice(retention: Retention) -> int:
-    """How long before they are dropped buried items are warned of: a tenth of `max_age`, at least an hour, or half of it if that is less."""
+    """How long before they are dropped buried items are warned of: a tenth of `max_age`, at least an hour, but no more than half of it."""
     return max(retention.max_age // 10, min(HOUR, retention.max_age // 2))
 
 
@@ -194,6 +199,7 @@ class Timetable:
         self._looked_at = 0
         self._look_again_at = 0
         self._changes = 0
+        self._held_until: int | None = None
 
     def opened(self, now: int) -> None:
         """The partition was opened: it is looked at before long."""
@@ -204,12 +210,13 @@ class Timetable:
         """A look could not be brought to its end."""
         self._look_again_at = now + recheck_age(retention)
 
-    def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, *, more: bool) -> None:
-        """A look is over, after so many changes of the state. `more`: there is more to do at once."""
+    def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, done: Plan) -> None:
+        """A look is over, after so many changes of the state, and this was done."""
         self._ends = ends(segments, now)
         self._looked_at = now
-        self._look_again_at = now if more else now + recheck_age(retention)
-        self._changes = changes - 1 if more else changes
+        self._look_again_at = now if done.more else now + recheck_age(retention)
+        self._changes = changes - 1 if done.more else changes
+        self._held_until = None if done.held_until is None else max(done.held_until, self._look_again_at)
 
     def next(self, retention: Retention, rotate_at: int | None, changes: int) -> int | None:
         """When to look next; None: not unless something happens. `rotate_at`: when the newest segment is to be closed, if it is."""
@@ -220,8 +227,10 @@ class Timetable:
         seen = bisect_right(self._ends, self._looked_at - retention.max_age)
         if seen < most:
             times.append(self._ends[seen] + retention.max_age)
-        if 0 < min(seen, most) and changes != self._changes:  # it was old when last looked at and could not go: perhaps now it can
+        if min(seen, most) > 0 and changes != self._changes:  # it was old when last looked at and could not go: perhaps now it can
             times.append(self._look_again_at)
+        if self._held_until is not None:
+            times.append(self._held_until)
         return min(times, default=None)
 
 
@@ -237,14 +246,14 @@ def to_drop_soon(segments: Sequence[SegmentFacts], state: State, now: int) -> tu
     found: list[int] = []
     first = horizon
     for number, end in enumerate([*ends(segments, now), newest_ends][: len(segments) + 1 - max(1, retention.min_segments)]):
-        if end > horizon:
+        if end > horizon or segments[number].base >= cursor:
             break
-        for start, stop in pairs(state.buried_set.within(segments[number].base, min(stops[number], cursor))):
-            for offset in range(start, stop):
-                since = max(end, state.buried[offset].since)
-                if since <= horizon:
-                    found.append(offset)
-                    first = min(first, since)
+        for offset in offsets(state.buried_set.within(segments[number].base, min(stops[number], cursor))):
+            burial = state.buried.get(offset)
+            since = max(end, burial.since if burial is not None else 0)
+            if since <= horizon:
+                found.append(offset)
+                first = min(first, since)
     if found:
         parked = {offset for _, line in state.keys.lines() for offset in line.parked}
         found = [offset for offset in found if offset not in parked]

@@ -8,7 +8,7 @@ The record comes first, durably; the files follow. A crash between the two leave
 from penstock.rules.commands import Counted, Drop, MoveCursor, ReleaseCursor
 from penstock.rules.outbox import forget_moved
 from penstock.rules.records import CursorMoved, CursorReleased, Dropped, Record
-from penstock.rules.runs import RunSet, count, pairs
+from penstock.rules.runs import RunSet, count, offsets, pairs
 from penstock.rules.state import Peek, State
 from penstock.words.batch import check_name
 from penstock.words.clock import Moment
@@ -33,7 +33,7 @@ def needed(state: State, stop: int) -> RunSet:
 
 def lately_buried(state: State, start: int, stop: int, since: int) -> list[int]:
     """Offsets of [start, stop) that were buried after `since`, by elapsed time."""
-    found = (offset for first, last in pairs(state.buried_set.within(start, stop)) for offset in range(first, last))
+    found = offsets(state.buried_set.within(start, stop))
     return [offset for offset in found if offset in state.buried and state.buried[offset].since > since]
 
 
