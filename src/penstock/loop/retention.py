@@ -207,7 +207,8 @@ class Timetable:
         self._look_again_at = now + FIRST_LOOK
 
     def postpone(self, now: int, retention: Retention) -> None:
-        """A look could not be brought to its end."""
+        """A look could not be brought to its end: nothing is known of the segments, and the next one waits."""
+        self._ends = None
         self._look_again_at = now + recheck_age(retention)
 
     def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, done: Plan) -> None:
