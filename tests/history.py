@@ -67,6 +67,11 @@ def _operate(bench: Bench) -> None:
         bench.move_cursor(name, 2)
     bench.release_cursor("gone")
     bench.seek(2)
+    spent = bench.produce("never asked for again", priority=0)[0]
+    bench.bury(bench.lease(1).lease, [spent])
+    bench.release_cursor("audit")
+    bench.drop(spent, spent + 1)
+    bench.move_cursor("audit", 2)
 
 
 def _transfer(bench: Bench) -> None:

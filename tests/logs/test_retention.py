@@ -46,7 +46,7 @@ def reopened(home: Home, log: Log) -> Log:
 
 def test_an_empty_log_is_one_empty_segment(home: Home) -> None:
     log = home.start()
-    assert log.segments() == [(0, 1, 0, 0, 0, False)]
+    assert log.segments() == [log.newest()] == [(0, 1, 0, 0, 0, False, -1)]
     log.append([draft(0, 1, b"a")])
     (segment,) = log.segments()
     assert segment[:2] == (0, 1)
@@ -60,6 +60,7 @@ def test_rotations_are_segments(home: Home, log: Log) -> None:
     walls = [(segment.first_wall - START, segment.last_wall - START) for segment in found]
     assert walls == [(number * 4 * SECOND, (number * 4 + 3) * SECOND) for number in range(5)]
     assert not any(segment.rewritten for segment in found)
+    assert log.newest() == found[-1]
     assert found[-1].size_bytes == log.segment_bytes
     assert reopened(home, log).segments() == found
 

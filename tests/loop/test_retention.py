@@ -50,7 +50,7 @@ def test_segments_of_resolved_items_go_with_age(bench: Bench) -> None:
     bench.advance(3600)
     segment(part, "young")
     assert part.retain() == Freed(0, 0, 0, 0)
-    part._rotate_at += DAY  # not by itself
+    part._segment_started += DAY  # not by itself
     bench.advance(23 * 3600)
     freed = part.retain()
     assert (freed.segments, freed.items) == (1, 2)

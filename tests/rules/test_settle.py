@@ -169,7 +169,7 @@ def test_a_buried_item_says_why_when_and_after_how_many_attempts(bench: Bench) -
     bench.advance(10)
     bench.bury(bench.lease().lease, reason="hopeless")
     bench.restart()
-    assert bench.partition.state.buried[0] == ("hopeless", bench.wall, 2, first, bench.wall)
+    assert bench.partition.state.buried[0] == ("hopeless", bench.wall, 2, first, bench.wall, bench.partition.now().elapsed)
     assert bench.take() == []
 
 

@@ -29,7 +29,7 @@ from penstock.rules.state import State
 from penstock.rules.waiting import Packed
 from penstock.rules.window import Window
 from penstock.testing.simulation import Simulation
-from penstock.words.clock import SECOND, Moment
+from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
 
@@ -214,6 +214,17 @@ def half_of_a_torn_group_is_kept(patch: Patch) -> None:
 def retention_takes_what_is_still_needed(patch: Patch) -> None:
     patch.setattr(retention, "needed", lambda state, stop: RunSet())
     patch.setattr(planning, "needed", lambda state, stop: RunSet())
+
+
+@bug
+def retention_takes_what_is_younger_than_max_age(patch: Patch) -> None:
+    right = planning.ends
+    patch.setattr(planning, "ends", lambda segments, now: [end - HOUR for end in right(segments, now)])
+
+
+@bug
+def retention_never_comes_by_itself(patch: Patch) -> None:
+    patch.setattr(Partition, "next_retention", lambda self: None)
 
 
 @bug

@@ -97,6 +97,8 @@ class SegmentFacts(NamedTuple):
     last_wall: int
     rewritten: bool = False
     """Whether it holds only what a `rewrite` kept."""
+    first_elapsed: int = -1
+    """Elapsed time of its first frame; -1 when it is empty or that frame cannot be read."""
 
 
 class Readable(Protocol):
@@ -167,6 +169,10 @@ class Log(Readable, Protocol):
     @property
     def segment_bytes(self) -> int:
         """Size of the newest segment: what the owner looks at to decide on `rotate`."""
+        ...
+
+    def newest(self) -> SegmentFacts:
+        """What `segments` tells of the newest segment, without looking at any other."""
         ...
 
     @property

@@ -149,7 +149,9 @@ class Chain:
         if known is None:
             segment = self.segment(name)
             index = self.index(segment)
-            known = SegmentFacts(*name, segment.size, index.first_wall, index.last_wall, self.rewritten(name))
+            header = header_at(segment, 0, self.owner) if segment.size else None
+            elapsed = header.elapsed if header is not None and header.type != FrameType.GAP else -1
+            known = SegmentFacts(*name, segment.size, index.first_wall, index.last_wall, self.rewritten(name), elapsed)
             if name != self.names[-1]:
                 self._facts[name] = known
         return known

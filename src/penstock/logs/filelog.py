@@ -175,6 +175,10 @@ class FileLog:
         self._readable()
         return self._reading.segments()
 
+    def newest(self) -> SegmentFacts:
+        self._readable()
+        return self._reading.newest()
+
     def drop(self, count: int) -> int:
         if not count:
             return 0

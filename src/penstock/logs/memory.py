@@ -132,6 +132,10 @@ class MemoryLog:
         self._ready()
         return [*self._facts, self._newest_facts()]
 
+    def newest(self) -> SegmentFacts:
+        self._ready()
+        return self._newest_facts()
+
     def drop(self, count: int) -> int:
         self.sync()
         facts = self.segments()
@@ -235,7 +239,7 @@ class MemoryLog:
             return SegmentFacts(0, 1, 0, 0, 0)
         first, last = self.kept[self._cuts[-1]], self.kept[-1]
         base = first.base if first.sequence > 1 else 0
-        return SegmentFacts(base, first.sequence, self._segment_bytes, first.wall, last.wall, first.type is FrameType.SKIP)
+        return SegmentFacts(base, first.sequence, self._segment_bytes, first.wall, last.wall, first.type is FrameType.SKIP, first.elapsed)
 
 
 def _framed(draft: Draft, sequence: int) -> Frame:

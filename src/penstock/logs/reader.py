@@ -89,6 +89,9 @@ class LogReading:
     def segments(self) -> list[SegmentFacts]:
         return self._repeat(lambda: [self._chain.facts(name) for name in self._chain.names])
 
+    def newest(self) -> SegmentFacts:
+        return self._repeat(lambda: self._chain.facts(self._chain.names[-1]))
+
     def offset_at(self, wall: int, offset: int) -> int:
         """The first item written at or after a time (see api.py), or `offset` when there is none."""
         return self._repeat(lambda: self._offset_at(wall, offset))

@@ -90,6 +90,8 @@ class Member:
         """Whether it goes out at the end of this turn to be closed, if nothing happens in it."""
         self.was_opened = False
         """Whether it has landed open after it was closed."""
+        self.wants_retention = False
+        """Whether it goes out at the end of this turn to let go of what is old."""
         self.recovered = False
         """Whether it has landed in order after it was failing or slow."""
         self.unanswered: deque[Unanswered] = deque()
@@ -309,6 +311,12 @@ class Member:
         self._rest_at = None
         return True
 
+    def is_due_for_retention(self) -> bool:
+        """Whether it is time for retention to look at it."""
+        partition = self.open
+        when = partition.next_retention()
+        return when is not None and when <= partition.now().elapsed
+
     def changed(self) -> bool:
         """Whether anything happened here since this was last asked."""
         seen, self._seen = self._seen, -1 if self.partition is None else self.partition.changes
@@ -333,6 +341,9 @@ class Member:
             waits.append(elapsed - moment.elapsed)
         if wall is not None:
             waits.append(min(WALL_CHECK, wall - moment.wall))
+        retention = partition.next_retention()
+        if retention is not None:
+            waits.append(retention - moment.elapsed)
         if self._rest_at is not None:
             waits.append(self._rest_at - now)
         retries = [-when - now for when in self.carrying.values() if when < 0]

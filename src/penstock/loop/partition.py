@@ -13,8 +13,8 @@ Single-threaded: whoever runs the turn.
 """
 
 import contextlib
-from collections.abc import Sequence
-from typing import NoReturn, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from penstock.logs import codec
 from penstock.logs.api import Gap, Log
@@ -23,15 +23,15 @@ from penstock.loop.blocks import Blocks, Frames, Held, Items
 from penstock.loop.floor import Floor
 from penstock.loop.opening import continued, replay
 from penstock.loop.reading import History, history
-from penstock.loop.retention import Freed, plan
+from penstock.loop.retention import DROPS_AT_ONCE, SEGMENT_AGE, UNTOUCHED, Freed, Timetable, plan, rotation_age
 from penstock.rules import base, machine, summary
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.records import Answered, Due, Leased, Lost, Noted, Opened, Passed, Produced, Record
-from penstock.rules.runs import RunSet, count
+from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import Missing, State
 from penstock.rules.summary import Summary
-from penstock.words.clock import DAY, Clock, Moment
+from penstock.words.clock import Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
 
@@ -39,7 +39,7 @@ DUE_ITEMS = 2_000
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is worth it: a second or two of replay."""
 CLOSE_FRAMES = 2
-"""At closing no checkpoint is worth it when nothing happened but the opening."""
+"""At closing no checkpoint, and at any time no rotation by age, is worth it when nothing happened but the opening."""
 FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
 NOT_WRITTEN = 1 << 63
@@ -47,6 +47,15 @@ NOT_WRITTEN = 1 << 63
 Appended: TypeAlias = tuple[int, list[Record]]
 """Records, and the sequence of the last frame that holds them."""
 _NEEDS_NO_SYNC = (Leased, Passed, Answered, Noted)
+
+
+class Taken(NamedTuple):
+    """Buried items that a pass of retention took."""
+
+    items: int
+    first: int
+    last: int
+    """Offsets of the first and the last of them."""
 
 
 class Partition:
@@ -59,7 +68,7 @@ class Partition:
         policy: Policy | None = None,
         *,
         segment_bytes: int = 128 * MIB,
-        segment_age: int = 1 * DAY,
+        segment_age: int = SEGMENT_AGE,
         min_free_bytes: int = 0,
     ) -> None:
         self.log = log
@@ -74,8 +83,14 @@ class Partition:
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
         self._floor = Floor(log, min_free_bytes)
+        self.taken: list[Taken] = []
+        """Buried items that retention took and nobody has told of yet: whoever does takes them off."""
+        self.untidy: StorageFailed | None = None
+        """Why keeping the files in order failed, if it did and nobody has told of it yet."""
+        self._timetable = Timetable()
         self._room = 0
-        self._rotate_at = 0
+        self._segment_base = 0
+        self._segment_started = 0  # by elapsed time
         self._unreplayed = 0
         self._frames = Frames(log)
         self._blocks = Blocks(self._frames)
@@ -104,9 +119,12 @@ class Partition:
         self._turn = Moment(raw.elapsed + shift, raw.wall)
         self._frames.clear()
         self._blocks.clear()
-        self._plan_rotation(0)
+        self._timetable.opened(self._turn.elapsed)
         if self.log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
             self._rotate()
+        else:
+            newest = self.log.newest()
+            self._plan_rotation(0, newest.base, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
         lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may have been an opening
         self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted)])
         self._append()
@@ -168,7 +186,10 @@ class Partition:
 
     def summary(self) -> Summary:
         """What is worth knowing of it once it is closed."""
-        return summary.summarize(self.state, sum(facts.size_bytes for facts in self.log.segments()))
+        found = summary.summarize(self.state, sum(facts.size_bytes for facts in self.log.segments()))
+        due = [when for when in (found.due_elapsed, self.next_retention()) if when is not None]
+        found.due_elapsed = min(due, default=None)
+        return found
 
     @property
     def is_idle(self) -> bool:
@@ -260,7 +281,15 @@ class Partition:
     @property
     def is_full(self) -> bool:
         """Whether it is time for another segment."""
-        return self._room <= 0 or self._turn.wall >= self._rotate_at
+        if self._room <= 0:
+            return True
+        if self.state.next_offset > self._segment_base:
+            age = rotation_age(self.state.policy.retention, self._segment_age)
+        elif self._unreplayed > CLOSE_FRAMES:
+            age = self._segment_age
+        else:
+            return False  # one that holds next to nothing
+        return self._turn.elapsed >= self._segment_started + age
 
     def commit(self) -> None:
         """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
@@ -293,7 +322,7 @@ class Partition:
         self._note_synced()
         full = self.is_full
         if full or self._unreplayed > CHECKPOINT_FRAMES:
-            self._keep_house(rotate=full)
+            self._keep_house(self._rotate_and_tidy if full else self._checkpoint)
 
     def rest(self) -> None:
         """Nothing more to do just now: commit, sync what could wait as the durability mode says, tell readers how far the log goes."""
@@ -354,22 +383,25 @@ class Partition:
             raise OutcomeUnknown(f"storage failed ({error}) and was not rolled back ({worse}); repeat with the same request id") from worse
         raise error
 
-    def _keep_house(self, *, rotate: bool) -> None:
+    def _keep_house(self, work: Callable[[], object]) -> None:
         """The turn is stored, so its answers stand even if this fails: the partition goes on from what is synced, or fails next time."""
         try:
-            if rotate:
-                self._rotate()
-                self._tidy(thorough=False)
-            else:
-                self._checkpoint()
-        except StorageFailed:
+            work()
+        except StorageFailed as error:
+            self.untidy = error
             with contextlib.suppress(PenstockError):
                 self.reopen()
+            self._timetable.postpone(self.now().elapsed, self.state.policy.retention)
         except InvalidRequest:  # a state too large for one frame: the segment goes on
-            self._plan_rotation(self._segment_bytes)
+            self._plan_rotation(self._segment_bytes, self._segment_base, self._turn.elapsed)
+            self._timetable.postpone(self._turn.elapsed, self.state.policy.retention)
         except BaseException:  # an interrupt: the log may be half way into another segment
             self.failed = True
             raise
+
+    def _rotate_and_tidy(self) -> None:
+        self._rotate()
+        self._tidy(drops=DROPS_AT_ONCE)
 
     def _checkpoint(self) -> None:
         """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
@@ -437,16 +469,20 @@ class Partition:
         self.log.rotate(codec.base(body, self._turn, self.state.next_offset))
         self._note_synced()
         self._unreplayed = 0
-        self._plan_rotation(len(body))
+        self._plan_rotation(len(body), state.next_offset, self._turn.elapsed)
 
-    def _plan_rotation(self, base_bytes: int) -> None:
+    def _plan_rotation(self, base_bytes: int, offset: int, started: int) -> None:
+        """The newest segment begins at that offset and was begun at that elapsed time."""
         self._room = max(self._segment_bytes, 4 * base_bytes) - self.log.segment_bytes
-        self._rotate_at = self._turn.wall + self._segment_age
+        self._segment_base, self._segment_started = offset, started
 
     # -- retention -----------------------------------------------------------------------------------
 
     def retain(self, *, thorough: bool = False) -> Freed:
-        """Let go of what the policy's retention does not ask for; done by itself at every rotation. `thorough`: whatever frees anything."""
+        """Let go of what the policy's retention does not ask for. `thorough`: whatever frees anything.
+
+        A part of it is done by itself: at every rotation, and, by whoever calls `upkeep` when `next_retention` says so, as time passes.
+        """
         self._commit_so_far()
         try:
             return self._tidy(thorough=thorough)
@@ -476,19 +512,64 @@ class Partition:
             self._undone = True
             raise
 
-    def _tidy(self, *, thorough: bool) -> Freed:
+    def next_retention(self) -> int | None:
+        """When retention has something to look at, by elapsed time; None: not unless something happens here."""
+        state = self.state
+        retention = state.policy.retention
+        if not retention.max_age or (state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset):
+            return None
+        return self._timetable.next(retention, self._rotate_at(), self.changes)
+
+    def _rotate_at(self) -> int | None:
+        """When the newest segment is closed although nothing is written to it; None when it holds no items."""
+        state = self.state
+        if state.next_offset == self._segment_base:
+            return None
+        retention = state.policy.retention
+        when = self._segment_started + rotation_age(retention, self._segment_age)
+        if retention.max_segments:  # the rotation may be what drops its items: they must have had their time
+            when = max(when, state.moment.elapsed + retention.max_age)
+        return when
+
+    def upkeep(self) -> None:
+        """Do what retention has to do by now: close the newest segment if it is time, let go of some of what is old.
+
+        What was run before is committed first. It stands, whatever becomes of the rest.
+        """
+        self.commit()
+        if not self.failed:
+            self._keep_house(self._retain_by_age)
+
+    def _retain_by_age(self) -> None:
+        now, rotate_at = self.now().elapsed, self._rotate_at()
+        if (rotate_at is not None and rotate_at <= now) or self._would_rewrite_the_second(now):
+            self._rotate()
+        self._tidy(drops=DROPS_AT_ONCE)
+
+    def _would_rewrite_the_second(self, now: int) -> bool:
+        """Whether the last segment but one is worth rewriting, as it can be once another one is begun. An idle queue begins none itself."""
+        segments = self.log.segments()
+        chosen = plan(segments, self.state, self.state.policy.retention, now, drops=DROPS_AT_ONCE, untouched=UNTOUCHED - 1)
+        return chosen.rewrites and chosen.last >= len(segments) - UNTOUCHED
+
+    def _tidy(self, *, thorough: bool = False, drops: int = 1 << 30) -> Freed:
         """The record first, durably, then the files: a crash in between leaves bytes too many, never too few."""
-        chosen = plan(self.log.segments(), self.state, self.state.policy.retention, self.now().wall, thorough=thorough)
+        now, retention = self.now().elapsed, self.state.policy.retention
+        chosen = plan(self.log.segments(), self.state, retention, now, thorough=thorough, drops=drops)
+        buried = [edge for start, stop in pairs(chosen.forget) for edge in self.state.buried_set.within(start, stop)]
         if chosen.forget:
             self.run(Drop(chosen.forget))
             self._append()
         self.log.sync()
         self._note_synced()
+        if buried:
+            self.taken.append(Taken(count(buried), buried[0], buried[-1] - 1))
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:
             self._frames.clear()
-        return Freed(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size)
+        self._timetable.looked(self.log.segments(), now, retention, self.changes, chosen)
+        return Freed(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------
 

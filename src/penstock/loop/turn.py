@@ -30,6 +30,7 @@ from penstock.rules.commands import Extend, Granted
 from penstock.rules.summary import Summary
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
+from penstock.words.ids import format_id
 
 _log = logging.getLogger("penstock")
 REDOS = 3
@@ -56,6 +57,8 @@ class Turns(Partitions):
         """When the queue wants a turn, if nobody asks before."""
         self.answered: list[Request] = []
         """By the last turn."""
+        self.buried_dropped = 0
+        """Buried items that retention took since the queue was opened."""
         self.carrying = Carrying(self, office)
         self.resizing = Resizing(self, self.carrying)
         self.producing = Producing(self)
@@ -293,6 +296,7 @@ class Turns(Partitions):
                 self.resizing.check(member)
             if member.is_due_for_rest(now):
                 member.wants_rest = True
+            member.wants_retention = not member.wants_rest and member.is_due_for_retention()
             try:
                 self._keep_up(member)
                 if member.open.due(DUE_ITEMS):
@@ -349,7 +353,8 @@ class Turns(Partitions):
             )
         self._departing = True
         for member in self.touched:
-            if member.healthy and (member.open.prepare() or member.wants_rest or member.wants_close):
+            wanted = member.wants_rest or member.wants_retention or member.wants_close
+            if member.healthy and (member.open.prepare() or wanted):
                 self._leave(member)
             elif member.healthy:
                 member.note_rest()
@@ -358,11 +363,14 @@ class Turns(Partitions):
     def _leave(self, member: Member) -> None:
         partition = member.open
         wants_close, member.wants_close = member.wants_close, False
-        if wants_close and member.may_close(self.now):  # nobody has used it in this turn either
+        if wants_close and not member.wants_retention and member.may_close(self.now):  # nobody has used it in this turn either
             self._send_out(member, member.close)
         elif member.wants_rest:
             member.wants_rest = False
             self._send_out(member, partition.rest)
+        elif member.wants_retention:
+            member.wants_retention = False
+            self._send_out(member, partition.upkeep)
         else:
             self._send_out(member, None if partition.is_writable else partition.commit)
 
@@ -579,6 +587,7 @@ class Turns(Partitions):
             changed = [member.changed() for member in self.touched if not member.out]
             self.note_stock()
             for member in self.touched:
+                self._tell_of_upkeep(member)
                 member.plan(self.now)
                 member.touched = False
             self.touched.clear()
@@ -598,6 +607,22 @@ class Turns(Partitions):
                 earliest = None  # whoever's time is over is told when what is out has landed, or is slow: no turn before that helps
             ends += [when for when in (self._next_visit, earliest) if when is not None]
             self.next_run = min(ends, default=None)
+
+    def _tell_of_upkeep(self, member: Member) -> None:
+        """Log and count what retention took that had been buried, and log that it failed."""
+        partition = member.partition
+        if partition is None or member.out:
+            return
+        for taken in partition.taken:
+            self.buried_dropped += taken.items
+            first, last = format_id(member.number, taken.first), format_id(member.number, taken.last)
+            said = "retention of queue %r dropped %d buried items of partition %s (%s to %s): nobody redrove or cleared them in time"
+            _log.warning(said, self.name, taken.items, member.number, first, last)
+        partition.taken.clear()
+        if partition.untidy is not None:
+            said = "keeping the files of partition %s of queue %r in order failed and is tried again later: %s"
+            _log.warning(said, member.number, self.name, partition.untidy)
+            partition.untidy = None
 
     # -- the end -------------------------------------------------------------------------------------
 

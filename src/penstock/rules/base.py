@@ -72,7 +72,7 @@ class _Image(msgspec.Struct, array_like=True):
     by_elapsed: list[int]
     ttl: list[int]
     failures: list[tuple[int, tuple[int, int, int, str]]]
-    buried: list[tuple[int, tuple[str, int, int, int, int]]]
+    buried: list[tuple[int, Burial]]
     requests: list[tuple[bytes, int, Remembered]]
     dedup: list[tuple[bytes, int, int]]
     producers: list[tuple[bytes, int]]
@@ -86,6 +86,7 @@ class _Image(msgspec.Struct, array_like=True):
     fences_given: int = 0
     fences: list[Barrier] = []
     notes: list[tuple[int, int, str]] = []
+    buried_dropped: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -134,6 +135,7 @@ def dump(state: State) -> bytes:
         state.fences_given,
         [fence.barrier for fence in state.keys.fences],
         [(offset, *note) for offset, note in sorted(state.live_notes().items())],
+        state.buried_dropped,
     )
     return _encoder.encode(image)
 
@@ -188,7 +190,7 @@ def load(body: bytes | memoryview) -> State:
     if image.version > VERSION:
         raise CorruptLog(f"a Base has version {image.version} and this Penstock knows {VERSION}; use a newer Penstock")
     state = State(image.policy)
-    for name in ("epoch", "boot", "shift", "leases_given", "next_offset", "paused_lease", "paused_produce"):
+    for name in ("epoch", "boot", "shift", "leases_given", "next_offset", "paused_lease", "paused_produce", "buried_dropped"):
         setattr(state, name, getattr(image, name))
     state.moment = Moment(*image.moment)
     for name in ("resolved", "scheduled", "overdue", "lost", "dropped"):
@@ -205,7 +207,7 @@ def load(body: bytes | memoryview) -> State:
         for entry in zip(each, each, each, each, strict=True):
             calendar.add(*entry)
     state.failures = {offset: Failure(*failure) for offset, failure in image.failures}
-    state.buried = {offset: Burial(*burial) for offset, burial in image.buried}
+    state.buried = dict(image.buried)
     _load_outbox(state, image)
     for offset in state.buried:
         if offset not in state.moving:

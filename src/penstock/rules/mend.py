@@ -64,7 +64,7 @@ def _mend_buried(state: State) -> None:
         if offset not in state.buried_set and offset not in state.moving:
             del state.buried[offset]
     for offset in offsets(state.buried_set.runs):
-        state.buried.setdefault(offset, Burial("unknown: damage took the record", state.moment.wall, 0, 0, 0))
+        state.buried.setdefault(offset, Burial("unknown: damage took the record", state.moment.wall, 0, 0, 0, state.moment.elapsed))
 
 
 def _mend_leases(state: State) -> RunSet:

@@ -1,6 +1,6 @@
 """What may be forgotten: retention and the cursors that hold it back.
 
-Owns: `decide_drop`, `decide_move`, `decide_release` and their application, and `forgettable`.
+Owns: `decide_drop`, `decide_move`, `decide_release` and their application, `needed` and `lately_buried`.
 Bytes are let go only of items that are resolved (completed, or buried without holding their key), and only before every cursor.
 The record comes first, durably; the files follow. A crash between the two leaves bytes too many, never too few.
 """
@@ -8,7 +8,7 @@ The record comes first, durably; the files follow. A crash between the two leave
 from penstock.rules.commands import Counted, Drop, MoveCursor, ReleaseCursor
 from penstock.rules.outbox import forget_moved
 from penstock.rules.records import CursorMoved, CursorReleased, Dropped, Record
-from penstock.rules.runs import RunSet, pairs
+from penstock.rules.runs import RunSet, count, offsets, pairs
 from penstock.rules.state import Peek, State
 from penstock.words.batch import check_name
 from penstock.words.clock import Moment
@@ -31,6 +31,12 @@ def needed(state: State, stop: int) -> RunSet:
     return found
 
 
+def lately_buried(state: State, start: int, stop: int, since: int) -> list[int]:
+    """Offsets of [start, stop) that were buried after `since`, by elapsed time."""
+    found = offsets(state.buried_set.within(start, stop))
+    return [offset for offset in found if offset in state.buried and state.buried[offset].since > since]
+
+
 def decide_drop(state: State, command: Drop, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
     if len(command.runs) % 2 or any(type(edge) is not int or edge < 0 for edge in command.runs):
         raise InvalidRequest("the runs to drop are not pairs of offsets; give [start, stop, …]")
@@ -50,6 +56,7 @@ def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
     forget_moved(state, record.runs)
     for start, stop in pairs(record.runs):
         gone = state.buried_set.within(start, stop)
+        state.buried_dropped += count(gone)
         state.buried_set.remove(start, stop)
         for first, last in pairs(gone):
             for offset in range(first, last):

@@ -195,5 +195,5 @@ def inter(state: State, offset: int, reason: str, now: Moment) -> None:
     """The item itself is put to rest."""
     failure = state.failures.pop(offset, None) or Failure(0, 0, 0, "")
     state.overdue.remove(offset, offset + 1)
-    state.buried[offset] = Burial(reason, now.wall, failure.attempts, failure.first_failed_at, failure.last_failed_at)
+    state.buried[offset] = Burial(reason, now.wall, failure.attempts, failure.first_failed_at, failure.last_failed_at, now.elapsed)
     state.buried_set.add(offset, offset + 1)

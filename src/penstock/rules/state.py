@@ -94,6 +94,8 @@ class Burial(NamedTuple):
     attempts: int
     first_failed_at: int
     last_failed_at: int
+    since: int = 0
+    """When it was buried, by elapsed time; 0 where that was not written down."""
 
 
 class Outgoing(msgspec.Struct, array_like=True):
@@ -150,6 +152,8 @@ class State:
         """Resolved because damage took them."""
         self.dropped = RunSet()
         """Resolved, and their bytes let go by retention."""
+        self.buried_dropped = 0
+        """How many of those were buried when retention took them."""
         self.cursors: dict[str, int] = {}
         """name → the offset it reads next."""
         self.lanes = Lanes()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from penstock.loop.blocks import Items
 from penstock.loop.loop import Loop
 from penstock.loop.reading import Seen, Sight
-from penstock.loop.retention import mean_bytes
+from penstock.loop.retention import mean_bytes, to_drop_soon
 from penstock.loop.turn import Turns
 from penstock.rules.keys import Line
 from penstock.rules.life import State as Life
@@ -50,7 +50,7 @@ def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0
     partitions = [_partition(turns, member) for member in turns.members.values()]
     totals = {
         name: sum(getattr(one, name) for one in partitions)
-        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced")
+        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced", "buried_dropped")
     }
     consumers = _consumers(turns)
     fences = ((member.number, fence) for member in turns.healthy() for fence in member.state.keys.fences)
@@ -79,17 +79,22 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
     status = "active" if member.error is None else "failing"
     if member.number not in turns.active and member.error is None:
         status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
+    now, segments = partition.now().elapsed, partition.log.segments()
+    to_drop, drop_in = to_drop_soon(segments, state, now)
     return PartitionStats(
         member.number,
         status,
         *counts._replace(completed=counts.completed - gone(state)),
         state.next_offset,
         len(state.keys.map),
-        _oldest(state, partition.now().elapsed),
-        sum(facts.size_bytes for facts in partition.log.segments()),
+        _oldest(state, now),
+        sum(facts.size_bytes for facts in segments),
         state.paused_lease,
         state.paused_produce,
         lost=len(state.lost),
+        buried_dropped=state.buried_dropped,
+        buried_to_drop=to_drop,
+        buried_drop_seconds=drop_in / SECOND,
         error=str(member.error or ""),
         notes=[*partition.log.notes, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
     )
@@ -137,6 +142,11 @@ def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Map
     ready = sum(one.ready for one in partitions)
     if ready and not waiting and not consumers:
         yield f"{ready} items are ready and no consumer is there; start one"
+    going = [one for one in partitions if one.buried_to_drop]
+    if going:
+        items, wait = sum(one.buried_to_drop for one in going), min(one.buried_drop_seconds for one in going)
+        when = f"in {wait / 60:.0f} minutes" if wait >= 60 else "within a minute"
+        yield f"retention is to drop {items} buried items, the first {when}; redrive or clear them, or keep items for longer"
     for one in partitions:
         if one.error:
             yield f"partition {one.partition} is failing: {one.error}"
@@ -390,4 +400,7 @@ def metrics(loop: Loop) -> QueueMetrics:
         )
         for verb, found in dict(meter.latencies).items()
     }
-    return QueueMetrics(loop.turns.name, meter.turns, dict(meter.requests), dict(meter.errors), dict(meter.items), latencies)
+    items = dict(meter.items)
+    if loop.turns.buried_dropped:
+        items["buried_dropped"] = loop.turns.buried_dropped
+    return QueueMetrics(loop.turns.name, meter.turns, dict(meter.requests), dict(meter.errors), items, latencies)

@@ -56,6 +56,12 @@ class PartitionStats(msgspec.Struct, frozen=True):
     paused_produce: bool = False
     lost: int = 0
     """Items that damage took."""
+    buried_dropped: int = 0
+    """Items that were buried here and that retention took, ever."""
+    buried_to_drop: int = 0
+    """Buried items that retention is to take before long."""
+    buried_drop_seconds: float = 0.0
+    """Until it takes the first of those."""
     error: str = ""
     notes: list[str] = []
     """What opening found: a torn tail cut, damage passed over."""
@@ -91,6 +97,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     transfers: int
     """Batches of items on their way out."""
     warnings: list[str]
+    buried_dropped: int = 0
+    """Items that were buried and that retention took, ever."""
     holder: str = ""
     """The consumer that has the right to lease from it, alone, if any has."""
 

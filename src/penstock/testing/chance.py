@@ -58,7 +58,7 @@ class Chance:
         )
 
     def _retention(self) -> Retention:
-        return Retention(self.pick([0, 1 * MINUTE, 3 * HOUR]), self.pick([0, 1_000, 5_000]), self.pick([0, 2]), self.pick([1, 2]))
+        return Retention(self.pick([0, 1 * MINUTE, 3 * HOUR]), self.pick([0, 0, 1_000, 5_000]), self.pick([0, 0, 2]), self.pick([1, 2]))
 
     def command(self, model: Model, now: Moment) -> c.Command:
         """The next thing somebody asks."""

@@ -90,7 +90,8 @@ class Simulation:
         for _ in range(self._chance.pick([1, 2, 100])):
             if not self.world.due(self._chance.pick([1, 2, 5, 100])) or (self._chance.happens(0.2) and not self.world.commit()):
                 break
-        self.world.commit()
+        if self.world.commit():
+            self.world.upkeep()
 
     def _let_time_pass(self) -> None:
         duration = self._chance.pause_between_turns()
@@ -144,6 +145,13 @@ class Simulation:
             world.clock.advance(1 * DAY)
         left = [item for item in world.model.items if not item.state.resolved]
         assert not left, f"{left[0]} never came"
+        for name in [*world.model.cursors]:
+            world.send(c.ReleaseCursor(name))
+        world.commit()
+        for _ in range(DRAIN_DAYS):
+            world.upkeep()
+            world.clock.advance(1 * DAY)
+        world.check_retention()
         world.replay()
         world.restart(None, delete=0.5)
 

@@ -27,6 +27,8 @@ from penstock.words.limits import Policy
 
 ROOT = "/data"
 INCARNATION, PARTITION = 0x5EED, 3
+MOST_LOOKS = 100
+"""More than retention ever needs at one time: whoever goes on has met a bug."""
 DISPOSABLE = (".idx", "synced", "checkpoint", "penstock.json")
 """Files that may be deleted: what they say can be told from the logs."""
 
@@ -41,6 +43,8 @@ class World:
         self.files = SimulatedFiles(random.Random(seed))
         self._segment_bytes = self.chance.segment_bytes()
         self._produced: dict[int, checks.Content] = {}
+        self._produced_at: dict[int, int] = {}
+        """Elapsed time."""
         self._errors: list[int] = []
         """Numbers of the file calls that were made to fail."""
         self._calls = 0
@@ -77,6 +81,7 @@ class World:
         if isinstance(command, c.Produce) and isinstance(answer, c.Stored):
             for offset, content in zip(answer.offsets, checks.contents(command.batch), strict=False):
                 self._produced.setdefault(offset, content)
+                self._produced_at.setdefault(offset, now.elapsed)
         self._follow(type(command).__name__, partial(Model.judge, command=command, now=now, answer=answer))
         return answer
 
@@ -133,6 +138,29 @@ class World:
         else:
             self.say(f"   {freed}")
             self._committed()
+
+    def upkeep(self) -> None:
+        """Let retention do what it has to do by now."""
+        for _ in range(MOST_LOOKS):
+            when = self.partition.next_retention()
+            if when is None or when > self.partition.now().elapsed:
+                return
+            try:
+                self.partition.upkeep()
+            except (StorageFailed, OutcomeUnknown) as failure:
+                self._failed(failure)
+                return
+            except KeyboardInterrupt:
+                self._interrupted()
+                return
+            self._committed()
+        raise AssertionError("retention always wants another look")
+
+    def check_retention(self) -> None:
+        """All is resolved, no cursor is left and everything is old: what may go has gone."""
+        retention, state = self.partition.state.policy.retention, self.partition.state
+        if retention.max_age and retention.min_segments == 1:
+            assert state.dropped.total == state.next_offset, f"{state.next_offset - state.dropped.total} items are kept for too long"
 
     def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
@@ -242,7 +270,8 @@ class World:
             self.partition.close()
             self._directory.close()
         except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
-            self.die(power=False)
+            went_back = self.partition.state is not self._state and not self.partition.failed  # and appended answered leases again
+            self.die(power=False, sure=self._account.written if went_back else None)
             return
         self.files.mend()
         if reboot is not None:
@@ -282,6 +311,7 @@ class World:
         if rebooted:
             self.model.rearm(moment)
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
+        self._produced_at = {offset: when for offset, when in self._produced_at.items() if offset < len(self.model.items)}
         self._all_kept()
         checks.check_base(self._state)
         if self.chance.happens(0.3):
@@ -292,6 +322,11 @@ class World:
         dropped = offsets(self._state.dropped.runs)
         news = len(dropped) != sum(item.dropped for item in self.model.items)
         if news:
+            retention, now = self.model.policy.retention, self.partition.now().elapsed
+            if not retention.max_bytes and not retention.max_segments:
+                gone = [offset for offset in dropped if not self.model.items[offset].dropped]
+                young = [offset for offset in gone if not retention.max_age or now - self._produced_at[offset] < retention.max_age]
+                assert not young, f"items {young} were dropped before their time"
             self.model.retain(dropped)
         return news
 

@@ -67,7 +67,7 @@ def _letter(state: State, partition: int, offset: int, known: Origin | None, ori
     lies_at = format_id(partition, offset)
     burial = state.buried.get(offset)
     if burial is not None:
-        reason, buried_at, attempts, first_failed_at, last_failed_at = burial
+        reason, buried_at, attempts, first_failed_at, last_failed_at, _ = burial
         return Letter((partition, offset), reason, attempts, buried_at, first_failed_at, last_failed_at, 0, lies_at)
     if origin is not None and (known is None or known.queue != origin):
         return None
