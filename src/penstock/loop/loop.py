@@ -22,6 +22,7 @@ from penstock.loop.inbox import Inbox, closed
 from penstock.loop.member import Member
 from penstock.loop.meter import Meter
 from penstock.loop.requests import Lease, Request, Watch
+from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns
 from penstock.words.clock import SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
@@ -40,17 +41,16 @@ _log = logging.getLogger("penstock")
 class Loop:
     """One queue at work."""
 
-    def __init__(self, turns: Turns, committer: Committer, *, threaded: bool = True) -> None:
+    def __init__(self, turns: Turns, committer: Committer, runners: Runners, *, threaded: bool = True) -> None:
         self.turns = turns
+        self._runners = runners
         self._committer = committer
         self.meter = Meter()
         self._inbox = Inbox(turns.name)
         self._turning = threading.RLock()  # never taken twice: it can say who has it
-        self._starting = threading.Lock()
         self._threaded = threaded
-        self._runner: threading.Thread | None = None
-        self._alarm: SimpleQueue[None] = SimpleQueue()
-        self._wakes_at: int | None = None
+        self.woken = False
+        self.wakes_at: int | None = None
         self._crowd = 0  # requests in the last turn
         self._syncs = False  # whether the last turn made a partition go out
         self.waiting_for_disk: list[Member] = []
@@ -310,57 +310,33 @@ class Loop:
             self.wake()
             return
         next_run = self.turns.next_run
-        if next_run is not None and (self._wakes_at is None or next_run < self._wakes_at):
-            self.wake()
+        if next_run is not None and (self.wakes_at is None or next_run < self.wakes_at) and self._runs_by_itself:
+            self._runners.plan(self, next_run)
 
-    # -- the runner ----------------------------------------------------------------------------------
+    # -- turns that nobody calls for -----------------------------------------------------------------
+
+    @property
+    def _runs_by_itself(self) -> bool:
+        return self._threaded and not self._closed
 
     def wake(self) -> None:
-        """Let the runner look what there is to do."""
-        if not self._threaded or self._closed:
-            return
-        if self._runner is None:
-            with self._starting:
-                if self._runner is None and not self._closed:
-                    runner = threading.Thread(target=self._run, name=f"penstock {self.turns.name}", daemon=True)
-                    self._wakes_at = 0
-                    runner.start()
-                    self._runner = runner
-        self._alarm.put(None)
+        """Let a runner look what there is to do."""
+        if self._runs_by_itself:
+            self._runners.wake(self)
 
-    def _run(self) -> None:
-        while not self._closed:
-            self._wakes_at = None  # who plans something from here on rings
-            self._wakes_at = self.turns.next_run
-            if not self.busy:
-                self._rest()
-            self._wakes_at = 0
-            with suppress(Empty):
-                while True:
-                    self._alarm.get_nowait()
-            try:
-                with self._turning:
-                    if not self._closed:
-                        try:
-                            self._turn()
-                        finally:
-                            self._see_off()
-            except Exception:  # the turn has told its callers and set its partitions aside; the next one may do better
-                _log.exception("a turn of queue %r went wrong", self.turns.name)
-            self._hand_over()
-
-    def _rest(self) -> None:
-        """Sleep until something comes due or somebody calls."""
-        seconds = IDLE_SECONDS
-        if self._wakes_at is not None:
-            seconds = min(seconds, max(0.0, (self._wakes_at - self.turns.clock.read().elapsed) / SECOND))
-        with suppress(Empty):
-            self._alarm.get(timeout=seconds)
-
-    def _hand_over(self) -> None:
-        """A caller that sleeps with its request in the inbox leads its own turn."""
-        if self._inbox:
-            self._inbox.wake_one()
+    def run(self) -> None:
+        """A turn, in a runner's thread."""
+        try:
+            with self._turning:
+                if self._closed:
+                    return
+                try:
+                    self._turn()
+                finally:
+                    self._see_off()
+        except Exception:  # the turn has told its callers and set its partitions aside; the next one may do better
+            _log.exception("a turn of queue %r went wrong", self.turns.name)
+        self._pass_on()
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -378,10 +354,6 @@ class Loop:
         while not self._close_unless_out(error):
             with suppress(Empty):
                 self._ending.get(timeout=CLOSE_SECONDS)
-        with self._starting:
-            runner = self._runner
-        if runner is not None and runner is not threading.current_thread():
-            runner.join()
 
     def _close_unless_out(self, error: PenstockError | None) -> bool:
         """Serve who came before the end, if that can be done at once, and close; but not while a commit is under way."""
@@ -401,7 +373,6 @@ class Loop:
             try:
                 turns.refuse_all(error or closed(turns.name))
             finally:
-                self._alarm.put(None)
                 turns.close()
             return True
 

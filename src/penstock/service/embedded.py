@@ -20,6 +20,7 @@ from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.requests import Do, Request, Reshape
+from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns
 from penstock.rules import queues, summary
 from penstock.rules.catalog import Entry, Options
@@ -59,6 +60,7 @@ class Embedded:
         self._creating = threading.Lock()
         self._beginning = 0
         self._loops: dict[int, Loop] = {}
+        self._runners = Runners(self.clock)
         self._mail = Mail(self._loops, self._entry)
         self._live = Live(self._loop, store)
         self._closed = self._forked = False
@@ -250,7 +252,7 @@ class Embedded:
             lambda number: self._summary(entry.incarnation, number),
         )
         turns.look_at_shape = lambda: self._reshaped(turns)
-        loop = Loop(turns, self.store, threaded=self._threaded)
+        loop = Loop(turns, self.store, self._runners, threaded=self._threaded)
         shaping.apply(turns, entry)
         self._set_options(turns, entry)
         turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
@@ -346,6 +348,7 @@ class Embedded:
             raise errors[0]
 
     def _let_go(self) -> None:
+        self._runners.close()
         with suppress(PenstockError, AttributeError):
             self.catalog.close()
         self.store.close()

@@ -1,0 +1,115 @@
+"""Threads that run the turns nobody calls for, shared by all queues of a broker.
+
+Owns: `Runners`: a few threads that run turns, one that waits for the next thing to come due. They are begun when they are first needed.
+A turn never waits for a disk (loop.py), so a few threads serve many queues.
+"""
+
+import threading
+from heapq import heappop, heappush
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from penstock.words.clock import SECOND, Clock
+
+THREADS = 4
+IDLE_SECONDS = 60.0
+
+
+class Runnable(Protocol):
+    """A queue's loop, as runners see it."""
+
+    woken: bool
+    """Whether it waits for a runner."""
+    wakes_at: int | None
+    """When it is to be woken, elapsed, if nobody does before."""
+
+    def run(self) -> None:
+        """Run a turn. Must not raise."""
+        ...
+
+
+class Runners:
+    """The threads of a broker."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ready: SimpleQueue[Runnable | None] = SimpleQueue()
+        self._changing = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._timer: threading.Thread | None = None
+        self._idle = 0
+        self._alarm: SimpleQueue[None] = SimpleQueue()
+        self._planned: list[tuple[int, int, Runnable]] = []
+        self._numbers = count()
+        self._closed = False
+
+    def wake(self, loop: Runnable) -> None:
+        """Have a turn run, soon."""
+        if loop.woken or self._closed:
+            return
+        loop.woken = True
+        self._ready.put(loop)
+        if not self._idle and len(self._threads) < THREADS:
+            with self._changing:
+                if not self._closed and len(self._threads) < THREADS:
+                    self._begin(self._run, "penstock runner")
+
+    def plan(self, loop: Runnable, when: int) -> None:
+        """Have a turn run at that time, elapsed."""
+        with self._changing:
+            if self._closed:
+                return
+            loop.wakes_at = when
+            heappush(self._planned, (when, next(self._numbers), loop))
+            if self._timer is None:
+                self._timer = self._begin(self._watch, "penstock timer")
+            first = self._planned[0][0] == when
+        if first:
+            self._alarm.put(None)
+
+    def close(self) -> None:
+        """End the threads; turns that run are finished."""
+        with self._changing:
+            self._closed = True
+            threads = [*self._threads]
+        self._alarm.put(None)
+        for _ in threads:
+            self._ready.put(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _begin(self, target: "object", name: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
+        thread.start()
+        self._threads.append(thread)
+        return thread
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._idle += 1
+            loop = self._ready.get()
+            self._idle -= 1
+            if loop is None:
+                return
+            loop.woken = False  # who wakes it from here on wants another turn
+            loop.run()
+
+    def _watch(self) -> None:
+        while not self._closed:
+            now = self._clock.read().elapsed
+            due: list[Runnable] = []
+            with self._changing:
+                while self._planned and self._planned[0][0] <= now:
+                    when, _, loop = heappop(self._planned)
+                    if loop.wakes_at == when:
+                        loop.wakes_at = None
+                        due.append(loop)
+                seconds = (self._planned[0][0] - now) / SECOND if self._planned else IDLE_SECONDS
+            for loop in due:
+                self.wake(loop)
+            try:
+                self._alarm.get(timeout=min(seconds, IDLE_SECONDS))
+            except Empty:
+                continue
