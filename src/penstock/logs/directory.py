@@ -105,14 +105,22 @@ class Directory:
         self._logs.add(log)
         return log
 
-    def make(self, incarnation: int, partition: int) -> None:
-        """Make the place of a new log, durably, so that it is missed when it is not there."""
+    def make(self, incarnation: int, *partitions: int) -> None:
+        """Make the places of new logs, durably, so that they are missed when they are not there."""
         self._usable()
-        owner = Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
-        if owner not in self._places:
-            root = self._roomiest()
-            self._make(_log_path(root, owner))
-            self._places[owner] = root
+        made: dict[Owner, Root] = {}
+        for partition in partitions:
+            owner = Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
+            if owner not in self._places:
+                made[owner] = self._roomiest(made.values())
+        try:
+            for owner, root in made.items():
+                self.files.make_directory(_log_path(root, owner))
+            for root in set(made.values()):  # the names of all of them last when the directory that they are in is synced
+                keep_names(self.files, _log_path(root, Owner(incarnation, 0)))
+        except OSError as error:
+            raise storage_failed(error, "making logs of", f"{incarnation:016x}") from error
+        self._places.update(made)
 
     def remove(self, incarnation: int) -> None:
         """Remove the logs of a queue that is no more; those that are gone already do not matter."""
@@ -238,11 +246,14 @@ class Directory:
         except OSError as error:
             raise storage_failed(error, "making", path) from error
 
-    def _roomiest(self) -> Root:
-        held = [*self._places.values()]
+    def _roomiest(self, more: Iterable[Root] = ()) -> Root:
+        """The root for a new partition, when these are to have one more each."""
         takers = [root for root in self.roots if not root.read_only]
         if not takers:
             raise StorageFailed("every storage root is read-only; add one that takes new partitions")
+        if len(takers) == 1:
+            return takers[0]
+        held = [*self._places.values(), *more]
         return min(takers, key=lambda root: (held.count(root) + 1) / root.weight)
 
     # -- letting go ----------------------------------------------------------------------------------

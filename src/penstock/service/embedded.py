@@ -109,8 +109,7 @@ class Embedded:
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
             if queues.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
-                for number in range(partitions):  # before the record: from then on they are missed when they are not there
-                    self.store.make(incarnation, number)
+                self.store.make(incarnation, *range(partitions))  # before the record: from then on they are missed when they are not there
             with self.recording():
                 entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
             if entry.incarnation not in self._loops:

@@ -26,8 +26,8 @@ class Store(Committer, Protocol):
     """Logs by incarnation and partition."""
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log: ...
-    def make(self, incarnation: int, partition: int) -> None:
-        """Make the place of a new log."""
+    def make(self, incarnation: int, *partitions: int) -> None:
+        """Make the places of new logs."""
         ...
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
@@ -56,7 +56,7 @@ class MemoryStore:
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
         return MemoryLog(incarnation, partition, self._kept[incarnation, partition])
 
-    def make(self, incarnation: int, partition: int) -> None:
+    def make(self, incarnation: int, *partitions: int) -> None:
         """A list is made when it is asked for."""
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
