@@ -116,6 +116,8 @@ class Leases:
     def spare(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
         """A slow partition is back: leases that had not ended when it went out (`since`) do not end for a while, if nothing fails."""
         self._spared_until[owner] = self.now + GRACE
+        if owner[0] in self.unknown_until:
+            self.unknown_until[owner[0]] = max(self.unknown_until[owner[0]], self.now + GRACE)
         for held in self.held:
             if (held.incarnation, held.partition) == owner and held.open:  # one that was over may not have been taken back yet
                 held.doubtful = held.doubtful or held.deadline <= since or (not sure and held.deadline <= self.now)
