@@ -87,6 +87,7 @@ class Partition:
         self.failed = False
         """It must be reopened before it can go on."""
         self._undone = False
+        self._midway = False  # a part of this turn was committed before its end
         self._failure: StorageFailed | None = None  # for which this turn is, or was, undone
         self._unsaid: PenstockError | None = None
         self._closed = False
@@ -227,6 +228,7 @@ class Partition:
         if not self.owes_sync:
             self._answered += self._appended
             self._appended.clear()
+            self._midway = False
             return False
         if self.log.waits_for_disk:
             return True
@@ -271,6 +273,9 @@ class Partition:
     def landed(self, failure: StorageFailed | None) -> None:
         """The sync is over: keep house, or undo what was run since the last commit and say so."""
         unsaid, self._unsaid = self._unsaid, None
+        midway, self._midway = self._midway, False
+        if self.failed and midway:
+            raise OutcomeUnknown("storage failed after a part of the turn was stored; repeat with the same request id")
         if unsaid is not None and not isinstance(unsaid, StorageFailed):
             raise unsaid
         self._usable()
@@ -464,6 +469,7 @@ class Partition:
         except PenstockError:
             self._undone = True
             raise
+        self._midway = True
 
     def _tidy(self, *, thorough: bool) -> Freed:
         """The record first, durably, then the files: a crash in between leaves bytes too many, never too few."""
