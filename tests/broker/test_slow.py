@@ -389,6 +389,7 @@ def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(live: Live
         right(handle)
 
     monkeypatch.setattr(live.files, "sync", sync)
+    live.desk.loop.turns.members[SLOW].late_until = 0  # a caller waits itself only for a disk that was not late before
     shared = Produce(batch_of("shared", key=live.key))
     live.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
     interrupted(lambda: live.desk.produce("mine", key=live.key))
