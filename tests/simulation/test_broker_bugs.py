@@ -546,7 +546,7 @@ SEEDS_OF_A_SHORT_RUN = 100
 # -- closed partitions -----------------------------------------------------------------------------------
 
 
-@bug(60)
+@bug(100)
 def closed_partitions_hide_what_is_ready(patch: Patch) -> None:
     patch.setattr(Member, "has_ready_items", property(lambda self: False))
 
