@@ -2,9 +2,9 @@
 
     make bench-depth                     (python benchmarks/depth.py [--most N] [--no-write])
 
-One partition, 100-byte payloads; at the end many queues. Rates are medians of several samples at each depth, taken from the same log as it grows; memory
-is what the process holds beyond what it held before, traced by tracemalloc where the whole is small. Writes
-benchmarks/results/depth.json.
+One partition, 100-byte payloads; at the end many queues. Rates are medians of several samples at each depth, taken from the same log as
+it grows; memory is what the process holds beyond what it held before, traced by tracemalloc where the whole is small.
+Writes benchmarks/results/depth.json.
 """
 
 import argparse
