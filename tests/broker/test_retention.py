@@ -2,11 +2,9 @@
 
 import logging
 import random
-from typing import cast
 
 import pytest
 
-from penstock.service.reports import QueueMetrics
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import DAY, HOUR, SECOND
 from tests.broker.grounds import PatchyFiles, Simulated
@@ -17,9 +15,9 @@ A_DAY, SLACK = DAY / SECOND, DAY / 10 / SECOND
 """Seconds; the second is what the documentation promises: a tenth of `max_age`."""
 
 
-def filled(rig: Rig, partitions: int = 3, **options: object) -> Desk:
+def filled(rig: Rig, partitions: int = 3) -> Desk:
     """A queue with a completed item in every partition."""
-    desk = rig.create(partitions=partitions, retention=RETENTION, **options)
+    desk = rig.create(partitions=partitions, retention=RETENTION)
     for number in range(partitions):
         desk.produce("done", key=keys_at(desk, number)[0])
     assert desk.drain() == ["done"] * partitions
@@ -94,7 +92,7 @@ def test_buried_items_are_told_of_before_and_after_they_are_taken(broker: Rig, c
     ]
     stats = desk.stats()
     assert (stats.buried, stats.buried_dropped, [one.buried_dropped for one in stats.partitions], stats.warnings) == (0, 3, [1, 2], [])
-    assert cast(dict[str, QueueMetrics], broker.broker.metrics().queues)["q"].items["buried_dropped"] == 3
+    assert broker.broker.metrics().queues["q"].items["buried_dropped"] == 3
     broker.restart()
     assert broker.find().stats().buried_dropped == 3
 
