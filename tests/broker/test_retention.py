@@ -2,6 +2,7 @@
 
 import logging
 import random
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,9 @@ A_DAY, SLACK = DAY / SECOND, DAY / 10 / SECOND
 """Seconds; the second is what the documentation promises: a tenth of `max_age`."""
 
 
-def filled(rig: Rig, partitions: int = 3) -> Desk:
+def filled(rig: Rig, partitions: int = 3, **options: Any) -> Desk:
     """A queue with a completed item in every partition."""
-    desk = rig.create(partitions=partitions, retention=RETENTION)
+    desk = rig.create(partitions=partitions, retention=RETENTION, **options)
     for number in range(partitions):
         desk.produce("done", key=keys_at(desk, number)[0])
     assert desk.drain() == ["done"] * partitions
@@ -26,6 +27,7 @@ def filled(rig: Rig, partitions: int = 3) -> Desk:
 
 def kept(desk: Desk) -> list[int]:
     """Of each partition how many items retention has not taken."""
+    desk.open_all()
     members = desk.loop.turns.members.values()
     return [member.state.next_offset - member.state.dropped.total for member in members if member.healthy]
 
@@ -36,7 +38,8 @@ def test_an_idle_queue_lets_go_of_what_is_old_and_then_rests(broker: Rig) -> Non
     assert kept(desk) == [1, 1, 1]
     broker.pass_by(SLACK)
     assert kept(desk) == [0, 0, 0]
-    assert desk.loop.turns.next_run is None
+    broker.pass_by(120)
+    assert desk.loop.turns.next_run is None, "every partition is closed, and nothing comes due in any"
     turns = desk.loop.meter.turns
     broker.pass_by(30 * A_DAY)
     assert desk.loop.meter.turns == turns
@@ -115,6 +118,7 @@ def test_a_partition_whose_disk_fails_is_left_alone_and_loses_nothing(caplog: py
     keys = [keys_at(desk, number)[0] for number in range(3)]
     desk.produce(*keys, keys=keys)
     rig.pass_by(A_DAY / 20 - 1)
+    desk.open_all()
     files.break_partition(1)
     with caplog.at_level(logging.WARNING, logger="penstock"):
         rig.pass_by(600)

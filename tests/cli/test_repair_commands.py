@@ -80,6 +80,7 @@ def test_discarding_wants_a_word(damaged: Terminal) -> None:
 
 
 def test_a_log_that_cannot_be_mended(damaged: Terminal) -> None:
+    damaged.run("produce", "orders", "an item, so that there is a log")
     path = log_of(damaged, "orders.dead")
     data = bytearray(path.read_bytes())
     path.write_bytes(data)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.loop import producing, requests, resizing, turn
+from penstock.loop import commits, producing, requests, resizing, turn
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
 from penstock.loop.member import Member, Unanswered
@@ -22,11 +22,11 @@ from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.loop.stock import BestFirst, Stock
 from penstock.loop.turn import Turns
-from penstock.rules import admin, catalog, commands, fencing, machine, outbox, produce, records, settle, settled
+from penstock.rules import admin, catalog, commands, fencing, machine, outbox, produce, records, settle, settled, summary
 from penstock.rules.barriers import ENDLESS, Fences
 from penstock.rules.catalog import Reshaped
 from penstock.rules.lanes import Rank, best_rank
-from penstock.rules.state import Outgoing, Peek, State
+from penstock.rules.state import Counts, Outgoing, Peek, State
 from penstock.service import admin as admin_verbs
 from penstock.service import looking, mail
 from penstock.service.reports import ListedItem
@@ -442,13 +442,13 @@ def an_interrupt_runs_again_what_was_committed(patch: Patch) -> None:
 
 @bug(40)
 def answers_do_not_wait_for_what_is_out(patch: Patch) -> None:
-    patch.setattr(turn, "_rests_on", lambda request, result: ())
+    patch.setattr(commits, "_rests_on", lambda request, result: ())
 
 
 @bug(40)
 def an_answer_waits_for_one_of_its_partitions_only(patch: Patch) -> None:
-    right = turn._rests_on
-    patch.setattr(turn, "_rests_on", lambda request, result: sorted(right(request, result))[:1])
+    right = commits._rests_on
+    patch.setattr(commits, "_rests_on", lambda request, result: sorted(right(request, result))[:1])
 
 
 def read_what_is_out(patch: Patch, where: type, name: str) -> None:
@@ -541,6 +541,25 @@ def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
 # -- the test -----------------------------------------------------------------------------------------
 
 SEEDS_OF_A_SHORT_RUN = 100
+
+
+# -- closed partitions -----------------------------------------------------------------------------------
+
+
+@bug(60)
+def closed_partitions_hide_what_is_ready(patch: Patch) -> None:
+    patch.setattr(Member, "has_ready_items", property(lambda self: False))
+
+
+@bug(60)
+def what_comes_due_in_a_closed_partition_is_not_seen(patch: Patch) -> None:
+    patch.setattr(Member, "is_due", property(lambda self: False))
+
+
+@bug(60)
+def the_summary_of_a_closed_partition_is_of_another_time(patch: Patch) -> None:
+    right = summary.summarize
+    patch.setattr(summary, "summarize", lambda state, size: msgspec.structs.replace(right(state, size), counts=Counts(0, 0, 0, 0, 0)))
 
 
 def _cases() -> list[Any]:

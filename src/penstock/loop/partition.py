@@ -103,6 +103,7 @@ class Partition:
         self.failed = False
         """It must be reopened before it can go on."""
         self._undone = False
+        self._midway = False  # a part of this turn was committed before its end
         self._failure: StorageFailed | None = None  # for which this turn is, or was, undone
         self._unsaid: PenstockError | None = None
         self._closed = False
@@ -259,6 +260,7 @@ class Partition:
         if not self.owes_sync:
             self._answered += self._appended
             self._appended.clear()
+            self._midway = False
             return False
         if self.log.waits_for_disk:
             return True
@@ -311,6 +313,9 @@ class Partition:
     def landed(self, failure: StorageFailed | None) -> None:
         """The sync is over: keep house, or undo what was run since the last commit and say so."""
         unsaid, self._unsaid = self._unsaid, None
+        midway, self._midway = self._midway, False
+        if self.failed and midway:
+            raise OutcomeUnknown("storage failed after a part of the turn was stored; repeat with the same request id")
         if unsaid is not None and not isinstance(unsaid, StorageFailed):
             raise unsaid
         self._usable()
@@ -511,6 +516,7 @@ class Partition:
         except PenstockError:
             self._undone = True
             raise
+        self._midway = True
 
     def next_retention(self) -> int | None:
         """When retention has something to look at, by elapsed time; None: not unless something happens here."""

@@ -56,9 +56,9 @@ class Runners:
                     self._begin(self._run, "penstock runner")
 
     def plan(self, loop: Runnable, when: int) -> None:
-        """Have a turn run at that time, elapsed."""
+        """Have a turn run at that time, elapsed, unless one is planned before: what it finds to do then is planned anew."""
         with self._changing:
-            if self._closed:
+            if self._closed or (loop.wakes_at is not None and loop.wakes_at <= when):
                 return
             loop.wakes_at = when
             heappush(self._planned, (when, next(self._numbers), loop))

@@ -12,24 +12,18 @@ Single-threaded: whoever runs the turn. Who that is, is loop.py's business.
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from penstock.loop import requests
-from penstock.loop.blocks import Items
-from penstock.loop.carrying import Carrying, Office
-from penstock.loop.leasing import Leasing
-from penstock.loop.member import GRACE_AFTER_SLOW, SLOW_AFTER, Member, Unanswered
+from penstock.loop.carrying import Office
+from penstock.loop.commits import Commits
+from penstock.loop.member import SLOW_AFTER, Member
 from penstock.loop.partition import Partition
-from penstock.loop.partitions import Partitions
-from penstock.loop.producing import Producing
-from penstock.loop.requests import Handed, NotYet, Placed, Request
-from penstock.loop.resizing import Resizing
-from penstock.loop.settling import Settling
-from penstock.rules.commands import Extend, Granted
+from penstock.loop.requests import NotYet, Request
+from penstock.rules.commands import Extend
 from penstock.rules.summary import Summary
 from penstock.words.clock import SECOND, Clock
-from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
+from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
 from penstock.words.ids import format_id
 
 _log = logging.getLogger("penstock")
@@ -39,7 +33,7 @@ DUE_ITEMS = 2_000
 """Items that come due in one partition in one turn; the rest waits for the next, so that others have theirs in between."""
 
 
-class Turns(Partitions):
+class Turns(Commits):
     """A queue's partitions, and the requests of the turn that is being run."""
 
     def __init__(
@@ -52,18 +46,11 @@ class Turns(Partitions):
         office: Office,
         summary_of: Callable[[int], Summary | None] = lambda number: None,
     ) -> None:
-        super().__init__(name, incarnation, open_partition, clock, chance, summary_of)
+        super().__init__(name, incarnation, open_partition, clock, chance, office, summary_of)
         self.next_run: int | None = None
         """When the queue wants a turn, if nobody asks before."""
-        self.answered: list[Request] = []
-        """By the last turn."""
         self.buried_dropped = 0
         """Buried items that retention took since the queue was opened."""
-        self.carrying = Carrying(self, office)
-        self.resizing = Resizing(self, self.carrying)
-        self.producing = Producing(self)
-        self.leasing = Leasing(self, self.carrying, self.resizing)
-        self.settling = Settling(self, self.carrying)
         self.watching: list[requests.Watch] = []
         self.look_at_shape: Callable[[], None] = lambda: None
         """Does what a resize recorded and an interrupt kept from being done."""
@@ -71,17 +58,10 @@ class Turns(Partitions):
         """(partition, lease) of holders inside this process, who are still at work. Changed from any thread."""
         self.put_back: Callable[[Sequence[Request]], None] = lambda requests: None
         """Puts requests of a turn that was undone back into the inbox."""
-        self.departures: list[Member] = []
-        """Partitions that went out and that nobody has seen to yet."""
-        self.landed: deque[Member] = deque()
-        """Partitions whose commit or job is over, to be taken back by the next turn. Added to from any thread."""
         self.deferred: list[Request] = []
         """Requests that wait for a partition to land."""
-        self._waits_for_commit: dict[int, Unanswered] = {}
-        self._recovered: list[Member] = []
         self._blocked = False
         """Whether somebody waits for all partitions to land: nothing is given out meanwhile."""
-        self._departing = False
         self._next_visit: int | None = 0
         self._steps: dict[type[Request], Callable[[Any], None]] = {
             requests.Reshape: self._do,
@@ -342,190 +322,6 @@ class Turns(Partitions):
             raise OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this") from error
         self.answer(request, (result, set(self.used)))
 
-    # -- out, and back -------------------------------------------------------------------------------
-
-    def _depart(self) -> None:
-        """Write what was run. Partitions that owe a sync go out; what rests on the others is answered at once."""
-        if any(isinstance(request, requests.Lease) for request, _ in self.pending):
-            self.pending = deque(
-                (request, self._collect(request, result) if isinstance(request, requests.Lease) else result)
-                for request, result in self.pending
-            )
-        self._departing = True
-        for member in self.touched:
-            wanted = member.wants_rest or member.wants_retention or member.wants_close
-            if member.healthy and (member.open.prepare() or wanted):
-                self._leave(member)
-            elif member.healthy:
-                member.note_rest()
-        self._answer_or_wait()
-
-    def _leave(self, member: Member) -> None:
-        partition = member.open
-        wants_close, member.wants_close = member.wants_close, False
-        if wants_close and not member.wants_retention and member.may_close(self.now):  # nobody has used it in this turn either
-            self._send_out(member, member.close)
-        elif member.wants_rest:
-            member.wants_rest = False
-            self._send_out(member, partition.rest)
-        elif member.wants_retention:
-            member.wants_retention = False
-            self._send_out(member, partition.upkeep)
-        else:
-            self._send_out(member, None if partition.is_writable else partition.commit)
-
-    def _send_out(self, member: Member, job: Callable[[], None] | None) -> None:
-        member.leave(job)
-        self.closed.pop(member.number, None)
-        self.outs[member.number] = member
-        self.departures.append(member)
-
-    def _answer_or_wait(self) -> None:
-        """Answer what rests on nothing that is out; the rest is answered when that has landed."""
-        while self.pending:
-            request, result = self.pending[0]
-            rests_on = {number for number in _rests_on(request, result) if number in self.outs}
-            waiting = Unanswered(request, result, rests_on, self._expires(request))
-            for number in rests_on:
-                self.outs[number].unanswered.append(waiting)
-            if rests_on:
-                self._waits_for_commit[id(waiting)] = waiting
-            else:
-                self._answer(waiting)
-            self.pending.popleft()
-
-    def _expires(self, request: Request) -> int:
-        """When it is answered although a partition has not landed. What was run is given the time that a sync may take."""
-        until = request.deadline if isinstance(request, requests.Lease) else request.give_up_at
-        return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.Lease) else 0
-
-    def _land(self) -> None:
-        """Take back the partitions that have landed, and answer what waited for them."""
-        failed = False
-        while self.landed:  # at every step an interrupt may come: what is done is taken off the list behind it
-            member = self.landed[0]
-            self.touch(member)
-            if member.out:
-                member.land(self.now)
-            while member.unanswered:
-                waiting = member.unanswered[0]
-                waiting.rests_on.discard(member.number)
-                if member.outcome is not None:
-                    waiting.failed[member.number] = member.outcome
-                if not waiting.rests_on:
-                    self._waits_for_commit.pop(id(waiting), None)
-                    self._answer(waiting)
-                member.unanswered.popleft()
-            self.outs.pop(member.number, None)
-            if member.closed:
-                self.closed[member.number] = member
-            failed = failed or member.outcome is not None
-            if member.recovered:
-                self._recovered.append(member)
-                self.again = True
-            if member.was_opened and self.map.version > 1:
-                self.resizing.note_opened(member)
-                self.again = True
-            member.was_opened = False
-            self.landed.popleft()
-        if failed:
-            self.resizing.start_over()
-
-    def _welcome(self) -> None:
-        """Partitions that were failing or slow are in order again: they do as the others do."""
-        for member in self._recovered:
-            if member.healthy:
-                self.catch_up(member)
-                if member.slow:
-                    self._spare_leases(member)
-                self.settling.give_back_owed(member)
-                self.resizing.check(member)
-        self._recovered.clear()
-
-    def _spare_leases(self, member: Member) -> None:
-        """None of the leases of a partition that was slow ends for a while: their holders could not settle or extend them."""
-        end = member.open.now().elapsed + GRACE_AFTER_SLOW
-        with suppress(PenstockError):  # the commit says what is wrong
-            for grant in [*member.state.leases.live.values()]:
-                if grant.deadline < end:
-                    self.run(member, Extend(grant.number, GRACE_AFTER_SLOW, late=True))
-
-    def _expire(self) -> None:
-        """Answer those whose time is over although a partition has not landed: nobody knows what becomes of that part."""
-        for waiting in [*self._waits_for_commit.values()]:
-            if waiting.expires and waiting.expires <= self.now and not waiting.request.done:
-                del self._waits_for_commit[id(waiting)]
-                for number in waiting.rests_on:
-                    member = self.outs[number]
-                    member.unanswered.remove(waiting)
-                    waiting.failed[number] = _unknown(member)
-                    if isinstance(waiting.request, requests.Lease):
-                        member.owed += [granted.lease for one, granted, *_ in waiting.result if one is member]
-                self._answer(waiting)
-
-    # -- answers -------------------------------------------------------------------------------------
-
-    def _answer(self, waiting: Unanswered) -> None:
-        request, result, failed = waiting.request, waiting.result, waiting.failed
-        self.answered.append(request)
-        try:
-            if isinstance(request, requests.Lease):
-                self._hand(request, result, failed)
-            elif isinstance(request, requests.Produce):
-                request.finish([_refused(one, failed[one.partition]) if one.partition in failed else one for one in result])
-            elif isinstance(request, requests.Settle):
-                request.finish([failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)])
-            elif isinstance(request, requests.Deliver):
-                member, taken = result
-                request.finish(taken, failed.get(member.number))
-            elif isinstance(request, requests.Do):
-                answer, used = result
-                wrong = None if request.firm else _partly(used, failed)
-                request.finish(answer if wrong is None else None, wrong)
-        except PenstockError as error:
-            request.finish(error=error)
-
-    def _collect(self, request: requests.Lease, parts: list[Any]) -> list[Any]:
-        """The bytes of leased items, read before their partitions go out: (member, granted, items, when it ends, elapsed)."""
-        found: list[Any] = []
-        for member, granted in parts:
-            try:
-                partition = member.open
-                items = [] if request.bare else partition.items(granted.runs)
-            except PenstockError as error:  # nobody gets it now, and asking again at once would not help; the others of the answer are good
-                member.unreadable = error
-                member.owed.append(granted.lease)
-                continue
-            granted = granted if request.bare else _found(granted, items)
-            if not granted.runs:  # damage took all of it: the lease has ended, and there may be other items
-                request.lost = True
-                continue
-            found.append((member, granted, items, granted.deadline - partition.now().elapsed + self.now))
-        return found
-
-    def _hand(self, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
-        """Give leased items out, with their bytes."""
-        handed = [
-            Handed(member.number, granted, items, (until - self.now) / SECOND)
-            for member, granted, items, until in parts
-            if member.number not in failed
-        ]
-        ended = [one for one in handed if one.seconds <= 0]  # while the answer waited for another partition
-        if ended:
-            self.settling.give_back(ended)
-            handed = [one for one in handed if one.seconds > 0]
-        if handed:
-            request.finish(handed)
-            if request.gone:
-                self.settling.give_back(handed)
-        elif request.lost or request.deadline > self.now:
-            request.request = None  # what was remembered under its id was lost with the turn
-            self.leasing.put_back(request)
-            self.again = self.again or request.lost
-            request.lost = False
-        else:
-            request.finish([])
-
     def _watch(self) -> None:
         """Tell those who follow the queue that there is something new, or that their time is over."""
         still = []
@@ -648,46 +444,3 @@ class Turns(Partitions):
 
 def _interrupted(error: BaseException) -> OutcomeUnknown:
     return OutcomeUnknown(f"the turn was interrupted ({type(error).__name__}: {error}); repeat with the same request id")
-
-
-def _unknown(member: Member) -> OutcomeUnknown:
-    return OutcomeUnknown(
-        f"partition {member.number} has not answered in time ({member.error or 'its disk is busy'}); repeat with the same request id"
-    )
-
-
-def _rests_on(request: Request, result: Any) -> Collection[int]:
-    """The partitions whose commit an answer waits for."""
-    if isinstance(request, requests.Produce):
-        return [one.partition for one in result if one.stored is not None]
-    if isinstance(request, requests.Settle):
-        parts = zip(request.parts, result, strict=True)  # one that was slow, and so refused, is not waited for
-        return [part.partition for part, one in parts if not isinstance(one, StorageFailed)]
-    if isinstance(request, requests.Lease):
-        return [part[0].number for part in result]
-    if isinstance(request, requests.Deliver):
-        return [result[0].number]
-    return result[1] if isinstance(request, requests.Do) else ()
-
-
-def _found(granted: Granted, items: Sequence[Items]) -> Granted:
-    """A lease without the items that damage was found to have taken."""
-    if sum(len(part.batch) for part in items) == granted.count:
-        return granted
-    return Granted(
-        granted.lease, granted.deadline, [edge for part in items for edge in (part.start, part.start + len(part.batch))], granted.attempts
-    )
-
-
-def _refused(part: Placed, error: PenstockError) -> Placed:
-    return part._replace(stored=None, error=error)
-
-
-def _partly(used: set[int], failed: dict[int, PenstockError]) -> PenstockError | None:
-    """What to tell an operator whose word reached several partitions, of which some failed."""
-    hurt = [number for number in used if number in failed]
-    if not hurt:
-        return None
-    if len(hurt) == len(used):
-        return failed[hurt[0]]
-    return OutcomeUnknown(f"it was done in some partitions and not in {hurt} ({failed[hurt[0]]}); do it again")

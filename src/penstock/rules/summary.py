@@ -25,6 +25,7 @@ class Summary(msgspec.Struct, array_like=True):
     gone: int = 0
     """Items that count as completed and are not: moved elsewhere, or lost."""
     busy_keys: int = 0
+    buried_dropped: int = 0
     unresolved: int = 0
     size_bytes: int = 0
     paused_lease: bool = False
@@ -55,8 +56,8 @@ def gone(state: State) -> int:
 
 
 def is_busy(state: State) -> bool:
-    """Whether something is under way in a partition that needs it open."""
-    return bool(state.leases.live or state.outbox or state.keys.fences)
+    """Whether something is under way in a partition that needs it open; or buried items, of which is told before retention takes them."""
+    return bool(state.leases.live or state.outbox or state.keys.fences or (state.buried_set and state.policy.retention.max_age))
 
 
 def summarize(state: State, size_bytes: int) -> Summary:
@@ -68,6 +69,7 @@ def summarize(state: State, size_bytes: int) -> Summary:
         lost=len(state.lost),
         gone=gone(state),
         busy_keys=len(state.keys.map),
+        buried_dropped=state.buried_dropped,
         unresolved=state.next_offset - state.resolved.total - state.buried_set.total,
         size_bytes=size_bytes,
         paused_lease=state.paused_lease,

@@ -116,6 +116,7 @@ def _closed(turns: Sight, number: int, known: Summary) -> PartitionStats:
         paused_lease=known.paused_lease,
         paused_produce=known.paused_produce,
         lost=known.lost,
+        buried_dropped=known.buried_dropped,
     )
 
 

@@ -40,6 +40,8 @@ class Leases:
         self._states: dict[tuple[int, int], object] = {}
         self._doubted: set[tuple[int, int]] = set()
         """Partitions that lost leases in the last moments of a process, perhaps also such as were not judged yet."""
+        self._spared_until: dict[tuple[int, int], int] = {}
+        """Partitions that were slow: until when none of the leases ends that were given before."""
         self._doubted_at: dict[int, int] = {}
         """Queue → when leases of it may have been lost or ended: those whose answers come later may be among them."""
         self._cut = False
@@ -113,6 +115,9 @@ class Leases:
 
     def spare(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
         """A slow partition is back: leases that had not ended when it went out (`since`) do not end for a while, if nothing fails."""
+        self._spared_until[owner] = self.now + GRACE
+        if owner[0] in self.unknown_until:
+            self.unknown_until[owner[0]] = max(self.unknown_until[owner[0]], self.now + GRACE)
         for held in self.held:
             if (held.incarnation, held.partition) == owner and held.open:  # one that was over may not have been taken back yet
                 held.doubtful = held.doubtful or held.deadline <= since or (not sure and held.deadline <= self.now)
@@ -152,6 +157,9 @@ class Leases:
             return
         held = Held(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
         held.timeout = held.deadline - sent.ran(self.now)
+        if sent.ran_at is not None:  # its partition may have been slow, and is back
+            held.spared_until = self._spared_until.get((held.incarnation, held.partition), 0)
+            held.deadline = max(held.deadline, held.spared_until)
         held.doubtful = self._cut or (held.incarnation, held.partition) in self._doubted
         held.doubtful = held.doubtful or sent.ran(self.now) <= self._doubted_at.get(held.incarnation, -1)
         for offset, tag in given.items():

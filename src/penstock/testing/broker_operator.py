@@ -212,9 +212,10 @@ class Operator:
         model.over(queue.incarnation)
 
     def first_run(self, incarnation: int) -> None:
-        """Let what waits in a queue's inbox be done before."""
+        """Let what waits in a queue's inbox, or for its disks, be done before."""
+        self._world.let_disks_answer(incarnation)
         for loop in self._broker.loops():
             if loop.turns.incarnation == incarnation:
                 self._world.turn(loop)
-                while loop.busy:
+                while loop in self._world.wanting():
                     self._world.turn(loop)

@@ -166,6 +166,10 @@ class World:
         self.say(f"   the disk of partition {partition} of {incarnation:x} hangs for {duration / SECOND} s")
         self._held_up[incarnation, partition] = self.model.now + duration
 
+    def let_disks_answer(self, incarnation: int) -> None:
+        """The disks of a queue hang no longer."""
+        self._held_up = {owner: until for owner, until in self._held_up.items() if owner[0] != incarnation}
+
     def _follow_disks(self) -> None:
         """See which partitions went out and which came back. After a slow one is back its queue runs a turn at once, as a runner would."""
         for loop in self.broker.loops():
