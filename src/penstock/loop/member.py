@@ -30,7 +30,7 @@ SLOW_AFTER = 500 * MILLISECOND
 """A partition that is out for longer is slow."""
 GRACE_AFTER_SLOW = 2 * SECOND
 """None of its leases ends for so long after a slow partition came back: its holders could not settle them."""
-PROMPT = 20 * MILLISECOND
+PROMPT = 100 * MILLISECOND
 LATE_FOR = 5 * SECOND
 """A partition whose disk took longer than the one is avoided for the other: by items without a key, and by callers that wait themselves."""
 IDLE_AFTER = 60 * SECOND
@@ -251,7 +251,7 @@ class Member:
     def land(self, now: int) -> PenstockError | None:
         """Come back into the turn; the error tells what became of what it went out for."""
         self.out = False
-        self.late_until = now + LATE_FOR if now - self.out_since > PROMPT else 0
+        self.late_until = now + LATE_FOR if self.job is None and now - self.out_since > PROMPT else 0
         self.slow = self.slow or now - self.out_since >= SLOW_AFTER
         self.recovered = self.slow or self.error is not None
         self.error = None

@@ -80,11 +80,14 @@ def redrive(turns: Turns, partition_offsets: Mapping[int, Sequence[int]] | None)
 
 
 def send(turns: Turns, partition_offsets: Mapping[int, Sequence[int]], to: int) -> int:
-    """Of these items, those that are still ready or buried leave for another queue."""
+    """Of these items, those that are still ready or buried leave for another queue. Refused as a whole while one cannot be looked up."""
     items = 0
+    for number in partition_offsets:
+        if number in turns.members:
+            _ = turns.members[number].open  # or why it cannot be used
     for number, offsets in partition_offsets.items():
         member = turns.members.get(number)
-        if member is None or not member.healthy:
+        if member is None:
             continue
         still = [offset for offset in offsets if member.state.state_of(offset) in (Life.READY, Life.BURIED)]
         if still:
