@@ -187,7 +187,9 @@ class Partition:
 
     def summary(self) -> Summary:
         """What is worth knowing of it once it is closed."""
-        found = summary.summarize(self.state, sum(facts.size_bytes for facts in self.log.segments()))
+        segments = self.log.segments()
+        self._timetable.learn(segments, self.now().elapsed)
+        found = summary.summarize(self.state, sum(facts.size_bytes for facts in segments))
         due = [when for when in (found.due_elapsed, self.next_retention()) if when is not None]
         found.due_elapsed = min(due, default=None)
         return found
