@@ -2,9 +2,9 @@
 
     make bench-depth                     (python benchmarks/depth.py [--most N] [--no-write])
 
-One partition, 100-byte payloads. Rates are medians of several samples at each depth, taken from the same log as it grows; memory
-is what the process holds beyond what it held before, traced by tracemalloc where the whole is small. Writes
-benchmarks/results/depth.json.
+One partition, 100-byte payloads; at the end many queues. Rates are medians of several samples at each depth, taken from the same log as
+it grows; memory is what the process holds beyond what it held before, traced by tracemalloc where the whole is small.
+Writes benchmarks/results/depth.json.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import random
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from typing import Any
 
 from engine import lease
 
+import penstock
 from penstock.logs.filelog import FileLog
 from penstock.logs.files import SystemFiles
 from penstock.loop.partition import Partition
@@ -203,6 +205,25 @@ def sustained(home: Path, items: int, found: dict[str, Any]) -> None:
     shutil.rmtree(place)
 
 
+def many_queues(home: Path, queues: int, found: dict[str, Any]) -> None:
+    """Queues of eight partitions, most of them idle: to create, to close, to open again; what an open broker holds."""
+    place = home / "many"
+    broker = penstock.open(place)
+    found["many_queues"] = queues
+    found["many_create_s"] = seconds(lambda: [broker.create_queue(f"queue-{number}", partitions=8) for number in range(queues)])
+    for number in range(0, queues, queues // 10):
+        broker.queue(f"queue-{number}").produce("an item")
+    found["many_close_s"] = seconds(broker.close)
+    began = time.perf_counter()
+    broker = penstock.open(place)
+    found["many_open_s"] = time.perf_counter() - began
+    found["many_descriptors"] = len(os.listdir("/proc/self/fd"))
+    found["many_threads"] = threading.active_count()
+    found["many_first_lease_s"] = seconds(lambda: broker.queue("queue-0").lease(1).complete())
+    broker.close()
+    shutil.rmtree(place)
+
+
 def ratios(found: dict[str, Any], depths: list[int]) -> dict[str, tuple[float, str, float]]:
     low, *_, high = depths
     return {
@@ -212,6 +233,9 @@ def ratios(found: dict[str, Any], depths: list[int]) -> dict[str, tuple[float, s
         "MB per million produced singly": (found["mb_per_million_waiting_produced_singly"], "<=", 30.0),
         "open with checkpoint, s": (found["open_s_with_checkpoint"], "<=", 2.0),
         "open without / bare read": (found["open_s_without_checkpoint"] / found["bare_read_s"], "<=", 3.0),
+        f"open {found['many_queues']:,} queues of 8, s": (found["many_open_s"], "<=", 2.0),
+        "its descriptors": (found["many_descriptors"], "<=", 300),
+        "its threads": (found["many_threads"], "<=", 20),
     }
 
 
@@ -239,6 +263,7 @@ def main() -> None:
         at_depth(home, depths, found)
         memories(home, options.most // 10, found)
         sustained(home, options.most * 2, found)
+        many_queues(home, max(10, options.most // 10_000), found)
     compared = ratios(found, depths)
     show(found, compared)
     if not options.no_write:

@@ -161,7 +161,7 @@ def a_parked_item_does_not_return_to_its_place(patch: Patch) -> None:
     patch.setattr(produce, "_places", lambda state, command, batch, base: None)
 
 
-@bug(40)
+@bug(60)
 def clear_forgets_keys_parked_for_what_was_carried_away(patch: Patch) -> None:
     def decide(state: State, command: commands.Clear, now: Moment, peek: Peek) -> Any:
         found, answer = admin.decide_clear(state, command, now, peek)
@@ -200,7 +200,7 @@ def fences_narrow_to_no_key_at_all(patch: Patch) -> None:
     patch.setattr(Partitions, "run", run)
 
 
-@bug(40)
+@bug(400)
 def fences_narrow_before_the_backlog_is_read(patch: Patch) -> None:
     patch.setattr(resizing, "drained", lambda *args: True)
 
@@ -210,7 +210,7 @@ def a_fence_does_not_wait_for_what_is_leased(patch: Patch) -> None:
     patch.setattr(resizing, "unresolved", lambda *args: False)
 
 
-@bug(40)
+@bug(300)
 def the_marks_of_a_resize_are_too_low(patch: Patch) -> None:
     def reshape(self: Catalog, *args: Any, marks: dict[int, int], **rest: Any) -> Any:
         return right(self, *args, marks=dict.fromkeys(marks, 0), **rest)
@@ -546,7 +546,7 @@ SEEDS_OF_A_SHORT_RUN = 100
 # -- closed partitions -----------------------------------------------------------------------------------
 
 
-@bug(60)
+@bug(100)
 def closed_partitions_hide_what_is_ready(patch: Patch) -> None:
     patch.setattr(Member, "has_ready_items", property(lambda self: False))
 

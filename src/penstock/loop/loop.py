@@ -2,8 +2,10 @@
 
 Owns: `Loop`. Group commit by flat combining: a caller puts its request into the inbox and, if nobody runs a turn, runs one itself, with
 everything that waits; else it sleeps until its answer is there or it is woken to lead the next turn. So a lone caller never changes
-threads, and many share one sync. One runner thread, begun when first needed, runs turns when something comes due, for those who cannot
-run one themselves (`submit`: async callers, other queues) and for those who wait.
+threads, and many share one sync. Runner threads, shared by all queues (runners.py), run turns when something comes due, for those who
+cannot run one themselves (`submit`: async callers, other queues) and for those who wait.
+No turn waits for a disk: partitions that owe a sync go out, the turn is released, and a caller syncs its own partition itself, while
+threads of the storage root sync the others. When a partition has landed its answers leave (commits.py).
 Every request ends: by its answer, by its deadline, when its caller is gone, or at shutdown.
 Without threads (`threaded=False`) nothing runs by itself: whoever holds the loop calls `turn`, which is how simulations drive it.
 """

@@ -39,7 +39,7 @@ class PartitionStats(msgspec.Struct, frozen=True):
 
     partition: int
     status: str
-    """"active", "draining", "drained", or "failing"."""
+    """"active", "draining", "drained", "slow", or "failing"."""
     ready: int = 0
     scheduled: int = 0
     leased: int = 0
