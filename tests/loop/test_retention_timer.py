@@ -73,6 +73,15 @@ def test_with_nothing_to_drop_it_wants_no_look(bench: Bench) -> None:
     assert bench.partition.next_retention() is None
 
 
+def test_one_that_is_closed_wants_no_look(bench: Bench) -> None:
+    bench.configure(retention=BY_AGE)
+    for _ in range(2):
+        bench.partition.close()
+        assert bench.partition.next_retention() is None
+        bench.open()
+        worked_off(bench, "a")
+
+
 @pytest.mark.parametrize("max_age", [MINUTE, HOUR, DAY], ids=["minute", "hour", "day"])
 def test_a_trickle_of_an_item_a_minute_keeps_max_age(bench: Bench, max_age: int) -> None:
     bench.configure(retention=Retention(max_age=max_age, max_bytes=0))

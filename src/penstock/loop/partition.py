@@ -524,7 +524,9 @@ class Partition:
         """When retention has something to look at, by elapsed time; None: not unless something happens here."""
         state = self.state
         retention = state.policy.retention
-        if not retention.max_age or (state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset):
+        if self._closed or self.failed or not retention.max_age:
+            return None
+        if state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset:
             return None
         return self._timetable.next(retention, self._rotate_at(), self.changes)
 
