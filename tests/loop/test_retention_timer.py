@@ -73,6 +73,15 @@ def test_with_nothing_to_drop_it_wants_no_look(bench: Bench) -> None:
     assert bench.partition.next_retention() is None
 
 
+def test_one_that_is_closed_wants_no_look(bench: Bench) -> None:
+    bench.configure(retention=BY_AGE)
+    for _ in range(2):
+        bench.partition.close()
+        assert bench.partition.next_retention() is None
+        bench.open()
+        worked_off(bench, "a")
+
+
 @pytest.mark.parametrize("max_age", [MINUTE, HOUR, DAY], ids=["minute", "hour", "day"])
 def test_a_trickle_of_an_item_a_minute_keeps_max_age(bench: Bench, max_age: int) -> None:
     bench.configure(retention=Retention(max_age=max_age, max_bytes=0))
@@ -128,6 +137,22 @@ def test_what_became_old_while_it_was_closed_goes_after_the_opening(bench: Bench
     assert retained(bench.partition) == [0, 1]
     let_pass(bench, FIRST_LOOK)
     assert retained(bench.partition) == []
+
+
+def test_what_is_closed_says_when_it_wants_to_be_opened(bench: Bench) -> None:
+    """Not for a look that finds nothing; and for every one that finds something."""
+    bench.configure(retention=BY_AGE)
+    worked_off(bench, "a")
+    began = bench.partition.now().elapsed
+    assert bench.partition.summary().due_elapsed == began + DAY // 20
+    let_pass(bench, 3 * HOUR)
+    bench.restart()
+    assert bench.partition.summary().due_elapsed == began + DAY // 20 + DAY
+    bench.restart()
+    bench.clock.advance(2 * DAY)
+    let_pass(bench, FIRST_LOOK)
+    assert retained(bench.partition) == []
+    assert bench.partition.summary().due_elapsed is None
 
 
 def test_unresolved_items_stay_and_the_others_of_their_segment_go(bench: Bench) -> None:

@@ -187,7 +187,9 @@ class Partition:
 
     def summary(self) -> Summary:
         """What is worth knowing of it once it is closed."""
-        found = summary.summarize(self.state, sum(facts.size_bytes for facts in self.log.segments()))
+        segments = self.log.segments()
+        self._timetable.learn(segments, self.now().elapsed)
+        found = summary.summarize(self.state, sum(facts.size_bytes for facts in segments))
         due = [when for when in (found.due_elapsed, self.next_retention()) if when is not None]
         found.due_elapsed = min(due, default=None)
         return found
@@ -522,7 +524,9 @@ class Partition:
         """When retention has something to look at, by elapsed time; None: not unless something happens here."""
         state = self.state
         retention = state.policy.retention
-        if not retention.max_age or (state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset):
+        if self._closed or self.failed or not retention.max_age:
+            return None
+        if state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset:
             return None
         return self._timetable.next(retention, self._rotate_at(), self.changes)
 

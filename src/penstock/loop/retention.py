@@ -211,6 +211,11 @@ class Timetable:
         self._ends = None
         self._look_again_at = now + recheck_age(retention)
 
+    def learn(self, segments: Sequence[SegmentFacts], now: int) -> None:
+        """Before the first look: what the segments are, so that one which is closed is not opened again for a look that finds nothing."""
+        if self._ends is None:
+            self._ends, self._looked_at = ends(segments, now), -1
+
     def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, done: Plan) -> None:
         """A look is over, after so many changes of the state, and this was done."""
         self._ends = ends(segments, now)

@@ -165,6 +165,9 @@ class World:
     def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
         self._account.committed()
+        if self.partition.failed:  # keeping house failed behind it: what that wrote is not synced, and goes at the next opening
+            self._reopen(refused=False)
+            return
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
             self._settle(least=self._account.written)
             return
