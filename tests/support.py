@@ -165,9 +165,10 @@ class Bench:
         per_key: int = 1,
         request: str | None = None,
         departed: Mapping[int, int] | None = None,
+        awaited: Sequence[str] = (),
         until: Rank | None = None,
     ) -> Granted:
-        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed_of(departed), until))
+        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed_of(departed, awaited), until))
         assert isinstance(answer, Granted), f"{answer} is no lease"
         return answer
 
@@ -371,11 +372,11 @@ def given(granted: Granted) -> list[int]:
     return offsets(granted.runs)
 
 
-def departed_of(marks: Mapping[int, int] | None) -> Departed | None:
-    """These slots live elsewhere, each from its mark on; all others here."""
+def departed_of(marks: Mapping[int, int] | None, awaited: Sequence[str] = ()) -> Departed | None:
+    """These slots live elsewhere, each from its mark on; all others here. Elsewhere, what is `awaited` waits for its keys' lines here."""
     if not marks:
         return None
     owners = bytearray(routing.SLOTS)
     for slot in marks:
         owners[slot] = 1
-    return Departed(owners, 0, marks)
+    return Departed(owners, 0, marks, (), {key_id(key) for key in awaited})

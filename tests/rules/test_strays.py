@@ -157,4 +157,14 @@ def test_a_seek_leaves_in_line_what_its_new_partition_waits_for(bench: Bench) ->
     assert bench.seek(0) == 1
     assert bench.texts(bench.lease(departed={slot("a"): 0})) == ["done"]
     bench.complete(held.lease)
-    assert bench.texts(bench.lease(departed={slot("a"): 0})) == ["a2"]
+    assert bench.texts(bench.lease(departed={slot("a"): 0}, awaited=["a"])) == ["a2"]
+
+
+def test_what_comes_back_into_its_line_when_nobody_waits_for_it_is_astray(bench: Bench) -> None:
+    """Its key lives elsewhere, and has gone on there: it may not be handled here at the same time."""
+    bench.configure(on_bury="park")
+    bench.produce("a1", "a2", key="a")
+    bench.bury(bench.lease(1).lease)
+    assert bench.take() == []
+    bench.redrive()
+    assert bench.strays({slot("a"): 0}) == [0, 1]
