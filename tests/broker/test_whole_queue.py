@@ -215,12 +215,21 @@ def test_a_lease_stays_where_it_is_for_what_is_up_to_a_second_younger(broker: Ri
     assert desk.lease(3).texts == order
 
 
-def test_a_lease_begins_with_what_is_oldest_to_the_moment(broker: Rig) -> None:
+def test_a_lease_begins_with_what_is_oldest_to_a_second(broker: Rig) -> None:
     desk = broker.create(partitions=3)
     for partition in (1, 2, 0):
         desk.produce(f"{partition}", key=keys_at(desk, partition)[0])
-        broker.advance(0.01)
+        broker.advance(2)
     assert [desk.lease(1).texts for _ in range(3)] == [["1"], ["2"], ["0"]]
+
+
+def test_small_leases_go_round_among_partitions_of_about_the_same_age(broker: Rig) -> None:
+    """Whoever takes little at a time meets every partition: of those that are about equally old the one not used for longest is next."""
+    desk = broker.create(partitions=4)
+    for partition in range(4):
+        key = keys_at(desk, partition)[0]
+        desk.produce(*[f"{partition}"] * 6, keys=[f"{key}"] * 6)
+    assert [desk.lease(1).texts for _ in range(4)] == [["0"], ["1"], ["2"], ["3"]]
 
 
 # -- what cannot be leased ------------------------------------------------------------------------------------

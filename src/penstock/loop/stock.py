@@ -73,7 +73,11 @@ class Stock:
         self._sort()
 
     def _sort(self) -> None:
-        self.entry = None if self.rank is None else (self.rank, self._used, self.member.number, self)
+        if self.rank is None:
+            self.entry = None
+        else:  # by the second: of partitions that are about equally old, the one that was not leased from for longest comes first
+            about = Rank(self.rank.priority, self.rank.since - self.rank.since % SAME_AGE)
+            self.entry = (about, self._used, self.member.number, self)
 
     def own_time(self, rank: Rank) -> Rank:
         """A rank by the queue's clock as this partition counts time."""
@@ -127,5 +131,5 @@ class BestFirst:
         """The worst that is not clearly worse than the best of the others."""
         if not self._others:
             return None
-        priority, since = self._others[0][0]
-        return Rank(priority, since + SAME_AGE)
+        rank = self._others[0][-1].rank
+        return None if rank is None else Rank(rank.priority, rank.since + SAME_AGE)
