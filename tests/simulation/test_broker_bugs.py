@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.loop import commits, producing, requests, resizing, turn
+from penstock.loop import commits, producing, requests, resizing
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
 from penstock.loop.member import Member, Unanswered
@@ -156,7 +156,7 @@ def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
 # -- parked keys -------------------------------------------------------------------------------------
 
 
-@bug(40)
+@bug(100)
 def a_parked_item_does_not_return_to_its_place(patch: Patch) -> None:
     patch.setattr(produce, "_places", lambda state, command, batch, base: None)
 
@@ -332,7 +332,7 @@ def attempts_are_not_counted(patch: Patch) -> None:
 
 @bug(40)
 def a_failed_partition_is_reported_as_stored(patch: Patch) -> None:
-    patch.setattr(turn, "_refused", lambda part, error: part)
+    patch.setattr(commits, "_refused", lambda part, error: part)
 
 
 @bug(40)
@@ -371,11 +371,16 @@ def an_item_goes_to_any_partition(patch: Patch) -> None:
 def reshape_last(patch: Patch) -> None:
     """A resize is run behind the produces of its turn, and nobody looks whether they are committed."""
 
-    def in_order(self: Turns, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
-        return sorted(right(self, taken), key=lambda request: isinstance(request, requests.Reshape))
+    def reshape(self: Turns, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
+        for request in sorted(taken, key=lambda request: isinstance(request, requests.Reshape)):
+            try:
+                self.attempt(request, self._steps[type(request)])
+            except requests.NotYet:
+                self._open()
+                self._wait_a_turn([request])
+        return []
 
-    right = Turns._in_order
-    patch.setattr(Turns, "_in_order", in_order)
+    patch.setattr(Turns, "_reshape", reshape)
     patch.setattr(Partition, "committed", property(lambda self: self.state))
 
 
@@ -422,7 +427,7 @@ def leases_that_were_answered_are_lost_with_a_failed_write(patch: Patch) -> None
     patch.setattr(Partition, "_open", open_again)
 
 
-@bug(40)
+@bug(100)
 def an_interrupt_drops_the_requests_of_others(patch: Patch) -> None:
     patch.setattr(Turns, "rescue", lambda self, taken, error: None)
 
@@ -451,6 +456,13 @@ def an_answer_waits_for_one_of_its_partitions_only(patch: Patch) -> None:
     patch.setattr(commits, "_rests_on", lambda request, result: sorted(right(request, result))[:1])
 
 
+def opened(member: Member) -> Partition:
+    """The partition of a member, out or not."""
+    if member.partition is None:
+        raise member.refusal
+    return member.partition
+
+
 def read_what_is_out(patch: Patch, where: type, name: str) -> None:
     """One step of a turn takes partitions that are out for healthy ones, and what they have not committed for committed."""
     right = getattr(where, name)
@@ -458,21 +470,21 @@ def read_what_is_out(patch: Patch, where: type, name: str) -> None:
     def step(self: Any, *args: Any) -> Any:
         with patch.context() as here:
             here.setattr(Member, "healthy", property(lambda self: self.partition is not None and self.error is None))
-            here.setattr(Member, "open", property(lambda self: self.partition))
+            here.setattr(Member, "open", property(opened))
             here.setattr(Partition, "is_committed", True)
             return right(self, *args)
 
     patch.setattr(where, name, step)
 
 
-@bug(100)
+@bug(400)
 def fences_are_lowered_by_what_is_out(patch: Patch) -> None:
     read_what_is_out(patch, Resizing, "_narrow")
     read_what_is_out(patch, Resizing, "_lift")
     read_what_is_out(patch, Resizing, "upkeep")
 
 
-@bug(100)
+@bug(400)
 def a_resize_counts_on_what_is_out(patch: Patch) -> None:
     """Its marks and the dedup ids that move are those of partitions that are out."""
     read_what_is_out(patch, Turns, "_reshape")
@@ -480,7 +492,7 @@ def a_resize_counts_on_what_is_out(patch: Patch) -> None:
     patch.setattr(Turns, "_needs", lambda self, request: () if isinstance(request, requests.Reshape) else right(self, request))
 
 
-@bug(100)
+@bug(400)
 def the_leases_of_a_slow_partition_end_when_it_is_back(patch: Patch) -> None:
     patch.setattr(Turns, "_spare_leases", lambda self, member: None)
 
@@ -510,7 +522,7 @@ def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
     patch.setitem(admin_verbs.VERBS, "listed", listed)
 
 
-@bug(100)
+@bug(400)
 def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
     def page(self: Partition, start: int, limit: int) -> History:
         runs = retained(self.state, start, limit)
@@ -522,7 +534,7 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
 
 @bug(60)
 def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
-    patch.setattr(turn, "_found", lambda granted, items: granted)
+    patch.setattr(commits, "_found", lambda granted, items: granted)
 
 
 @bug(60)
