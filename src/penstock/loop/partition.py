@@ -44,8 +44,8 @@ FRAME_WORTH_BYTES = 50
 """So many bytes of checkpoint cost about as much to write as one frame to replay."""
 NOT_WRITTEN = 1 << 63
 """Higher than every sequence of a frame."""
-Appended: TypeAlias = tuple[int, list[Record]]
-"""Records, and the sequence of the last frame that holds them."""
+Appended: TypeAlias = tuple[int, list[Record], Moment]
+"""The sequence of the last frame that holds them, records, and their time."""
 _NEEDS_NO_SYNC = (Leased, Passed, Answered, Noted)
 
 
@@ -114,7 +114,7 @@ class Partition:
     def _open(self, answered: Sequence[Appended] = ()) -> None:
         self.state, gaps = replay(self.log)
         self.gaps = damage.at_opening(self.state, self.log, gaps)
-        unwritten = [record for sequence, records in answered if sequence > self.log.sequence for record in records]
+        unwritten = [group for group in answered if group[0] > self.log.sequence and group[1]]
         state, raw = self.state, self._clock.read()
         shift, rebooted = continued(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
@@ -127,11 +127,15 @@ class Partition:
             newest = self.log.newest()
             self._plan_rotation(0, newest.base, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
         lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may have been an opening
+        if not self.gaps:  # behind damage they may not fit any more: their holders are refused at their next call
+            now = self._turn
+            for _, records, then in unwritten:  # as they were: what they say of time counts from then
+                self._turn = then
+                self._stage(records)
+                self._append()
+            self._turn = now
         self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted)])
         self._append()
-        if unwritten and not self.gaps:  # behind damage they may not fit any more: their holders are refused at their next call
-            self._stage(unwritten)
-            self._append()
         if self._policy is not None:
             self.run(Configure(self._policy))
             self._append()
@@ -153,7 +157,7 @@ class Partition:
         if self._failure is not None:  # the interrupt came while that was being undone
             self.reopen()
             raise self._failure
-        self._answered += [*self._appended, (NOT_WRITTEN, self._staged)]
+        self._answered += [*self._appended, (NOT_WRITTEN, self._staged, self._turn)]
         self._staged, self._appended = [], []
         self._begin_again()
 
@@ -445,7 +449,7 @@ class Partition:
                 self.owes_sync = True
         drafts = codec.drafts(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)
-        group = (self.log.sequence, staged)
+        group = (self.log.sequence, staged, self._turn)
         self._appended, self._staged = [*self._appended, group], []  # no interrupt comes between two assignments
         self._room -= size
         self._floor.used(size)
