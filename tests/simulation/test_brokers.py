@@ -9,7 +9,7 @@ import pytest
 from penstock.loop.settling import Settling
 from penstock.testing.brokers import Simulation
 
-OPEN_SEEDS = {130, 354, 421, 645, 742, 864}
+OPEN_SEEDS = {130, 421, 645, 864}
 """Seeds that fail since partitions are closed when idle, and are not understood yet: defects of the model or of the broker. To be emptied.
 
     python -m penstock.testing.brokers --seed 421
