@@ -177,6 +177,7 @@ def test_readers_are_welcome_and_write_nothing() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_cannot_use_its_parents_directory(tmp_path: Path) -> None:
+    stuck = [stuck_directory() for _ in range(20)]  # of these letting go fails: the others are let go of all the same
     directory = Directory.open([str(tmp_path / "data")])
     reading, writing = os.pipe()
     child = os.fork()
@@ -192,3 +193,12 @@ def test_a_forked_child_cannot_use_its_parents_directory(tmp_path: Path) -> None
         check_sentence(pipe.read().decode(), "open")
     os.waitpid(child, 0)
     directory.close()
+    assert len(stuck) == 20
+
+
+def stuck_directory() -> Directory:
+    """A directory whose handles cannot be closed any more."""
+    files = SimulatedFiles()
+    directory = Directory.open([ROOT], files=files)
+    files.kill()
+    return directory

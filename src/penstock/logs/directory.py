@@ -10,6 +10,7 @@ A read-only directory takes no lock and writes nothing. A forked child cannot us
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.logs import lock, marker, summary
@@ -269,9 +270,11 @@ class Directory:
     def _abandon(self) -> None:
         """In a forked child: a copy of the lock's handle would keep the directory locked after its parent's death."""
         self._closed = True
-        for log in list(self._logs):
-            log.abandon()
-        self._unlock()
+        try:
+            for log in list(self._logs):
+                log.abandon()
+        finally:
+            self._unlock()
 
 
 _opened: "weakref.WeakSet[Directory]" = weakref.WeakSet()
@@ -279,7 +282,8 @@ _opened: "weakref.WeakSet[Directory]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for directory in list(_opened):
-        directory._abandon()
+        with suppress(BaseException):  # nobody could be told of it, and the others must be let go of all the same
+            directory._abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -384,7 +384,8 @@ _brokers: "weakref.WeakSet[Embedded]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for broker in list(_brokers):
-        broker.abandon()
+        with suppress(BaseException):  # nobody could be told of it, and the others must be let go of all the same
+            broker.abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

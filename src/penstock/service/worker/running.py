@@ -95,16 +95,19 @@ class Run:
 
     def drain(self) -> None:
         """Begin nothing more, finish what was begun."""
+        self._lease_no_more()
         self._words.put("drain")
 
     def ask_to_end(self) -> None:
         """Drain; asked once more, stop at once. Safe in a signal handler."""
         self._asked += 1
+        self._lease_no_more()
         self._words.put("drain" if self._asked == 1 else "stop")
 
     def stop(self) -> None:
         """Stop at once."""
         self._asked += 1
+        self._lease_no_more()
         self._words.put("stop")
 
     def fail(self, error: Exception) -> None:
@@ -160,10 +163,14 @@ class Run:
                 self._stop()
         self._wait_for("ended", GRACE_SECONDS if self._places.stoppable else 0)
 
-    def _drain(self) -> None:
-        self._draining = True
+    def _lease_no_more(self) -> None:
+        """At once, and not when the thread that runs this comes to it: a place that is free in between must find nothing new."""
         for feeder in self._feeders:
             feeder.close()
+
+    def _drain(self) -> None:
+        self._draining = True
+        self._lease_no_more()
         for feeder in self._feeders:
             feeder.join()
         self._give_back()
