@@ -144,8 +144,9 @@ class Carrying:
 
     @property
     def unknown(self) -> bool:
-        """Whether a partition is failing, and its outbox cannot be looked at."""
-        return any(member.error is not None or member.out for member in self._partitions.members.values())
+        """Whether an outbox cannot be looked at: its partition is failing or out, or what is seen there is not committed yet."""
+        members = self._partitions.members.values()
+        return any(member.error is not None or member.out or (member.healthy and not member.open.is_committed) for member in members)
 
     def _refuse_at_the_end(self) -> None:
         if self.ending:

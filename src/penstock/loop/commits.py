@@ -60,6 +60,8 @@ class Commits(Partitions):
         self._waits_for_commit: dict[int, Unanswered] = {}
         self._recovered: list[Member] = []
         self._departing = False
+        self._next_visit: int | None = 0
+        """When something is due in one of the partitions."""
 
     # -- out, and back -------------------------------------------------------------------------------
 
@@ -142,6 +144,8 @@ class Commits(Partitions):
             if member.recovered:
                 self._recovered.append(member)
                 self.again = True
+            if member.was_opened and member.healthy:  # what came due while it was closed is done before anything is leased
+                member.next_run = self._next_visit = self.now
             if member.was_opened and self.map.version > 1:
                 self.resizing.note_opened(member)
                 self.again = True

@@ -62,7 +62,6 @@ class Turns(Commits):
         """Requests that wait for a partition to land."""
         self._blocked = False
         """Whether somebody waits for all partitions to land: nothing is given out meanwhile."""
-        self._next_visit: int | None = 0
         self._steps: dict[type[Request], Callable[[Any], None]] = {
             requests.Reshape: self._do,
             requests.Settle: self.settling.run,

@@ -29,6 +29,8 @@ class Order:
         self._former: set[Tag] = set()
         """Items that are buried, or were at the last look."""
         self._on_bury: dict[tuple[int, int], str] = {}
+        self._just_parked: set[Tag] = set()
+        """Items that were given up since the last look, and park their keys."""
 
     def enter(self, tag: Tag) -> None:
         """An item with a key was acknowledged: it has its place in the order in which items were found stored."""
@@ -40,6 +42,7 @@ class Order:
 
     def follow(self) -> None:
         """Items that were given up, came back, or left."""
+        self._just_parked.clear()
         graves = {place: tag for place, tag in self._graves.items() if not self._census.healthy(place)}
         for tag, found in self._census.found.items():
             for spot in (*found.live, *found.moving):
@@ -63,6 +66,7 @@ class Order:
         before = self._on_bury.get(owner, now)
         if tag.key is not None and "park" == now == before:
             self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place
+            self._just_parked.add(tag)
             return
         tag.forget_order()
         if tag.key is not None and "park" in (now, before):  # nobody can say which came first
@@ -148,11 +152,11 @@ class Order:
                     assert tag.key != key or tag.holder is not other, f"{held} has key {key!r} while {other} has {tag}"
 
     def _check_parked(self, held: Held, tag: Tag, others: list[Tag]) -> None:
-        """Nothing goes past an item that was given up and parks the key."""
+        """Nothing goes past an item that was given up and parks the key; one that was not behind it may have been given just before."""
         assert tag.key is not None
         for holder, grave in self.parked.get((held.incarnation, tag.key), {}).items():
             later = holder.order is not None and tag.order is not None and holder.order.before(tag.order)
-            passed = holder not in others and (later or grave.partition == held.partition)
+            passed = holder not in others and (later or (grave.partition == held.partition and holder not in self._just_parked))
             assert not passed, f"{held} was given {tag}, whose key is parked because {holder} was given up"
 
     def _check_earlier(self, held: Held, tag: Tag, before: list[Tag]) -> None:

@@ -74,6 +74,8 @@ class Model(Facts):
         whole = len(members) == len(loop.turns.members)
         if sent.ran_at is not None or (loop.turns.deferred and not whole) or any(member.state.paused_lease for member in members):
             return
+        if any(member.awaited and member.has_ready_items for member in loop.turns.members.values()):
+            return  # one that may have better items is being opened
         held: set[bytes] = set()
         ready: list[Tag] = []
         for tag, found in self.census.found.items():

@@ -128,6 +128,8 @@ class World:
             if loop.turns.incarnation == sent.incarnation:
                 self.model.census.changed.add(sent.incarnation)
                 loop.turn()
+        if not sent.request.done:  # it waits for a disk: what it was given goes back when that has answered
+            self.model.leases.unknown(sent)
         self.cancel(sent)
         if self.disk.troubled or not self.model.census.whole:
             self._doubt_missed()
