@@ -228,8 +228,11 @@ class Carrying:
                 partitions.name, partitions.incarnation, here, produced_at=produced_at, forwarded=incarnation == partitions.incarnation
             )
         line = state.keys.map.get(key)
-        parked = isinstance(line, Line) and offset in line.parked
-        parking = before.parking if before is not None and not parked else None
+        parking = before.parking if before is not None else None
+        returning = parking is not None and parking[0] == incarnation  # to where its key waits for it, though it may park one here too
+        parked = isinstance(line, Line) and offset in line.parked and not returning
+        if parked:
+            parking = None
         return Origin(
             partitions.name,
             partitions.incarnation,

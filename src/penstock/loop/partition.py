@@ -154,9 +154,9 @@ class Partition:
 
         Only for an interrupt, which says nothing of the storage: what a failed write takes back is never written again.
         """
-        if self._failure is not None:  # the interrupt came while that was being undone
+        if self._failure is not None or self._undone:  # the interrupt came while that was being undone, or before anybody was told of it
             self.reopen()
-            raise self._failure
+            raise self._failure or StorageFailed("storage failed during the turn and everything in it was undone; run it again")
         self._answered += [*self._appended, (NOT_WRITTEN, self._staged, self._turn)]
         self._staged, self._appended = [], []
         self._begin_again()
@@ -355,8 +355,9 @@ class Partition:
 
     @property
     def is_committed(self) -> bool:
-        """Whether nothing of the state could still be undone by a failed write, but for leases that were given lately."""
-        return not (self._staged or self._appended or self.owes_sync or self.failed)
+        """Whether nothing of the state could still be undone by a failed write, but for leases that were given lately, and nobody waits
+        to be told that something was."""
+        return not (self._staged or self._appended or self.owes_sync or self.failed or self._undone or self._unsaid)
 
     @property
     def committed(self) -> State:

@@ -323,7 +323,10 @@ class Leases:
     def _do(self, sent: SentSettle, held: Held, done: list[int]) -> None:
         """What the answer means."""
         if sent.action == "extend":
-            held.deadline = max(sent.ran(self.now) + (sent.timeout or held.timeout), held.spared_until)
+            if sent.latest_era == self._book.era:
+                held.deadline = max(sent.ran(self.now) + (sent.timeout or held.timeout), held.spared_until)
+            else:  # the machine was rebooted before anybody learnt of it: every lease was given its time anew
+                held.doubtful = True
             return
         for offset, tag in [pair for pair in held.open.items() if pair[0] in done]:
             if offset not in held.open:

@@ -72,7 +72,8 @@ class Model(Facts):
         """Whoever waits for items waits because there is none to be had."""
         members = [member for member in loop.turns.members.values() if member.healthy]
         whole = len(members) == len(loop.turns.members)
-        if sent.ran_at is not None or (loop.turns.deferred and not whole) or any(member.state.paused_lease for member in members):
+        paused = any(room.paused for (queue, _), room in self.census.rooms.items() if queue == sent.incarnation)
+        if sent.ran_at is not None or (loop.turns.deferred and not whole) or paused:
             return
         if any(member.awaited and member.has_ready_items for member in loop.turns.members.values()):
             return  # one that may have better items is being opened
