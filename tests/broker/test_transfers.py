@@ -1,13 +1,17 @@
 """What crosses from one log to another arrives once, wherever the process ends on the way."""
 
+import errno
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from penstock.loop.requests import Part
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words import origin
+from penstock.words.errors import PenstockError
 from penstock.words.origin import Origin
 from tests.broker.crashes import cut_off, prepared
+from tests.broker.grounds import Simulated
 from tests.broker.rig import Desk, Rig, batch_of, moving_key
 
 LEASE_SECONDS = 60
@@ -168,6 +172,37 @@ def test_a_redriven_item_takes_its_old_place_wherever_it_is_cut_off() -> None:
         rig.pass_by(3)
         assert rig.find("source").drain(10) == ["1", "2", "3"]
         assert served(rig, "source", "dead") == []
+
+
+def test_a_dead_letter_that_was_given_up_again_takes_its_old_place_too() -> None:
+    rig = Rig(Simulated())
+    dead = rig.create("dead", on_bury="park")
+    source = rig.create("source", partitions=2, dead_queue="dead", on_bury="park")
+    source.produce("1", "2", "3", key="k")
+    source.lease(2, per_key=2).bury()
+    rig.turn()
+    dead.lease(2, per_key=2).bury()  # so the key is parked there too, and stays so for the other one
+    dead.ask("send", partition_offsets={0: [0]}, to=source.incarnation)
+    redrive(rig)
+    assert source.drain(10) == ["1", "2", "3"]
+
+
+def test_a_queue_is_deleted_only_when_what_came_to_it_is_known_to_have_come() -> None:
+    """The news of an arrival is undone by a failed write: the sender would look for the queue for ever."""
+    for call in range(1, 60):
+        rig = Rig(Simulated())
+        dead, source = rig.create("dead"), rig.create("source")
+        source.produce("1", key="k")
+        disk = rig.ground.files  # type: ignore[attr-defined]
+        disk.fail(disk.calls + call, errno.EIO)
+        with suppress(PenstockError):
+            source.ask("send", partition_offsets={0: [0]}, to=dead.incarnation)
+            rig.broker.delete("dead")
+        disk.mend()
+        rig.pass_by(20)
+        assert source.stats().transfers == 0
+        if disk.calls < call:
+            return
 
 
 # -- follow-ups ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from penstock.loop.member import Member
 from penstock.loop.requests import Produce, Reshape
 from penstock.service import shaping
 from penstock.testing import Halt
@@ -147,6 +148,32 @@ def test_an_interrupt_is_nobody_elses_error() -> None:
         served += desk.drain()
         assert sorted(served) == sorted(f"{number}:{key}" for number in range(3) for key in "abcdef")
         rig.check()
+
+
+def test_an_interrupt_does_not_hide_a_failed_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken back is not acknowledged, though an interrupt came before anybody was told."""
+    leave, interrupts = Member.leave, [True]
+
+    def interrupted(member: Member, job: Callable[[], None] | None = None) -> None:
+        if interrupts.pop() if interrupts else False:
+            raise KeyboardInterrupt
+        leave(member, job)
+
+    rig = Rig(Simulated())
+    desk = rig.create()
+    disk = rig.ground.files  # type: ignore[attr-defined]
+    disk.fail(disk.calls + 1, errno.EIO)
+    asked = desk.submit(Produce(batch_of("one")))
+    monkeypatch.setattr(Member, "leave", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rig.turn()
+    assert not interrupts
+    disk.mend()
+    rig.pass_by(20)
+    stored = bool(desk.drain())
+    with suppress(PenstockError):
+        assert all(one.error is not None or stored for one in asked.result)
+    rig.check()
 
 
 def _ignore(answer: object) -> None:
