@@ -152,9 +152,13 @@ class Carrying:
         if self.ending:
             raise QueueHeld(f"queue {self._partitions.name!r} is being deleted; nothing leaves it any more")
 
+    def note_senders(self) -> None:
+        """Partitions that were used in this turn may have something to send."""
+        self._senders.update((member.number, member) for member in self._partitions.touched)
+
     def carry(self, now: int) -> None:
         """Set out with the first transfer of every outbox that has none under way."""
-        self._senders.update((member.number, member) for member in self._partitions.touched)
+        self.note_senders()
         for member in [*self._senders.values()]:
             if not member.healthy or not member.open.is_committed:
                 continue
@@ -186,6 +190,9 @@ class Carrying:
         except PenstockError:
             member.carrying[packed] = -(now + RETRY_AFTER)
             self._partitions.touch(member)
+        except BaseException:  # an interrupt: it may not have set out. What arrives twice is taken once
+            member.carrying.pop(packed, None)
+            raise
 
     def _news(self, number: int, packed: bytes, until: int) -> Callable[[Request], None]:
         """What to do when a delivery is over, in whatever thread that is: tell the source."""

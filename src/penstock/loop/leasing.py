@@ -153,7 +153,7 @@ class Leasing:
             stock = self._stocks.get(member.number)
             if stock is None or stock.member is not member:
                 stock = self._stocks[member.number] = Stock(member)
-            if member.error is None and stock.look(now):
+            if member.healthy and stock.look(now):
                 found.append(stock)
         return found
 

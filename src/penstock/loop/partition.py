@@ -392,7 +392,9 @@ class Partition:
         try:
             self.reopen()
         except PenstockError as worse:
-            raise OutcomeUnknown(f"storage failed ({error}) and was not rolled back ({worse}); repeat with the same request id") from worse
+            what = f"storage failed ({error}) and was not rolled back ({worse}); repeat with the same request id"
+            self._unsaid = OutcomeUnknown(what)  # for the others of this turn
+            raise OutcomeUnknown(what) from worse
         raise error
 
     def _keep_house(self, work: Callable[[], object]) -> None:

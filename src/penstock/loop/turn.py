@@ -352,6 +352,7 @@ class Turns(Commits):
                     member.undo(_interrupted(error))
             self.rescue([*taken, *(request for request, _ in pending)], error)
             self.resizing.start_over()
+        self.carrying.note_senders()  # the next turn sends what this one did not come to
         self._plan()
 
     def rescue(self, taken: Sequence[Request], error: BaseException) -> None:

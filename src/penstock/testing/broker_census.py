@@ -121,8 +121,8 @@ class Census:
         self.arrivals = []
         self._looks += 1
         there = {loop.turns.incarnation: loop for loop in loops}
-        for owner in [owner for owner in self.rooms if owner[0] not in there]:
-            del self.rooms[owner]
+        for owner in [owner for owner in self.rooms if owner[0] not in there or owner[1] not in there[owner[0]].turns.members]:
+            del self.rooms[owner]  # the queue was deleted, or a resize that wanted the partition was given up
         with self._undisturbed():
             for incarnation, loop in there.items():
                 if incarnation in self.changed:

@@ -290,7 +290,7 @@ class Facts(Book):
             return
         name = (sent.incarnation, tag.key, tag.dedup)
         first = self._firsts.get(name)
-        if first is not None and first.tag is not tag and not self._is_unsure(name):
+        if first is not None and first.tag is not tag and not self._is_unsure(name, sent):
             assert first.until <= sent.ran(self.now) or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
         if first is None or first.tag is not tag:
             window = self.windows[sent.incarnation]
@@ -307,7 +307,7 @@ class Facts(Book):
         if asked is not None and asked.first and over:  # its answer waits for another partition
             window = self.windows[sent.incarnation]
             first = self._firsts[name] = First(real, asked.ran(self.now) + window, asked.latest_era)
-        if sent.first and not self._is_unsure(name):
+        if sent.first and not self._is_unsure(name, sent):
             assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
             assert first.until > sent.ran(self.now) or first.era != self.era, (
                 f"{tag} was taken for a duplicate of {real}, whose window is over"
@@ -315,8 +315,9 @@ class Facts(Book):
         real.acknowledged = True  # whatever became of its own answer
         tag.void = True
 
-    def _is_unsure(self, name: tuple[int, bytes | None, bytes]) -> bool:
-        return self._unsure.get(name, -1) >= self.now
+    def _is_unsure(self, name: tuple[int, bytes | None, bytes], sent: SentProduce) -> bool:
+        """Whether nobody could say, when a produce was run, which item was the first of that name."""
+        return self._unsure.get(name, -1) >= sent.ran(self.now)
 
     # -- after every turn ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import msgspec
 from penstock.logs.api import Durability, FrameType
 from penstock.logs.directory import DURABILITIES, Directory
 from penstock.logs.frame import CHECKSUM_BYTES, HEADER_BYTES, frame_bytes, parse_header
+from penstock.logs.segment import parse_name
 from penstock.loop import inspection
 from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
@@ -43,6 +44,7 @@ class Written(NamedTuple):
     start: int
     stop: int
     """Behind its last byte that counts: what pads it is not looked at."""
+    sequence: int
     type: int
     base: int
     count: int  # type: ignore[assignment]  # tuple.count is not missed
@@ -58,7 +60,7 @@ def written(files: SimulatedFiles, path: str) -> list[Written]:
     while at < len(content):
         header = parse_header(content[at : at + HEADER_BYTES])
         stop = at + HEADER_BYTES + header.stored_bytes + CHECKSUM_BYTES
-        found.append(Written(path, at, stop, header.type, header.base, header.count))
+        found.append(Written(path, at, stop, header.sequence, header.type, header.base, header.count))
         at += frame_bytes(header.stored_bytes)
     return found
 
@@ -71,17 +73,24 @@ class Harm:
         self.items: set[int] = set()
         """Those that were taken; some of them may have been let go by retention before."""
         deleted = rng.choice(paths[:-1]) if len(paths) > 1 and rng.random() < 0.5 else ""
-        data = [frame for path in paths if path != deleted for frame in written(files, path) if frame.items]
+        data = [frame for path in paths if path != deleted for frame in _valid(files, path, paths) if frame.items]
         for frame in rng.sample(data, min(len(data), rng.randint(0 if deleted else 1, MOST_FLIPS))):
             bit = rng.randrange(8 * frame.start, 8 * frame.stop)
             files.flip(frame.path, bit)
             self.items |= frame.items
             say(f"   damage: bit {bit} of {frame.path}")
         if deleted:
-            for frame in written(files, deleted):
+            for frame in _valid(files, deleted, paths):
                 self.items |= frame.items
             files.remove(deleted)
             say(f"   damage: {deleted} is deleted")
+
+
+def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[Written]:
+    """The frames of a segment that count: behind a failed sync, what the next segment has again does not."""
+    next_path = next((other for other in paths if other > path), None)
+    name = None if next_path is None else parse_name(next_path.rpartition("/")[2])
+    return [frame for frame in written(files, path) if name is None or frame.sequence < name.first_sequence]
 
 
 # -- one partition -----------------------------------------------------------------------------------
