@@ -71,7 +71,7 @@ def test_the_process_may_be_killed_at_any_call() -> None:
 
 @pytest.mark.parametrize("ahead", range(1, 13))
 def test_what_was_found_after_a_failure_and_a_kill_is_found_again_after_a_power_cut(ahead: int) -> None:
-    """Going back is cut off anywhere; the next process makes do with what it finds; then the power is cut, and may undo what was not synced."""
+    """Going back is cut off anywhere; the next process makes do with what it finds; a power cut then undoes what was not synced."""
     for call in range(1, calls_of_a_life() + 1):
         files = SimulatedFiles(random.Random(call))
         files.fail(call, errno.EIO)

@@ -181,8 +181,8 @@ class Carrying:
                     break
             request = Deliver(partition, destination(self._partitions.incarnation, member.number), entries)
             request.on_done = self._news(member.number, packed, entries[-1][0])
-            member.carrying[packed] = entries[-1][0]
             self._office.post(incarnation, request)
+            member.carrying[packed] = entries[-1][0]  # after it is posted: an interrupt in between has it sent twice, and it is taken once
         except PenstockError:
             member.carrying[packed] = -(now + RETRY_AFTER)
             self._partitions.touch(member)
