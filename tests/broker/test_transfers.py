@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.loop.requests import Part
 from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing.broker_faults import InterruptingClock
 from penstock.words import origin
 from penstock.words.errors import PenstockError
 from penstock.words.origin import Origin
@@ -43,6 +44,24 @@ class Started:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.place: tuple[SimulatedFiles, ManualClock]
+
+
+def test_no_transfer_is_forgotten_when_whoever_runs_a_turn_is_interrupted() -> None:
+    """Wherever that comes: what leaves is sent, and the source learns of its arrival, without a restart."""
+    for look in range(40):
+        clock = InterruptingClock()
+        rig = Rig(Simulated(), clock=clock)
+        rig.create("dead", partitions=2)
+        source = rig.create("source", partitions=2, dead_queue="dead", max_attempts=3)
+        source.produce("a", "b", "c", keys=["k1", "k2", None])
+        parts = source.lease().parts
+        clock.interrupt_after = look
+        with suppress(KeyboardInterrupt):
+            source.settle("bury", parts, reason="bad", request=b"b")
+            rig.turn()
+        clock.interrupt_after = None
+        rig.pass_by(10)
+        assert source.stats().transfers == 0, f"interrupted at look {look}"
 
 
 # -- dead letters -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ In each case: what was promised is there, what was refused is not, groups are wh
 
 import errno
 import random
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -66,6 +67,25 @@ def test_the_process_may_be_killed_at_any_call() -> None:
     for call in range(1, calls_of_a_life() + 1):
         owner = lived_until(call, "halt", seed=call)
         check_survivors(owner.files, owner.promised, owner.offered)
+
+
+@pytest.mark.parametrize("ahead", range(1, 13))
+def test_what_was_found_after_a_failure_and_a_kill_is_found_again_after_a_power_cut(ahead: int) -> None:
+    """Going back is cut off anywhere; the next process makes do with what it finds; a power cut then undoes what was not synced."""
+    for call in range(1, calls_of_a_life() + 1):
+        files = SimulatedFiles(random.Random(call))
+        files.fail(call, errno.EIO)
+        files.fail(call + ahead, "halt")
+        with suppress(Halt):
+            Owner(files).run()
+        files.mend()
+        log = open_log(files)
+        list(log.recover())
+        found = told(log.frames())
+        files.crash()
+        log = open_log(files)
+        list(log.recover())
+        assert told(log.frames()) == found, f"call {call}"
 
 
 def test_a_failed_sync_is_never_taken_back() -> None:

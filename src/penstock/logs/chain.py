@@ -57,8 +57,13 @@ class Chain:
         return segment
 
     def drop_newest(self) -> None:
-        """Take the last of `names` away, files and all."""
+        """Take the last of `names` away, files and all.
+
+        It is emptied first: a power cut may bring back a name whose removal was not synced, and must not bring back its frames, which
+        were given up.
+        """
         self.close()
+        write_file(self._files, self.path(self.names[-1]) + LOG, b"")
         self.drop(self.names[-1])
 
     def drop(self, name: SegmentName) -> None:

@@ -5,6 +5,7 @@ What a failure means, and what may be asked when, is `FileLog`'s.
 Invariants
 - counts (sequence, offset, size) move only after the bytes are written;
 - the synced position is published after the sync it speaks of, and taken back, durably, before bytes it speaks of are cut;
+- bytes are blanked, durably, before they are cut: a cut that a power cut undoes brings no frame back;
 - after a failed sync (`suspect`) the file's cached pages are not trusted: what is kept of them is written anew, then a new segment begun.
 """
 
@@ -22,7 +23,7 @@ from penstock.logs.replay import Replay
 from penstock.logs.segment import FIRST, Segment, SegmentName
 from penstock.logs.synced import Synced, SyncedFile
 from penstock.logs.window import Window
-from penstock.logs.writing import TEMPORARY, replace_file, rewrite, write_all
+from penstock.logs.writing import TEMPORARY, blank, replace_file, rewrite, write_all
 
 MAX_LAG_BYTES = 16 * 1024
 """How far the published position may lag behind in the modes that promise less than fsync; `publish` brings it up."""
@@ -159,9 +160,15 @@ class Tail:
         self._take(self._chain.segment(self._chain.names[-1]))
 
     def cut(self, end: int) -> None:
-        """Drop the segment's bytes from there on."""
+        """Drop the segment's bytes from there on.
+
+        They are blanked first. When the process ends before the cut is synced, the next one finds a log that ends here and has no reason
+        to sync it; a power cut may then undo the cut, and must not bring back frames that were given up.
+        """
         segment = self.segment
         self._chain.remove_index(segment.name)
+        blank(self._files, segment.path, end, segment.size)
+        self._sync(segment)
         self._files.truncate(segment.handle, end)
         self._sync(segment)
         segment.size = end

@@ -1,6 +1,6 @@
 """Writing that is whole or fails: the few ways in which the file log puts bytes down.
 
-Owns: `write_all`, `rewrite`, `write_file`, `replace_file`, `copy_file`, `keep_names`, `read_file`, `same_bytes`.
+Owns: `write_all`, `rewrite`, `blank`, `write_file`, `replace_file`, `copy_file`, `keep_names`, `read_file`, `same_bytes`.
 Each raises OSError when a byte did not get there.
 """
 
@@ -45,6 +45,18 @@ def rewrite(files: Files, path: str, start: int, stop: int) -> None:
             _pwrite_all(files, handle, data, start)
             start += len(data)
         files.sync(handle)
+    finally:
+        files.close(handle)
+
+
+def blank(files: Files, path: str, start: int, stop: int) -> None:
+    """Write zeros over a stretch of a file. Not synced."""
+    handle = files.open(path, "update")
+    try:
+        while start < stop:
+            size = min(COPY_BYTES, stop - start)
+            _pwrite_all(files, handle, bytes(size), start)
+            start += size
     finally:
         files.close(handle)
 

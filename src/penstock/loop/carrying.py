@@ -185,14 +185,11 @@ class Carrying:
                     break
             request = Deliver(partition, destination(self._partitions.incarnation, member.number), entries)
             request.on_done = self._news(member.number, packed, entries[-1][0])
-            member.carrying[packed] = entries[-1][0]
             self._office.post(incarnation, request)
+            member.carrying[packed] = entries[-1][0]  # after it is posted: an interrupt in between has it sent twice, and it is taken once
         except PenstockError:
             member.carrying[packed] = -(now + RETRY_AFTER)
             self._partitions.touch(member)
-        except BaseException:  # an interrupt: it may not have set out. What arrives twice is taken once
-            member.carrying.pop(packed, None)
-            raise
 
     def _news(self, number: int, packed: bytes, until: int) -> Callable[[Request], None]:
         """What to do when a delivery is over, in whatever thread that is: tell the source."""

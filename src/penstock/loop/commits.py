@@ -191,6 +191,8 @@ class Commits(Partitions):
     def _answer(self, waiting: Unanswered) -> None:
         request, result, failed = waiting.request, waiting.result, waiting.failed
         self.answered.append(request)
+        if request.done:
+            request.tell()  # an interrupt may have come in between
         try:
             if isinstance(request, requests.Lease):
                 self._hand(request, result, failed)

@@ -6,7 +6,7 @@ Owns: `Model`: the facts about every item (broker_model.py), and that nobody wai
 from collections.abc import Sequence
 
 from penstock.loop.loop import Loop
-from penstock.loop.member import Member
+from penstock.loop.member import SLOW_AFTER, Member
 from penstock.rules.life import State as Life
 from penstock.service.reports import QueueInfo
 from penstock.testing.broker_items import Tag
@@ -22,14 +22,14 @@ class Model(Facts):
 
     def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
         """No queue wants a turn: whoever waits must have a reason."""
-        out = {loop.turns.incarnation for loop in loops if loop.waiting_for_disk}
+        out = {loop.turns.incarnation: loop for loop in loops if loop.waiting_for_disk}
         self.leases.check_known({sent.incarnation for sent in pending if isinstance(sent, SentLease) and sent.ran_at is not None})
         self._check_due()
         with self.undisturbed():
             self.census.check_stats(loops)
         for sent in pending:
             deadline = sent.request.deadline
-            late = sent.request.give_up_at if sent.incarnation in out else deadline  # everybody is given the time for one turn
+            late = _answered_by(sent, out[sent.incarnation]) if sent.incarnation in out else deadline
             assert not (deadline and late < now), f"{sent} was not answered by its deadline"
             assert deadline or sent.incarnation in out, f"{sent} does not wait, and was not answered"
             if isinstance(sent, SentLease) and sent.first:  # a repetition gets what it got then
@@ -122,6 +122,21 @@ class Model(Facts):
         for loop in loops:
             fences = loop.turns.resizing.progress
             assert not fences, f"queue {loop.turns.name} still waits for {fences}"
+
+
+def _answered_by(sent: Sent, loop: Loop) -> int:
+    """By when a request is answered although partitions are out: everybody is given the time for one turn.
+
+    Whoever was run, or stands in line for items, is told when what it waits for has landed or is slow. That is later when no turn was run
+    for so long that its time was over before they went out.
+    """
+    turns = loop.turns
+    awaited = [member for member in turns.outs.values() if member.awaited]
+    if sent.ran_at is not None:
+        awaited = [member for member in awaited if member.number in sent.awaits]
+    elif sent.request not in turns.leasing.waiting:
+        awaited = []
+    return max([sent.request.give_up_at, *(member.out_since + SLOW_AFTER for member in awaited)])
 
 
 def _works(member: Member) -> bool:

@@ -190,7 +190,6 @@ class World:
     def _see_landed(self, loop: Loop) -> bool:
         """Note who is out, and for which answers; whether a slow one came back, in order."""
         incarnation, now, slow = loop.turns.incarnation, self.model.now, False
-        sent_by = {id(sent.request): sent for sent in self._pending}
         out = {(incarnation, member.number): member for member in loop.waiting_for_disk}
         for owner in [owner for owner in self._out if owner[0] == incarnation]:
             went, since = self._out[owner]
@@ -203,16 +202,24 @@ class World:
                 slow = True
         for sent in self._pending:
             if sent.incarnation == incarnation:
-                sent.awaits = set()
                 sent.quiet = sent.quiet and not out
         for owner, member in out.items():
             self._out.setdefault(owner, (member.out_since, now))
-            for waiting in member.unanswered:
-                found = sent_by.get(id(waiting.request))
-                if found is not None:
-                    found.ran_at = now if found.ran_at is None else found.ran_at
-                    found.awaits.add(member.number)
+        self._see_awaited(loop)
         return slow
+
+    def _see_awaited(self, loop: Loop) -> None:
+        """Note for which partitions each answer still waits: others that it rests on have landed, and may go out again before it leaves."""
+        sent_by = {id(sent.request): sent for sent in self._pending if sent.incarnation == loop.turns.incarnation}
+        for sent in sent_by.values():
+            sent.awaits = set()
+        for member in loop.turns.outs.values():
+            if member.out and member not in loop.turns.landed:
+                for waiting in member.unanswered:
+                    found = sent_by.get(id(waiting.request))
+                    if found is not None:
+                        found.ran_at = self.model.now if found.ran_at is None else found.ran_at
+                        found.awaits.add(member.number)
 
     def _check_landed(self, sent: Sent) -> None:
         """No answer speaks of a partition that is out."""
@@ -246,6 +253,7 @@ class World:
         self.forget_interrupts()
         for loop in self.broker.loops():
             if loop.turns.incarnation == queue:
+                self._see_awaited(loop)
                 loop.turn()
 
     def wanting(self) -> list[Loop]:

@@ -249,16 +249,16 @@ class Settler:
     def _ask(self, requests: list[Settle]) -> list[list[Any]]:
         """The answers. All but the last are put into the inbox, so that the last one's turn takes them along."""
         answered: SimpleQueue[Request] = SimpleQueue()
-        waiting = 0
+        waiting: list[Settle] = []
         for request in requests[:-1]:
             request.on_done = answered.put
             try:
                 self._source.submit(request)
-                waiting += 1
+                waiting.append(request)
             except PenstockError as error:
                 request.error = error
         last = self._source.settle(requests[-1])
-        for _ in range(waiting):
+        while not all(request.done for request in waiting):  # one may be told twice, so they are not counted
             answered.get()
         return [[request.error] * len(request.parts) if request.error else request.answer for request in requests[:-1]] + [last]
 
