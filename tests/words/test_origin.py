@@ -44,8 +44,13 @@ def test_an_origin_is_the_array_that_the_format_shows() -> None:
     assert fields == [", ".join(Origin.__struct_fields__)]
     whole = Origin("orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2")
     assert msgspec.msgpack.decode(origin.encode(whole)) == ["orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2"]
-    assert whole.parking == (9, 1, 2) and Origin("orders", 7, "3-17", parked=True).parking == (7, 3, 17)
-    assert Origin("orders", 7, "3-17").parking is None
+
+
+def test_keys_may_be_parked_for_it_in_two_queues() -> None:
+    both = Origin("orders", 7, "3-17", parked=True, parked_in=9, parked_id="1-2")
+    assert both.parkings == [(7, 3, 17), (9, 1, 2)]
+    assert (both.parking_in(7), both.parking_in(9), both.parking_in(8)) == ((3, 17), (1, 2), None)
+    assert Origin("orders", 7, "3-17").parkings == []
 
 
 def test_what_is_missing_at_the_end_is_none_and_what_a_newer_penstock_adds_is_passed_over() -> None:

@@ -118,9 +118,9 @@ class Carrying:
         keys = items.batch.key_ids or [NO_KEY] * len(items.batch)
         homes = [slots.owners[key & SLOT_MASK] if key != NO_KEY else anywhere for key in keys]
         for index, packed in enumerate(items.batch.origins or ()):
-            parking = origin.decode(packed).parking if packed is not None else None
-            if parking is not None and parking[0] == parked_in:
-                homes[index] = parking[1]
+            parking = origin.decode(packed).parking_in(parked_in) if packed is not None else None
+            if parking is not None:
+                homes[index] = parking[0]
         return homes
 
     def letters(self, then: Sequence[tuple[int, Batch]]) -> list[commands.Letter]:
@@ -223,20 +223,18 @@ class Carrying:
         if burial is None and before is not None:
             if incarnation != partitions.incarnation:
                 return before
-            if before.parking is not None and before.parking[0] != incarnation:  # a key of another queue waits for its return
-                return msgspec.structs.replace(before, forwarded=True)
-            return msgspec.structs.replace(before, forwarded=True, parked=False, parked_in=0, parked_id="")
+            parked = before.parked and before.incarnation != incarnation  # keys of other queues go on waiting for its return
+            parked_in = before.parked_in if before.parked_in != incarnation else 0
+            parked_id = before.parked_id if parked_in else ""
+            return msgspec.structs.replace(before, forwarded=True, parked=parked, parked_in=parked_in, parked_id=parked_id)
         here = ids.format_id(member.number, offset)
         if burial is None:
             return Origin(
                 partitions.name, partitions.incarnation, here, produced_at=produced_at, forwarded=incarnation == partitions.incarnation
             )
         line = state.keys.map.get(key)
-        parking = before.parking if before is not None else None
-        returning = parking is not None and parking[0] == incarnation  # to where its key waits for it, though it may park one here too
-        parked = isinstance(line, Line) and offset in line.parked and not returning
-        if parked:
-            parking = None
+        others = [parking for parking in before.parkings if parking[0] != partitions.incarnation] if before is not None else []
+        others.sort(key=lambda parking: parking[0] != incarnation)  # if it returns to where its key waits for it, that is the one to keep
         return Origin(
             partitions.name,
             partitions.incarnation,
@@ -247,9 +245,9 @@ class Carrying:
             burial.first_failed_at,
             burial.last_failed_at,
             burial.buried_at,
-            parked=parked,
-            parked_in=parking[0] if parking is not None else 0,
-            parked_id=ids.format_id(*parking[1:]) if parking is not None else "",
+            parked=isinstance(line, Line) and offset in line.parked,
+            parked_in=others[0][0] if others else 0,
+            parked_id=ids.format_id(*others[0][1:]) if others else "",
         )
 
     def arrived(self, request: Arrived) -> None:

@@ -40,7 +40,7 @@ class Leasing:
         self.waiting: list[requests.Lease] = []
         self._stocks: dict[int, Stock] = {}  # by the number of the partition
         self._deals = 0
-        self._looked_on = False  # a partition has to look further before it knows whether it has something
+        self.looked_on = False  # a partition has to look further before it knows whether it has something
         self.left = False
         """Somebody who waited is gone. Set from any thread."""
         self.earliest: int | None = None
@@ -116,10 +116,10 @@ class Leasing:
     def deal(self, now: int) -> None:
         """Give out what is ready; tell those whose time is over."""
         stocks = self._look(self._partitions.stocked(), now)
-        if not stocks and (self.earliest is None or now < self.earliest) and not self._looked_on and not self.left:
+        if not stocks and (self.earliest is None or now < self.earliest) and not self.looked_on and not self.left:
             return
         self.left = False
-        self._looked_on = False
+        self.looked_on = False
         waiting = [request for request in self.waiting if not request.gone]
         there = sum([stock.ready for stock in stocks])
         front = waiting[:there]  # nobody behind them can get anything
@@ -132,7 +132,7 @@ class Leasing:
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
                 self._partitions.answer(request, given[index])
-            elif request.deadline <= now and not self._looked_on and not self._partitions.awaits:
+            elif request.deadline <= now and not self.looked_on and not self._partitions.awaits:
                 self._give_nothing(request)
             else:
                 self.waiting.append(request)
@@ -226,7 +226,7 @@ class Leasing:
             except PenstockError:
                 return None  # the commit says what is wrong
             if isinstance(answer, Again):  # looked far enough for one turn
-                partitions.again = self._looked_on = True
+                partitions.again = self.looked_on = True
                 return None
             return answer if isinstance(answer, Granted) else None
 

@@ -94,9 +94,9 @@ def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int
     found: dict[int, int] = {}
     for index, (came, key) in enumerate(zip(batch.origins, batch.key_ids, strict=True)):
         was = None if came is None or key == NO_KEY else origin.decode(came)
-        parking = was.parking if was is not None else None
-        if parking is not None and parking[:2] == (command.home, command.partition) and _parked(state, key, parking[2]) is not None:
-            found.setdefault(parking[2], base + index)
+        parking = was.parking_in(command.home) if was is not None else None
+        if parking is not None and parking[0] == command.partition and _parked(state, key, parking[1]) is not None:
+            found.setdefault(parking[1], base + index)
     return [offset for old, new in found.items() for offset in (new, old)] or None
 
 

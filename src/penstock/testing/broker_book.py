@@ -36,6 +36,6 @@ class Book:
         assert tag is not None, f"{payload!r} was found, which nobody produced"
         return tag
 
-    def remembers(self, sent: Sent) -> bool:
-        """Whether a request is surely known by its id."""
-        return self.era == sent.era and self.now - sent.since < REMEMBERED
+    def remembers(self, sent: Sent, later: int = 0) -> bool:
+        """Whether a request is surely known by its id, now or so much later."""
+        return self.era == sent.era and self.now + later - sent.since < REMEMBERED

@@ -110,6 +110,8 @@ class Census:
         self.changed: set[int] = set()
         """Incarnations of queues that ran a turn since the last look."""
         self.whole = True
+        self.looking_on: set[int] = set()
+        """Queues of which a lease did not look through everything in its turn: it goes on in the next."""
         self._looks = 0
         self.reader_of: Callable[[int, int], Lookable] = _no_reader
         """Looks into the log of a partition that is closed. Set by the world."""
@@ -128,6 +130,7 @@ class Census:
                 if incarnation in self.changed:
                     for member in loop.turns.members.values():
                         self._look_into(incarnation, member)
+        self.looking_on = {incarnation for incarnation, loop in there.items() if loop.turns.leasing.looked_on}
         self.changed.clear()
         self.whole = all(room.healthy for room in self.rooms.values())
         self._gather()

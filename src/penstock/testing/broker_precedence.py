@@ -71,6 +71,8 @@ class Precedence:
         """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
         if not self.judging or held.incarnation in self._sought or not self._steady((held.incarnation, held.partition)):
             return
+        if held.incarnation in self._census.looking_on:
+            return
         aging = self._census.rooms[held.incarnation, held.partition].policy.priority_aging
         passed = [(tag, wait) for tag, wait in self._waiting.items() if self._before.get(tag) == wait and self._elsewhere(held, tag, wait)]
         for offset, tag in held.open.items() if passed else ():

@@ -285,6 +285,9 @@ class World:
         self.model.check_calm(self.broker.loops())
 
     def advance(self, duration: int) -> None:
+        for sent in [sent for sent in self._pending if not sent.first and not self.model.remembers(sent, duration)]:
+            self.cancel(sent)  # whoever repeats a request does not wait until it is forgotten
+            self.model.lost(sent)
         self.say(f"   {duration / SECOND} s pass")
         self.clock.advance(duration)
         self.model.pass_time(duration, self.clock.read().wall)

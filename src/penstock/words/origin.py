@@ -30,15 +30,18 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     forwarded: bool = False
     """The same item, moved to the partition where its key lives now."""
     parked_in: int = 0
-    """The queue (incarnation) in which a key is parked for it, and the id it had there, when that is not where it was last buried."""
+    """Another queue (incarnation) in which a key is parked for it, and the id it had there."""
     parked_id: str = ""
 
     @property
-    def parking(self) -> tuple[int, int, int] | None:
-        """Incarnation, partition and offset of the place at which a key is parked for it."""
-        if self.parked_in:
-            return (self.parked_in, *parse_id(self.parked_id))
-        return (self.incarnation, *self.place) if self.parked else None
+    def parkings(self) -> list[tuple[int, int, int]]:
+        """Incarnation, partition and offset of the places at which a key is parked for it: where it was last buried, and another queue."""
+        here = [(self.incarnation, *self.place)] if self.parked else []
+        return [*here, (self.parked_in, *parse_id(self.parked_id))] if self.parked_in else here
+
+    def parking_in(self, incarnation: int) -> tuple[int, int] | None:
+        """Partition and offset of the place at which a key of that queue is parked for it."""
+        return next((parking[1:] for parking in self.parkings if parking[0] == incarnation), None)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -58,7 +61,7 @@ def decode(data: bytes) -> Origin:
     try:
         origin = _decoder.decode(data)
         parse_id(origin.id)
-        _ = origin.parking
+        _ = origin.parkings
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest) as error:
         raise CorruptLog(f"the origin of an item cannot be understood ({error}); run verify, or use a newer Penstock") from error
     return origin
