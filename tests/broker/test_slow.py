@@ -159,6 +159,25 @@ def test_every_call_ends_by_its_own_deadline(hanging: Hanging) -> None:
     assert desk.drain() == ["in flight"], "both were possible; it was stored"
 
 
+def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_another_is_always_out(hanging: Hanging) -> None:
+    desk, out = hanging.desk, 0
+    desk.loop.is_slow = lambda member: member.number == out
+    keys = [keys_at(desk, number)[0] for number in range(3)]
+    later = desk.rig.after(100)
+    scheduled = [desk.submit(Produce(batch_of("a", key=keys[0], at=later)))]
+    desk.rig.turn()
+    asked = desk.submit(Lease(1, deadline=desk.rig.deadline(0)))
+    desk.rig.turn()
+    assert not asked.done, "nobody can say yet"
+    for out in (1, 2):
+        scheduled.append(desk.submit(Produce(batch_of("b", key=keys[out], at=later))))
+        desk.rig.turn()
+    assert asked.done and asked.result == []
+    out = -1
+    desk.rig.turn()
+    assert all(one.done for one in scheduled)
+
+
 def test_stats_say_so_and_warn(hanging: Hanging) -> None:
     hanging.slow()
     stats = hanging.desk.stats()

@@ -132,11 +132,17 @@ class Leasing:
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
                 self._partitions.answer(request, given[index])
-            elif request.deadline <= now and not self.looked_on and not self._partitions.awaits:
+            elif request.deadline <= now and not self.looked_on and self._saw_all(request):
                 self._give_nothing(request)
             else:
                 self.waiting.append(request)
         self.earliest = min((request.deadline for request in self.waiting), default=None)
+
+    def _saw_all(self, request: requests.Lease) -> bool:
+        """Whether every partition but slow ones has been looked at for a request since its time is over. In a busy queue one is always out."""
+        out = {number for number, member in self._partitions.outs.items() if member.awaited}
+        request.unseen = out if request.unseen is None else request.unseen & out
+        return not request.unseen
 
     def _give_nothing(self, request: requests.Lease) -> None:
         """There is nothing; or nobody can say, because no partition is in order."""

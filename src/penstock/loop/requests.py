@@ -166,6 +166,8 @@ class Lease(Request):
         """Which items is all that is asked; their bytes are read elsewhere."""
         self.lost = False
         """Damage took what it was given: it is dealt anew."""
+        self.unseen: set[int] | None = None
+        """Partitions that were out whenever it was dealt to since its deadline: it is not told that there is nothing before they were seen."""
         self.want = want
         self.consumer = consumer
         self.timeout = timeout
