@@ -139,7 +139,7 @@ class Leasing:
         self.earliest = min((request.deadline for request in self.waiting), default=None)
 
     def _saw_all(self, request: requests.Lease) -> bool:
-        """Whether every partition but slow ones has been looked at for a request since its time is over. In a busy queue one is always out."""
+        """Whether every partition but slow ones was looked at for a request whose time is over: in a busy queue one is always out."""
         out = {number for number, member in self._partitions.outs.items() if member.awaited}
         request.unseen = out if request.unseen is None else request.unseen & out
         return not request.unseen

@@ -167,7 +167,7 @@ class Lease(Request):
         self.lost = False
         """Damage took what it was given: it is dealt anew."""
         self.unseen: set[int] | None = None
-        """Partitions that were out whenever it was dealt to since its deadline: it is not told that there is nothing before they were seen."""
+        """Partitions that were out whenever it was dealt to since its deadline: when they were seen it is told that there is nothing."""
         self.want = want
         self.consumer = consumer
         self.timeout = timeout
