@@ -242,6 +242,7 @@ class Log(Readable, Protocol):
         ...
 
 
+Began: TypeAlias = Callable[[Log], None]
 Landed: TypeAlias = Callable[[Log, StorageFailed | None], None]
 """Told of a log that its commit is over: it is durable, or why it is not. Called from any thread; must not raise."""
 
@@ -249,11 +250,11 @@ Landed: TypeAlias = Callable[[Log, StorageFailed | None], None]
 class Committer(Protocol):
     """What waits for storage while the turn of a queue goes on."""
 
-    def commit(self, logs: Sequence[Log], landed: Landed, here: Log | None = None) -> None:
+    def commit(self, logs: Sequence[Log], began: Began, landed: Landed, here: Log | None = None) -> None:
         """Make everything that was appended to these logs durable, as their durability mode promises.
 
-        `landed` is called once for each log when its outcome is known, perhaps before this returns. The calling thread waits for the one
-        that is `here`, if any, and for no other.
+        `began` is called for each log when its sync really begins, `landed` when its outcome is known, both perhaps before this returns.
+        The calling thread waits for the one that is `here`, if any, and for no other.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Threads that wait for disks, so that a turn need not.
 
-Owns: `Syncs`. Every storage root has a few threads of its own: a disk that hangs holds up its own, never those of another.
+Owns: `Syncs`. Every storage root has a few threads of its own: a disk that hangs holds up its own, never those of another. Syncs, for
+which callers wait, have other threads than jobs (opening, closing, retention), of which there may be hundreds at once.
 Threads are begun when they are first needed.
 """
 
@@ -8,11 +9,11 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock.logs.api import Landed, Log
+from penstock.logs.api import Began, Landed, Log
 from penstock.words.errors import StorageFailed
 
-THREADS = 8
-"""Syncs that run at the same time in one root."""
+SYNCS, JOBS = 8, 4
+"""Syncs, and jobs, that run at the same time in one root."""
 
 
 class Syncs:
@@ -21,30 +22,38 @@ class Syncs:
     def __init__(self, root_of: Callable[[int, int], Hashable]) -> None:
         """`root_of` tells where the log of an incarnation and partition lies."""
         self._root_of = root_of
-        self._pools: dict[Hashable, ThreadPoolExecutor] = {}
+        self._pools: dict[tuple[Hashable, int], ThreadPoolExecutor] = {}
         self._starting = threading.Lock()
 
-    def commit(self, logs: Sequence[Log], landed: Landed, here: Log | None = None) -> None:
+    def commit(self, logs: Sequence[Log], began: Began, landed: Landed, here: Log | None = None) -> None:
         """Sync these logs side by side. `landed` is called once for each; the one that is `here` is synced by this very thread."""
         for log in logs:
             if log is not here:
-                self.run(log.incarnation, log.partition, lambda log=log: sync(log, landed))  # type: ignore[misc]
+                self._pool(log.incarnation, log.partition, SYNCS).submit(_begin, log, began, landed)
         if here is not None:
-            sync(here, landed)
+            _begin(here, began, landed)
 
     def run(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
         """Do something that may take long with one log, in a thread of its root."""
-        root = self._root_of(incarnation, partition)
-        pool = self._pools.get(root)
+        self._pool(incarnation, partition, JOBS).submit(job)
+
+    def _pool(self, incarnation: int, partition: int, threads: int) -> ThreadPoolExecutor:
+        name = self._root_of(incarnation, partition), threads
+        pool = self._pools.get(name)
         if pool is None:
             with self._starting:
-                pool = self._pools.setdefault(root, ThreadPoolExecutor(THREADS, "penstock sync"))
-        pool.submit(job)
+                pool = self._pools.setdefault(name, ThreadPoolExecutor(threads, "penstock sync" if threads == SYNCS else "penstock job"))
+        return pool
 
     def close(self) -> None:
         """End the threads, once what they do is done; whoever comes later begins others."""
         while self._pools:
             self._pools.popitem()[1].shutdown()
+
+
+def _begin(log: Log, began: Began, landed: Landed) -> None:
+    began(log)
+    sync(log, landed)
 
 
 def sync(log: Log, landed: Landed) -> None:

@@ -60,6 +60,8 @@ class Commits(Partitions):
         self._waits_for_commit: dict[int, Unanswered] = {}
         self._recovered: list[Member] = []
         self._departing = False
+        self._last_landing = 0
+        """When a partition came back last."""
         self._next_visit: int | None = 0
         """When something is due in one of the partitions."""
 
@@ -128,6 +130,7 @@ class Commits(Partitions):
             self.touch(member)
             if member.out:
                 member.land(self.now)
+            self._last_landing = self.now
             while member.unanswered:
                 waiting = member.unanswered[0]
                 waiting.rests_on.discard(member.number)

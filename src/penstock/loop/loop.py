@@ -235,12 +235,16 @@ class Loop:
         logs = [member.log for member in by_log.values()]
         if logs:
             self._committer.commit(
-                logs, lambda log, failure: self._synced(by_log[id(log)], failure), mine.log if mine is not None else None
+                logs,
+                lambda log: by_log[id(log)].begin(),
+                lambda log, failure: self._synced(by_log[id(log)], failure),
+                mine.log if mine is not None else None,
             )
 
     def _commit_by_hand(self, members: Sequence[Member]) -> None:
         for member in members:
             if member not in self.waiting_for_disk:
+                member.begun_at = max(1, member.out_since)
                 self.waiting_for_disk.append(member)
         for member in [*self.waiting_for_disk]:
             if not self.is_slow(member):

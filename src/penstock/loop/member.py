@@ -72,6 +72,8 @@ class Member:
         self.out = False
         """Whether its commit, or another job, is under way."""
         self.out_since = 0
+        self.begun_at = 0
+        """When what it is out for was really begun; 0 while it waits for a thread. Set from any thread."""
         self.slow = False
         """Whether it is out for long, or was when it landed last."""
         self.late_until = 0
@@ -219,18 +221,28 @@ class Member:
         self.job = job
         self.outcome = None
         self.slow = False
+        self.begun_at = 0
         self.out_since = self._clock.read().elapsed
         self.out = True
 
-    def grow_slow(self, now: int) -> None:
+    def begin(self) -> None:
+        """What it is out for begins now, in whichever thread."""
+        self.begun_at = self._clock.read().elapsed
+
+    def slow_at(self, last_landing: int) -> int:
+        """When it counts as slow. One that waits for a thread is no slower than those that land before it."""
+        return (self.begun_at or max(self.out_since, last_landing)) + SLOW_AFTER
+
+    def grow_slow(self, now: int, last_landing: int) -> None:
         """It is out for long: from now on it counts as failing."""
-        if self.awaited and now - self.out_since >= SLOW_AFTER:
+        if self.awaited and now >= self.slow_at(last_landing):
             self.slow = True
-            self.error = StorageFailed(f"its disk has not answered for {(now - self.out_since) / SECOND:.1f} s")
+            self.error = StorageFailed(f"its disk has not answered for {(now - self.slow_at(last_landing) + SLOW_AFTER) / SECOND:.1f} s")
 
     def work(self) -> None:
         """Do the job it went out for, in whichever thread that is."""
         assert self.job is not None
+        self.begin()
         try:
             self.job()
         except PenstockError as error:
@@ -251,8 +263,9 @@ class Member:
     def land(self, now: int) -> PenstockError | None:
         """Come back into the turn; the error tells what became of what it went out for."""
         self.out = False
-        self.late_until = now + LATE_FOR if self.job is None and now - self.out_since > PROMPT else 0
-        self.slow = self.slow or now - self.out_since >= SLOW_AFTER
+        took = now - (self.begun_at or self.out_since)
+        self.late_until = now + LATE_FOR if self.job is None and took > PROMPT else 0
+        self.slow = self.slow or took >= SLOW_AFTER
         self.recovered = self.slow or self.error is not None
         self.error = None
         if self.outcome is not None:

@@ -27,7 +27,7 @@ from penstock.words import ids
 from penstock.words.errors import PenstockError
 
 PREPARED = 16
-"""Partitions that are given their fences in one turn."""
+"""Partitions that are given their fences at the same time."""
 ADOPT = 20_000
 """Dedup ids carried over by one record."""
 
@@ -70,6 +70,8 @@ class Resizing:
         """(Partition, the one it waits for) → keys to which something happened while the partition was out."""
         self.under_way = False
         """Whether any fence stands, or should."""
+        self.wanted: set[int] = set()
+        """Partitions that somebody waits for who wants to produce: they get their fences first."""
 
     def begin(self, changes: list[Change]) -> None:
         """These changes of the map may not have reached every partition."""
@@ -259,17 +261,29 @@ class Resizing:
 
     def _put_up_some(self) -> None:
         """Put up the fences of some members that lack them: a resize to many partitions takes a few turns, with others' work in between."""
-        lacking = [member for member in self._partitions.members.values() if not member.fenced and member.error is None]
-        for member in lacking[:PREPARED]:
+        unfenced = [member for member in self._partitions.members.values() if not member.fenced]
+        lacking = [member for member in unfenced if self._can_go_on(member)]
+        lacking.sort(key=lambda member: member.number not in self.wanted)
+        self.wanted.clear()
+        some = lacking[: max(0, PREPARED - sum(member.out for member in unfenced))]  # so that one who is wanted has not many before it
+        for member in some:
             self._prepare(member)
-        if any(member.fenced for member in lacking[:PREPARED]):
+        if any(member.fenced for member in some):
             self.look_anew()
-        if any(self._can_go_on(member) for member in lacking):
+        # those whose fences were recorded just now go out to be committed, and the turn in which they land finds that they stand
+        if any(self._needs_another_turn(member) for member in some):
             self._partitions.again = True
 
     def _can_go_on(self, member: Member) -> bool:
-        """Whether a member that lacks fences waits for nothing but another turn: what is out comes back by itself."""
-        return not member.out and all(not source.out and source.error is None for source in self._sources(member))
+        """Whether nothing that a member's missing fences need is out or failing: what is out comes back by itself."""
+        sources = self._sources(member)
+        return not member.out and member.error is None and all(not source.out and source.error is None for source in sources)
+
+    def _needs_another_turn(self, member: Member) -> bool:
+        """Whether a member whose fences were to be put up still lacks one, or has it recorded where no commit has to be waited for."""
+        if member.fenced:
+            return False
+        return any(self._sources(member)) or (member.healthy and not member.log.waits_for_disk)
 
     def _note_unseen(self, freed: Mapping[int, list[int] | None]) -> None:
         """Keep for partitions that are out what the others have just been told: it is told only once."""

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.loop import requests
 from penstock.loop.carrying import Office
 from penstock.loop.commits import Commits
-from penstock.loop.member import SLOW_AFTER, Member
+from penstock.loop.member import Member
 from penstock.loop.partition import Partition
 from penstock.loop.requests import NotYet, Request
 from penstock.rules.commands import Extend
@@ -190,8 +190,8 @@ class Turns(Commits):
             return self.producing.needs(request)  # type: ignore[arg-type]
         if kind is requests.Deliver or kind is requests.Arrived:
             return (request.partition,)  # type: ignore[attr-defined]
-        if kind is requests.Reshape:
-            return {*self.active, *self.newcomers}
+        if kind is requests.Reshape:  # while new partitions are being opened, nobody else waits for that
+            return self.newcomers if any(self.members[number].out for number in self.newcomers) else {*self.active, *self.newcomers}
         if kind is requests.Watch or (kind is requests.Lease and request.request is None):  # type: ignore[attr-defined]
             return ()
         return None
@@ -217,7 +217,7 @@ class Turns(Commits):
     def _grow_slow(self) -> None:
         for member in self.outs.values():
             if member.awaited:
-                member.grow_slow(self.now)
+                member.grow_slow(self.now, self._last_landing)
                 if member.slow:
                     _log.warning("partition %s of queue %r is slow: %s", member.number, self.name, member.error)
 
@@ -231,8 +231,10 @@ class Turns(Commits):
             try:
                 self.attempt(found[0], self._do)
                 waiting = found[1:]
-            except NotYet:  # new partitions are being opened
+            except NotYet:  # new partitions are being opened: with the last of them comes another turn
                 self._open()
+                self.deferred += waiting
+                waiting = []
         self._wait_a_turn(waiting)
         return [request for request in taken if type(request) is not requests.Reshape]
 
@@ -245,6 +247,8 @@ class Turns(Commits):
     def _without_produces(self, taken: Sequence[Request]) -> Sequence[Request]:
         """While fences go up, those who produce to a partition that lacks them wait: it may not take keys that moved to it yet."""
         waiting = [one for one in taken if isinstance(one, requests.Produce) and self._needs_unfenced(one)]
+        for one in waiting:
+            self.resizing.wanted.update(self.producing.needs(one) or ())
         self._wait_a_turn(waiting)
         return [request for request in taken if request not in waiting] if waiting else taken
 
@@ -254,8 +258,9 @@ class Turns(Commits):
 
     def _wait_a_turn(self, waiting: Sequence[Request]) -> None:
         """Let requests wait for the next turn; where a partition is out, that comes with its landing."""
-        self.deferred += waiting
-        self.again = self.again or not self.awaits
+        if waiting:
+            self.deferred += waiting
+            self.again = self.again or not self.awaits
 
     def _visit(self) -> None:
         """What failed is tried again, what came due is done."""
@@ -397,7 +402,7 @@ class Turns(Commits):
             ends = [request.deadline for line in lines for request in line if request.deadline]
             ends += [request.give_up_at for request in self.deferred if request.give_up_at]
             ends += [waiting.expires for waiting in self._waits_for_commit.values() if waiting.expires]
-            ends += [member.out_since + SLOW_AFTER for member in self.outs.values() if member.awaited]
+            ends += [member.slow_at(self._last_landing) for member in self.outs.values() if member.awaited]
             earliest = self.leasing.earliest
             if earliest is not None and earliest <= self.now and self.awaits:
                 earliest = None  # whoever's time is over is told when what is out has landed, or is slow: no turn before that helps
