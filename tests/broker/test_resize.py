@@ -10,7 +10,7 @@ from penstock.service.reports import Fencing
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
 from tests.broker.grounds import Simulated
-from tests.broker.rig import Desk, Rig, moving_key
+from tests.broker.rig import Desk, Rig, keys_at, moving_key
 from tests.support import slot
 
 MONTH = 30 * 24 * 3_600
@@ -322,3 +322,17 @@ def test_a_lease_from_before_is_settled_after(broker: Rig) -> None:
     assert held.complete() == 20
     assert desk.counts() == {"completed": 20}
     assert desk.stats().resizing == []
+
+
+def test_a_partition_that_takes_no_items_any_more_is_closed_once_it_is_drained(broker: Rig) -> None:
+    desk = broker.create(partitions=2)
+    key = keys_at(desk, 1)[0]
+    desk.produce("left", key=key)
+    held = desk.lease(1)
+    desk.resize(1)
+    broker.pass_by(5)
+    assert not desk.loop.turns.members[1].closed, "somebody works on an item of it"
+    held.complete()
+    broker.pass_by(5)
+    assert desk.loop.turns.members[1].closed and not desk.loop.turns.members[0].closed
+    assert desk.stats().completed == 1

@@ -33,8 +33,8 @@ GRACE_AFTER_SLOW = 2 * SECOND
 PROMPT = 100 * MILLISECOND
 LATE_FOR = 5 * SECOND
 """A partition whose disk took longer than the one is avoided for the other: by items without a key, and by callers that wait themselves."""
-IDLE_AFTER = 60 * SECOND
-"""A partition in which nothing happens for so long is closed."""
+IDLE_AFTER, RETIRED_IDLE_AFTER = 60 * SECOND, SECOND
+"""A partition in which nothing happens for so long is closed: one that takes items, and one that is only kept for what is in it."""
 CLOSED_WALL_CHECK = 10 * SECOND
 WALL_CHECK = 1 * SECOND
 """The date may be stepped: what waits for one is looked at this often."""
@@ -72,6 +72,8 @@ class Member:
         self.out = False
         """Whether its commit, or another job, is under way."""
         self.out_since = 0
+        self.idle_after = IDLE_AFTER
+        """It is closed when nothing has happened in it for so long."""
         self.begun_at = 0
         """When what it is out for was really begun; 0 while it waits for a thread. Set from any thread."""
         self.slow = False
@@ -393,7 +395,7 @@ class Member:
         """How long until it may be closed if nothing happens in it."""
         if partition.changes != self._idle_changes:
             self._idle_changes, self._idle_since = partition.changes, now
-        return max(0, self._idle_since + IDLE_AFTER - now) if self._is_quiet(partition) else IDLE_AFTER
+        return max(0, self._idle_since + self.idle_after - now) if self._is_quiet(partition) else self.idle_after
 
     def _is_quiet(self, partition: Partition) -> bool:
         """Whether nothing is under way that needs it open."""
@@ -402,7 +404,7 @@ class Member:
     def may_close(self, now: int) -> bool:
         """Whether nothing has happened in it for a while, and nothing is under way."""
         partition = self.open
-        return partition.changes == self._idle_changes and now >= self._idle_since + IDLE_AFTER and self._is_quiet(partition)
+        return partition.changes == self._idle_changes and now >= self._idle_since + self.idle_after and self._is_quiet(partition)
 
     def stay_open(self, now: int) -> None:
         """Somebody needs it although nothing happens in it."""

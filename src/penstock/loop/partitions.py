@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.loop.member import Member
+from penstock.loop.member import IDLE_AFTER, RETIRED_IDLE_AFTER, Member
 from penstock.loop.partition import Partition
 from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
@@ -78,6 +78,8 @@ class Partitions:
         """The queue has these partitions (`numbers`), of which `active` take items as `slots` says; new ones are opened."""
         for number in sorted(numbers):
             self.add(number)
+        for number, member in self.members.items():
+            member.idle_after = IDLE_AFTER if number in active else RETIRED_IDLE_AFTER
         self.map, self.active, self.older_maps = slots, active, older
 
     def add(self, number: int) -> Member:
