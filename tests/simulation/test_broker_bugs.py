@@ -12,7 +12,7 @@ import pytest
 from penstock.loop import commits, producing, requests, resizing
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
-from penstock.loop.member import Member, Unanswered
+from penstock.loop.member import Member
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
 from penstock.loop.producing import Producing
@@ -317,7 +317,7 @@ def answers_leave_before_the_commit(patch: Patch) -> None:
     def depart(self: Turns) -> None:
         for request, result in self.pending:
             found = self._collect(request, result) if isinstance(request, requests.Lease) else result
-            self._answer(Unanswered(request, found, set(), 0))
+            self._answer(request, found, {})
         self.pending.clear()
         right(self)
 

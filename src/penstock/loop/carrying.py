@@ -154,11 +154,12 @@ class Carrying:
 
     def note_senders(self) -> None:
         """Partitions that were used in this turn may have something to send."""
-        self._senders.update((member.number, member) for member in self._partitions.touched)
+        for member in self._partitions.touched:
+            if member.partition is not None and member.partition.state.outbox:
+                self._senders[member.number] = member
 
     def carry(self, now: int) -> None:
         """Set out with the first transfer of every outbox that has none under way."""
-        self.note_senders()
         for member in [*self._senders.values()]:
             if not member.healthy or not member.open.is_committed:
                 continue

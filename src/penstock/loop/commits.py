@@ -9,7 +9,7 @@ Who syncs, in which thread, is loop.py's business.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +30,7 @@ from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
 
 _log = logging.getLogger("penstock")
+NONE_FAILED: Mapping[int, PenstockError] = {}
 
 
 class Commits(Partitions):
@@ -69,17 +70,18 @@ class Commits(Partitions):
 
     def _depart(self) -> None:
         """Write what was run. Partitions that owe a sync go out; what rests on the others is answered at once."""
-        if any(isinstance(request, requests.Lease) for request, _ in self.pending):
-            self.pending = deque(
-                (request, self._collect(request, result) if isinstance(request, requests.Lease) else result)
-                for request, result in self.pending
-            )
+        pending = self.pending
+        for place, (request, result) in enumerate(pending):
+            if type(request) is requests.Lease:
+                pending[place] = (request, self._collect(request, result))
         self._departing = True
         for member in self.touched:
-            wanted = member.wants_rest or member.wants_retention or member.wants_close
-            if member.healthy and (member.open.prepare() or wanted):
+            partition = member.partition
+            if partition is None or not member.healthy:
+                continue
+            if partition.prepare() or member.wants_rest or member.wants_retention or member.wants_close:
                 self._leave(member)
-            elif member.healthy:
+            else:
                 member.note_rest()
         self._answer_or_wait()
 
@@ -107,14 +109,14 @@ class Commits(Partitions):
         """Answer what rests on nothing that is out; the rest is answered when that has landed."""
         while self.pending:
             request, result = self.pending[0]
-            rests_on = {number for number in _rests_on(request, result) if number in self.outs}
-            waiting = Unanswered(request, result, rests_on, self._expires(request))
-            for number in rests_on:
-                self.outs[number].unanswered.append(waiting)
+            rests_on = {number for number in _rests_on(request, result) if number in self.outs} if self.outs else None
             if rests_on:
+                waiting = Unanswered(request, result, rests_on, self._expires(request))
+                for number in rests_on:
+                    self.outs[number].unanswered.append(waiting)
                 self._waits_for_commit[id(waiting)] = waiting
             else:
-                self._answer(waiting)
+                self._answer(request, result, NONE_FAILED)
             self.pending.popleft()
 
     def _expires(self, request: Request) -> int:
@@ -138,7 +140,7 @@ class Commits(Partitions):
                     waiting.failed[member.number] = member.outcome
                 if not waiting.rests_on:
                     self._waits_for_commit.pop(id(waiting), None)
-                    self._answer(waiting)
+                    self._answer(waiting.request, waiting.result, waiting.failed)
                 member.unanswered.popleft()
             self.outs.pop(member.number, None)
             if member.closed:
@@ -187,12 +189,11 @@ class Commits(Partitions):
                     waiting.failed[number] = _unknown(member)
                     if isinstance(waiting.request, requests.Lease):
                         member.owed += [granted.lease for one, granted, *_ in waiting.result if one is member]
-                self._answer(waiting)
+                self._answer(waiting.request, waiting.result, waiting.failed)
 
     # -- answers -------------------------------------------------------------------------------------
 
-    def _answer(self, waiting: Unanswered) -> None:
-        request, result, failed = waiting.request, waiting.result, waiting.failed
+    def _answer(self, request: Request, result: Any, failed: Mapping[int, PenstockError]) -> None:
         self.answered.append(request)
         if request.done:
             request.tell()  # an interrupt may have come in between
@@ -200,9 +201,13 @@ class Commits(Partitions):
             if isinstance(request, requests.Lease):
                 self._hand(request, result, failed)
             elif isinstance(request, requests.Produce):
-                request.finish([_refused(one, failed[one.partition]) if one.partition in failed else one for one in result])
+                if failed:
+                    result = [_refused(one, failed[one.partition]) if one.partition in failed else one for one in result]
+                request.finish(result)
             elif isinstance(request, requests.Settle):
-                request.finish([failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)])
+                if failed:
+                    result = [failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)]
+                request.finish(result)
             elif isinstance(request, requests.Deliver):
                 member, taken = result
                 request.finish(taken, failed.get(member.number))
@@ -231,7 +236,7 @@ class Commits(Partitions):
             found.append((member, granted, items, granted.deadline - partition.now().elapsed + self.now))
         return found
 
-    def _hand(self, request: requests.Lease, parts: list[Any], failed: dict[int, PenstockError]) -> None:
+    def _hand(self, request: requests.Lease, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
         """Give leased items out, with their bytes."""
         handed = [
             Handed(member.number, granted, items, (until - self.now) / SECOND)
@@ -288,7 +293,7 @@ def _refused(part: Placed, error: PenstockError) -> Placed:
     return part._replace(stored=None, error=error)
 
 
-def _partly(used: set[int], failed: dict[int, PenstockError]) -> PenstockError | None:
+def _partly(used: set[int], failed: Mapping[int, PenstockError]) -> PenstockError | None:
     """What to tell an operator whose word reached several partitions, of which some failed."""
     hurt = [number for number in used if number in failed]
     if not hurt:

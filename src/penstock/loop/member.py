@@ -348,22 +348,23 @@ class Member:
         if self.partition is None:
             self._plan_closed(now)
             return
-        partition = self.open
+        partition = self.partition
         elapsed, wall = partition.state.next_due()
         moment = partition.now()
-        waits = [self._idle_wait(now, partition)]
+        wait = self._idle_wait(now, partition)
         if elapsed is not None:
-            waits.append(elapsed - moment.elapsed)
+            wait = min(wait, elapsed - moment.elapsed)
         if wall is not None:
-            waits.append(min(WALL_CHECK, wall - moment.wall))
+            wait = min(wait, WALL_CHECK, wall - moment.wall)
         retention = partition.next_retention()
         if retention is not None:
-            waits.append(retention - moment.elapsed)
+            wait = min(wait, retention - moment.elapsed)
         if self._rest_at is not None:
-            waits.append(self._rest_at - now)
-        retries = [-when - now for when in self.carrying.values() if when < 0]
-        found = min((*waits, *retries), default=None)
-        self.next_run = None if found is None else now + max(0, found)
+            wait = min(wait, self._rest_at - now)
+        for when in self.carrying.values():
+            if when < 0:
+                wait = min(wait, -when - now)
+        self.next_run = now + max(0, wait)
 
     # -- closed --------------------------------------------------------------------------------------
 
@@ -395,6 +396,7 @@ class Member:
         """How long until it may be closed if nothing happens in it."""
         if partition.changes != self._idle_changes:
             self._idle_changes, self._idle_since = partition.changes, now
+            return self.idle_after
         return max(0, self._idle_since + self.idle_after - now) if self._is_quiet(partition) else self.idle_after
 
     def _is_quiet(self, partition: Partition) -> bool:

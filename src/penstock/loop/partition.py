@@ -23,7 +23,7 @@ from penstock.loop.blocks import Blocks, Frames, Held, Items
 from penstock.loop.floor import Floor
 from penstock.loop.opening import continued, replay
 from penstock.loop.reading import History, history
-from penstock.loop.retention import DROPS_AT_ONCE, SEGMENT_AGE, UNTOUCHED, Freed, Timetable, plan, rotation_age
+from penstock.loop.retention import DROPS_AT_ONCE, LEAST_ROTATION_AGE, SEGMENT_AGE, UNTOUCHED, Freed, Timetable, plan, rotation_age
 from penstock.rules import base, machine, summary
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
@@ -291,6 +291,8 @@ class Partition:
         """Whether it is time for another segment."""
         if self._room <= 0:
             return True
+        if self._turn.elapsed < self._segment_started + min(self._segment_age, LEAST_ROTATION_AGE):
+            return False
         if self.state.next_offset > self._segment_base:
             age = rotation_age(self.state.policy.retention, self._segment_age)
         elif self._unreplayed > CLOSE_FRAMES:

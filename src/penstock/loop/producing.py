@@ -126,13 +126,17 @@ class Producing:
         return found
 
     def _anywhere(self) -> Collection[int]:
-        """Of partitions that may take any item: the one to wait for, if that is better than all that are at hand."""
+        """Of partitions that may take any item: those to wait for, if none is at hand. One that is closed and has fewer items than those at
+        hand is opened for others to come."""
         partitions = self._partitions
         best = self._least_of(self._some())
-        closed = [partitions.closed[number] for number in self._some() if number in partitions.closed] if partitions.closed else []
-        emptiest = min(closed, key=lambda member: member.unresolved[0], default=None)
-        if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
-            return (emptiest.number,)
+        if partitions.closed and not partitions.to_open:
+            closed = [partitions.closed[number] for number in self._some() if number in partitions.closed]
+            emptiest = min(closed, key=lambda member: member.unresolved[0], default=None)
+            if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
+                partitions.to_open[emptiest.number] = emptiest
+                if best is None:
+                    return (emptiest.number,)
         return () if best is not None else partitions.active
 
     # -- where to ------------------------------------------------------------------------------------

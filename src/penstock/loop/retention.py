@@ -173,12 +173,15 @@ def mean_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
 # -- time --------------------------------------------------------------------------------------------
 
 
+LEAST_ROTATION_AGE = 30 * SECOND
+
+
 def rotation_age(retention: Retention, segment_age: int = SEGMENT_AGE) -> int:
     """How long a segment that holds items is added to. Where segments are counted it does not depend on `max_age`: more of them would
     mean that each item is kept for a shorter time."""
     if not retention.max_age or retention.max_segments:
         return segment_age
-    return min(segment_age, max(retention.max_age // 20, 30 * SECOND))
+    return min(segment_age, max(retention.max_age // 20, LEAST_ROTATION_AGE))
 
 
 def recheck_age(retention: Retention) -> int:

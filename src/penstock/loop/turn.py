@@ -95,6 +95,8 @@ class Turns(Commits):
             if self.outs:
                 self._grow_slow()
             requests_now = self._runnable(taken) if self.outs or self.deferred or self.closed else self._in_order(taken)
+            if self.to_open:
+                self._open()
             if self.newcomers and not any(isinstance(one, requests.Reshape) for one in (*requests_now, *self.deferred)):
                 self._drop_newcomers()
             if any(type(request) is requests.Reshape for request in requests_now):
@@ -134,7 +136,8 @@ class Turns(Commits):
         self._end()
 
     def _end(self) -> None:
-        if self.carrying.busy or self.touched:
+        self.carrying.note_senders()
+        if self.carrying.busy:
             self.carrying.carry(self.now)
         if self.watching:
             self._watch()
@@ -385,14 +388,17 @@ class Turns(Commits):
         """When the queue wants its next turn, if nobody asks before."""
         if self.touched or self.visits_changed:
             self.visits_changed = False
-            changed = [member.changed() for member in self.touched if not member.out]
+            changed = False
             self.note_stock()
             for member in self.touched:
-                self._tell_of_upkeep(member)
+                if not member.out and member.partition is not None:
+                    changed = member.changed() or changed
+                    if member.partition.taken or member.partition.untidy is not None:
+                        self._tell_of_upkeep(member.number, member.partition)
                 member.plan(self.now)
                 member.touched = False
             self.touched.clear()
-            if self.resizing.under_way and any(changed):
+            if changed and self.resizing.under_way:
                 self.again = True
             visits = [member.next_run for member in self.members.values() if member.next_run is not None]
             self._next_visit = min(visits, default=None)
@@ -409,20 +415,17 @@ class Turns(Commits):
             ends += [when for when in (self._next_visit, earliest) if when is not None]
             self.next_run = min(ends, default=None)
 
-    def _tell_of_upkeep(self, member: Member) -> None:
+    def _tell_of_upkeep(self, number: int, partition: Partition) -> None:
         """Log and count what retention took that had been buried, and log that it failed."""
-        partition = member.partition
-        if partition is None or member.out:
-            return
         for taken in partition.taken:
             self.buried_dropped += taken.items
-            first, last = format_id(member.number, taken.first), format_id(member.number, taken.last)
+            first, last = format_id(number, taken.first), format_id(number, taken.last)
             said = "retention of queue %r dropped %d buried items of partition %s (%s to %s): nobody redrove or cleared them in time"
-            _log.warning(said, self.name, taken.items, member.number, first, last)
+            _log.warning(said, self.name, taken.items, number, first, last)
         partition.taken.clear()
         if partition.untidy is not None:
             said = "keeping the files of partition %s of queue %r in order failed and is tried again later: %s"
-            _log.warning(said, member.number, self.name, partition.untidy)
+            _log.warning(said, number, self.name, partition.untidy)
             partition.untidy = None
 
     # -- the end -------------------------------------------------------------------------------------
