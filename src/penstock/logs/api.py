@@ -242,7 +242,7 @@ class Log(Readable, Protocol):
         ...
 
 
-Began: TypeAlias = Callable[[Log], None]
+Began: TypeAlias = Callable[[Log], bool]
 Landed: TypeAlias = Callable[[Log, StorageFailed | None], None]
 """Told of a log that its commit is over: it is durable, or why it is not. Called from any thread; must not raise."""
 
@@ -253,8 +253,8 @@ class Committer(Protocol):
     def commit(self, logs: Sequence[Log], began: Began, landed: Landed, here: Log | None = None) -> None:
         """Make everything that was appended to these logs durable, as their durability mode promises.
 
-        `began` is called for each log when its sync really begins, `landed` when its outcome is known, both perhaps before this returns.
-        The calling thread waits for the one that is `here`, if any, and for no other.
+        `began` is called for each log when its sync is about to begin, which it does if that gives True, and `landed` when its outcome is
+        known, both perhaps before this returns. The calling thread waits for the one that is `here`, if any, and for no other.
         """
         ...
 

@@ -5,12 +5,12 @@ which callers wait, have other threads than jobs (opening, closing, retention), 
 Threads are begun when they are first needed.
 """
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from penstock.logs.api import Began, Landed, Log
 from penstock.words.errors import StorageFailed
+from penstock.words.threads import Pool
 
 SYNCS, JOBS = 8, 4
 """Syncs, and jobs, that run at the same time in one root."""
@@ -22,14 +22,13 @@ class Syncs:
     def __init__(self, root_of: Callable[[int, int], Hashable]) -> None:
         """`root_of` tells where the log of an incarnation and partition lies."""
         self._root_of = root_of
-        self._pools: dict[tuple[Hashable, int], ThreadPoolExecutor] = {}
-        self._starting = threading.Lock()
+        self._pools: dict[tuple[Hashable, int], Pool] = {}
 
     def commit(self, logs: Sequence[Log], began: Began, landed: Landed, here: Log | None = None) -> None:
         """Sync these logs side by side. `landed` is called once for each; the one that is `here` is synced by this very thread."""
         for log in logs:
             if log is not here:
-                self._pool(log.incarnation, log.partition, SYNCS).submit(_begin, log, began, landed)
+                self._pool(log.incarnation, log.partition, SYNCS).submit(partial(_begin, log, began, landed))
         if here is not None:
             _begin(here, began, landed)
 
@@ -37,23 +36,19 @@ class Syncs:
         """Do something that may take long with one log, in a thread of its root."""
         self._pool(incarnation, partition, JOBS).submit(job)
 
-    def _pool(self, incarnation: int, partition: int, threads: int) -> ThreadPoolExecutor:
+    def _pool(self, incarnation: int, partition: int, threads: int) -> Pool:
         name = self._root_of(incarnation, partition), threads
-        pool = self._pools.get(name)
-        if pool is None:
-            with self._starting:
-                pool = self._pools.setdefault(name, ThreadPoolExecutor(threads, "penstock sync" if threads == SYNCS else "penstock job"))
-        return pool
+        return self._pools.get(name) or self._pools.setdefault(name, Pool(threads))
 
     def close(self) -> None:
         """End the threads, once what they do is done; whoever comes later begins others."""
         while self._pools:
-            self._pools.popitem()[1].shutdown()
+            self._pools.popitem()[1].close()
 
 
 def _begin(log: Log, began: Began, landed: Landed) -> None:
-    began(log)
-    sync(log, landed)
+    if began(log):
+        sync(log, landed)
 
 
 def sync(log: Log, landed: Landed) -> None:

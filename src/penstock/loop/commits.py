@@ -100,10 +100,11 @@ class Commits(Partitions):
             self._send_out(member, None if partition.is_writable else partition.commit)
 
     def _send_out(self, member: Member, job: Callable[[], None] | None) -> None:
+        """A member goes out. In this order: wherever an interrupt comes, one that is out is seen off by somebody."""
+        self.departures.append(member)
+        self.outs[member.number] = member
         member.leave(job)
         self.closed.pop(member.number, None)
-        self.outs[member.number] = member
-        self.departures.append(member)
 
     def _answer_or_wait(self) -> None:
         """Answer what rests on nothing that is out; the rest is answered when that has landed."""

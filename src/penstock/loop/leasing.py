@@ -120,7 +120,7 @@ class Leasing:
             return
         self.left = False
         self.looked_on = False
-        waiting = [request for request in self.waiting if not request.gone]
+        waiting = [request for request in self.waiting if not request.gone and not request.done]
         there = sum([stock.ready for stock in stocks])
         front = waiting[:there]  # nobody behind them can get anything
         given: list[list[tuple[Member, Granted]]] = [[] for _ in front]
@@ -128,14 +128,15 @@ class Leasing:
             left = shares([request.want for request in front], there)
             self._deals += 1
             self._hand_out(front, given, left, BestFirst(stocks, now))
-        self.waiting = []
+        still: list[requests.Lease] = []
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
                 self._partitions.answer(request, given[index])
             elif request.deadline <= now and not self.looked_on and self._saw_all(request):
                 self._give_nothing(request)
             else:
-                self.waiting.append(request)
+                still.append(request)
+        self.waiting = still  # at the end: whoever is interrupted before that leaves nobody out of the line
         self.earliest = min((request.deadline for request in self.waiting), default=None)
 
     def _saw_all(self, request: requests.Lease) -> bool:

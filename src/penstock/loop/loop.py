@@ -216,7 +216,7 @@ class Loop:
         mine = None
         if request is not None and self._threaded:
             mine = next((one for one in departures if one.job is None and not one.late_until and _waits_for(one, request)), None)
-        others = [member for member in departures if member is not mine]
+        others = [member for member in departures if member is not mine and member.out]
         if mine is not None:
             mine.waiter = threading.get_ident()
         self._commit(others, None)
@@ -231,12 +231,12 @@ class Loop:
         by_log = {member.log_id: member for member in members if member.job is None}
         for member in members:
             if member.job is not None:
-                self._committer.run(self.turns.incarnation, member.number, partial(self._work, member))
+                self._committer.run(self.turns.incarnation, member.number, partial(self._claim_and_work, member))
         logs = [member.log for member in by_log.values()]
         if logs:
             self._committer.commit(
                 logs,
-                lambda log: by_log[id(log)].begin(),
+                lambda log: by_log[id(log)].claim(),
                 lambda log, failure: self._synced(by_log[id(log)], failure),
                 mine.log if mine is not None else None,
             )
@@ -266,6 +266,10 @@ class Loop:
     def _synced(self, member: Member, failure: StorageFailed | None) -> None:
         member.synced(failure)
         self._land(member)
+
+    def _claim_and_work(self, member: Member) -> None:
+        if member.claim():
+            self._work(member)
 
     def _work(self, member: Member) -> None:
         """A job of a member, in a thread of its disk."""
@@ -301,8 +305,10 @@ class Loop:
             orphans = [member for member in self.turns.outs.values() if member.waiter == me or member in self.turns.departures]
             self.turns.departures.clear()
             for member in orphans:
-                member.waiter = 0
-                if member not in self.turns.landed:
+                was_mine, member.waiter = member.waiter == me, 0
+                if not member.out:
+                    self.turns.outs.pop(member.number, None)
+                elif member not in self.turns.landed and (member.claim() or was_mine):
                     member.interrupted()
                     self._committer.run(self.turns.incarnation, member.number, partial(self._work, member))
 

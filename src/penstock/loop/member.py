@@ -72,6 +72,7 @@ class Member:
         self.out = False
         """Whether its commit, or another job, is under way."""
         self.out_since = 0
+        self._unclaimed: list[bool] = []
         self.idle_after = IDLE_AFTER
         """It is closed when nothing has happened in it for so long."""
         self.begun_at = 0
@@ -225,11 +226,17 @@ class Member:
         self.slow = False
         self.begun_at = 0
         self.out_since = self._clock.read().elapsed
+        self._unclaimed = [True]
         self.out = True
 
-    def begin(self) -> None:
-        """What it is out for begins now, in whichever thread."""
+    def claim(self) -> bool:
+        """Begin what it is out for, in whichever thread; False when another one has."""
+        try:
+            self._unclaimed.pop()  # only one thread gets it
+        except IndexError:
+            return False
         self.begun_at = self._clock.read().elapsed
+        return True
 
     def slow_at(self, last_landing: int) -> int:
         """When it counts as slow. One that waits for a thread is no slower than those that land before it."""
@@ -244,7 +251,6 @@ class Member:
     def work(self) -> None:
         """Do the job it went out for, in whichever thread that is."""
         assert self.job is not None
-        self.begin()
         try:
             self.job()
         except PenstockError as error:

@@ -5,12 +5,14 @@ A turn never waits for a disk (loop.py), so a few threads serve many queues.
 """
 
 import threading
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from penstock.words.clock import SECOND, Clock
+from penstock.words.threads import Thread
 
 THREADS = 4
 IDLE_SECONDS = 60.0
@@ -36,8 +38,8 @@ class Runners:
         self._clock = clock
         self._ready: SimpleQueue[Runnable | None] = SimpleQueue()
         self._changing = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._timer: threading.Thread | None = None
+        self._threads: list[Thread] = []
+        self._timer: Thread | None = None
         self._idle = 0
         self._alarm: SimpleQueue[None] = SimpleQueue()
         self._planned: list[tuple[int, int, Runnable]] = []
@@ -49,21 +51,25 @@ class Runners:
         if loop.woken or self._closed:
             return
         loop.woken = True
-        self._ready.put(loop)
+        try:
+            self._ready.put(loop)
+        except BaseException:  # an interrupt
+            loop.woken = False
+            raise
         if not self._idle and len(self._threads) < THREADS:
             with self._changing:
                 if not self._closed and len(self._threads) < THREADS:
-                    self._begin(self._run, "penstock runner")
+                    self._begin(self._run)
 
     def plan(self, loop: Runnable, when: int) -> None:
         """Have a turn run at that time, elapsed, unless one is planned before: what it finds to do then is planned anew."""
         with self._changing:
             if self._closed or (loop.wakes_at is not None and loop.wakes_at <= when):
                 return
-            loop.wakes_at = when
             heappush(self._planned, (when, next(self._numbers), loop))
+            loop.wakes_at = when
             if self._timer is None:
-                self._timer = self._begin(self._watch, "penstock timer")
+                self._timer = self._begin(self._watch)
             first = self._planned[0][0] == when
         if first:
             self._alarm.put(None)
@@ -77,12 +83,10 @@ class Runners:
         for _ in threads:
             self._ready.put(None)
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
 
-    def _begin(self, target: "object", name: str) -> threading.Thread:
-        thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
-        thread.start()
+    def _begin(self, run: Callable[[], None]) -> Thread:
+        thread = Thread(run)
         self._threads.append(thread)
         return thread
 

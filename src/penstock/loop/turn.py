@@ -60,6 +60,8 @@ class Turns(Commits):
         """Puts requests of a turn that was undone back into the inbox."""
         self.deferred: list[Request] = []
         """Requests that wait for a partition to land."""
+        self._running: Sequence[Request] = []
+        """Requests that this turn took up, deferred ones among them."""
         self._blocked = False
         """Whether somebody waits for all partitions to land: nothing is given out meanwhile."""
         self._steps: dict[type[Request], Callable[[Any], None]] = {
@@ -82,6 +84,7 @@ class Turns(Commits):
         self.again = False
         self.answered = []
         self._departing = False
+        self._running = []
         requests_now: Sequence[Request] = taken
         try:
             if self.landed:
@@ -122,7 +125,7 @@ class Turns(Commits):
             if self.touched or self.pending:
                 self._depart()
         except BaseException as error:
-            self._give_up([*taken, *requests_now], error)
+            self._give_up([*taken, *self._running, *requests_now], error)
             raise
         self._end()
 
@@ -181,6 +184,7 @@ class Turns(Commits):
                 if awaited:
                     reserved.update(needs)
                     self._blocked = self._blocked or known is None
+        self._running = found  # before they leave the line: at no moment is one in nobody's hands
         self.deferred = deferred
         return self._in_order(found)  # a reshape is first, whoever waited longer
 
@@ -204,7 +208,7 @@ class Turns(Commits):
         for number in [*self.to_open] if numbers is None else [*numbers]:
             member = self.closed.get(number)
             self.to_open.pop(number, None)
-            if member is not None:
+            if member is not None and not member.out:
                 self.touch(member)
                 self._send_out(member, member.reopen)
 
@@ -348,10 +352,8 @@ class Turns(Commits):
         if self._departing:
             for member in self.touched:
                 if member.healthy and member.partition is not None and not member.partition.is_committed:
-                    member.leave()
+                    self._send_out(member, None)
                     member.interrupted()
-                    self.outs[member.number] = member
-                    self.departures.append(member)
             self._answer_or_wait()
         else:
             pending, self.pending = self.pending, deque()
@@ -360,6 +362,9 @@ class Turns(Commits):
                     member.undo(_interrupted(error))
             self.rescue([*taken, *(request for request, _ in pending)], error)
             self.resizing.start_over()
+        for member in [member for member in self.departures if not member.out]:  # the interrupt came while it was about to go
+            self.departures.remove(member)
+            self.outs.pop(member.number, None)
         self.carrying.note_senders()  # the next turn sends what this one did not come to
         self._plan()
 
