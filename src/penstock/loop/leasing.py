@@ -52,13 +52,12 @@ class Leasing:
     def hold(self, holder: str, timeout: int) -> None:
         """Give the consumer right to one for so long, or ("") back to all. Others who wait in line are told."""
         self.holder, self.held_until = holder, self._partitions.clock.read().elapsed + timeout
-        waiting, self.waiting = self.waiting, []
-        for request in waiting:
+        for request in self.waiting:
             try:
                 self.refuse_other(request.consumer)
-                self.waiting.append(request)
             except QueueHeld as error:
                 request.finish(error=error)
+        self.waiting = [request for request in self.waiting if not request.done]
 
     @property
     def held_by(self) -> str:
