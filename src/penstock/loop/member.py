@@ -147,6 +147,11 @@ class Member:
         return self.partition is None and self.summary is not None and self.summary.ready > 0
 
     @property
+    def is_opening(self) -> bool:
+        """Whether it is out to be opened."""
+        return self.partition is None and self.awaited
+
+    @property
     def closed(self) -> bool:
         """Whether it is not open, for no other reason than that nobody needs it."""
         return self.partition is None and self.error is None and not self.out

@@ -20,6 +20,8 @@ from penstock.rules.slots import SlotMap
 from penstock.words.batch import Batch
 from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld, StorageFailed
 
+OPENED_AHEAD = 8
+"""Closed partitions that are opened together when one of them is wanted for items without a key."""
 LOOKED_AT = 64
 """Partitions among which the one with the least to do is chosen."""
 LATE = 1 << 60
@@ -126,17 +128,21 @@ class Producing:
         return found
 
     def _anywhere(self) -> Collection[int]:
-        """Of partitions that may take any item: those to wait for, if none is at hand. One that is closed and has fewer items than those at
-        hand is opened for others to come."""
+        """Of partitions that may take any item: the one to wait for until it is open, if that is better than all that are at hand.
+
+        With it others are opened that are closed too: the next items will be for them.
+        """
         partitions = self._partitions
         best = self._least_of(self._some())
-        if partitions.closed and not partitions.to_open:
-            closed = [partitions.closed[number] for number in self._some() if number in partitions.closed]
-            emptiest = min(closed, key=lambda member: member.unresolved[0], default=None)
+        if partitions.closed or partitions.outs:
+            some = [partitions.members[number] for number in self._some()]
+            closed = [member for member in some if member.closed]
+            emptiest = min(
+                [*closed, *(member for member in some if member.is_opening)], key=lambda member: member.unresolved[0], default=None
+            )
             if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
-                partitions.to_open[emptiest.number] = emptiest
-                if best is None:
-                    return (emptiest.number,)
+                partitions.to_open.update((member.number, member) for member in closed[:OPENED_AHEAD])
+                return (emptiest.number,)
         return () if best is not None else partitions.active
 
     # -- where to ------------------------------------------------------------------------------------
