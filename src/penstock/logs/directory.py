@@ -93,7 +93,7 @@ class Directory:
         self._usable()
         if self.read_only:
             raise InvalidRequest(f"{self.roots[0].path} is open read-only; use reader(), or open it for writing")
-        owner = Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
+        owner = _owner(incarnation, partition)
         if any(log.owner == owner and not log.closed for log in self._logs):
             raise BrokerLocked(f"{owner} is open already in this process; close that log first")
         if owner not in self._places and not create:
@@ -111,7 +111,7 @@ class Directory:
         self._usable()
         made: dict[Owner, Root] = {}
         for partition in partitions:
-            owner = Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
+            owner = _owner(incarnation, partition)
             if owner not in self._places:
                 made[owner] = self._roomiest(made.values())
         try:
@@ -309,6 +309,11 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
     if not root.weight > 0:
         raise InvalidRequest(f"the weight of {root.path} is {root.weight}; give a number above 0, or set the root read-only")
     return root._replace(path=os.path.abspath(root.path))
+
+
+def _owner(incarnation: int, partition: int) -> Owner:
+    """Whose log it is, or what is wrong with the numbers."""
+    return Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
 
 
 def _owners(files: Files, path: str) -> Iterable[Owner]:

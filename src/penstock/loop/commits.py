@@ -18,15 +18,13 @@ from penstock.loop.blocks import Items
 from penstock.loop.carrying import Carrying, Office
 from penstock.loop.leasing import Leasing
 from penstock.loop.member import GRACE_AFTER_SLOW, SLOW_AFTER, Member, Unanswered
-from penstock.loop.partition import Partition
-from penstock.loop.partitions import Partitions
+from penstock.loop.partitions import Partitions, QueueSetup
 from penstock.loop.producing import Producing
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.rules.commands import Extend, Granted
-from penstock.rules.summary import Summary
-from penstock.words.clock import SECOND, Clock
+from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
 
 _log = logging.getLogger("penstock")
@@ -36,17 +34,8 @@ NONE_FAILED: Mapping[int, PenstockError] = {}
 class Commits(Partitions):
     """A queue's partitions between two turns, and those who wait for them."""
 
-    def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        open_partition: Callable[[int], Partition],
-        clock: Clock,
-        chance: Callable[[], float],
-        office: Office,
-        summary_of: Callable[[int], Summary | None],
-    ) -> None:
-        super().__init__(name, incarnation, open_partition, clock, chance, summary_of)
+    def __init__(self, setup: QueueSetup, office: Office) -> None:
+        super().__init__(setup)
         self.answered: list[Request] = []
         """By the last turn."""
         self.carrying = Carrying(self, office)

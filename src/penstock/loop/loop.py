@@ -228,7 +228,7 @@ class Loop:
         if not self._threaded:
             self._commit_by_hand(members)
             return
-        by_log = {member.log_id: member for member in members if member.job is None}
+        by_log = {id(member.log): member for member in members if member.job is None}
         for member in members:
             if member.job is not None:
                 self._committer.run(self.turns.incarnation, member.number, partial(self._claim_and_work, member))

@@ -185,10 +185,6 @@ class Member:
         return self.partition.log
 
     @property
-    def log_id(self) -> int:
-        return id(self.log)
-
-    @property
     def state(self) -> State:
         return self.open.state
 

@@ -6,7 +6,7 @@ Owns: `Partitions`: the members, the slot map, the answers that wait for the com
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.loop.member import IDLE_AFTER, RETIRED_IDLE_AFTER, Member
 from penstock.loop.partition import Partition
@@ -22,21 +22,25 @@ from penstock.words.limits import Policy
 _SIDES = ("paused_lease", "paused_produce")
 
 
+class QueueSetup(NamedTuple):
+    """Which queue it is, and what its partitions need of the broker."""
+
+    name: str
+    incarnation: int
+    open_partition: Callable[[int], Partition]
+    clock: Clock
+    chance: Callable[[], float]
+    summary_of: Callable[[int], Summary | None]
+    """What is known of a partition that is closed; None when it must be opened to know anything."""
+
+
 class Partitions:
     """The members of one queue."""
 
-    def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        open_partition: Callable[[int], Partition],
-        clock: Clock,
-        chance: Callable[[], float],
-        summary_of: Callable[[int], Summary | None],
-    ) -> None:
-        self.name = name
-        self.incarnation = incarnation
-        self.clock = clock
+    def __init__(self, setup: QueueSetup) -> None:
+        self.name = setup.name
+        self.incarnation = setup.incarnation
+        self.clock = setup.clock
         self.members: dict[int, Member] = {}
         self.active: Sequence[int] = ()
         """Those that take items."""
@@ -70,9 +74,7 @@ class Partitions:
         self.pending: deque[tuple[Request, Any]] = deque()
         self.post: Callable[[Request], None] = lambda request: None
         """Puts a message of the queue's own into its inbox."""
-        self._open_partition = open_partition
-        self._summary_of = summary_of
-        self._chance = chance
+        self._setup = setup
 
     def shape(self, slots: SlotMap, active: Sequence[int], numbers: Sequence[int], older: Sequence[SlotMap] = ()) -> None:
         """The queue has these partitions (`numbers`), of which `active` take items as `slots` says; new ones are opened."""
@@ -85,8 +87,8 @@ class Partitions:
     def add(self, number: int) -> Member:
         """The member of that number, closed when it is new: it is opened when somebody needs it, at once if it must be looked into."""
         if number not in self.members:
-            summary = self._summary_of(number)
-            self.members[number] = member = Member(number, self._open_partition, self.clock, self._chance, summary)
+            summary = self._setup.summary_of(number)
+            self.members[number] = member = Member(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
             self.closed[number] = member
             self.touch(member)
             if summary is None or summary.busy:

@@ -19,10 +19,10 @@ from penstock.loop.carrying import Office
 from penstock.loop.commits import Commits
 from penstock.loop.member import Member
 from penstock.loop.partition import Partition
+from penstock.loop.partitions import QueueSetup
 from penstock.loop.requests import NotYet, Request
 from penstock.rules.commands import Extend
-from penstock.rules.summary import Summary
-from penstock.words.clock import SECOND, Clock
+from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
 from penstock.words.ids import format_id
 
@@ -36,17 +36,8 @@ DUE_ITEMS = 2_000
 class Turns(Commits):
     """A queue's partitions, and the requests of the turn that is being run."""
 
-    def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        open_partition: Callable[[int], Partition],
-        clock: Clock,
-        chance: Callable[[], float],
-        office: Office,
-        summary_of: Callable[[int], Summary | None] = lambda number: None,
-    ) -> None:
-        super().__init__(name, incarnation, open_partition, clock, chance, office, summary_of)
+    def __init__(self, setup: QueueSetup, office: Office) -> None:
+        super().__init__(setup, office)
         self.next_run: int | None = None
         """When the queue wants a turn, if nobody asks before."""
         self.buried_dropped = 0

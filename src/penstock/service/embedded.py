@@ -19,6 +19,7 @@ from penstock.loop.carrying import Office
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
+from penstock.loop.partitions import QueueSetup
 from penstock.loop.requests import Do, Request, Reshape
 from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns
@@ -241,15 +242,15 @@ class Embedded:
     # -- opening and closing -------------------------------------------------------------------------
 
     def _open_queue(self, entry: Entry) -> Loop:
-        turns = Turns(
+        setup = QueueSetup(
             entry.name,
             entry.incarnation,
             lambda number: self._open_partition(entry.incarnation, number),
             self.clock,
             lambda: self._entropy(1)[0] / 255,
-            Office(self._mail.post, self._mail.map_of),
             lambda number: self._summary(entry.incarnation, number),
         )
+        turns = Turns(setup, Office(self._mail.post, self._mail.map_of))
         turns.look_at_shape = lambda: self._reshaped(turns)
         loop = Loop(turns, self.store, self._runners, threaded=self._threaded)
         shaping.apply(turns, entry)
