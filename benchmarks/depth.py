@@ -25,8 +25,8 @@ from typing import Any
 from engine import lease
 
 import penstock
-from penstock.logs.filelog import FileLog
-from penstock.logs.files import SystemFiles
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.system import SystemFiles
 from penstock.loop.partition import Partition
 from penstock.rules.commands import Complete, Granted, Lease, Produce, Retry
 from penstock.rules.routing import digest, key_ids

@@ -26,8 +26,8 @@ import peers
 from penstock.logs.api import Durability
 from penstock.logs.arrow import to_arrow
 from penstock.logs.columns import Columns
-from penstock.logs.filelog import FileLog
-from penstock.logs.files import SystemFiles
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.system import SystemFiles
 from penstock.loop.partition import Partition
 from penstock.rules.commands import Complete, Granted, Lease, Produce
 from penstock.rules.routing import key_ids

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.service.worker.worker import Worker
+from penstock.worker.worker import Worker
 
 PAYLOAD = 100
 BATCH = 1_000

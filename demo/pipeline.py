@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock.spark
-from penstock.service.snapshot import Snapshot
+from penstock.broker.snapshot import Snapshot
 from penstock.spark.jobs.archive import Archived
 from penstock.spark.jobs.figures import ReportFigures
 from penstock.spark.jobs.load import Loaded

@@ -8,8 +8,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.service.items import items_of
-from penstock.service.snapshot import Snapshot
+from penstock.api.items import items_of
+from penstock.broker.snapshot import Snapshot
 
 
 class Handling(NamedTuple):

@@ -22,8 +22,8 @@ from rich.table import Table
 
 import penstock
 import penstock.spark
-from penstock.service.worker.tally import WorkerStats
 from penstock.spark.jobs.figures import ReportFigures
+from penstock.worker.tally import WorkerStats
 
 CUSTOMERS = 150
 

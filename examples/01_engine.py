@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 
-from penstock.logs.directory import Directory
+from penstock.logs.files.directory import Directory
 from penstock.loop.partition import Partition
 from penstock.rules.commands import Complete, Granted, Lease, Produce, Stored
 from penstock.words.batch import Batch

@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 
 from penstock.logs.api import Durability, Frame, Log
-from penstock.logs.filelog import FileLog
-from penstock.logs.files import SystemFiles
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.system import SystemFiles
 from penstock.logs.memory import MemoryLog
 from penstock.loop.opening import replay
 from penstock.loop.partition import Partition

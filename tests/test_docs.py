@@ -9,10 +9,10 @@ from typing import get_args
 import pytest
 
 import penstock
+from penstock.api.options import QueueOptions
 from penstock.logs import columns
 from penstock.rules.life import diagram
 from penstock.rules.records import Head, StateRecord, Take
-from penstock.service.options import QueueOptions
 from penstock.words.limits import Policy
 
 ROOT = Path(__file__).parent.parent

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import errors
-    from penstock.logs.directory import Root
-    from penstock.service._async.broker import AsyncBroker, aopen
-    from penstock.service._async.cursor import AsyncCursor
-    from penstock.service._async.lease import AsyncLease, AsyncLeaseBatch
-    from penstock.service._async.queue import AsyncQueue
-    from penstock.service._sync.broker import Broker, open
-    from penstock.service._sync.cursor import Cursor
-    from penstock.service._sync.lease import Lease, LeaseBatch
-    from penstock.service._sync.queue import Queue
-    from penstock.service.calls import ListedItem
-    from penstock.service.items import Item, NewItem
-    from penstock.service.options import QueueInfo, QueueOptions
-    from penstock.service.redriving import Redriven
-    from penstock.service.worker.context import Context
-    from penstock.service.worker.settings import Hooks
-    from penstock.service.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze
-    from penstock.service.worker.worker import Worker, worker
+    from penstock.api._async.broker import AsyncBroker, aopen
+    from penstock.api._async.cursor import AsyncCursor
+    from penstock.api._async.lease import AsyncLease, AsyncLeaseBatch
+    from penstock.api._async.queue import AsyncQueue
+    from penstock.api._sync.broker import Broker, open
+    from penstock.api._sync.cursor import Cursor
+    from penstock.api._sync.lease import Lease, LeaseBatch
+    from penstock.api._sync.queue import Queue
+    from penstock.api.arguments import ListedItem
+    from penstock.api.items import Item, NewItem
+    from penstock.api.options import QueueInfo, QueueOptions
+    from penstock.api.redriving import Redriven
+    from penstock.logs.files.directory import Root
+    from penstock.worker.context import Context
+    from penstock.worker.settings import Hooks
+    from penstock.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze
+    from penstock.worker.worker import Worker, worker
 
 __version__ = "0.1.0.dev0"
 
@@ -71,34 +71,34 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Root": "penstock.logs.directory",
-    "AsyncBroker": "penstock.service._async.broker",
-    "aopen": "penstock.service._async.broker",
-    "AsyncCursor": "penstock.service._async.cursor",
-    "AsyncLease": "penstock.service._async.lease",
-    "AsyncLeaseBatch": "penstock.service._async.lease",
-    "AsyncQueue": "penstock.service._async.queue",
-    "Broker": "penstock.service._sync.broker",
-    "open": "penstock.service._sync.broker",
-    "Cursor": "penstock.service._sync.cursor",
-    "Lease": "penstock.service._sync.lease",
-    "LeaseBatch": "penstock.service._sync.lease",
-    "Queue": "penstock.service._sync.queue",
-    "ListedItem": "penstock.service.calls",
-    "Item": "penstock.service.items",
-    "NewItem": "penstock.service.items",
-    "QueueInfo": "penstock.service.options",
-    "QueueOptions": "penstock.service.options",
-    "Redriven": "penstock.service.redriving",
-    "Context": "penstock.service.worker.context",
-    "Hooks": "penstock.service.worker.settings",
-    "Bury": "penstock.service.worker.verdicts",
-    "Failed": "penstock.service.worker.verdicts",
-    "Retry": "penstock.service.worker.verdicts",
-    "RetryPolicy": "penstock.service.worker.verdicts",
-    "Snooze": "penstock.service.worker.verdicts",
-    "Worker": "penstock.service.worker.worker",
-    "worker": "penstock.service.worker.worker",
+    "Root": "penstock.logs.files.directory",
+    "AsyncBroker": "penstock.api._async.broker",
+    "aopen": "penstock.api._async.broker",
+    "AsyncCursor": "penstock.api._async.cursor",
+    "AsyncLease": "penstock.api._async.lease",
+    "AsyncLeaseBatch": "penstock.api._async.lease",
+    "AsyncQueue": "penstock.api._async.queue",
+    "Broker": "penstock.api._sync.broker",
+    "open": "penstock.api._sync.broker",
+    "Cursor": "penstock.api._sync.cursor",
+    "Lease": "penstock.api._sync.lease",
+    "LeaseBatch": "penstock.api._sync.lease",
+    "Queue": "penstock.api._sync.queue",
+    "ListedItem": "penstock.api.arguments",
+    "Item": "penstock.api.items",
+    "NewItem": "penstock.api.items",
+    "QueueInfo": "penstock.api.options",
+    "QueueOptions": "penstock.api.options",
+    "Redriven": "penstock.api.redriving",
+    "Context": "penstock.worker.context",
+    "Hooks": "penstock.worker.settings",
+    "Bury": "penstock.worker.verdicts",
+    "Failed": "penstock.worker.verdicts",
+    "Retry": "penstock.worker.verdicts",
+    "RetryPolicy": "penstock.worker.verdicts",
+    "Snooze": "penstock.worker.verdicts",
+    "Worker": "penstock.worker.worker",
+    "worker": "penstock.worker.worker",
 }
 """Where each name lies. It is fetched when it is first used: a Spark task, or a command that only looks, needs a part of all this."""
 

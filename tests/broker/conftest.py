@@ -7,6 +7,7 @@ import pytest
 
 from tests.broker.grounds import Ground, Memory, Real, Simulated
 from tests.broker.rig import Rig
+from tests.broker.yard import Yard
 
 GROUNDS: dict[str, Callable[[], Ground]] = {"memory": Memory, "files": Simulated}
 
@@ -25,4 +26,20 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     """A broker with real threads and the real clock."""
     rig = Rig(Memory() if request.param == "memory" else Real(tmp_path), live=True)
     yield rig
+    rig.broker.close()
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    yard = Yard(tmp_path / "data")
+    yield yard
+    yard.broker.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """A broker run by hand, on a simulated disk. However a test leaves it, its counts are true and it can be closed."""
+    rig = Rig(Simulated())
+    yield rig
+    rig.check()
     rig.broker.close()

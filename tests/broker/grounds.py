@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.broker.embedded import Embedded
+from penstock.broker.store import MemoryStore
 from penstock.logs.api import Buffer, Durability
-from penstock.logs.files import Mode
-from penstock.service.embedded import Embedded
-from penstock.service.store import MemoryStore
+from penstock.logs.files.system import Mode
 from penstock.testing import SimulatedFiles
 
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, cast
 
+from penstock.broker.embedded import Embedded
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Do, Handed, Lease, Part, Placed, Produce, Request, Settle, Verb, Watch
+from penstock.reports import Explained, QueueInfo, QueueStats
 from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
 from penstock.rules.life import State as Life
 from penstock.rules.runs import RunSet
-from penstock.service.embedded import Embedded
-from penstock.service.reports import Explained, QueueInfo, QueueStats
 from penstock.testing import ManualClock
 from penstock.words import ids
 from penstock.words.batch import Batch

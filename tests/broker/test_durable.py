@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.embedded import Embedded
 from penstock.logs.api import Buffer, Durability
-from penstock.logs.files import SystemFiles
+from penstock.logs.files.system import SystemFiles
 from penstock.loop.requests import Part, Settle
-from penstock.service.embedded import Embedded
 from penstock.words.clock import SECOND
 from tests.broker.grounds import Ground, Real
 from tests.broker.rig import Desk, Rig, together

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.embedded import Embedded
 from penstock.loop import loop as loop_module
 from penstock.loop.inbox import PLACES, RESERVED
 from penstock.loop.requests import Do, Lease, Produce, Settle, Watch
 from penstock.loop.turn import Turns
-from penstock.service.embedded import Embedded
 from penstock.words.clock import MILLISECOND, SECOND, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueFull
 from tests.broker.grounds import Memory, Real

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.embedded import Embedded
 from penstock.loop.requests import Lease, Produce
-from penstock.service.embedded import Embedded
 from penstock.words.errors import BrokerClosed, PenstockError
 from tests.broker.rig import batch_of
 

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from penstock.loop.requests import Settle
-from penstock.service.reports import HeldKey, ListedItem
+from penstock.reports import HeldKey, ListedItem
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
 from tests.broker.grounds import PatchyFiles, Simulated

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from penstock.reports import Fencing
 from penstock.rules import slots
 from penstock.rules.routing import SLOTS
-from penstock.service.reports import Fencing
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
 from tests.broker.grounds import Simulated

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service.embedded import Embedded
+from penstock.broker.embedded import Embedded
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerLocked, CorruptLog, LeaseLost, OutcomeUnknown, StorageFailed
 from tests.broker.crashes import cut_off, prepared

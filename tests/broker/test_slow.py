@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.logs.files import Mode, SystemFiles
+from penstock.broker.embedded import Embedded
+from penstock.logs.files.system import Mode, SystemFiles
 from penstock.loop.member import GRACE_AFTER_SLOW, Member
 from penstock.loop.requests import Lease, Placed, Produce
-from penstock.service.embedded import Embedded
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, QueueBusy, StorageFailed
 from tests.broker.grounds import Ground, Simulated

@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock.loop.requests import Part
 from penstock.testing import ManualClock, SimulatedFiles
-from penstock.testing.broker_faults import InterruptingClock
 from penstock.words import origin
 from penstock.words.errors import PenstockError
 from penstock.words.origin import Origin
+from simulation.broker.faults import InterruptingClock
 from tests.broker.crashes import cut_off, prepared
 from tests.broker.grounds import Simulated
 from tests.broker.rig import Desk, Rig, batch_of, moving_key

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from penstock.broker import shaping
 from penstock.loop.member import Member
 from penstock.loop.requests import Produce, Reshape
-from penstock.service import shaping
 from penstock.testing import Halt
 from penstock.testing.disk import Fault
 from penstock.words.errors import PenstockError

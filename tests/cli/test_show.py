@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.items import Item
 from penstock.cli import show
-from penstock.service.items import Item
 from penstock.words.batch import Batch
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.items import NewItem
 from penstock.cli import sources
 from penstock.cli.failures import Failed
 from penstock.cli.sources import Fields, Lines
-from penstock.service.items import NewItem
 
 
 def make(payload: bytes, **own: Any) -> NewItem:

@@ -208,6 +208,6 @@ def test_wrong_options(shop: Terminal, handlers: Path, args: list[str], code: in
 
 def test_a_worker_is_no_function(handlers: Path) -> None:
     made = "worker = Worker(penstock.open('memory://').create_queue('q'))"
-    (handlers / "shop_worker.py").write_text(f"import penstock\nfrom penstock.service.worker.worker import Worker\n{made}\n")
+    (handlers / "shop_worker.py").write_text(f"import penstock\nfrom penstock.worker.worker import Worker\n{made}\n")
     with pytest.raises(Failed, match="is Worker; name a function"):
         load("shop_worker:worker")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock.logs.api import FrameType
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
 from tests.logs.conformance import base_draft, draft, told
 
 INCARNATION, PARTITION = 1, 0

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.logs.api import Buffer, Draft, Frame, FrameType, Gap, Log
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
-from penstock.logs.files import Files, SystemFiles
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.memory import MemoryLog
 from penstock.testing import SimulatedFiles
 

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import chain
 
 from penstock.logs.api import Frame, Gap
-from penstock.logs.repair import RepairReport, repair
+from penstock.logs.files.repair import RepairReport, repair
 from penstock.testing import ManualClock, SimulatedFiles
 from tests.logs.conformance import INCARNATION, PARTITION, Told, state_draft, told
 from tests.logs.histories import FOLDER, open_log, segments

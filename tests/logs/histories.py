@@ -9,8 +9,8 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from penstock.logs.api import Draft, Durability, FrameType
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
 from penstock.logs.frame import HEADER_BYTES, parse_header
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import StorageFailed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.directory import Directory, Root
-from penstock.logs.files import SystemFiles, filesystem_in, filesystem_in_mount
-from penstock.logs.segment import Owner
+from penstock.logs.files.directory import Directory, Root
+from penstock.logs.files.segment import Owner
+from penstock.logs.files.system import SystemFiles, filesystem_in, filesystem_in_mount
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
 from tests.logs.conformance import draft

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.arrow import from_arrow, read_columns
 from penstock.logs import drafting
 from penstock.logs.api import FrameType
 from penstock.logs.columns import Columns, encode
@@ -15,11 +16,10 @@ from penstock.logs.drafting import FREE, Sheet, cuts
 from penstock.rules import slots
 from penstock.rules.records import Produced
 from penstock.rules.routing import SLOT_MASK, dedup_digest, dedup_slot, key_id
-from penstock.service.arrow import from_arrow, read_columns
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
+from tests.api.test_arrow import tables
 from tests.logs.batches import framed
-from tests.service.test_arrow import tables
 
 NOW = Moment(12, 34)
 OWNERS = slots.first([0, 2, 5]).owners

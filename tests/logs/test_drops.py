@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from penstock.errors import CorruptLog, InvalidRequest, OutcomeUnknown
-from penstock.logs import staging
 from penstock.logs.columns import Columns
-from penstock.logs.drops import MANIFEST, Drops, Manifest, Part, Waiting, drop_file, write_name
-from penstock.logs.files import Files, SystemFiles
+from penstock.logs.files import staging
+from penstock.logs.files.drops import MANIFEST, Drops, Manifest, Part, Waiting, drop_file, write_name
+from penstock.logs.files.system import Files, SystemFiles
 from penstock.testing import SimulatedFiles
+from tests.broker.inbox import ROOT, Outsider, ended_in
 from tests.broker.rig import batch_of
-from tests.service.inbox import ROOT, Outsider, ended_in
 
 QUEUE, OTHER = 0x0A, 0x0B
 

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from penstock.logs.api import Draft, Durability, Frame, Gap
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.filelog import FileLog
 from penstock.testing import Halt, SimulatedFiles
 from tests.logs.conformance import base_draft, draft, expected, noise, state_draft, told
 from tests.logs.histories import open_log, placed

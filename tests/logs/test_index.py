@@ -2,8 +2,8 @@
 
 import struct
 
-from penstock.logs import index as indexes
-from penstock.logs.index import SparseIndex, unpack
+from penstock.logs.files import index as indexes
+from penstock.logs.files.index import SparseIndex, unpack
 from penstock.testing import SimulatedFiles
 from tests.logs.conformance import base_draft, draft, expected, noise, told
 from tests.logs.histories import FOLDER, open_log

@@ -3,11 +3,11 @@
 import pytest
 
 from penstock.logs.api import Durability, Frame, Gap
-from penstock.logs.directory import DURABILITIES
-from penstock.logs.filelog import FileLog
-from penstock.logs.published import PublishedLog
-from penstock.logs.repair import repair
-from penstock.logs.verify import verify
+from penstock.logs.files.directory import DURABILITIES
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.repair import repair
+from penstock.logs.files.verify import verify
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft
 from tests.logs.histories import FOLDER, open_log, segments

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from penstock.logs.api import Draft, Frame, Gap
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.filelog import FileLog
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import StorageFailed
 from tests.logs.conformance import base_draft, draft, expected, told

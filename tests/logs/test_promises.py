@@ -8,7 +8,7 @@ import random
 import pytest
 
 from penstock.logs.api import Durability, Frame, Gap
-from penstock.logs.verify import verify
+from penstock.logs.files.verify import verify
 from penstock.testing import SimulatedFiles
 from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft, expected, told
 from tests.logs.histories import FOLDER, open_log, segments

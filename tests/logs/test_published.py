@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.logs.api import Durability, Gap
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
-from penstock.logs.published import PublishedLog
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.published import PublishedLog
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import BrokerClosed
 from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft, expected, noise, told

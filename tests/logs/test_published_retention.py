@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.logs.api import Frame, FrameType, Gap
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
-from penstock.logs.published import PublishedLog
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.published import PublishedLog
 from penstock.testing import SimulatedFiles
 from tests.logs.conformance import INCARNATION, PARTITION, base_draft, told
 from tests.logs.histories import FOLDER, ROOT

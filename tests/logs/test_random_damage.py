@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from penstock.logs.api import Frame, FrameType, Gap
+from penstock.logs.files.repair import repair
+from penstock.logs.files.verify import Report, verify
 from penstock.logs.frame import HEADER_BYTES, frame_bytes, parse_header
-from penstock.logs.repair import repair
-from penstock.logs.verify import Report, verify
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import CorruptLog
 from tests.logs.conformance import INCARNATION, PARTITION, Told, base_draft, noise, state_draft, told

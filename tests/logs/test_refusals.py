@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.directory import Directory
-from penstock.logs.files import SystemFiles
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.system import SystemFiles
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
 from tests.logs.conformance import draft

@@ -7,10 +7,10 @@ import pytest
 from google_crc32c import value
 
 from penstock.logs.api import Frame, FrameType, Gap
-from penstock.logs.directory import Directory
-from penstock.logs.repair import repair
-from penstock.logs.synced import unpack
-from penstock.logs.verify import verify
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.repair import repair
+from penstock.logs.files.synced import unpack
+from penstock.logs.files.verify import verify
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
 from tests.logs.conformance import INCARNATION, PARTITION, base_draft

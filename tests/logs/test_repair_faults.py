@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.logs.verify import verify
+from penstock.logs.files.verify import verify
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
 from tests.logs.calls import Calls, calls_of

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 
 from penstock.logs.api import FrameType
-from penstock.logs.filelog import FileLog
-from penstock.logs.verify import verify
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.verify import verify
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
 from tests.logs.calls import Calls, calls_of

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.logs.api import Buffer, Draft, FrameType
+from penstock.logs.files.segment import Owner, Piece, Segment, SegmentName, walk
 from penstock.logs.frame import Encoder
-from penstock.logs.segment import Owner, Piece, Segment, SegmentName, walk
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog
 from tests.logs.conformance import noise

@@ -4,10 +4,10 @@ import struct
 
 from google_crc32c import value
 
-from penstock.logs import checkpoint, synced
 from penstock.logs.api import Draft, FrameType
-from penstock.logs.segment import Owner, SegmentName, parse_name
-from penstock.logs.synced import Synced
+from penstock.logs.files import checkpoint, synced
+from penstock.logs.files.segment import Owner, SegmentName, parse_name
+from penstock.logs.files.synced import Synced
 
 NAME = SegmentName(400, 17)
 SYNCED = Synced(NAME, 4_096, 21, 450, "interval")

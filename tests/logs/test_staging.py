@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.api.arrow import read_columns
 from penstock.logs.api import Draft, FrameType
 from penstock.logs.columns import Columns
 from penstock.logs.drafting import Sheet
-from penstock.logs.files import Mode, SystemFiles
+from penstock.logs.files.staging import StagedReader, StagedWriter, frames
+from penstock.logs.files.system import Mode, SystemFiles
 from penstock.logs.frame import Encoder
-from penstock.logs.staging import StagedReader, StagedWriter, frames
-from penstock.service.arrow import read_columns
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
 

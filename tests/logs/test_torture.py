@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from penstock.logs.api import Frame, FrameType, Gap
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.filelog import FileLog
 from penstock.logs.frame import HEADER_BYTES
 from penstock.testing import SimulatedFiles
 from tests.logs.conformance import Told, base_draft, draft, expected, noise, state_draft, told

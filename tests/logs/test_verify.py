@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from penstock.logs.api import Gap
-from penstock.logs.directory import Directory
-from penstock.logs.files import SystemFiles
-from penstock.logs.synced import unpack
-from penstock.logs.verify import Report, verify, verify_all
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.synced import unpack
+from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.verify import Report, verify, verify_all
 from penstock.testing import SimulatedFiles
 from tests.logs.conformance import INCARNATION, PARTITION
 from tests.logs.histories import FOLDER, ROOT, open_log, segments

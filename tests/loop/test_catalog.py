@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from penstock.logs.api import Draft, Frame, FrameType, Log
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.repair import repair
 from penstock.logs.memory import MemoryLog
-from penstock.logs.repair import repair
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog
 from penstock.rules import catalog

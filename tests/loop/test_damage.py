@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.logs.api import Log
-from penstock.logs.filelog import FileLog
-from penstock.logs.files import SystemFiles
-from penstock.logs.published import PublishedLog
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.system import SystemFiles
 from penstock.loop import blocks
 from penstock.loop.inspection import repair, verify
 from penstock.loop.partition import Partition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.rules.commands import Complete, Granted, Lease, Produce
 from penstock.testing import ManualClock, SimulatedFiles

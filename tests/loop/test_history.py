@@ -9,10 +9,10 @@ import pytest
 
 from penstock.logs import marks
 from penstock.logs.api import FrameType, Gap, Readable
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
-from penstock.logs.files import SystemFiles
-from penstock.logs.published import PublishedLog
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.system import SystemFiles
 from penstock.loop.history import events, item_history, told
 from penstock.loop.opening import replay
 from penstock.loop.partition import Partition
@@ -23,9 +23,9 @@ from penstock.rules.life import TRANSITIONS
 from penstock.rules.life import Event as Kind
 from penstock.rules.life import State as Life
 from penstock.testing import ManualClock
-from penstock.testing.simulation import Simulation
 from penstock.words.errors import BrokerClosed
 from penstock.words.limits import Retention
+from simulation.partition.simulation import Simulation
 from tests.history import everything
 from tests.logs.conformance import noise
 from tests.support import INCARNATION, PARTITION, Bench, FileHome

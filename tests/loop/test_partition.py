@@ -6,7 +6,7 @@ import random
 import pytest
 
 from penstock.logs.api import Frame, FrameType
-from penstock.logs.directory import Directory
+from penstock.logs.files.directory import Directory
 from penstock.loop.partition import Partition
 from penstock.rules import base
 from penstock.rules.commands import Complete, Granted, Lease, Produce, Stored

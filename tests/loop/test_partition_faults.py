@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.logs.api import Frame, FrameType
-from penstock.logs.directory import Directory
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.rules import base
 from penstock.rules.commands import Complete, Configure, Drop, Extend, Granted, Lease, Pause, Produce, Retry, Stored

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.loop.retention import Freed
 from penstock.rules import base

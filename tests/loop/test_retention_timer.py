@@ -6,7 +6,7 @@ import errno
 import msgspec
 import pytest
 
-from penstock.logs.filelog import FileLog
+from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition, Taken
 from penstock.loop.retention import DROPS_AT_ONCE, FIRST_LOOK, to_drop_soon
 from penstock.rules import base

@@ -12,11 +12,11 @@ from penstock.rules.life import Event as Kind
 from penstock.rules.outbox import destination
 from penstock.rules.records import Completed, Leased, Lost, Opened, Produced, Record, Take
 from penstock.rules.state import State
-from penstock.testing.broker_world import World as BrokerWorld
-from penstock.testing.brokers import Simulation as BrokerSimulation
-from penstock.testing.checks import Witness
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Moment
+from simulation.broker.simulation import Simulation as BrokerSimulation
+from simulation.broker.world import World as BrokerWorld
+from simulation.partition.checks import Witness
 from tests.history import everything
 from tests.support import ELSEWHERE, Bench, given, items
 

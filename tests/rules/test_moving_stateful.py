@@ -23,13 +23,13 @@ from penstock.rules.outbox import destination, moved_to
 from penstock.rules.records import Barrier, Opened
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
-from penstock.testing.ledger import EXPIRED, View
-from penstock.testing.model import Model
-from penstock.testing.order import Item
 from penstock.words import ids
 from penstock.words.clock import MINUTE, SECOND, Moment
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
+from simulation.partition.ledger import EXPIRED, View
+from simulation.partition.model import Model
+from simulation.partition.order import Item
 from tests.rules.test_fencing import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
 from tests.support import departed_of

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.broker import admin as admin_verbs
+from penstock.broker import looking, mail
 from penstock.loop import commits, producing, requests, resizing
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
@@ -22,17 +24,15 @@ from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.loop.stock import BestFirst, Stock
 from penstock.loop.turn import Turns
+from penstock.reports import ListedItem
 from penstock.rules import admin, catalog, commands, fencing, machine, outbox, produce, records, settle, settled, summary
 from penstock.rules.barriers import ENDLESS, Fences
 from penstock.rules.catalog import Reshaped
 from penstock.rules.lanes import Rank, best_rank
 from penstock.rules.state import Counts, Outgoing, Peek, State
-from penstock.service import admin as admin_verbs
-from penstock.service import looking, mail
-from penstock.service.reports import ListedItem
-from penstock.testing.brokers import Simulation
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
+from simulation.broker.simulation import Simulation
 
 Patch = pytest.MonkeyPatch
 BUGS: list[tuple[Callable[[Patch], None], int]] = []

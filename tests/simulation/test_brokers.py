@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from penstock.loop.settling import Settling
-from penstock.testing.brokers import Simulation
+from simulation.broker.simulation import Simulation
 
 
 def test_the_broker_is_what_the_model_says_through_everything(seeds: range) -> None:
@@ -29,7 +29,7 @@ def test_a_failure_ends_in_the_line_that_repeats_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Settling, "give_back", lambda self, handed: None)
     with pytest.raises(AssertionError) as caught:
         run_all(range(100), steps=60)
-    assert re.fullmatch(r"python -m penstock\.testing\.brokers --seed \d+ --steps 60", str(caught.value).splitlines()[-1])
+    assert re.fullmatch(r"python -m simulation\.broker\.simulation --seed \d+ --steps 60", str(caught.value).splitlines()[-1])
 
 
 def run_all(seeds: range, steps: int) -> None:
@@ -38,6 +38,6 @@ def run_all(seeds: range, steps: int) -> None:
 
 
 def test_the_line_runs_the_seed_and_tells_each_step() -> None:
-    command = [sys.executable, "-m", "penstock.testing.brokers", "--seed", "5", "--steps", "12"]
+    command = [sys.executable, "-m", "simulation.broker.simulation", "--seed", "5", "--steps", "12"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert [line.split()[1] for line in output.splitlines() if line.startswith("--")] == [*map(str, range(12)), "finish"]

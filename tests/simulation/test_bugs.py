@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.logs import filelog, replay
 from penstock.logs.api import Gap
-from penstock.logs.chain import Chain
-from penstock.logs.tail import Tail
+from penstock.logs.files import filelog, replay
+from penstock.logs.files.chain import Chain
+from penstock.logs.files.tail import Tail
 from penstock.loop import damage, inspection
 from penstock.loop import retention as planning
 from penstock.loop.blocks import Blocks, Frames, Held
@@ -28,10 +28,10 @@ from penstock.rules.runs import RunSet
 from penstock.rules.state import State
 from penstock.rules.waiting import Packed
 from penstock.rules.window import Window
-from penstock.testing.simulation import Simulation
 from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
+from simulation.partition.simulation import Simulation
 
 MOST_SEEDS = 500
 Patch = pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from penstock.rules import settled
-from penstock.testing.simulation import Simulation
+from simulation.partition.simulation import Simulation
 
 
 def test_the_partition_is_what_the_model_says_through_everything(seeds: range) -> None:
@@ -29,7 +29,7 @@ def test_a_failure_ends_in_the_line_that_repeats_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(settled, "note_failure", lambda *_: None)
     with pytest.raises(AssertionError) as caught:
         run_all(range(100), steps=40)
-    assert re.fullmatch(r"python -m penstock\.testing\.simulation --seed \d+ --steps 40", str(caught.value).splitlines()[-1])
+    assert re.fullmatch(r"python -m simulation\.partition\.simulation --seed \d+ --steps 40", str(caught.value).splitlines()[-1])
 
 
 def run_all(seeds: range, steps: int) -> None:
@@ -38,6 +38,6 @@ def run_all(seeds: range, steps: int) -> None:
 
 
 def test_the_line_runs_the_seed_and_tells_each_step() -> None:
-    command = [sys.executable, "-m", "penstock.testing.simulation", "--seed", "5", "--steps", "12"]
+    command = [sys.executable, "-m", "simulation.partition.simulation", "--seed", "5", "--steps", "12"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert [line.split()[1] for line in output.splitlines() if line.startswith("--")] == [*map(str, range(12)), "drain"]

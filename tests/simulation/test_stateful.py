@@ -17,12 +17,12 @@ from penstock.rules.life import State as Life
 from penstock.rules.records import Opened, Produced, Record
 from penstock.rules.runs import offsets
 from penstock.rules.state import Block, Missing, State
-from penstock.testing import checks
-from penstock.testing.model import Model
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.errors import PenstockError
 from penstock.words.limits import Policy
+from simulation.partition import checks
+from simulation.partition.model import Model
 
 START = Moment(1 * HOUR, 1_000 * HOUR)
 KEYS = st.sampled_from([None, b"a", b"b"])

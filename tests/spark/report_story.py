@@ -18,7 +18,7 @@ from penstock.rules.events import RETURNED, Event
 from penstock.rules.routing import slot
 from penstock.spark.jobs.figures import Bucket, KeyLoad, Reason, SlotLoad, Spread, key_text
 from penstock.words.clock import SECOND
-from tests.service.yard import Yard
+from tests.broker.yard import Yard
 
 QUEUE, DEAD = "orders", "orders.dead"
 HOSTILE = "<script>alert('key')</script>"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from penstock import Broker, Queue
+from penstock.broker.errands import Errand, Errands
 from penstock.errors import QueueHeld
-from penstock.service.errands import Errand, Errands
 from penstock.spark import consume
 from penstock.spark.errands import ask
 from tests.spark.consumers import Consumer

@@ -7,10 +7,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark
-from penstock.service import arrow
-from penstock.service.tables import schemas
+from penstock.api import arrow
 from penstock.spark import options
 from penstock.spark.source import spark_schema
+from penstock.tables import schemas
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 

@@ -10,11 +10,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import penstock
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.service.tables import schemas
 from penstock.spark import options
 from penstock.spark.consume import RUNNER
 from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse
 from penstock.spark.source import PenstockSource, spark_schema
+from penstock.tables import schemas
 
 NEEDED = {"broker": "/data", "queue": "orders"}
 

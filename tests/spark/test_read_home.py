@@ -10,15 +10,15 @@ import pytest
 import penstock
 from penstock import Broker, NewItem, Queue
 from penstock.errors import CorruptLog, InvalidRequest, QueueNotFound
-from penstock.service.tables.schemas import EVENTS
 from penstock.spark import directory
 from penstock.spark.batch import BatchReader, EventTask, ItemTask
 from penstock.spark.directory import DirectoryReading
 from penstock.spark.home import Bounds, Reading, target_of
 from penstock.spark.options import parse
 from penstock.spark.reaching import reading
+from penstock.tables.schemas import EVENTS
 from penstock.words.clock import SECOND
-from tests.service.yard import Yard, fill, work
+from tests.broker.yard import Yard, fill, work
 
 
 @pytest.fixture

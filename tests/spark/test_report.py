@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 import penstock
 from penstock.cli.app import app
 from penstock.errors import InvalidRequest, QueueNotFound
-from penstock.service.values import timestamp
 from penstock.spark.jobs import charts, spans
 from penstock.spark.jobs.figures import Spread
 from penstock.spark.jobs.findings import NONE, findings
 from penstock.spark.jobs.report import report
 from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
-from tests.service.yard import Yard, fill
+from penstock.words.values import timestamp
+from tests.broker.yard import Yard, fill
 from tests.spark.report_story import DEAD, QUEUE, Oracle, Story, spread
 from tests.spark.test_report_page import Checked
 

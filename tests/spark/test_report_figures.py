@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.service import values
 from penstock.spark.jobs.figures import ReportFigures
 from penstock.spark.jobs.report import report
+from penstock.words import values
 from penstock.words.clock import SECOND
 from tests.spark.report_story import QUEUE, Oracle, Story, class_of, counted, spread, told
 

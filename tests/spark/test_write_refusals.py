@@ -13,8 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
 import penstock
-from penstock.service import arrow
-from penstock.service.values import LAST_INSTANT
+from penstock.api import arrow
 from penstock.spark import routing
 from penstock.spark.options import WRITE, parse
 from penstock.spark.routing import write
@@ -22,6 +21,7 @@ from penstock.spark.writer import BatchWriter, StreamWriter
 from penstock.words import limits
 from penstock.words.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.words.limits import MAX_DELAY
+from penstock.words.values import LAST_INSTANT
 from tests.spark.writes import inbox
 
 KINDS: dict[str, T.DataType] = {

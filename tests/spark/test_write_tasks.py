@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 
 import penstock
 from penstock.logs.api import Draft
-from penstock.logs.files import SystemFiles
-from penstock.logs.staging import StagedWriter
+from penstock.logs.files.staging import StagedWriter
+from penstock.logs.files.system import SystemFiles
 from penstock.spark import framing, merging
 from penstock.spark.options import parse
 from penstock.spark.ordering import Order

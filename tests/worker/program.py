@@ -13,8 +13,8 @@ import threading
 
 import penstock
 from penstock import Item
-from penstock.service.worker.settings import Hooks
-from penstock.service.worker.worker import Worker
+from penstock.worker.settings import Hooks
+from penstock.worker.worker import Worker
 
 go = threading.Event()
 

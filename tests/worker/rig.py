@@ -11,8 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from penstock import Broker, Queue
-from penstock.service.worker.worker import Worker
 from penstock.words.clock import SystemClock
+from penstock.worker.worker import Worker
 
 WAIT = 20.0
 T = TypeVar("T")

@@ -9,10 +9,10 @@ import pytest
 
 from penstock import Broker, Item, NewItem, Queue
 from penstock.errors import InvalidRequest, QueueNotFound
-from penstock.service.worker.context import Context
-from penstock.service.worker.handlers import Handler
-from penstock.service.worker.verdicts import Retry, RetryPolicy
-from penstock.service.worker.worker import Worker
+from penstock.worker.context import Context
+from penstock.worker.handlers import Handler
+from penstock.worker.verdicts import Retry, RetryPolicy
+from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, settled, until, working
 
 

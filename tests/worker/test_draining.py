@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from penstock import Broker, Item, NewItem, Queue
-from penstock.service.worker.context import Context
-from penstock.service.worker.settings import Hooks
-from penstock.service.worker.worker import Worker
+from penstock.worker.context import Context
+from penstock.worker.settings import Hooks
+from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, Running, settled, until
 
 

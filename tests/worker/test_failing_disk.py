@@ -9,10 +9,10 @@ import pytest
 
 import penstock
 from penstock import Broker, Item, NewItem, Queue
-from penstock.logs.files import SystemFiles
-from penstock.service.worker.context import Context
-from penstock.service.worker.verdicts import Bury, Retry
-from penstock.service.worker.worker import Worker
+from penstock.logs.files.system import SystemFiles
+from penstock.worker.context import Context
+from penstock.worker.verdicts import Bury, Retry
+from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, Running, settled, until, working
 
 FAR = 4_000_000_000.0

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock import Broker, Item, NewItem, Queue
-from penstock.service.worker.context import Context
-from penstock.service.worker.settings import Hooks
-from penstock.service.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze
-from penstock.service.worker.worker import Worker, worker
+from penstock.worker.context import Context
+from penstock.worker.settings import Hooks
+from penstock.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze
+from penstock.worker.worker import Worker, worker
 from tests.worker.rig import WAIT, Log, settled, until, working
 
 AT_ONCE = RetryPolicy(base=0)

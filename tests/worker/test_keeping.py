@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import Broker, Item, Queue
-from penstock.service.worker.settings import Hooks
-from penstock.service.worker.worker import Worker
+from penstock.worker.settings import Hooks
+from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, past, settled, until, working
 
 SECONDS = 1.3

@@ -1,7 +1,7 @@
 """How fast items may be taken, and how long those for others are put off."""
 
-from penstock.service.worker.limits import Bucket, Strangers
 from penstock.words.clock import SECOND
+from penstock.worker.limits import Bucket, Strangers
 
 
 def test_a_rate_allows_so_many_a_second() -> None:

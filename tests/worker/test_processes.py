@@ -12,10 +12,10 @@ import pytest
 
 from penstock import Broker, Queue
 from penstock.errors import InvalidRequest
-from penstock.service.worker.children import ChildError
-from penstock.service.worker.settings import Hooks
-from penstock.service.worker.verdicts import Bury, RetryPolicy
-from penstock.service.worker.worker import Worker
+from penstock.worker.children import ChildError
+from penstock.worker.settings import Hooks
+from penstock.worker.verdicts import Bury, RetryPolicy
+from penstock.worker.worker import Worker
 from tests.worker import jobs
 from tests.worker.rig import WAIT, Log, Running, settled, until, working
 

@@ -7,8 +7,8 @@ import pytest
 
 from penstock import Queue
 from penstock.errors import InvalidRequest
-from penstock.service.worker.verdicts import RetryPolicy
-from penstock.service.worker.worker import Worker
+from penstock.worker.verdicts import RetryPolicy
+from penstock.worker.worker import Worker
 from tests.worker.rig import Log, working
 
 AT_ONCE = RetryPolicy(base=0)

@@ -9,8 +9,8 @@ import pytest
 import penstock
 from penstock import Broker, Item, NewItem, Queue
 from penstock.errors import BrokerClosed, QueueNotFound
-from penstock.service.worker.worker import Worker
 from penstock.words.clock import SystemClock
+from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, Running, settled, until, working
 
 

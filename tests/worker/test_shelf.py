@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from penstock import Broker
+from penstock.api.items import items_of
 from penstock.loop.requests import Lease
-from penstock.service.items import items_of
-from penstock.service.worker.holding import Hold, Pair, Source
-from penstock.service.worker.shelf import Shares, Shelf
+from penstock.worker.holding import Hold, Pair, Source
+from penstock.worker.shelf import Shares, Shelf
 
 
 def source(broker: Broker, name: str = "orders", partitions: int = 1) -> Source:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.service.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze, Verdict, judge, of_a_batch
 from penstock.words.clock import SECOND
+from penstock.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze, Verdict, judge, of_a_batch
 
 MIDDLE = 0.5
 

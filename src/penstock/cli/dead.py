@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
+from penstock.api._sync.broker import Broker
+from penstock.api.arguments import ListedItem
+from penstock.api.options import QueueInfo
 from penstock.cli import documents, reading, show
 from penstock.cli.commands import command, queue_names
 from penstock.cli.looking import LimitOption
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
-from penstock.service._sync.broker import Broker
-from penstock.service.calls import ListedItem
-from penstock.service.options import QueueInfo
 
 PAGE = 1_000
 WAITING = ("ready", "scheduled", "leased")

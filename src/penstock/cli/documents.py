@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.service import values
-from penstock.service.calls import ListedItem
-from penstock.service.held import HeldLease
-from penstock.service.items import Item
-from penstock.service.options import QueueInfo
-from penstock.service.reports import HeldKey, ItemEvent, QueueStats
+from penstock.api.arguments import ListedItem
+from penstock.api.held import HeldLease
+from penstock.api.items import Item
+from penstock.api.options import QueueInfo
+from penstock.reports import HeldKey, ItemEvent, QueueStats
+from penstock.words import values
 from penstock.words.errors import InvalidRequest
 from penstock.words.origin import Origin
 

@@ -12,13 +12,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from penstock.api._sync.broker import Broker
+from penstock.api._sync.queue import Queue
 from penstock.cli import documents, reading, show
 from penstock.cli.commands import QueueArgument, command
 from penstock.cli.failures import LEASE_LOST, NEGATIVE, Failed
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
-from penstock.service._sync.broker import Broker
-from penstock.service._sync.queue import Queue
 from penstock.words.errors import LeaseLost
 from penstock.words.ids import parse_token
 

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from penstock.api._sync.queue import Queue
+from penstock.api.items import NewItem, to_batch
 from penstock.cli import documents, ledgerq, show
 from penstock.cli.commands import command, queue_names
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, STORAGE, Failed, exit_code_of
 from penstock.cli.ledgerq import Entry, Skipped
 from penstock.cli.session import Session
-from penstock.service._sync.queue import Queue
-from penstock.service.items import NewItem, to_batch
 from penstock.words.batch import validate
 from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError

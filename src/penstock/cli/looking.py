@@ -8,15 +8,15 @@ from typing import Annotated
 import msgspec
 import typer
 
+from penstock.api._sync.queue import Queue
+from penstock.api.arguments import STATES, ListedItem
 from penstock.cli import documents, show
 from penstock.cli.commands import QueueArgument, command, queue_names
 from penstock.cli.failures import NOT_FOUND, Failed
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
-from penstock.service import values
-from penstock.service._sync.queue import Queue
-from penstock.service.calls import STATES, ListedItem
-from penstock.service.reports import Explained, ItemEvent, PartitionStats, QueueStats
+from penstock.reports import Explained, ItemEvent, PartitionStats, QueueStats
+from penstock.words import values
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import FOREIGN, format_id, parse_id
 

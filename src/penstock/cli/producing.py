@@ -14,14 +14,14 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from penstock.api._sync.queue import Queue
+from penstock.api.items import NewItem, to_batch
 from penstock.cli import reading, show, sources
 from penstock.cli.commands import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, Failed, exit_code_of
 from penstock.cli.options import FIELD_OPTIONS, ITEM_OPTIONS, of_item, parameters, read
 from penstock.cli.session import Session
 from penstock.cli.sources import FORMS, Fields, Found, Lines
-from penstock.service._sync.queue import Queue
-from penstock.service.items import NewItem, to_batch
 from penstock.words.batch import validate
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, within

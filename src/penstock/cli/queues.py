@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.api._sync.broker import Broker
+from penstock.api.options import QueueInfo, to_catalog
 from penstock.cli import documents, reading, show
 from penstock.cli.commands import PartitionOption, QueueArgument, YesOption, command
 from penstock.cli.failures import Failed
@@ -16,8 +18,6 @@ from penstock.cli.session import Session
 from penstock.rules.catalog import Options
 from penstock.rules.catalog import check_name as check_queue_name
 from penstock.rules.queues import merged
-from penstock.service._sync.broker import Broker
-from penstock.service.options import QueueInfo, to_catalog
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, within
 
 group = typer.Typer(no_args_is_help=True, help="Create, change, look at and delete queues.")

@@ -16,9 +16,9 @@ from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
 from penstock.logs.api import Gap
-from penstock.logs.directory import Directory
-from penstock.logs.repair import RepairReport
-from penstock.logs.verify import Report
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.repair import RepairReport
+from penstock.logs.files.verify import Report
 from penstock.loop import inspection
 from penstock.words.errors import BrokerLocked, PenstockError
 from penstock.words.ids import format_id

@@ -18,16 +18,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from penstock.api._sync.broker import Broker
+from penstock.api._sync.broker import open as open_broker
+from penstock.api.ports import SyncPort
+from penstock.api.targets import place_of
+from penstock.broker.snapshot import Snapshot
+from penstock.broker.store import MEMORY
 from penstock.cli import show
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
-from penstock.logs.files import SystemFiles
-from penstock.logs.marker import LOGS, inspect
-from penstock.service._sync.broker import Broker
-from penstock.service._sync.broker import open as open_broker
-from penstock.service.ports import SyncPort
-from penstock.service.snapshot import Snapshot
-from penstock.service.store import MEMORY
-from penstock.service.targets import place_of
+from penstock.logs.files.marker import LOGS, inspect
+from penstock.logs.files.system import SystemFiles
 
 VARIABLE = "PENSTOCK_BROKER"
 Part = show.Table | str

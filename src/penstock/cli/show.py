@@ -9,7 +9,7 @@ from datetime import datetime
 
 from rich.cells import cell_len, set_cell_size
 
-from penstock.service.items import Item
+from penstock.api.items import Item
 from penstock.words.limits import GIB, KIB, MIB
 
 NOTHING = "–"

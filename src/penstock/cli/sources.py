@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 
+from penstock.api.items import NewItem
 from penstock.cli.failures import Failed
-from penstock.service import values
-from penstock.service.items import NewItem
+from penstock.words import values
 from penstock.words.limits import MAX_PAYLOAD_BYTES, MIB
 
 CHUNK = 1 * MIB

@@ -13,15 +13,15 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from penstock.api._sync.broker import Broker
 from penstock.cli import documents, reading, show
 from penstock.cli.commands import command, queue_names
 from penstock.cli.failures import Failed
 from penstock.cli.looking import COUNTS, SPARE, oldest
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session, drawn, refresh
-from penstock.service import values
-from penstock.service._sync.broker import Broker
-from penstock.service.reports import QueueStats
+from penstock.reports import QueueStats
+from penstock.words import values
 from penstock.words.clock import SECOND, Moment, SystemClock
 
 RATES = ("in/s", "done/s")

@@ -17,14 +17,14 @@ import msgspec
 import typer
 from rich.text import Text
 
+from penstock.api._sync.queue import Queue
 from penstock.cli import reading, show
 from penstock.cli.commands import command, queue_names
 from penstock.cli.failures import NOT_FOUND, Failed
 from penstock.cli.session import Session
-from penstock.service._sync.queue import Queue
-from penstock.service.worker.verdicts import RetryPolicy
-from penstock.service.worker.worker import AnyQueue, Worker
 from penstock.words.errors import PenstockError
+from penstock.worker.verdicts import RetryPolicy
+from penstock.worker.worker import AnyQueue, Worker
 
 LOOK = 0.2
 """Seconds between looks at the queues, or at what was done."""

@@ -2,7 +2,7 @@
 
 Owns: `Sheet` (the columns of many items, checked, hashed, on their way into frames), its `draft`, and `cuts`. Back again is arrow.py.
 A draft is byte for byte what columns.py makes of the same items: one format, whoever wrote it.
-Needs pyarrow, which is an extra. What is given is trusted: service/arrow.py has checked it, and gives every column in the one type that
+Needs pyarrow, which is an extra. What is given is trusted: api/arrow.py has checked it, and gives every column in the one type that
 is worked with (large_binary, large_string, int64) and without those that say nothing.
 Only what a key or a dedup id hashes to is worked out one by one.
 """
@@ -41,7 +41,7 @@ class Sheet:
 
     @classmethod
     def of(cls, given: Mapping[str, pa.ChunkedArray]) -> "Sheet":
-        """The sheet of columns as service/arrow.py reads them."""
+        """The sheet of columns as api/arrow.py reads them."""
         found = dict(given)
         keys, names = found.get("key"), found.pop("dedup", None)
         count = len(found["payload"])

@@ -1,6 +1,6 @@
 """Looking a partition's log through, and mending it, with the knowledge of its state.
 
-Owns: `verify` and `repair` of a partition: those of its log (logs/verify.py, logs/repair.py), and besides what a log cannot tell by itself.
+Owns: `verify` and `repair` of a partition: those of its log (logs/files/), and besides what a log cannot tell by itself.
 A log takes whatever lies before its oldest segment for dropped. The state knows what retention dropped; anything else that is not there
 was in segments that are missing.
 """
@@ -8,12 +8,12 @@ was in segments that are missing.
 from contextlib import closing, suppress
 
 from penstock.logs.api import Gap
-from penstock.logs.files import Files
-from penstock.logs.published import PublishedLog
-from penstock.logs.repair import RepairReport
-from penstock.logs.repair import repair as repair_log
-from penstock.logs.verify import Report
-from penstock.logs.verify import verify as verify_log
+from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.repair import RepairReport
+from penstock.logs.files.repair import repair as repair_log
+from penstock.logs.files.system import Files
+from penstock.logs.files.verify import Report
+from penstock.logs.files.verify import verify as verify_log
 from penstock.loop.damage import MISSING
 from penstock.loop.opening import replay
 from penstock.rules.runs import pairs

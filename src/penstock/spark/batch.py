@@ -10,7 +10,7 @@ from contextlib import closing
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.service.reports import QueueInfo
+from penstock.reports import QueueInfo
 from penstock.spark.home import DeadPlace, Reading
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
 from penstock.spark.reaching import reading

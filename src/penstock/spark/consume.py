@@ -1,7 +1,7 @@
 """A stream that is its queue's consumer: what a micro-batch committed is completed.
 
 Owns: `ConsumingReader` (consume=true) and `settle`. The owner of the queue leases to the stream by grants, numbered from 1
-(service/consuming.py); an offset says which stream it is and how many grants are done with:
+(broker/consuming.py); an offset says which stream it is and how many grants are done with:
     {"incarnation": "5f0c…", "stream": "c0ffee…", "grant": 17}
 Spark asks where the next micro-batch ends only when the one before is in its commit log, also after the last one of a run: that is where a
 grant is completed. A batch that Spark repeats after a crash is read by its grant, so it has the same rows.
@@ -23,12 +23,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from penstock.logs.drops import Drops
-from penstock.logs.files import SystemFiles
+from penstock.broker.consuming import MAX_GRANT, Grant, Taken, read_grant
+from penstock.logs.files.drops import Drops
+from penstock.logs.files.system import SystemFiles
+from penstock.reports import QueueInfo
 from penstock.rules.runs import RunSet
-from penstock.service.consuming import MAX_GRANT, Grant, Taken, read_grant
-from penstock.service.reports import QueueInfo
-from penstock.service.values import duration
 from penstock.spark.errands import TIMEOUT, ask, tell
 from penstock.spark.home import Reading, Target, target_of
 from penstock.spark.options import SourceOptions, present
@@ -38,6 +37,7 @@ from penstock.spark.stream import Range
 from penstock.words.clock import MILLISECOND, SECOND, Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueHeld, QueueNotFound
 from penstock.words.ids import format_id, parse_id
+from penstock.words.values import duration
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

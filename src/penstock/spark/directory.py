@@ -9,20 +9,20 @@ from contextlib import closing, contextmanager
 
 import pyarrow as pa
 
+from penstock.broker.snapshot import Snapshot
 from penstock.logs.api import Gap
-from penstock.logs.chain import Chain
-from penstock.logs.directory import Directory
 from penstock.logs.failures import storage_failed
-from penstock.logs.files import Files
-from penstock.logs.published import ATTEMPTS, PublishedLog
-from penstock.logs.segment import Owner, SegmentName
-from penstock.logs.synced import Synced, SyncedFile
+from penstock.logs.files.chain import Chain
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.published import ATTEMPTS, PublishedLog
+from penstock.logs.files.segment import Owner, SegmentName
+from penstock.logs.files.synced import Synced, SyncedFile
+from penstock.logs.files.system import Files
 from penstock.loop.reading import Reader
+from penstock.reports import QueueInfo
 from penstock.rules.runs import RunSet
-from penstock.service.reports import QueueInfo
-from penstock.service.snapshot import Snapshot
-from penstock.service.tables import dead, events, items, states
 from penstock.spark.home import Bounds, DeadPlace, Target
+from penstock.tables import dead, events, items, states
 from penstock.words.clock import SystemClock
 from penstock.words.errors import CorruptLog, QueueNotFound
 from penstock.words.limits import MIB

@@ -1,7 +1,7 @@
 """A word to the owner of a queue, from one who only reads it.
 
 Owns: `tell` and `ask`. It is put into the inbox, durably; the owner takes it up in a moment, or whoever opens the broker next.
-Which verbs there are is in service/errands.py.
+Which verbs there are is in broker/errands.py.
 """
 
 import os
@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.logs.drops import Drops
+from penstock.broker.errands import Errand, Reply
 from penstock.logs.failures import storage_failed
-from penstock.logs.files import SystemFiles
+from penstock.logs.files.drops import Drops
+from penstock.logs.files.system import SystemFiles
 from penstock.rules.routing import digest
-from penstock.service.errands import Errand, Reply
 from penstock.spark.home import Target
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import OutcomeUnknown, StorageFailed

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.api.arrow import COLUMNS, read_columns
 from penstock.logs.drafting import Sheet
 from penstock.logs.failures import storage_failed
-from penstock.logs.staging import StagedWriter
-from penstock.service.arrow import COLUMNS, read_columns
+from penstock.logs.files.staging import StagedWriter
 from penstock.spark.ordering import Order, in_place
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest

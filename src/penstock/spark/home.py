@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from penstock.service.reports import QueueInfo
-from penstock.service.store import MEMORY
+from penstock.broker.store import MEMORY
+from penstock.reports import QueueInfo
 from penstock.words.errors import InvalidRequest
 
 Target: TypeAlias = tuple[str, ...]

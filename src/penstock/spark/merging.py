@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs.drafting import FREE, Sheet, cuts
-from penstock.logs.files import Files
-from penstock.logs.staging import StagedReader, StagedWriter
+from penstock.logs.files.staging import StagedReader, StagedWriter
+from penstock.logs.files.system import Files
 from penstock.spark.framing import ORDERED_BYTES, SIDECAR, SIZE, Placed, Run
 from penstock.spark.ordering import Order
 from penstock.words.clock import Clock

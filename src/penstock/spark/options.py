@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.rules.catalog import check_name
-from penstock.service import values
-from penstock.service.tables.schemas import TABLES
 from penstock.spark.home import Target, target_of
+from penstock.tables.schemas import TABLES
+from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import FOREIGN, LAST_PARTITION

@@ -13,13 +13,13 @@ from functools import partial
 
 import pyarrow as pa
 
-from penstock.logs.drops import STAGED, Drops, Manifest, Part, write_name
+from penstock.broker.snapshot import Snapshot
 from penstock.logs.failures import storage_failed
-from penstock.logs.files import Files, SystemFiles
-from penstock.logs.marker import INBOX, LOCK
-from penstock.logs.staging import StagedWriter
+from penstock.logs.files.drops import STAGED, Drops, Manifest, Part, write_name
+from penstock.logs.files.marker import INBOX, LOCK
+from penstock.logs.files.staging import StagedWriter
+from penstock.logs.files.system import Files, SystemFiles
 from penstock.rules.slots import SlotMap
-from penstock.service.snapshot import Snapshot
 from penstock.spark.framing import Framer, Run
 from penstock.spark.home import Destination, Target
 from penstock.spark.merging import Merger

@@ -37,9 +37,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.service.tables import schemas
 from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse, present
 from penstock.spark.reaching import reading
+from penstock.tables import schemas
 from penstock.words.errors import InvalidRequest, PenstockError
 
 NAME = "penstock"

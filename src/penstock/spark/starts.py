@@ -6,7 +6,7 @@ Owns: `begin`, and `Ends`, the range that there is (`of_sequences`: of events). 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.service.reports import QueueInfo
+from penstock.reports import QueueInfo
 from penstock.spark.home import Bounds, Reading
 from penstock.spark.options import SourceOptions
 from penstock.words.clock import SystemClock

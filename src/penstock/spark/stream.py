@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 
+from penstock.reports import QueueInfo
 from penstock.rules.runs import RunSet, count, pairs
-from penstock.service.reports import QueueInfo
 from penstock.spark.errands import tell
 from penstock.spark.home import Reading
 from penstock.spark.options import SourceOptions

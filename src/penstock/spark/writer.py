@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
-from penstock.service import arrow
+from penstock.api import arrow
 from penstock.spark.framing import Run
 from penstock.spark.home import Destination
 from penstock.spark.options import SourceOptions, present

@@ -1,6 +1,6 @@
 """A disk in memory that fails the way disks fail, repeatably.
 
-Owns: `SimulatedFiles`, the other `penstock.logs.files.Files`; its faults; `Halt`, which ends a simulated process in the middle of a call.
+Owns: `SimulatedFiles`, the other kind of `Files` (logs/files/system.py); its faults; `Halt`, which ends a simulated process inside a call.
 Two ways to end: `kill` (the process is gone, all it wrote is there); `crash` (the power too: what was not synced is kept, lost or torn).
 Limits: a rename, of a file or a directory, stays inside its parent; one process at a time, though locks are told apart by handle as the
 system does.
@@ -17,7 +17,7 @@ from itertools import count
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from penstock.logs.api import Buffer
-from penstock.logs.files import Mode
+from penstock.logs.files.system import Mode
 from penstock.testing.device import Directory, File, Truncate, Write
 from penstock.testing.tree import Tree, error, names_of
 

@@ -23,11 +23,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from penstock.api import arguments as calls
 from penstock.logs.failures import storage_failed
-from penstock.logs.files import SystemFiles
+from penstock.logs.files.system import SystemFiles
+from penstock.reports import QueueInfo
 from penstock.rules.routing import digest
-from penstock.service import calls
-from penstock.service.reports import QueueInfo
 from penstock.spark.home import target_of
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.manifest import ArchivedBatch, Manifest

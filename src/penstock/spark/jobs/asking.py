@@ -7,8 +7,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from penstock.service._sync.broker import Broker
-from penstock.service._sync.broker import open as open_broker
+from penstock.api._sync.broker import Broker
+from penstock.api._sync.broker import open as open_broker
 from penstock.spark import errands
 from penstock.spark.home import Target
 from penstock.spark.reaching import writing

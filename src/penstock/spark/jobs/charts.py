@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from penstock.service.values import timestamp
 from penstock.spark.jobs.figures import Bucket, ReportFigures, Spread
 from penstock.spark.jobs.wording import span, step
 from penstock.words.errors import InvalidRequest
+from penstock.words.values import timestamp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

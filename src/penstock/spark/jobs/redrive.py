@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock.service.snapshot import Snapshot
+from penstock.broker.snapshot import Snapshot
 from penstock.spark.home import target_of
 from penstock.spark.jobs.asking import Owner
 from penstock.spark.jobs.progress import Progress, ours, said_by, watching

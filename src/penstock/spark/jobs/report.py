@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.service import values
-from penstock.service.reports import QueueInfo
+from penstock.reports import QueueInfo
 from penstock.spark.home import target_of
 from penstock.spark.jobs import charts, page, spans
 from penstock.spark.jobs.figures import STAGES, ReportFigures
@@ -20,6 +19,7 @@ from penstock.spark.jobs.measure import Frame, Tables, measure
 from penstock.spark.jobs.progress import Progress, translated
 from penstock.spark.reaching import reading
 from penstock.spark.source import NAME, register
+from penstock.words import values
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import InvalidRequest
 

@@ -2,7 +2,7 @@
 
 Owns: `Mapping` (what the caller chose), `REASONS` (every way in which a row can be wrong, in the order in which it is looked for) and
 `checked`, which gives every row the columns of an item and, where it cannot be one, a reason.
-What passes here is what the writer takes (service/arrow.py): one bad row must not fail a whole write.
+What passes here is what the writer takes (api/arrow.py): one bad row must not fail a whole write.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock.service import values
 from penstock.spark.jobs.files import FAULT, FILE, LINE, NOT_UTF8, data_columns, quoted
+from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import LAST_PRIORITY, MAX_DELAY, MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES

@@ -3,7 +3,7 @@
 Owns: those words. Pure; all times are UTC.
 """
 
-from penstock.service.values import timestamp
+from penstock.words.values import timestamp
 
 NOTHING = "–"
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))

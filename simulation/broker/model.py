@@ -1,0 +1,402 @@
+"""What a whole broker owes its callers: kept from the answers that were seen, judged against what is found.
+
+Owns: `Facts`: every item that was ever sent, the promises made about it, and how they are compared with the census after every turn.
+- what was acknowledged is in one place, or resolved by somebody who asked for that;
+- what was refused is nowhere; what was never answered is there at most once;
+- what was resolved stays so until it is sought.
+Leases are judged in broker_leases.py, keys in broker_order.py, who waits in broker_rest.py. Nothing here knows how a broker works; of
+its words it uses states only.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.loop.requests import Placed
+from penstock.reports import QueueInfo
+from penstock.rules.life import State as Life
+from penstock.words.errors import OutcomeUnknown, PenstockError
+from penstock.words.ids import locate
+from penstock.words.limits import IMMEDIATE
+from penstock.words.origin import Origin
+from simulation.broker.book import Book
+from simulation.broker.census import Found
+from simulation.broker.items import Place, Tag
+from simulation.broker.leases import Leases
+from simulation.broker.sent import Sent, SentLease, SentProduce, SentSettle
+
+
+class Promise(NamedTuple):
+    """An answer that names the place of an item."""
+
+    sent: SentProduce
+    tag: Tag
+    place: Place
+
+
+@dataclass(slots=True)
+class First:
+    """The first item with a dedup id, and until when others are its duplicates."""
+
+    tag: Tag
+    until: int
+    era: int
+
+
+class Facts(Book):
+    """What should be true of every item."""
+
+    def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]], say: Callable[[str], None]) -> None:
+        super().__init__(undisturbed)
+        self.undisturbed = undisturbed
+        self.say = say
+        self.leases = Leases(self)
+        self.wall = 0
+        self.date_set_at = 0
+        self.windows: dict[int, int] = {}
+        """Queue → its dedup window."""
+        self._firsts: dict[tuple[int, bytes | None, bytes], First] = {}
+        self._asked: dict[Tag, SentProduce] = {}
+        """Items whose produce is not answered yet."""
+        self._unsure: dict[tuple[int, bytes | None, bytes], int] = {}
+        """Dedup ids that may or may not be taken, until when."""
+        self._promises: list[Promise] = []
+        """Answers that name places in partitions which failed when the answers came: judged when those are in order again."""
+        self.clearing: set[int] = set()
+        """Queues of which items may be resolved by an operator's word."""
+        self.seeking: set[int] = set()
+        self.unsure_queues: set[int] = set()
+        """Queues of which a change was not answered."""
+        self.sought = 0
+        self.vanished: set[int] = set()
+        """Queues that were deleted since the last whole look."""
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def pass_time(self, duration: int, wall: int) -> None:
+        self.now += duration
+        self.wall = wall
+        for tag in self.tags.values():
+            if tag.at and tag.at <= wall + IMMEDIATE:
+                tag.at = 0
+
+    def rebooted(self, downtime: int, wall: int, *, power: bool) -> None:
+        """The machine was off: elapsed time began anew, and a power cut took what was not synced."""
+        self.era += 1
+        ended = self.now
+        self.pass_time(downtime, wall)
+        self.leases.rebooted(ended, power=power)
+        for name in self._unsure:  # its window goes on from the last that was recorded of the time
+            self._unsure[name] = self.now + self.windows[name[0]]
+        self.precedence.rebooted()
+
+    # -- queues --------------------------------------------------------------------------------------
+
+    def opened(self, there: Sequence[QueueInfo]) -> None:
+        """Another process has the broker: the queues are those that were acknowledged."""
+        self.precedence.judging = False
+        found = {info.incarnation: info for info in there}
+        for incarnation, info in self.queues.items():
+            if incarnation in self.unsure_queues:
+                continue
+            assert incarnation in found, f"queue {info.name} is gone"
+            now = found[incarnation]
+            assert (now.active, now.options) == (info.active, info.options), f"queue {info.name} is {now}, not {info}"
+        gone = [incarnation for incarnation in self.queues if incarnation not in found]
+        self.queues = found
+        for info in there:
+            self.windows.setdefault(info.incarnation, info.options.policy.dedup_window)
+        self.unsure_queues.clear()
+        for incarnation in gone:
+            self.deleted(incarnation)
+
+    def decided(self) -> None:
+        """What was found after an opening was looked at: lost requests have had their effect, or never will."""
+        self.leases.decided()
+        self.precedence.judging = True
+        if self.census.whole:
+            self.clearing.clear()
+            self.seeking.clear()
+            for tag in self.tags.values():
+                tag.doers = 0
+
+    def created(self, info: QueueInfo) -> None:
+        self.queues[info.incarnation] = info
+        self.windows[info.incarnation] = info.options.policy.dedup_window
+
+    def changed(self, incarnation: int, answer: QueueInfo | PenstockError | None) -> None:
+        """A queue has other options or partitions now, or none any more, or (an error) nothing has changed."""
+        if isinstance(answer, QueueInfo):
+            self.queues[incarnation] = answer
+        elif answer is None:
+            self.deleted(incarnation)
+        if not isinstance(answer, OutcomeUnknown):
+            self.unsure_queues.discard(incarnation)
+
+    def deleted(self, incarnation: int) -> None:
+        """A queue is gone, and with it what was in it."""
+        self.queues.pop(incarnation, None)
+        self.unsure_queues.discard(incarnation)
+        self.vanished.add(incarnation)
+        self.leases.forget(incarnation)
+
+    def _vanishes(self, tag: Tag, found: Found) -> bool:
+        """Whether an item went with a queue that was just deleted."""
+        if not self.vanished or found.unresolved:
+            return False
+        last = self.census.before(tag)
+        known = tag.queue in self.vanished or any(place.incarnation in self.vanished for place in tag.places)
+        return known or bool(last.moving)
+
+    def clears(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
+        """An operator sets out to resolve items; says which keys that lets go on."""
+        self.clearing.add(incarnation)
+        if chosen["leased"]:
+            self.leases.doubt(incarnation, partition)
+        return self.order.clear_parked(incarnation, partition) if chosen["buried"] else []
+
+    def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
+        """An operator was told that items were resolved."""
+        for tag in self.tags.values():
+            for spot in self.census.of(tag).live if self.census.before(tag).live else ():
+                here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
+                assert not (here and chosen[spot.life.value] and spot.life is not Life.LEASED), f"{tag} was cleared and is {spot}"
+
+    def over(self, incarnation: int) -> None:
+        """An operator's word was answered, and what it did was looked at."""
+        if self.census.whole:
+            self.clearing.discard(incarnation)
+            self.seeking.discard(incarnation)
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def sending(self, sent: Sent) -> None:
+        if sent.first:
+            sent.since, sent.era = self.now, self.era
+        sent.latest_era = self.era
+        if isinstance(sent, SentProduce):
+            for index, tag in enumerate(sent.tags):
+                tag.void = tag.void and index in sent.ids
+                self._asked[tag] = sent
+        elif isinstance(sent, SentSettle):
+            self.leases.settling(sent)
+
+    def lost(self, sent: Sent) -> None:
+        """The process ended before the answer."""
+        sent.unknown = True
+        if isinstance(sent, SentProduce):
+            self._forget_asked(sent)
+            self._unknown(sent, sent.tags)
+        elif isinstance(sent, SentLease):
+            self.leases.unknown(sent)
+        elif isinstance(sent, SentSettle):
+            self.leases.unsettled(sent)
+
+    def judge(self, sent: Sent) -> None:
+        """An answer came."""
+        answer, error = sent.request.answer, sent.request.error
+        if isinstance(sent, SentProduce):
+            self._forget_asked(sent)
+            self._produced(sent, answer, error)
+        elif isinstance(sent, SentLease):
+            self.leases.leased(sent, answer, error)
+        elif isinstance(sent, SentSettle):
+            self.leases.settled(sent, answer, error)
+
+    # -- produce -------------------------------------------------------------------------------------
+
+    def _forget_asked(self, sent: SentProduce) -> None:
+        for tag in sent.tags:
+            self._asked.pop(tag, None)
+
+    def _produced(self, sent: SentProduce, answer: list[Placed], error: PenstockError | None) -> None:
+        every = range(len(sent.tags))
+        if error is not None:
+            self._refused(sent, every, error)
+            return
+        covered = sorted(index for part in answer for index in (every if part.indexes is None else part.indexes))
+        assert covered == list(every), f"the parts of the answer are for {covered} of {len(sent.tags)} items: {answer}"
+        for part in answer:
+            indexes = every if part.indexes is None else part.indexes
+            if part.error is not None:
+                self._refused(sent, indexes, part.error)
+                continue
+            assert part.stored is not None
+            numbers = list(part.stored.offsets)
+            assert len(numbers) == len(indexes), f"{len(indexes)} items got {len(numbers)} ids: {part}"
+            for index, number in zip(indexes, numbers, strict=True):
+                self._stored(sent, index, Place(sent.incarnation, *locate(part.partition, number)), again=part.stored.again)
+
+    def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
+        """Nothing of these is stored, unless the error says that nobody knows."""
+        indexes = list(indexes)
+        tags = [sent.tags[index] for index in indexes]
+        if isinstance(error, OutcomeUnknown):
+            sent.unknown = True
+            self._unknown(sent, tags)
+        elif not sent.unknown:
+            for index, tag in zip(indexes, tags, strict=True):
+                if not tag.seen and index not in sent.ids:
+                    tag.void = True
+
+    def _unknown(self, sent: SentProduce, tags: Iterable[Tag]) -> None:
+        for tag in tags:
+            if tag.dedup is not None:
+                self._unsure[sent.incarnation, tag.key, tag.dedup] = self.now + self.windows[sent.incarnation]
+
+    def _stored(self, sent: SentProduce, index: int, place: Place, *, again: bool) -> None:
+        tag, known = sent.tags[index], sent.ids.get(index)
+        if known is not None and self.remembers(sent):
+            assert place == known, f"{sent} was answered with {place} for {tag}, and before with {known}"
+            return
+        sent.ids[index] = place
+        if self.census.healthy(place):
+            self._look_up(sent, tag, place, again=again)
+        elif sent.incarnation in self.queues:
+            tag.acknowledged = tag.acknowledged or tag.dedup is None
+            self._promises.append(Promise(sent, tag, place))
+
+    def _keep_promises(self) -> None:
+        """Look up what was answered while its partition failed."""
+        promises, self._promises = self._promises, []
+        promises.sort(key=lambda promise: self.census.at(promise.place) is not promise.tag)  # duplicates behind what they are duplicates of
+        for promise in promises:
+            if self.census.healthy(promise.place):
+                self._look_up(*promise, again=True)
+            elif promise.sent.incarnation in self.queues:
+                self._promises.append(promise)
+
+    def _look_up(self, sent: SentProduce, tag: Tag, place: Place, *, again: bool) -> None:
+        """At the place that an answer names there is the item, or the first one with its dedup id."""
+        real = self.census.at(place)
+        if real is None:
+            dropped = place.offset in self.census.rooms[place[:2]].dropped
+            assert dropped, f"{tag} was said to be at {place}, where nothing is: {sent}"
+            tag.acknowledged = tag.acknowledged or tag.dedup is None
+        elif real is tag:
+            self._stored_anew(sent, tag, place, again=again)
+        else:
+            same = (real.queue, real.key, real.dedup) == (tag.queue, tag.key, tag.dedup) and tag.dedup is not None
+            assert same, f"{tag} was said to be at {place}, where {real} is"
+            self._duplicate(sent, tag, real)
+
+    def _stored_anew(self, sent: SentProduce, tag: Tag, place: Place, *, again: bool) -> None:
+        fresh = sent.first and not again and not tag.acknowledged
+        tag.acknowledged = True
+        if fresh and not tag.scheduled:
+            self.order.enter(tag)
+        if tag.dedup is None:
+            return
+        name = (sent.incarnation, tag.key, tag.dedup)
+        first = self._firsts.get(name)
+        if first is not None and first.tag is not tag and not self._is_unsure(name, sent):
+            assert first.until <= sent.ran(self.now) or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
+        if first is None or first.tag is not tag:
+            window = self.windows[sent.incarnation]
+            self._firsts[name] = First(tag, sent.ran(self.now) + window, sent.latest_era)
+            if not fresh:
+                self._unsure[name] = self.now + self.windows[sent.incarnation]
+
+    def _duplicate(self, sent: SentProduce, tag: Tag, real: Tag) -> None:
+        assert tag.dedup is not None
+        name = (tag.queue, tag.key, tag.dedup)
+        first = self._firsts.get(name)
+        asked = self._asked.get(real)
+        over = first is None or first.until <= self.now or first.era != self.era
+        if asked is not None and asked.first and over:  # its answer waits for another partition
+            window = self.windows[sent.incarnation]
+            first = self._firsts[name] = First(real, asked.ran(self.now) + window, asked.latest_era)
+        if sent.first and not self._is_unsure(name, sent):
+            assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
+            assert first.until > sent.ran(self.now) or first.era != self.era, (
+                f"{tag} was taken for a duplicate of {real}, whose window is over"
+            )
+        real.acknowledged = True  # whatever became of its own answer
+        tag.void = True
+
+    def _is_unsure(self, name: tuple[int, bytes | None, bytes], sent: SentProduce) -> bool:
+        """Whether nobody could say, when a produce was run, which item was the first of that name."""
+        return self._unsure.get(name, -1) >= sent.ran(self.now)
+
+    # -- after every turn ----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """What happened by itself, or by an operator's word."""
+        self._keep_promises()
+        self.precedence.look(self.now, self.seeking)
+        for tag, place, came in self.census.arrivals:
+            self._check_origin(tag, place, came)
+        self._bring_back()
+        self.order.follow()
+        self.leases.watch()
+
+    def _check_origin(self, tag: Tag, place: Place, came: Origin | None) -> None:
+        """An item that comes from elsewhere says where it was, and what happened to it there."""
+        before = tag.places[: tag.places.index(place)]
+        if came is None:
+            assert not before or not self.census.whole, f"{tag} came to {place} from {before} and does not say so"
+            return
+        grave = Place(came.incarnation, *came.place)
+        assert grave in before, f"{tag} came to {place} and says that it was at {grave}, where it never was: {before}"
+        if came.buried_at and before and before[-1] == grave:
+            known = self.queues.get(came.incarnation)
+            assert known is None or known.name == came.queue, f"{tag} came from {came.queue}, and {grave} is of {known}"
+            assert came.reason, f"{tag} was given up and nobody says why: {came}"
+            assert came.attempts <= tag.handed + self.leases.lost, f"{tag} was handed out {tag.handed} times, and says {came}"
+
+    def _bring_back(self) -> None:
+        """Items that were sought are as new, but for their place in the order."""
+        for tag, found in self.census.found.items() if self.seeking else ():
+            if tag.resolved and any(spot.place.incarnation in self.seeking for spot in (*found.live, *found.moving)):
+                tag.resolved, tag.completed_by = False, None
+                tag.at = tag.not_before = tag.attempt = 0  # ready at once, whenever it was due before it was cleared
+                tag.forget_order()
+                self.sought += 1
+
+    def compare(self) -> None:
+        """Every item is where it should be."""
+        census = self.census
+        for tag in self.tags.values():
+            found = census.of(tag)
+            if tag.resolved and not found.live:
+                continue
+            if self._vanishes(tag, found):
+                tag.resolved = tag.seen or tag.acknowledged
+                tag.void, tag.vanished = not tag.resolved, True
+                continue
+            assert len(found.live) <= 1, f"{tag} is in several places: {found}"
+            if found.anywhere:
+                tag.seen = True
+                assert not tag.void, f"{tag} was refused, and yet it is there: {found}"
+            if census.whole:
+                self._compare(tag, found)
+        if census.whole:
+            self.vanished.clear()
+        census.check_keys()
+
+    def _compare(self, tag: Tag, found: Found) -> None:
+        if tag.resolved:
+            assert tag.vanished, f"{tag} was resolved, and is there again: {found}"
+            tag.resolved = tag.vanished = False
+            tag.forget_order()
+        if found.live:
+            assert tag.completed_by is None, f"{tag} was completed by {tag.completed_by}, and is there: {found}"
+        elif found.done and _latest(tag, found) in [spot.place for spot in found.done]:
+            self._resolved(tag, found)
+        elif not found.unresolved:
+            assert not tag.acknowledged and not tag.seen, f"{tag} was stored, and is nowhere"
+
+    def _resolved(self, tag: Tag, found: Found) -> None:
+        """An item was resolved where it was last found; another copy may still wait for the news of its arrival."""
+        clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
+        dropped = any(spot.place.offset in self.census.rooms[spot.place[:2]].dropped for spot in found.done)
+        dropped = dropped and (tag.mortal or bool(tag.handed or self.leases.lost) or self.order.was_buried(tag))
+        assert tag.doers or clearing or dropped, f"{tag} was resolved and nobody asked for that: {found}"
+        tag.resolved = True
+
+
+def _latest(tag: Tag, found: Found) -> Place:
+    """The place to which an item came last."""
+    there = {spot.place for spot in found.spots()}
+    return next(place for place in reversed(tag.places) if place in there)

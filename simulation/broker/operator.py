@@ -1,0 +1,221 @@
+"""The operator of a simulated broker: queues made, changed, resized and tidied up.
+
+Owns: `Operator`. Everything here is done at once, in a turn of its own, and told to the model before anything else is judged.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.reports import ListedItem, QueueInfo
+from penstock.rules.routing import key_id
+from simulation.broker.chance import Chance
+from simulation.broker.world import World
+
+MOST_PARTITIONS = 4
+
+
+class Operator:
+    """Whoever looks after the queues."""
+
+    def __init__(self, world: World, chance: Chance) -> None:
+        self._world = world
+        self._chance = chance
+        self._former: dict[int, int] = {}
+        """Queue → how many partitions it had before."""
+
+    @property
+    def _broker(self) -> Any:
+        return self._world.broker
+
+    def begin(self) -> None:
+        self._create("dead", {})
+        self._create("work", {"dead_queue": self._chance.pick(["", "dead", "dead"])})
+        if self._chance.happens(0.5):
+            self._create("more", {"dead_queue": self._chance.pick(["", "dead"])})
+
+    def _create(self, name: str, extra: dict[str, object]) -> None:
+        options = {**self._chance.options(), **self._chance.habitual(), **extra}
+        partitions = self._chance.pick([1, 1, 2, 3])
+        info = self._world.operate(f"create {name}", lambda: self._broker.create(name, options, partitions, False, {}))
+        if isinstance(info, QueueInfo):
+            self._world.model.created(info)
+
+    def _queue(self) -> QueueInfo:
+        model = self._world.model
+        return model.queues[self._chance.pick(sorted(model.queues))]
+
+    # -- width and options ---------------------------------------------------------------------------
+
+    def resize(self) -> None:
+        queue = self._queue()
+        partitions = self._chance.rng.randint(1, MOST_PARTITIONS)
+        if queue.incarnation in self._former and self._chance.happens(0.4):  # back to where it was
+            partitions = self._former[queue.incarnation]
+        self.resize_to(queue.incarnation, partitions)
+
+    def resize_to(self, incarnation: int, partitions: int) -> None:
+        queue = self._world.model.queues.get(incarnation)
+        if queue is None:
+            return
+        self._former[queue.incarnation] = len(queue.active)
+        self.change(f"resize {queue.name} to {partitions}", queue, lambda: self._broker.resize(queue.incarnation, partitions))
+
+    def drain(self) -> None:
+        """Set a partition read-only, or let it be used again."""
+        queue = self._queue()
+        number, off = self._chance.pick([*[(n, True) for n in queue.active], *[(n, False) for n in queue.read_only]])
+        self.set_read_only(queue.incarnation, number, off)
+
+    def set_read_only(self, incarnation: int, number: int, off: bool) -> None:
+        queue = self._world.model.queues.get(incarnation)
+        if queue is not None:
+            self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.set_read_only(incarnation, number, off))
+
+    def update(self) -> None:
+        queue = self._queue()
+        other = self._chance.options()
+        changes: dict[str, object] = {name: other[name] for name in ("max_attempts", "on_bury") if self._chance.happens(0.5)}
+        if queue.name != "dead" and self._chance.happens(0.5):
+            changes["dead_queue"] = self._chance.pick(["", "dead"])
+        self.change(f"update {queue.name} {changes}", queue, lambda: self._broker.update(queue.incarnation, changes))
+
+    def set_options(self, queue: int, changes: dict[str, object]) -> None:
+        self.change(f"update {changes}", self._world.model.queues[queue], lambda: self._broker.update(queue, changes))
+
+    def change(self, what: str, queue: QueueInfo, action: Any) -> None:
+        def then(answer: Any) -> None:
+            self._world.model.changed(queue.incarnation, answer)
+
+        self._world.model.unsure_queues.add(queue.incarnation)
+        self._world.operate(what, action, then, leads=queue.incarnation)
+
+    def look_up(self, queue: int) -> None:
+        """An operator that was interrupted looks at what a queue is now."""
+        model = self._world.model
+        found = {info.incarnation: info for info in self._broker.list()}
+        if queue in model.unsure_queues and queue in found:
+            model.queues[queue] = found[queue]
+
+    def recreate(self) -> None:
+        """Delete a queue and make another of that name."""
+        queue = self._queue()
+        if self._chance.happens(0.4):
+            self._world.rest()
+        else:
+            self.redrive_some(to=queue.incarnation)  # with items on their way to it
+        self.change(f"delete {queue.name}", queue, lambda: self._broker.delete(queue.name, 0))
+        if queue.name not in [info.name for info in self._world.model.queues.values()]:
+            self._create(queue.name, {})
+
+    # -- items ---------------------------------------------------------------------------------------
+
+    def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
+        return self._world.operate(
+            f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then, None if verb == "explain" else queue
+        )
+
+    def redrive_some(self, to: int = 0) -> None:
+        """Redrive some items of one queue to another."""
+        self.sending(self._queue().incarnation, to)()
+
+    def sending(self, queue: int, to: int = 0) -> Callable[[], None]:
+        """Choose some items of a queue now; the action that is given back lets them leave for another one."""
+        to = to or self._queue().incarnation
+        if queue == to:
+            return lambda: None
+        self.first_run(queue)  # else an item would be given up and sent away in one turn, and nobody would have seen it
+        listed = self.ask(queue, "redrivable", limit=20)
+        chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
+        return lambda: self.send(queue, chosen, to)
+
+    def send(self, queue: int, items: list[ListedItem], to: int) -> None:
+        """Let items leave for another queue."""
+        chosen: dict[int, list[int]] = {}
+        for item in items:
+            chosen.setdefault(item.partition, []).append(item.offset)
+        if chosen:
+            model = self._world.model
+            model.order.sending([model.tags[item.batch.payloads[item.index]] for item in items], queue, to)
+            self.ask(queue, "send", partition_offsets=chosen, to=to)
+
+    def redrive(self) -> None:
+        """Buried items are ready again where they are."""
+        queue = self._queue().incarnation
+        self.first_run(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
+        self.ask(queue, "redrive", partition_offsets=None)
+
+    def release(self) -> None:
+        model = self._world.model
+        parked = sorted(place for place, holders in model.order.parked.items() if holders and place[0] in model.queues)
+        if parked:
+            queue, key = self._chance.pick(parked)
+            self.first_run(queue)  # else what is given up and freed in one turn would seem to be parked
+            self.free(queue, key)
+
+    def free(self, queue: int, key: bytes) -> None:
+        """Let a parked key go on without what was given up."""
+        model = self._world.model
+        model.order.release(queue, key)
+        answer = self.ask(queue, "release", key_id=key_id(key))
+        if isinstance(answer, int) and model.census.whole:
+            model.order.released(queue, [key])
+
+    def compact(self) -> None:
+        """Let go of whatever may go."""
+        self.ask(self._queue().incarnation, "compact")
+
+    def pause(self) -> None:
+        lease, produce = self._chance.pick([(True, None), (None, True), (True, True)])
+        self.ask(self._queue().incarnation, "pause", lease=lease, produce=produce)
+
+    def resume(self) -> None:
+        self.ask(self._queue().incarnation, "pause", lease=False, produce=False)
+
+    def clear(self) -> None:
+        model = self._world.model
+        queue = self._queue()
+        partition = self._chance.pick([None, None, *queue.active])
+        chosen = {name: self._chance.happens(0.4) for name in ("ready", "scheduled", "leased", "buried")}
+        parked = sorted({place[0] for place, holders in model.order.parked.items() if holders and place[0] in model.queues})
+        if parked and self._chance.happens(0.5):
+            queue, partition = model.queues[self._chance.pick(parked)], None
+            chosen = {name: name == "buried" for name in chosen}
+        self.first_run(queue.incarnation)
+        keys = model.clears(queue.incarnation, partition, chosen)
+        answer = self.ask(queue.incarnation, "clear", partition=partition, **chosen)
+        if isinstance(answer, int) and model.census.whole:
+            model.cleared(queue.incarnation, partition, chosen)
+            model.order.released(queue.incarnation, keys)
+            self._check_freed(queue.incarnation, keys)
+        model.over(queue.incarnation)
+
+    def _check_freed(self, queue: int, keys: list[bytes]) -> None:
+        """Keys that were parked for what was cleared go on."""
+        held = self.ask(queue, "keys", limit=1_000) if keys else []
+        for one in held if isinstance(held, list) else ():
+            wrong = one.key in keys and one.why == "parked" and not self._world.model.order.is_parked(queue, one.key)
+            assert not wrong, f"what parked key {one.key!r} was cleared, and it is parked: {one}"
+
+    def seek(self) -> None:
+        queue = self._queue()
+        self.first_run(queue.incarnation)
+        model = self._world.model
+        ends = self.ask(queue.incarnation, "ends")
+        if not isinstance(ends, dict):
+            return
+        offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
+        model.seeking.add(queue.incarnation)
+        before = model.sought
+        answer = self.ask(queue.incarnation, "seek", offsets=offsets, at=None)
+        if isinstance(answer, int) and model.census.whole:
+            assert answer == model.sought - before, f"{answer} items were said to be sought, and {model.sought - before} were"
+        model.over(queue.incarnation)
+
+    def first_run(self, incarnation: int) -> None:
+        """Let what waits in a queue's inbox, or for its disks, be done before."""
+        self._world.let_disks_answer(incarnation)
+        for loop in self._broker.loops():
+            if loop.turns.incarnation == incarnation:
+                self._world.turn(loop)
+                while loop in self._world.wanting():
+                    self._world.turn(loop)

@@ -1,0 +1,168 @@
+"""What callers of a simulated broker have asked, and what they know of it.
+
+Owns: `Sent` and its kinds: a request that can be asked again under the same request id when its answer was lost.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from penstock.loop import requests
+from penstock.loop.requests import Part, Verb
+from penstock.words.batch import Batch
+from simulation.broker.items import Held, Place, Tag
+
+
+class Sent:
+    """One request; `make` fills in what is put into an inbox, anew each time."""
+
+    kind: ClassVar[str] = "request"
+    request: requests.Request
+
+    def __init__(self, incarnation: int, request_id: bytes | None, wait: int = 0) -> None:
+        self.incarnation = incarnation
+        self.request_id = request_id
+        self.wait = wait
+        self.times = 0
+        """How often it was asked."""
+        self.since = 0
+        """When it was first asked."""
+        self.era = 0
+        self.latest_era = 0
+        """Of the first and of the last time: how often the machine had been rebooted."""
+        self.ran_at: int | None = None
+        """When it was run, if its answer had to wait for a partition then."""
+        self.awaits: set[int] = set()
+        """The partitions that its answer waited for at the last look."""
+        self.unknown = False
+        """An answer was lost: nobody knows what became of that time."""
+        self.quiet = False
+        """Since it was asked no file call failed and the process lives: it has no reason to fail, whoever was interrupted."""
+        self.calm = False
+        """The same, but that partitions may have been failing or out when it was asked."""
+
+    def make(self, now: int) -> None:
+        self.request = self.build(now + self.wait if self.wait else 0)
+        self.ran_at = None
+        self.times += 1
+
+    def build(self, deadline: int) -> requests.Request:
+        raise NotImplementedError
+
+    def ran(self, now: int) -> int:
+        """When it was run, now that it is answered."""
+        return now if self.ran_at is None else self.ran_at
+
+    @property
+    def first(self) -> bool:
+        return self.times == 1
+
+    def __repr__(self) -> str:
+        name = f" {self.request_id.hex()[:6]}" if self.request_id else ""
+        again = f", time {self.times}" if self.times > 1 else ""
+        return f"{self.kind}{name} to {self.incarnation:x}{again}{f', waiting {self.wait / 1e6} s' if self.wait else ''}{self.details()}"
+
+    def details(self) -> str:
+        return ""
+
+
+class SentProduce(Sent):
+    """Store items."""
+
+    kind = "produce"
+
+    def __init__(self, incarnation: int, batch: Batch, tags: list[Tag], request_id: bytes | None, wait: int = 0) -> None:
+        super().__init__(incarnation, request_id, wait)
+        self.batch = batch
+        self.tags = tags
+        self.ids: dict[int, Place] = {}
+        """What was answered for the item at each index."""
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether any partition will do."""
+        return self.request_id is None and self.batch.key_ids is None and self.batch.dedups is None
+
+    def build(self, deadline: int) -> requests.Request:
+        return requests.Produce(self.batch, self.request_id, deadline)
+
+    def details(self) -> str:
+        return f": {self.tags}"
+
+
+class SentLease(Sent):
+    """Give items."""
+
+    kind = "lease"
+
+    def __init__(self, incarnation: int, want: int, timeout: int, per_key: int, request_id: bytes | None, wait: int = 0) -> None:
+        super().__init__(incarnation, request_id, wait)
+        self.want = want
+        self.timeout = timeout
+        self.per_key = per_key
+
+    def build(self, deadline: int) -> requests.Request:
+        return requests.Lease(self.want, "host-1", self.timeout, self.per_key, self.request_id, deadline)
+
+    def details(self) -> str:
+        return f": {self.want}, {self.per_key} a key"
+
+
+class SentWatch(Sent):
+    """Wait for something new."""
+
+    kind = "watch"
+
+    def __init__(self, incarnation: int, offsets: dict[int, int], wait: int) -> None:
+        super().__init__(incarnation, None, wait)
+        self.offsets = offsets
+
+    def build(self, deadline: int) -> requests.Request:
+        return requests.Watch(dict(self.offsets), deadline)
+
+
+class SentSettle(Sent):
+    """Settle items of one lease or several."""
+
+    kind = "settle"
+
+    def __init__(
+        self,
+        action: Verb,
+        parts: Sequence[tuple[Held, list[int] | None]],
+        request_id: bytes | None,
+        *,
+        delay: int = 0,
+        counted: bool = True,
+        timeout: int = 0,
+        then: Sequence[tuple[int, Batch]] = (),
+        follow_ups: Sequence[Tag] = (),
+    ) -> None:
+        super().__init__(parts[0][0].incarnation, request_id)
+        self.action = action
+        self.parts = parts
+        self.delay = delay
+        self.counted = counted
+        self.timeout = timeout
+        self.then = then
+        self.follow_ups = follow_ups
+        self.wanted = [(held, list(held.open) if offsets is None else offsets) for held, offsets in parts]
+        self.tags = [tag for held, offsets in self.wanted for tag in (held.open.get(offset) for offset in offsets) if tag is not None]
+        self.answered: list[object] | None = None
+
+    def build(self, deadline: int) -> requests.Request:
+        parts = [Part(held.partition, held.lease, offsets) for held, offsets in self.parts]
+        return requests.Settle(
+            self.action,
+            parts,
+            delay=self.delay,
+            reason="it failed",
+            counted=self.counted,
+            timeout=self.timeout,
+            then=self.then,
+            request=self.request_id,
+            deadline=deadline,
+        )
+
+    def details(self) -> str:
+        then = f", then {list(self.follow_ups)}" if self.follow_ups else ""
+        return f": {self.action} {self.parts}{f' after {self.delay / 1e6} s' if self.delay else ''}{then}"

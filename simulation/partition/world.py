@@ -1,0 +1,338 @@
+"""One partition that dies and lives on, and a model that keeps account of what it owes.
+
+Owns: `World`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and the promises made.
+- Every step is judged by the model and compared with it; nothing is believed.
+- What was committed and synced is there after anything; what was committed is there after a process kill, and after a failed write or
+  an interrupt, leases that were not synced included; of later appends any beginning may be there, each whole. After a death the model
+  is brought to what is found, which must be one of these.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from penstock.logs.files.directory import Directory
+from penstock.loop.partition import Partition
+from penstock.rules import commands as c
+from penstock.rules.runs import offsets
+from penstock.testing.clock import ManualClock
+from penstock.testing.disk import Fault, Halt, SimulatedFiles
+from penstock.words.clock import HOUR, MINUTE
+from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.limits import Policy
+from simulation.partition import checks, damage
+from simulation.partition.account import Account
+from simulation.partition.chance import Chance
+from simulation.partition.model import Model
+
+ROOT = "/data"
+INCARNATION, PARTITION = 0x5EED, 3
+MOST_LOOKS = 100
+"""More than retention ever needs at one time: whoever goes on has met a bug."""
+DISPOSABLE = (".idx", "synced", "checkpoint", "penstock.json")
+"""Files that may be deleted: what they say can be told from the logs."""
+
+
+class World:
+    """A partition, its model, and what is between them."""
+
+    def __init__(self, seed: int, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.chance = Chance(random.Random(seed))
+        self.clock = ManualClock()
+        self.files = SimulatedFiles(random.Random(seed))
+        self._segment_bytes = self.chance.segment_bytes()
+        self._produced: dict[int, checks.Content] = {}
+        self._produced_at: dict[int, int] = {}
+        """Elapsed time."""
+        self._errors: list[int] = []
+        """Numbers of the file calls that were made to fail."""
+        self._calls = 0
+        """How many calls had been made when the present step began."""
+        self._owes_sync = False
+        """The turn did more than give out leases."""
+        policy = self.chance.policy()
+        self._account = Account(Model(policy))
+        self._open(policy)
+        self._state = self.partition.state
+        self._account.all_kept()
+
+    @property
+    def model(self) -> Model:
+        return self._account.model
+
+    # -- what is asked of the partition --------------------------------------------------------------
+
+    def send(self, command: c.Command) -> c.Answer | PenstockError | None:
+        """Ask, and let the model judge the answer; None when storage failed."""
+        now = self.partition.now()
+        answer: c.Answer | PenstockError
+        try:
+            answer = self.partition.run(command)
+        except (StorageFailed, OutcomeUnknown) as failure:
+            self._failed(failure)
+            return None
+        except KeyboardInterrupt:
+            self._interrupted()
+            return None
+        except PenstockError as refusal:
+            answer = refusal
+        self.say(f"   {command} → {answer!r}")
+        if isinstance(command, c.Produce) and isinstance(answer, c.Stored):
+            for offset, content in zip(answer.offsets, checks.contents(command.batch), strict=False):
+                self._produced.setdefault(offset, content)
+                self._produced_at.setdefault(offset, now.elapsed)
+        self._follow(type(command).__name__, partial(Model.judge, command=command, now=now, answer=answer))
+        return answer
+
+    def due(self, limit: int) -> int:
+        """Let it do some of what is due; says how many records that took."""
+        now = self.partition.now()
+        try:
+            done = self.partition.due(limit)
+        except (StorageFailed, OutcomeUnknown) as failure:
+            self._failed(failure)
+            return 0
+        except KeyboardInterrupt:
+            self._interrupted()
+            return 0
+        state = self.partition.state
+        seen, overdue = checks.look(state, now).states, offsets(state.overdue.runs)
+        self.say(f"   due: {done} records")
+        self._follow("due", partial(Model.due, now=now, seen=seen, overdue=overdue, finished=not done))
+        return done
+
+    def _follow(self, kind: str, step: Callable[[Model], None]) -> None:
+        """The model takes a step, and what it shows must be what the partition shows."""
+        now, state = self.partition.now(), self.partition.state
+        before = self.model.view(now)
+        self._account.take(step)
+        real = checks.look(state, now)
+        checks.check_transitions(kind, before.states, real.states)
+        checks.check_same(real, self.model.view(now))
+        checks.check_counts(state, real.states)
+        # Comparing items, leases, pauses and policy: a remembered answer that changed none of these promises nothing.
+        self._owes_sync = self._owes_sync or (kind != "Lease" and real[:6] != before[:6])
+
+    def commit(self) -> bool:
+        """Write the turn; says whether its answers may leave."""
+        try:
+            self.partition.commit()
+        except (StorageFailed, OutcomeUnknown) as failure:
+            self._failed(failure)
+            return False
+        except KeyboardInterrupt:
+            self._interrupted()
+            return False
+        self._committed()
+        return True
+
+    def compact(self) -> None:
+        """Let go of whatever may go."""
+        try:
+            freed = self.partition.compact()
+        except (StorageFailed, OutcomeUnknown) as failure:
+            self._failed(failure)
+        except KeyboardInterrupt:
+            self._interrupted()
+        else:
+            self.say(f"   {freed}")
+            self._committed()
+
+    def upkeep(self) -> None:
+        """Let retention do what it has to do by now."""
+        for _ in range(MOST_LOOKS):
+            when = self.partition.next_retention()
+            if when is None or when > self.partition.now().elapsed:
+                return
+            try:
+                self.partition.upkeep()
+            except (StorageFailed, OutcomeUnknown) as failure:
+                self._failed(failure)
+                return
+            except KeyboardInterrupt:
+                self._interrupted()
+                return
+            self._committed()
+        raise AssertionError("retention always wants another look")
+
+    def check_retention(self) -> None:
+        """All is resolved, no cursor is left and everything is old: what may go has gone."""
+        retention, state = self.partition.state.policy.retention, self.partition.state
+        if retention.max_age and retention.min_segments == 1:
+            assert state.dropped.total == state.next_offset, f"{state.next_offset - state.dropped.total} items are kept for too long"
+
+    def _committed(self) -> None:
+        assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
+        self._account.committed()
+        if self.partition.failed:  # keeping house failed behind it: what that wrote is not synced, and goes at the next opening
+            self._reopen(refused=False)
+            return
+        if self.partition.state is not self._state:  # a rotation failed after the turn was stored
+            self._settle(least=self._account.written)
+            return
+        if self._follow_drops():
+            checks.check_same(checks.look(self._state, self.partition.now()), self.model.view(self.partition.now()))
+        if not self.partition.log.unsynced:
+            self._all_kept()
+
+    def read_back(self, leased: list[int]) -> None:
+        """Items are as they were produced, as long as they are kept."""
+        wanted = [offset for offset in leased if not self.model.items[offset].dropped]
+        runs = [edge for offset in wanted for edge in (offset, offset + 1)]
+        self._look(lambda: checks.check_read_back(self.partition.items(runs), self._produced, wanted))
+
+    def inspect(self) -> None:
+        """What is too dear to be looked at after every step."""
+        states = [item.state for item in self.model.items]
+        if states:
+            offset = self.chance.rng.randrange(len(states))
+            self._look(lambda: checks.check_explained(self.partition, offset, states))
+        checks.check_base(self.partition.state)
+
+    def replay(self) -> None:
+        self._look(lambda: checks.check_replay(self.partition))
+
+    def _look(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except StorageFailed as failure:
+            self._failed(failure)
+        except KeyboardInterrupt:
+            self._interrupted()
+
+    # -- trouble -------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        self._calls = self.files.calls
+
+    def arm(self, fault: Fault, ahead: int) -> None:
+        """One of the next file calls will go wrong."""
+        call = self.files.calls + ahead
+        self.say(f"   call {call} will meet {fault}")
+        self.files.fail(call, fault)
+        if fault != "halt":
+            self._errors.append(call)
+
+    def _failed(self, failure: PenstockError) -> None:
+        """Storage refused something: nothing of the turn is stored, or (OutcomeUnknown) nobody knows."""
+        self.say(f"   {failure!r}")
+        if isinstance(failure, OutcomeUnknown):
+            if self.chance.happens(0.5):
+                self._reopen(refused=False)
+            else:
+                self.files.mend()
+                self.die(power=False, sure=0)
+        elif self.partition.state is not self._state:
+            self._settle(least=self._account.written, refused=True)
+        elif "failing" in repr(self.partition) or self.chance.happens(0.5):
+            self._reopen(refused=True)
+        # else a read failed, and nothing was lost by it: the turn goes on
+
+    def _interrupted(self) -> None:
+        """Ctrl-C in the middle of a call: nobody knows what became of the turn, and what was answered before it stands."""
+        self.say("   interrupted")
+        self._reopen(refused=False)
+
+    def _reopen(self, *, refused: bool) -> None:
+        """Open the partition anew in the same process: what was answered stands, also leases that were not synced."""
+        self.files.mend()
+        self.partition.reopen()
+        self._settle(least=self._account.written, refused=refused)
+
+    def die(self, power: bool, sure: int | None = None) -> None:
+        """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
+        if sure is None:  # going back after an error, it may have dropped what was not synced
+            sure = 0 if any(self._calls < call <= self.files.calls for call in self._errors) else self._account.written
+        rebooted = False
+        while True:
+            if power:
+                sure, rebooted = 0, True
+            self._end_process(power)
+            try:
+                self._open()
+                break
+            except Halt:
+                power = self.chance.happens(0.5)
+            except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
+                self.files.mend()
+                power = False
+        self._settle(least=sure, rebooted=rebooted)
+
+    def _end_process(self, power: bool) -> None:
+        if power:
+            self.files.crash()
+            self.clock.reboot(self.chance.pick([0, MINUTE, HOUR]))
+        else:
+            self.files.kill()
+        self.say(f"   {'power cut' if power else 'killed'}: {self.files!r}")
+
+    def restart(self, reboot: int | None, delete: float) -> None:
+        """Close and open again, perhaps after a reboot that took so long, and without some of the files that may be missing."""
+        try:
+            self.partition.close()
+            self._directory.close()
+        except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
+            went_back = self.partition.state is not self._state and not self.partition.failed  # and appended answered leases again
+            self.die(power=False, sure=self._account.written if went_back else None)
+            return
+        self.files.mend()
+        if reboot is not None:
+            self.clock.reboot(reboot)
+        self._delete(path for path in self.files.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
+        self._open()
+        self._settle(least=self._account.appended, rebooted=reboot is not None)
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        for path in list(paths):
+            self.say(f"   {path} is deleted")
+            self.files.remove(path)
+
+    def damage_a_copy(self, rng: random.Random) -> None:
+        """Items of a partition like this one, of which some are damaged: the others are served."""
+        damage.examine(self.files, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
+
+    # -- living on -----------------------------------------------------------------------------------
+
+    def _open(self, policy: Policy | None = None) -> None:
+        self._directory = Directory.open(ROOT, files=self.files, clock=self.clock, entropy=bytes)
+        log = self._directory.log(INCARNATION, PARTITION)
+        self._account.watch(log)
+        self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
+        assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
+
+    def _settle(self, *, least: int = 0, refused: bool = False, rebooted: bool = False) -> None:
+        """Bring the model to what was found: at least so many of the steps, and, if the turn was refused, nothing of it."""
+        self._state = self.partition.state
+        moment = self._state.moment
+        account = self._account
+        self.say(f"   found {account.found} steps (at least {least}, at most {account.written if refused else account.appended})")
+        assert not refused or account.found <= account.written, "a turn that was refused was found"
+        account.go_back(max(account.found, least))
+        self._follow_drops()
+        checks.check_same(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
+        if rebooted:
+            self.model.rearm(moment)
+        self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
+        self._produced_at = {offset: when for offset, when in self._produced_at.items() if offset < len(self.model.items)}
+        self._all_kept()
+        checks.check_base(self._state)
+        if self.chance.happens(0.3):
+            self.replay()
+
+    def _follow_drops(self) -> bool:
+        """Retention works after the turn is stored and tells nobody: what it took must be its to take. Says whether it took any."""
+        dropped = offsets(self._state.dropped.runs)
+        news = len(dropped) != sum(item.dropped for item in self.model.items)
+        if news:
+            retention, now = self.model.policy.retention, self.partition.now().elapsed
+            if not retention.max_bytes and not retention.max_segments:
+                gone = [offset for offset in dropped if not self.model.items[offset].dropped]
+                young = [offset for offset in gone if not retention.max_age or now - self._produced_at[offset] < retention.max_age]
+                assert not young, f"items {young} were dropped before their time"
+            self.model.retain(dropped)
+        return news
+
+    def _all_kept(self) -> None:
+        self._account.all_kept()
+        self._owes_sync = False

@@ -1,0 +1,190 @@
+"""A broker, and the way to one.
+
+Owns: `aopen` and `AsyncBroker`.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Unpack
+
+from penstock import reports
+from penstock.api import arguments as calls
+from penstock.api._async.queue import AsyncQueue
+from penstock.api.arguments import ListedItem, Named, Seconds
+from penstock.api.options import QueueInfo, QueueOptions, info_of, to_catalog
+from penstock.api.ports import AsyncPort
+from penstock.api.redriving import PAGE, Redriven, Where, by_partition, chooser
+from penstock.api.targets import Place, place_of
+from penstock.logs.api import Durability
+from penstock.logs.files.directory import SEGMENT_BYTES, Root
+from penstock.logs.files.system import Files
+from penstock.words.clock import Clock
+from penstock.words.ids import FOREIGN
+from penstock.words.limits import MAX_PARTITIONS, MIB, within
+
+MIN_FREE_BYTES = 32 * MIB
+"""Kept free, so that a full disk can be worked off: completing needs a little space too."""
+
+
+async def aopen(
+    target: Place,
+    *,
+    durability: Durability = "fsync",
+    roots: Sequence[Place | Root] | None = None,
+    min_free_bytes: int = MIN_FREE_BYTES,
+    segment_bytes: int = SEGMENT_BYTES,
+    compression: bool = True,
+    clock: Clock | None = None,
+    entropy: Callable[[int], bytes] = os.urandom,
+    files: Files | None = None,
+    threaded: bool = True,
+) -> "AsyncBroker":
+    """Open a broker: the queues in a directory, which is made when it is new, or "memory://".
+
+        async with await penstock.aopen("data/") as broker:
+            queue = await broker.create_queue("orders", exist_ok=True)
+
+    durability: when something counts as stored. "fsync": it is on disk, and survives a power cut; "interval": it will be within a
+    moment; "os": it survives the end of this process, not that of the machine.
+    roots: more directories, on other disks, over which partitions are spread.
+    min_free_bytes: with less space than this left (32 MiB unless given), `produce` is refused while everything else goes on.
+    segment_bytes: the size of a log file before the next one is begun.
+    compression: whether items are compressed when that saves space.
+    clock, entropy, files, threaded: stand-ins for the world in tests, from penstock.testing; threaded=False runs nothing by itself.
+    """
+    port = await AsyncPort.open(
+        place_of(target, roots),
+        durability=durability,
+        min_free_bytes=within("min_free_bytes", min_free_bytes, 0, 1 << 60),
+        segment_bytes=segment_bytes,
+        compression=calls.flag("compression", compression),
+        clock=clock,
+        entropy=entropy,
+        files=files,
+        threaded=threaded,
+    )
+    return AsyncBroker(port, os.fspath(target))
+
+
+class AsyncBroker:
+    """Queues that live together. Close it when done, or use it in a `with` block.
+
+    When it is closed, everyone who waits gets `BrokerClosed`, and so does whoever uses it or its queues after that.
+    """
+
+    def __init__(self, port: AsyncPort, target: str) -> None:
+        self._port = port
+        self._target = target
+        self._closed = False
+
+    # -- queues --------------------------------------------------------------------------------------
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        exist_ok: bool = False,
+        **options: Unpack[QueueOptions],
+    ) -> AsyncQueue:
+        """Make a queue; options left out have their defaults (see `QueueOptions`).
+
+        partitions: how many logs the queue is spread over; 1 unless given. It can be resized later.
+        exist_ok: take the queue of that name if there is one. Options that are given must be the same there, else `QueueExists`.
+        """
+        chosen = to_catalog(options)
+        given = dict(chosen)
+        if partitions is not None:
+            given["partitions"] = within("partitions", partitions, 1, MAX_PARTITIONS)
+        ok = calls.flag("exist_ok", exist_ok)
+        width = 1 if partitions is None else partitions
+        found = await self._port.run(self._port.broker.create, name, chosen, width, ok, given)
+        return AsyncQueue(self._port, found.name, found.incarnation)
+
+    async def queue(self, name: str) -> AsyncQueue:
+        """The queue of that name; `QueueNotFound` if there is none."""
+        found = await self._find(name)
+        return AsyncQueue(self._port, found.name, found.incarnation)
+
+    async def queues(self, prefix: str = "", after: str = "", limit: int = 100) -> list[QueueInfo]:
+        """Queues by name. The next page comes with `after` the last name of this one."""
+        prefix, after, limit = calls.text("prefix", prefix), calls.text("after", after), calls.page(limit)
+        return [info_of(found) for found in await self._port.run(self._port.broker.list, prefix, after, limit)]
+
+    async def delete_queue(self, name: str, timeout: Seconds = 30) -> None:
+        """Remove a queue with all its items, once nothing is on its way to or from it; that is waited for."""
+        await self._port.run(self._port.broker.delete, name, calls.patience(timeout))
+
+    async def _find(self, name: str | Named) -> reports.QueueInfo:
+        return await self._port.run(self._port.broker.find, calls.queue_name(name))
+
+    # -- redrive -------------------------------------------------------------------------------------
+
+    async def redrive(
+        self, source: str | Named, *, to: str | Named, where: Where | None = None, limit: int | None = None, preview: bool = False
+    ) -> Redriven:
+        """Send items on to another queue, each exactly once: the way back for dead letters. Ready and buried ones are taken.
+
+        to: the queue they go to. If it is the source itself, what is buried there becomes ready again.
+        where: which items: a dict of kind, key, reference, encoding, reason, origin_queue or "headers.<name>" to the value it must
+            have, or a function of an `Item`.
+        limit: no more than so many.
+        preview: move nothing; only tell what would be moved.
+        """
+        meant = chooser(where)
+        left = within("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
+        calls.flag("preview", preview)
+        home, there = (await self._find(source)).incarnation, (await self._find(to)).incarnation
+        ends: dict[int, int] = await self._port.ask(home, "ends")  # what comes while we are at it is left for the next time
+        ids: list[str] = []
+        moved = 0
+        after: tuple[int, int] | None = None
+        while left > 0:
+            page = [ListedItem(one) for one in await self._port.ask(home, "redrivable", after=after, limit=PAGE)]
+            if not page:
+                break
+            after = _behind(page[-1], ends)
+            old = [item for item in page if item.offset < ends.get(item.partition, 0) and (home != there or item.state == "buried")]
+            chosen = [item for item in old if meant(item)][:left]
+            left -= len(chosen)
+            ids += [item.id for item in chosen]
+            moved += len(chosen) if preview or not chosen else await self._send(home, there, by_partition(chosen))
+        return Redriven(moved, ids)
+
+    async def _send(self, home: int, there: int, offsets: dict[int, list[int]]) -> int:
+        found: int = 0
+        if home == there:
+            found = await self._port.ask(home, "redrive", partition_offsets=offsets)
+        else:
+            found = await self._port.ask(home, "send", partition_offsets=offsets, to=there)
+        return found
+
+    # -- the broker itself ---------------------------------------------------------------------------
+
+    async def metrics(self) -> reports.BrokerMetrics:
+        """Counters and latencies of every queue since the broker was opened."""
+        return await self._port.run(self._port.broker.metrics)
+
+    async def close(self) -> None:
+        """Answer everyone who waits, make everything durable, and let go of the directory. Closing twice does no harm."""
+        self._closed = True
+        await self._port.run(self._port.broker.close)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    async def __aenter__(self) -> "AsyncBroker":
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._target!r}, {'closed' if self._closed else 'open'})"
+
+
+def _behind(item: ListedItem, ends: dict[int, int]) -> tuple[int, int]:
+    """Where the next page begins: behind the item, or, if that is new, behind its partition."""
+    return item.partition, item.offset if item.offset < ends.get(item.partition, 0) else FOREIGN

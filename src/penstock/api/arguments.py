@@ -1,0 +1,270 @@
+"""Calls without the waiting: arguments become requests, answers become results.
+
+Owns: the checks of what callers give, and what they get back. No I/O: the async API and the sync API share it. Whatever is wrong with a
+call is said here, before anything is sent.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from penstock import reports
+from penstock.api.items import Item, Items, NewItem, to_batch
+from penstock.loop.requests import Placed
+from penstock.rules.life import State
+from penstock.rules.routing import digest, key_id
+from penstock.words import values
+from penstock.words.batch import Batch, check_name, validate
+from penstock.words.clock import MINUTE, SECOND
+from penstock.words.errors import InvalidRequest, PenstockError
+from penstock.words.ids import LAST_PARTITION, format_id, format_ids, parse_id
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_NAME_BYTES, MIN_LEASE_TIMEOUT, within
+from penstock.words.values import Value
+
+Seconds: TypeAlias = float | timedelta
+RequestId: TypeAlias = str | bytes
+Start: TypeAlias = datetime | float | str
+E = TypeVar("E", bound=PenstockError)
+
+
+class Named(Protocol):
+    """A Queue, of either kind."""
+
+    @property
+    def name(self) -> str: ...
+
+
+MAX_WAIT = 15 * MINUTE
+TIMEOUT = 30 * SECOND
+"""How long a call may take that names no timeout of its own."""
+STATES = tuple(state.value for state in State)
+_USUAL = TIMEOUT // SECOND
+CLEARABLE = ("ready", "scheduled", "leased", "buried")
+_ENDINGS = [f"{number:03d}" for number in range(1_000)]
+
+
+# -- arguments ---------------------------------------------------------------------------------------
+
+
+def span(given: Seconds, name: str, low: int = 0, high: int = MAX_DELAY) -> int:
+    """A length of time between two others, as microseconds."""
+    try:
+        found = values.duration(given, name)
+    except InvalidRequest:
+        if isinstance(given, bool) or not isinstance(given, int | float | timedelta):
+            raise
+        found = -1
+    if not low <= found <= high:
+        raise InvalidRequest(f"{name} is {given}; give {low / SECOND:g} to {high // SECOND} seconds, or a timedelta")
+    return found
+
+
+def patience(given: Seconds, name: str = "timeout") -> int:
+    """How long a call waits at most, as microseconds."""
+    return TIMEOUT if given == _USUAL else span(given, name, 0, MAX_WAIT)
+
+
+def lease_span(given: Seconds | None, name: str = "lease_timeout") -> int:
+    """How long a lease is held; 0 leaves it to the queue."""
+    return 0 if given is None else span(given, name, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+
+
+def request_bytes(request_id: RequestId | None) -> bytes | None:
+    """A request id as the bytes it is remembered by."""
+    if request_id is None:
+        return None
+    name = values.encode_key(request_id, "request id")
+    if not 1 <= len(name) <= MAX_NAME_BYTES:
+        raise InvalidRequest(f"the request id has {len(name)} bytes; give 1 to {MAX_NAME_BYTES}, or None for no request id")
+    return name
+
+
+def chunk_request(request: bytes | None, number: int) -> bytes | None:
+    """The request id of one of the chunks that a large request is sent in."""
+    return None if request is None else digest(b"penstock.chunk", request, number.to_bytes(8, "big"))
+
+
+def flag(name: str, given: object) -> bool:
+    if type(given) is not bool:
+        raise InvalidRequest(f"{name} is {type(given).__name__}; give True or False")
+    return given
+
+
+def text(name: str, given: object) -> str:
+    if not isinstance(given, str):
+        raise InvalidRequest(f"{name} is {type(given).__name__}; give a text")
+    return given
+
+
+def partition_number(partition: int | None) -> int | None:
+    return None if partition is None else within("partition", partition, 0, LAST_PARTITION)
+
+
+def page(limit: int) -> int:
+    return within("limit", limit, 1, MAX_BATCH_ITEMS)
+
+
+def after_id(after: str | None) -> tuple[int, int] | None:
+    return None if after is None else parse_id(after)
+
+
+def states_of(given: str | Sequence[str] | None) -> list[str]:
+    """The states that a list is to be of; none named is all of them."""
+    if given is not None and not isinstance(given, str) and not (isinstance(given, Sequence) and given):
+        raise InvalidRequest(f"state is {given!r:.80}; use one or some of {', '.join(STATES)}, or leave it out")
+    found = [] if given is None else [given] if isinstance(given, str) else list(given)
+    for state in found:
+        if state not in STATES:
+            raise InvalidRequest(f"there is no state {state!r}; use {', '.join(STATES)}")
+    return found
+
+
+def cleared(state: str) -> dict[str, bool]:
+    """What `clear` is to take, as its verb names it."""
+    if state != "all" and state not in CLEARABLE:
+        raise InvalidRequest(f"there is no state {state!r} to clear; use {', '.join(CLEARABLE)} or all")
+    return {one: state in (one, "all") for one in CLEARABLE}
+
+
+def sides(lease: bool, produce: bool, paused: bool) -> dict[str, bool | None]:
+    """Which sides of a queue are paused or resumed; the other is left as it is."""
+    if not flag("lease", lease) and not flag("produce", produce):
+        verb = "pause" if paused else "resume"
+        raise InvalidRequest(f"there is nothing to {verb}; leave lease or produce True")
+    return {"lease": paused if lease else None, "produce": paused if flag("produce", produce) else None}
+
+
+def sought(item_id: str | None, at: datetime | float | None) -> dict[str, Any]:
+    """Where `seek` begins, as its verb names it."""
+    if (item_id is None) == (at is None):
+        raise InvalidRequest("seek wants an id or a time, and one of them; give an id, or at=")
+    if item_id is None:
+        assert at is not None
+        return {"offsets": None, "at": values.instant(at), "partition": None}
+    partition, offset = parse_id(item_id)
+    return {"offsets": {partition: offset}, "at": None, "partition": partition}
+
+
+def start_of(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
+    """Where a cursor begins: at an end, at a time (wall microseconds), or at an item."""
+    if not isinstance(start, str):
+        return values.instant(start, "start")
+    if start in ("oldest", "newest"):
+        return "oldest" if start == "oldest" else "newest"
+    try:
+        return parse_id(start)
+    except InvalidRequest:
+        raise InvalidRequest(f"start is {start!r:.80}; give 'oldest', 'newest', a datetime or the id of an item") from None
+
+
+def cursor_name(name: str) -> str:
+    check_name("cursor's name", name)
+    if not name:
+        raise InvalidRequest("the cursor has no name; give it one, by which it is found again")
+    return name
+
+
+def key_number(key: str | bytes) -> int:
+    return key_id(values.encode_key(key))
+
+
+def queue_name(given: "str | Named") -> str:
+    """The name of a queue that was given by its name or as a Queue."""
+    name = getattr(given, "name", given)
+    if not isinstance(name, str):
+        raise InvalidRequest(f"the queue is {type(given).__name__}; give its name, or a Queue")
+    return name
+
+
+def batch_of(items: Items) -> Batch | None:
+    """The items, which are checked when they are put; None when there are none."""
+    batch = to_batch(items)
+    return batch if batch.payloads else None
+
+
+def follow_ups(items: Sequence[NewItem | Value]) -> dict[str | None, Batch]:
+    """What `complete(then=…)` produces, by queue; None is the queue of the item that is completed."""
+    if isinstance(items, NewItem | str | bytes | Mapping) or not isinstance(items, Sequence):
+        raise InvalidRequest(f"then is {type(items).__name__}; give a list of NewItem")
+    shares: dict[str | None, list[NewItem | Value]] = {}
+    for item in items:
+        shares.setdefault(item.queue if isinstance(item, NewItem) else None, []).append(item)
+    for name in shares:
+        if name is not None:
+            text("the queue of a follow-up", name)
+    return {name: validate(to_batch(share, follow_ups=True)) for name, share in shares.items()}
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def own_error(error: E, **told: object) -> E:
+    """The error as one that belongs to this call alone, telling more: several callers may have been given the same one."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    vars(copy).update(told)
+    return copy
+
+
+def stored_id(placed: Sequence[Placed]) -> str:
+    """The id of the one item that was produced."""
+    partition, _, stored, error = placed[0]
+    if stored is None:
+        assert error is not None
+        raise own_error(error)
+    return format_id(partition, stored.base) if stored.ids is None else format_ids(partition, stored.ids)[0]
+
+
+def stored_ids(placed: Sequence[Placed], count: int) -> list[str]:
+    """The id of each item; when some were refused, the first error, with all `results` on it."""
+    if len(placed) == 1 and placed[0].indexes is None and placed[0].stored is not None:
+        return _ids(placed[0].partition, placed[0].stored.offsets)
+    results: list[str | PenstockError] = [""] * count
+    for partition, indexes, stored, error in placed:
+        places = range(count) if indexes is None else indexes
+        if stored is not None:
+            for place, name in zip(places, _ids(partition, stored.offsets), strict=True):
+                results[place] = name
+        elif error is not None:
+            for place in places:
+                results[place] = error
+    first = next((result for result in results if isinstance(result, PenstockError)), None)
+    if first is not None:
+        raise own_error(first, results=results)
+    return results  # type: ignore[return-value]
+
+
+def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
+    """As `format_ids`. Ids of neighbours differ in their last digits only, so those are written beforehand."""
+    if not isinstance(numbers, range) or len(numbers) < 10 or numbers.stop >= 1 << 48:
+        return format_ids(partition, numbers)
+    found: list[str] = []
+    at, stop = numbers.start, numbers.stop
+    while at < stop:
+        thousand, first = divmod(at, 1_000)
+        last = min(1_000, first + stop - at)
+        begin = f"{partition}-{thousand}"
+        found += [begin + end for end in _ENDINGS[first:last]] if thousand else format_ids(partition, range(first, last))
+        at += last - first
+    return found
+
+
+class ListedItem(Item):
+    """An item on a list: what it is, the state it is in, and the reason of its last failure."""
+
+    __slots__ = ("reason", "state")
+
+    def __init__(self, found: reports.ListedItem) -> None:
+        super().__init__(found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
+        self.state = found.state
+        """"ready", "scheduled", "leased", "completed", "buried" or "moving"."""
+        self.reason = found.reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        alone = self._batch.cut(self._index, self._index + 1)
+        place = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
+        return ListedItem, (reports.ListedItem(*place),)
+
+    def __repr__(self) -> str:
+        because = f", reason={self.reason!r}" if self.reason else ""
+        return f"Listed{super().__repr__()[:-1]}, state={self.state!r}{because})"

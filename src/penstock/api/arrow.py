@@ -1,0 +1,361 @@
+"""Items as Arrow tables, where volume is.
+
+Owns: `from_arrow` (a table → batches), `read_columns` (a table → checked columns, for logs/drafting.py), `refusal` (types, before there is
+a table), `to_arrow` (items → a record batch) and `item_schema`, which record batches of items have.
+Needs pyarrow, which is an extra and so is imported only when it is used.
+A table is looked at as a whole before its first batch is given: what is wrong with it is said before anything is stored.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from penstock.api.items import dedup_digests, each
+from penstock.rules.routing import key_ids
+from penstock.words import values
+from penstock.words.batch import Batch
+from penstock.words.errors import InvalidRequest
+from penstock.words.ids import format_id, format_ids
+from penstock.words.limits import (
+    DEFAULT_PRIORITY,
+    GIB,
+    LAST_PRIORITY,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    MAX_DELAY,
+    MAX_HEADERS_BYTES,
+    MAX_KEY_BYTES,
+    MAX_NAME_BYTES,
+    MAX_PAYLOAD_BYTES,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Part: TypeAlias = tuple[int, int, Batch, int, Mapping[int, int]]
+"""Partition, offset of the first item, the items, when they were produced, the attempts of those that are not at the usual number."""
+
+MAX_ARROW_BYTES = 2 * GIB - 1
+"""What a column of Arrow's binary type can hold."""
+
+SHOWN_COLUMNS = 8
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.compute
+    except ImportError:
+        raise InvalidRequest("pyarrow is not installed; run pip install 'penstock[arrow]'") from None
+    return pyarrow
+
+
+# -- a table to be produced --------------------------------------------------------------------------
+
+
+def from_arrow(data: "pa.Table | pa.RecordBatch") -> Iterator[Batch]:
+    """The rows as batches, none larger than a batch may be. Also takes what other libraries offer as an Arrow stream."""
+    return _batches(read_columns(data))
+
+
+def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
+    """The columns of a table that say something, each in the one type that is worked with, every value within its limits."""
+    given = _given(data)
+    columns = {name: read for name, column in given.items() if (read := _read(name, column, given.get("key"))) is not None}
+    if "payload" not in columns:
+        raise InvalidRequest(f"there is no column 'payload'; give one of {_COLUMNS['payload'].types}")
+    if _is_text(given["payload"].type):
+        said = columns.get("encoding")
+        columns["encoding"] = _constant(values.TEXT, len(columns["payload"])) if said is None else said.fill_null(values.TEXT)
+    return columns
+
+
+def refusal(name: str, kind: "pa.DataType | None") -> str:
+    """What a column should be, when items cannot have one of that type (None: one that Arrow does not know); "" when they can."""
+    pa, known = _pyarrow(), _COLUMNS[name]
+    if kind is not None and pa.types.is_null(kind) and name != "payload":
+        return ""  # it says nothing
+    try:
+        if kind is not None:
+            known.read(pa.chunked_array([], kind))
+            return ""
+    except _WrongType:
+        pass
+    return known.types
+
+
+def not_known(names: Sequence[str]) -> str:
+    """That items cannot have these columns, as the beginning of a sentence; it tells of a few."""
+    shown = ", ".join(f"{name!r:.100}" for name in names[:SHOWN_COLUMNS])
+    more = f" and {len(names) - SHOWN_COLUMNS} more" if len(names) > SHOWN_COLUMNS else ""
+    return f"the column {shown} is not known; drop it" if len(names) == 1 else f"the columns {shown}{more} are not known; drop them"
+
+
+def _given(data: Any) -> dict[str, Any]:
+    """The columns by name: known, without dictionaries, and sound. Data from elsewhere may point outside of its own memory."""
+    pa = _pyarrow()
+    if not isinstance(data, pa.Table | pa.RecordBatch) and not hasattr(data, "__arrow_c_stream__"):
+        raise InvalidRequest(f"the items are {type(data).__name__}; give a pyarrow Table or RecordBatch")
+    try:
+        table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else pa.table(data)
+        table.validate(full=True)
+        columns = [column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in table.columns]
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidRequest(f"the items cannot be read as an Arrow table ({error}); give a pyarrow Table or RecordBatch") from None
+    unknown = [name for name in table.schema.names if name not in _COLUMNS]
+    if unknown:
+        raise InvalidRequest(f"{not_known(unknown)} or use one of {', '.join(_COLUMNS)}")
+    for name in table.schema.names:
+        if table.schema.names.count(name) > 1:
+            raise InvalidRequest(f"there are several columns {name!r}; keep one")
+    return dict(zip(table.schema.names, columns, strict=True))
+
+
+def _read(name: str, column: Any, keys: Any) -> Any:
+    """A column in the one type that is worked with, every value within its limits; None if there is no value."""
+    known = _COLUMNS[name]
+    if name == "payload" and column.null_count:
+        raise InvalidRequest(f"{_row(_first(column.is_null()), keys)}: the payload is null; give bytes or text")
+    if name != "payload" and column.null_count == len(column):
+        return None
+    try:
+        found = known.read(column)
+    except _WrongType:
+        raise InvalidRequest(f"the column {name!r} is {column.type}; give {known.types}") from None
+    except _pyarrow().ArrowException as error:
+        raise InvalidRequest(f"the column {name!r} cannot be read ({error}); give {known.types}") from None
+    _check_limits(name, found, None if name == "key" else keys)
+    return found
+
+
+def _check_limits(name: str, column: Any, keys: Any) -> None:
+    pa, known = _pyarrow(), _COLUMNS[name]
+    in_bytes = column.type != pa.int64()
+    measured = pa.compute.binary_length(column) if in_bytes else column
+    row = _first(pa.compute.or_(pa.compute.less(measured, known.low), pa.compute.greater(measured, known.high)))
+    if row >= 0:
+        is_wrong = f"has {measured[row]} bytes" if in_bytes else f"is {measured[row]}"
+        raise InvalidRequest(f"{_row(row, keys)}: the {name} {is_wrong}; give {known.low} to {known.high}{known.unit}")
+
+
+def _row(row: int, keys: Any) -> str:
+    """What a row is called: who has split a table, or had it made by a query, knows it by its key."""
+    key = None if keys is None else keys[row].as_py()
+    if isinstance(key, bytes):
+        key = key.decode(errors="backslashreplace")
+    return f"row {row}" if key is None else f"row {row} (key {key!r:.100})"
+
+
+def _first(rows: Any) -> int:
+    """The first row that is true, or -1."""
+    found: int = _pyarrow().compute.index(rows, True).as_py()
+    return found
+
+
+class _WrongType(Exception):
+    """A column's type is none of those it may have."""
+
+
+def _read_bytes(column: Any) -> Any:
+    return _cast(column, _pyarrow().large_binary(), _is_bytes(column.type) or _is_text(column.type))
+
+
+def _read_text(column: Any) -> Any:
+    return _cast(column, _pyarrow().large_string(), _is_text(column.type))
+
+
+def _read_number(column: Any) -> Any:
+    pa = _pyarrow()
+    return _cast(column, pa.int64(), pa.types.is_integer(column.type))
+
+
+def _read_at(column: Any) -> Any:
+    pa = _pyarrow()
+    if not pa.types.is_timestamp(column.type):
+        return _read_number(column)
+    return _cast(column, pa.timestamp("us", column.type.tz), column.type.tz is not None).cast(pa.int64())
+
+
+def _read_ttl(column: Any) -> Any:
+    pa = _pyarrow()
+    if not pa.types.is_duration(column.type):
+        return _read_number(column)
+    return _cast(column, pa.duration("us")).cast(pa.int64())
+
+
+def _read_headers(column: Any) -> Any:
+    """As MessagePack, which every row is made into or checked to be."""
+    pa = _pyarrow()
+    kind = column.type
+    if pa.types.is_map(kind) and _is_text(kind.key_type) and (_is_text(kind.item_type) or _is_bytes(kind.item_type)):
+        convert: Callable[[Any], bytes | None] = _packed
+    elif _is_bytes(kind):
+        convert = _checked
+    else:
+        raise _WrongType
+    found = each(convert, column.to_pylist(), called="row {}".format)
+    return pa.chunked_array([pa.array(found or [], pa.large_binary())])
+
+
+def _packed(headers: list[tuple[str, Any]]) -> bytes | None:
+    return values.encode_headers(dict(headers))
+
+
+def _checked(headers: bytes) -> bytes:
+    values.decode_headers(headers)
+    return headers
+
+
+class _Known(NamedTuple):
+    """A column that a table may have: its types, how it is read, and the limits of its values or of their lengths."""
+
+    types: str
+    read: Callable[[Any], Any]
+    high: int
+    low: int = 0
+    unit: str = ""
+
+
+_COLUMNS = {
+    "payload": _Known("binary or string", _read_bytes, MAX_PAYLOAD_BYTES),
+    "key": _Known("binary or string", _read_bytes, MAX_KEY_BYTES),
+    "headers": _Known("map<string, string>, map<string, binary>, or binary that is MessagePack", _read_headers, MAX_HEADERS_BYTES),
+    "kind": _Known("string", _read_text, MAX_NAME_BYTES),
+    "encoding": _Known("string", _read_text, MAX_NAME_BYTES),
+    "reference": _Known("string", _read_text, MAX_NAME_BYTES),
+    "priority": _Known("an integer type", _read_number, LAST_PRIORITY),
+    "at": _Known("a timestamp with a timezone, or int64 (microseconds since 1970)", _read_at, values.LAST_INSTANT, unit=" microseconds"),
+    "ttl": _Known("a duration, or int64 (microseconds)", _read_ttl, MAX_DELAY, 1, " microseconds"),
+    "dedup": _Known("binary or string", _read_bytes, MAX_NAME_BYTES),
+}
+
+
+COLUMNS = tuple(_COLUMNS)
+"""The columns that a table of items may have."""
+
+
+def _is_text(kind: Any) -> bool:
+    types = _pyarrow().types
+    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view))
+
+
+def _is_bytes(kind: Any) -> bool:
+    types = _pyarrow().types
+    return any(test(kind) for test in (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary))
+
+
+def _cast(column: Any, kind: Any, possible: bool = True) -> Any:
+    """Nanoseconds are cut off; anything else that would not fit is an error."""
+    if not possible:
+        raise _WrongType
+    return column.cast(options=_pyarrow().compute.CastOptions(kind, allow_time_truncate=True))
+
+
+def _constant(text: str, count: int) -> Any:
+    pa = _pyarrow()
+    return pa.chunked_array([pa.repeat(pa.scalar(text, pa.large_string()), count)])
+
+
+def _batches(columns: Mapping[str, Any]) -> Iterator[Batch]:
+    sizes = _pyarrow().compute.binary_length(columns["payload"]).to_pylist()
+    start = size = 0
+    for row, more in enumerate(sizes):
+        if row - start == MAX_BATCH_ITEMS or size + more > MAX_BATCH_BYTES:
+            yield _batch(columns, start, row)
+            start, size = row, 0
+        size += more
+    if sizes:
+        yield _batch(columns, start, len(sizes))
+
+
+def _batch(columns: Mapping[str, Any], start: int, stop: int) -> Batch:
+    found = {name: column.slice(start, stop - start).to_pylist() for name, column in columns.items()}
+    keys, priorities = found.get("key"), found.get("priority")
+    return Batch(
+        found["payload"],
+        keys,
+        None if keys is None else key_ids(keys),
+        found.get("headers"),
+        found.get("kind"),
+        found.get("encoding"),
+        found.get("reference"),
+        None if priorities is None else bytes([DEFAULT_PRIORITY if priority is None else priority for priority in priorities]),
+        None if "at" not in found else [at or 0 for at in found["at"]],
+        None if "ttl" not in found else [ttl or 0 for ttl in found["ttl"]],
+        dedup_digests(keys, found.get("dedup")),
+    ).compact()
+
+
+# -- items to be handled -----------------------------------------------------------------------------
+
+
+@cache
+def item_schema() -> "pa.Schema":
+    """The columns of items on the way out; every record batch has all of them."""
+    pa = _pyarrow()
+    moment = pa.timestamp("us", "UTC")
+    return pa.schema(
+        {
+            "id": pa.string(),
+            "partition": pa.int32(),
+            "offset": pa.int64(),
+            "payload": pa.binary(),
+            "key": pa.binary(),
+            "headers": pa.map_(pa.string(), pa.binary()),
+            "kind": pa.string(),
+            "encoding": pa.string(),
+            "reference": pa.string(),
+            "priority": pa.uint8(),
+            "produced_at": moment,
+            "at": moment,
+            "ttl": pa.duration("us"),
+            "attempts": pa.int32(),
+        }
+    )
+
+
+def to_arrow(parts: Sequence[Part], usual_attempts: int = 1) -> "pa.RecordBatch":
+    """The items of all parts, in that order. Those that a part's `attempts` do not name are at `usual_attempts`."""
+    pa, schema = _pyarrow(), item_schema()
+    size = sum(batch.size_bytes for _, _, batch, _, _ in parts)
+    if size > MAX_ARROW_BYTES:
+        raise InvalidRequest(f"the items have {size} payload bytes, which one record batch cannot hold; take fewer at a time")
+    found = [(len(part[2]), _columns_of(part, usual_attempts)) for part in parts]
+    return pa.RecordBatch.from_arrays([_joined(field, found) for field in schema], schema=schema)
+
+
+def _joined(field: "pa.Field", parts: Sequence[tuple[int, Mapping[str, Any]]]) -> Any:
+    """One column of all parts, given as (count, columns)."""
+    pa = _pyarrow()
+    if all(columns[field.name] is None for _, columns in parts):
+        return pa.nulls(sum(count for count, _ in parts), field.type)
+    whole = chain.from_iterable(columns[field.name] or repeat(None, count) for count, columns in parts)
+    return pa.array(list(whole), field.type)
+
+
+def _columns_of(part: Part, usual_attempts: int) -> dict[str, Sequence[Any] | None]:
+    partition, start, batch, produced_at, attempts = part
+    count = len(batch)
+    offsets = range(start, start + count)
+    return {
+        "id": format_ids(partition, offsets),
+        "partition": [partition] * count,
+        "offset": offsets,
+        "payload": batch.payloads,
+        "key": batch.keys,
+        "headers": each(_pairs, batch.headers or (), called=lambda index: f"item {format_id(partition, start + index)}"),
+        "kind": batch.kinds,
+        "encoding": batch.encodings,
+        "reference": batch.references,
+        "priority": batch.priorities or [DEFAULT_PRIORITY] * count,
+        "produced_at": [produced_at] * count,
+        "at": None if batch.ats is None else [at or None for at in batch.ats],
+        "ttl": None if batch.ttls is None else [ttl or None for ttl in batch.ttls],
+        "attempts": [attempts.get(offset, usual_attempts) for offset in offsets] if attempts else [usual_attempts] * count,
+    }
+
+
+def _pairs(headers: bytes) -> list[tuple[str, bytes]]:
+    """Every value as bytes: a column has one type."""
+    decoded = values.decode_headers(headers).items()
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in decoded]

@@ -1,0 +1,337 @@
+"""Items as callers see them, one by one: `NewItem` on the way in, `Item` on the way out.
+
+Owns: the two types, and how a list of things becomes a Batch. Cost is paid per column: a list of plain bytes is looked at once, a column
+that no item has is not built, and an Item is a place in a batch from which everything is read when it is asked for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from datetime import datetime, timedelta
+from itertools import islice, repeat
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import astuple
+
+from penstock.rules.routing import dedup_digest, key_id, key_ids
+from penstock.words import values
+from penstock.words.batch import Batch
+from penstock.words.clock import SECOND
+from penstock.words.errors import InvalidRequest
+from penstock.words.ids import format_id
+from penstock.words.limits import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS, MAX_NAME_BYTES, within
+from penstock.words.origin import Origin
+from penstock.words.origin import decode as decode_origin
+from penstock.words.values import Headers, Value
+
+T = TypeVar("T")
+_SHOWN = 60
+
+
+# -- on the way in -----------------------------------------------------------------------------------
+
+
+class _Payload(msgspec.Struct, frozen=True):
+    payload: Value
+
+
+class NewItem(_Payload, frozen=True, kw_only=True):
+    """An item to be produced. Whatever is None is left to the queue."""
+
+    key: str | bytes | None = None
+    """Items of one key are handled in order, one at a time."""
+    headers: Headers | None = None
+    kind: str | None = None
+    encoding: str | None = None
+    """How the payload is to be read; derived from its type unless given."""
+    reference: str | None = None
+    priority: int | None = None
+    """0 (first) to 9."""
+    at: datetime | float | None = None
+    """Not before then: a datetime with a timezone, or seconds since 1970."""
+    ttl: float | timedelta | None = None
+    """Given up when it has waited so long: seconds or a timedelta."""
+    dedup: str | bytes | None = None
+    """A second item of the same key and dedup id is not added while the queue remembers the first."""
+    queue: str | None = None
+    """Where a follow-up of `complete(then=…)` goes."""
+
+    def __repr__(self) -> str:
+        given = [f"{name}={getattr(self, name)!r}" for name in _OPTIONS if getattr(self, name) is not None]
+        return f"NewItem({', '.join([_shown(self.payload), *given])})"
+
+
+Items: TypeAlias = Iterable[NewItem | Value]
+_OPTIONS = NewItem.__struct_fields__[1:]
+_NOT_ITEMS = (str, bytes, bytearray, memoryview, Mapping, msgspec.Struct)
+"""What can be gone through but is one thing, not many."""
+_NOT_PAYLOADS = (NewItem, Batch)
+
+
+def to_batch(items: Items, *, follow_ups: bool = False) -> Batch:
+    """The items as columns. Only follow-ups may name a queue, which is then for the caller to look at."""
+    given = _listed(items)
+    kinds = set(map(type, given))
+    if kinds == {bytes}:
+        return Batch(given)  # type: ignore[arg-type]
+    if any(issubclass(kind, NewItem) for kind in kinds):
+        return _columns(given if kinds == {NewItem} else [_exact(item) for item in given], follow_ups)  # type: ignore[arg-type]
+    payloads, encodings = _payloads(given, [None] * len(given))
+    return Batch(payloads, encodings=encodings)
+
+
+def to_single(
+    payload: Value,
+    key: str | bytes | None = None,
+    headers: Headers | None = None,
+    kind: str | None = None,
+    encoding: str | None = None,
+    reference: str | None = None,
+    priority: int | None = None,
+    at: datetime | float | None = None,
+    ttl: float | timedelta | None = None,
+    dedup: str | bytes | None = None,
+) -> Batch:
+    """A batch of one item."""
+    data, encoding = (payload, encoding) if type(payload) is bytes else _encode(payload, encoding)
+    name = None if key is None else values.encode_key(key)
+    packed = None if headers is None else values.encode_headers(headers)
+    return Batch(
+        [data],
+        None if name is None else [name],
+        None if name is None else [key_id(name)],
+        None if packed is None else [packed],
+        None if kind is None else [kind],
+        None if encoding is None else [encoding],
+        None if reference is None else [reference],
+        None if priority is None else bytes([_priority(priority)]),
+        None if at is None else [values.instant(at)],
+        None if ttl is None else [_ttl(ttl)],
+        None if dedup is None else [dedup_digest(name, _dedup(dedup))],
+    )
+
+
+def _listed(items: Items) -> list[NewItem | Value]:
+    """A list of our own. Something endless is cut where `validate` will refuse it."""
+    if isinstance(items, _NOT_ITEMS) or not isinstance(items, Iterable):
+        raise InvalidRequest(f"the items are {type(items).__name__}; give a list of them")
+    return list(items if isinstance(items, Sized) else islice(items, MAX_BATCH_ITEMS + 1))
+
+
+def _exact(item: NewItem | Value) -> NewItem:
+    """The item, of no other type than NewItem: its columns are told apart by their places."""
+    if type(item) is NewItem:
+        return item
+    if isinstance(item, NewItem):
+        return NewItem(item.payload, **{name: getattr(item, name) for name in _OPTIONS})
+    return NewItem(item)
+
+
+def _columns(items: list[NewItem], follow_ups: bool) -> Batch:
+    payload, key, headers, kind, encoding, reference, priority, at, ttl, dedup, queue = zip(*map(astuple, items), strict=True)
+    if not follow_ups:
+        each(_refuse_queue, queue)
+    payloads, encodings = _payloads(payload, encoding)
+    keys = each(values.encode_key, key)
+    priorities = each(_priority, priority, DEFAULT_PRIORITY)
+    return Batch(
+        payloads,
+        keys,
+        None if keys is None else key_ids(keys),
+        each(values.encode_headers, headers),
+        _texts(kind),
+        encodings,
+        _texts(reference),
+        None if priorities is None else bytes(priorities),
+        each(values.instant, at, 0),
+        each(_ttl, ttl, 0),
+        dedup_digests(keys, each(_dedup, dedup)),
+    )
+
+
+def _payloads(given: Sequence[Any], encodings: Sequence[str | None]) -> tuple[list[bytes], list[str | None] | None]:
+    if set(map(type, given)) == {bytes}:
+        return list(given), _texts(encodings)
+    pairs = each(_encode_pair, list(zip(given, encodings, strict=True))) or []
+    return [payload for payload, _ in pairs], _texts([encoding for _, encoding in pairs])
+
+
+def each(
+    convert: Callable[[Any], T], column: Sequence[Any], missing: Any = None, called: Callable[[int], str] = "item {}".format
+) -> list[T] | None:
+    """The column converted, or None if no item has it. An error says which item it is about, `called` by its index."""
+    if column.count(None) == len(column):
+        return None
+    found: list[T] = []
+    append = found.append
+    try:
+        for value in column:
+            append(missing if value is None else convert(value))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{called(len(found))}: {error}") from None
+    return found
+
+
+def _texts(column: Sequence[str | None]) -> list[str | None] | None:
+    return None if column.count(None) == len(column) else list(column)
+
+
+def dedup_digests(keys: Sequence[bytes | None] | None, names: Sequence[bytes | None] | None) -> list[bytes | None] | None:
+    """The column `dedups` of dedup ids given by name."""
+    if names is None:
+        return None
+    pairs = zip(keys or repeat(None), names)  # noqa: B905 (repeat has no end)
+    return [None if name is None else dedup_digest(key, name) for key, name in pairs]
+
+
+def _encode_pair(pair: tuple[Value, str | None]) -> tuple[bytes, str | None]:
+    return _encode(*pair)
+
+
+def _encode(payload: Value, encoding: str | None) -> tuple[bytes, str | None]:
+    if isinstance(payload, _NOT_PAYLOADS):  # as Structs they would be stored as JSON, which nobody means
+        raise InvalidRequest(f"the payload is a {type(payload).__name__}; give what is in it, or give items to produce_many")
+    return values.encode_as(payload, encoding)
+
+
+def _priority(priority: int) -> int:
+    return within("the priority", priority, FIRST_PRIORITY, LAST_PRIORITY)
+
+
+def _ttl(ttl: float | timedelta) -> int:
+    span = values.duration(ttl, "the ttl")
+    if not span:
+        raise InvalidRequest("the ttl is 0; give more, or None for the queue's own")
+    return span
+
+
+def _dedup(dedup: str | bytes) -> bytes:
+    name = values.encode_key(dedup, "dedup id")
+    if len(name) > MAX_NAME_BYTES:
+        raise InvalidRequest(f"the dedup id has {len(name)} bytes; give at most {MAX_NAME_BYTES}")
+    return name
+
+
+def _refuse_queue(queue: str) -> None:
+    raise InvalidRequest(f"the queue is {queue!r}, but only a follow-up in complete(then=…) may name one; produce it to that queue")
+
+
+# -- on the way out ----------------------------------------------------------------------------------
+
+
+class Item:
+    """An item as a consumer sees it: a place in a batch, from which everything is read when it is asked for."""
+
+    __slots__ = ("_batch", "_index", "_produced_at", "_value", "attempts", "offset", "partition")
+
+    _value: Any
+
+    def __init__(self, partition: int, offset: int, batch: Batch, index: int, produced_at: int, attempts: int) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.attempts = attempts
+        """How often it was leased, this time included."""
+        self._batch = batch
+        self._index = index
+        self._produced_at = produced_at
+
+    @property
+    def id(self) -> str:
+        return format_id(self.partition, self.offset)
+
+    @property
+    def payload(self) -> bytes:
+        return self._batch.payloads[self._index]
+
+    @property
+    def value(self) -> Any:
+        """The payload as its encoding says: decoded once, then the same object."""
+        found = getattr(self, "_value", msgspec.UNSET)
+        if found is msgspec.UNSET:
+            found = self._value = values.decode(self.payload, self.encoding)
+        return found
+
+    @property
+    def key(self) -> str | None:
+        """The key as text; where it is not UTF-8, in a form that can be given as a key again."""
+        key = self.key_bytes
+        return None if key is None else values.decode_key(key)
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        return self._of(self._batch.keys)
+
+    @property
+    def headers(self) -> dict[str, str | bytes]:
+        """A dict of the caller's own."""
+        return values.decode_headers(self._of(self._batch.headers))
+
+    @property
+    def kind(self) -> str | None:
+        return self._of(self._batch.kinds)
+
+    @property
+    def encoding(self) -> str | None:
+        return self._of(self._batch.encodings)
+
+    @property
+    def reference(self) -> str | None:
+        return self._of(self._batch.references)
+
+    @property
+    def priority(self) -> int:
+        priorities = self._batch.priorities
+        return DEFAULT_PRIORITY if priorities is None else priorities[self._index]
+
+    @property
+    def produced_at(self) -> datetime:
+        return values.timestamp(self._produced_at)
+
+    @property
+    def at(self) -> datetime | None:
+        """The time before which it was not to be handled, if one was given."""
+        at = self._of(self._batch.ats)
+        return values.timestamp(at) if at else None
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds, if it has a ttl of its own."""
+        ttl = self._of(self._batch.ttls)
+        return ttl / SECOND if ttl else None
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where it came from, if it was transferred: a dead letter, or redriven."""
+        data = self._of(self._batch.origins)
+        return None if data is None else decode_origin(data)
+
+    def _of(self, column: Sequence[T | None] | None) -> T | None:
+        return None if column is None else column[self._index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        alone = self._batch.cut(self._index, self._index + 1)  # a copy takes along what is its own, not the whole batch
+        return Item, (self.partition, self.offset, alone, 0, self._produced_at, self.attempts)
+
+    def __repr__(self) -> str:
+        parts = [f"Item({self.id!r}", _shown(self.payload)]
+        parts += [f"{name}={value!r}" for name in ("key", "kind", "encoding", "reference") if (value := getattr(self, name)) is not None]
+        return ", ".join([*parts, f"attempts={self.attempts})"])
+
+
+def items_of(
+    partition: int, start: int, batch: Batch, produced_at: int, attempts: Mapping[int, int], usual_attempts: int = 1
+) -> list[Item]:
+    """The items of a batch that lies at the offsets from `start` on; those that `attempts` does not name are at `usual_attempts`."""
+    count = len(batch.payloads)
+    if not attempts:
+        return [Item(partition, start + index, batch, index, produced_at, usual_attempts) for index in range(count)]
+    known = attempts.get
+    return [Item(partition, start + index, batch, index, produced_at, known(start + index, usual_attempts)) for index in range(count)]
+
+
+def _shown(payload: object) -> str:
+    """A payload as a repr shows it: its beginning, and how long it is if that is not all."""
+    if isinstance(payload, bytes | str) and len(payload) > _SHOWN:
+        unit = "bytes" if isinstance(payload, bytes) else "characters"
+        return f"{payload[:_SHOWN]!r}… ({len(payload)} {unit})"
+    text = repr(payload)
+    return text if len(text) <= 4 * _SHOWN else f"{text[: 4 * _SHOWN]}…"

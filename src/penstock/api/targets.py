@@ -1,0 +1,32 @@
+"""What a broker can be opened on.
+
+Owns: `place_of`, which tells directories and memory from what this version cannot open.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from penstock.broker.store import MEMORY
+from penstock.logs.files.directory import Root
+from penstock.words.errors import InvalidRequest
+
+Place: TypeAlias = str | os.PathLike[str]
+
+
+def place_of(target: Place, roots: Sequence[Place | Root] | None) -> Any:
+    """The target with its further storage roots, as `Embedded.open` takes it."""
+    if not isinstance(target, str | os.PathLike) or not isinstance(path := os.fspath(target), str):
+        raise InvalidRequest(f"the target is {type(target).__name__}; give the path of a directory, or {MEMORY!r}")
+    if not path:
+        raise InvalidRequest(f"the target is empty; give the path of a directory ('.' is this one), or {MEMORY!r}")
+    if "://" in path and path != MEMORY:
+        raise InvalidRequest(f"{path!r:.200} cannot be opened; this version opens directories and {MEMORY!r}")
+    path = path if path == MEMORY else os.path.expanduser(path)
+    if not roots:
+        return path
+    if path == MEMORY:
+        raise InvalidRequest(f"{MEMORY!r} has no storage roots; leave roots out, or give a directory")
+    if isinstance(roots, str | os.PathLike):
+        raise InvalidRequest("roots is a single path; give a list of them")
+    return [path, *roots]

@@ -1,0 +1,294 @@
+"""What others left in the inbox: the owner adopts their drops, each exactly once, and does their errands.
+
+Owns: `Adopter`. One of a broker; it looks into the inbox when the broker is opened and then every few moments, in a thread of its own, and
+is a caller like any other: it produces, leases and settles through the queues' turns.
+A drop is looked through before anything of it is taken: one that is damaged is left where it is, whole.
+It is adopted chunk by chunk. The catalog gives it a number before its first and notes its source after its last; in between each
+partition remembers how far it has come (loop/producing.py). So a crash at any point neither loses nor doubles. That rests on order: a
+queue's drops are adopted one after the other, those of a source by their numbers, and none is begun while another is not finished.
+Errands do not wait for drops: they are done between the chunks of one, for a stream that gets no answer loses its right.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Protocol
+
+import msgspec
+
+from penstock.logs.columns import Columns
+from penstock.logs.failures import storage_failed
+from penstock.logs.files import staging
+from penstock.logs.files.drops import Drops, Manifest, Waiting
+from penstock.logs.files.system import Files
+from penstock.loop.requests import Produce, Request
+from penstock.rules.catalog import ONCE, Entry
+from penstock.rules.routing import digest
+from penstock.words.batch import Batch, validate
+from penstock.words.clock import DAY, SECOND, Clock
+from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound
+
+_log = logging.getLogger("penstock")
+IDLE_SECONDS = 0.25
+BUSY_SECONDS = 0.01
+ERRANDS_EVERY = SECOND // 20
+"""How often errands are looked for while a drop is adopted."""
+BUSY_FOR = 10 * SECOND
+"""How long after the last drop or errand the next is looked for more often."""
+LATER = SECOND // 2
+"""When something that could not be done just now is tried again."""
+STALE = 7 * DAY
+"""A write that began so long ago and was not published never will be."""
+SWEEP_EVERY = DAY
+CHUNKS = 1 << 32
+
+
+class Enough(Exception):
+    """The time that was given is over; the rest is done at the next look."""
+
+
+class Host(Protocol):
+    """What a broker is to its adopter."""
+
+    clock: Clock
+
+    def entry(self, incarnation: int) -> Entry: ...
+    def adopting(self, incarnation: int, name: str) -> int: ...
+    def adopted(self, incarnation: int, name: str, source: str, number: int) -> None: ...
+    def call(self, incarnation: int, request: Request) -> object: ...
+    def queues(self) -> Sequence[int]: ...
+    def upkeep(self) -> None: ...
+
+
+class Adopter:
+    """Looks after the inbox of one broker."""
+
+    def __init__(self, drops: Drops, files: Files, host: Host, run_errand: Callable[[Waiting], None]) -> None:
+        self._drops = drops
+        self._files = files
+        self._host = host
+        self._run_errand = run_errand
+        self._later: dict[str, int] = {}
+        """What could not be done, and when to try again."""
+        self._refused: set[str] = set()
+        """What never can be done: left for somebody to look at."""
+        self._manifests: dict[str, Manifest] = {}
+        self._whole: set[str] = set()
+        """Drops that were looked through."""
+        self._busy_until = 0
+        self._looked_at = 0
+        """When errands were last looked for."""
+        self._sweep_at = 0
+        self._look_until: int | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look on, every few moments."""
+        self._thread = threading.Thread(target=self._watch, name="penstock inbox", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is its parent's, and may have held the event's lock."""
+        self._thread = None
+        self._ended = threading.Event()
+        self._ended.set()
+
+    def look(self, most: int = 0) -> bool:
+        """Do what there is to do, for so long at most (0: until it is done); whether anything was done."""
+        now = self._host.clock.read().elapsed
+        self._look_until = now + most if most else None
+        if now >= self._sweep_at:
+            self.sweep()
+        waiting = self._waiting()
+        self._forget_all_but({one.file for one in waiting})
+        done = [self._do_errands(waiting)]
+        drops = sorted((one for one in waiting if not one.is_errand), key=lambda one: one.incarnation)
+        for _, of_queue in groupby(drops, lambda one: one.incarnation):
+            done.append(self._adopt_all([*of_queue]))
+        return any(done)
+
+    def _waiting(self) -> list[Waiting]:
+        self._looked_at = self._host.clock.read().elapsed
+        try:
+            return self._drops.waiting()
+        except OSError as error:
+            _log.warning("the inbox cannot be read: %s", error)
+            return []
+
+    def _do_errands(self, waiting: Sequence[Waiting]) -> bool:
+        self._host.upkeep()
+        done = [self._do(one, self._run_errand) for one in waiting if one.is_errand]
+        return any(done)
+
+    def _forget_all_but(self, files: set[str]) -> None:
+        """Of what is not in the inbox any more nothing is kept in mind: it may come again, mended."""
+        self._refused &= files
+        self._whole &= files
+        self._later = {file: at for file, at in self._later.items() if file in files}
+        self._manifests = {file: found for file, found in self._manifests.items() if file in files}
+
+    def sweep(self) -> None:
+        """Remove what others left behind: when the broker is opened, and then every day."""
+        now = self._host.clock.read()
+        self._sweep_at = now.elapsed + SWEEP_EVERY
+        try:
+            self._drops.sweep(now.wall - STALE, self._host.queues())
+        except OSError as error:
+            _log.warning("the inbox cannot be tidied up: %s", error)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BUSY_SECONDS if self._host.clock.read().elapsed < self._busy_until else IDLE_SECONDS):
+            try:
+                if self.look():
+                    self._busy_until = self._host.clock.read().elapsed + BUSY_FOR
+            except Exception:  # a mistake of ours must not end the watch
+                _log.exception("looking into the inbox went wrong")
+
+    def _do(self, one: Waiting, step: Callable[[Waiting], None]) -> bool:
+        """A step with a drop or an errand; whether it could be done."""
+        now = self._host.clock.read().elapsed
+        if self._ended.is_set() or one.file in self._refused or now < self._later.get(one.file, 0):
+            return False
+        try:
+            step(one)
+            return True
+        except (BrokerClosed, Enough):
+            return False
+        except (PenstockError, OSError) as error:
+            if isinstance(error, PenstockError) and not error.retryable:
+                self._refuse(one, "%s is left in the inbox: %s", one.file, error)
+            elif one.file not in self._later:
+                _log.warning("%s cannot be taken from the inbox for now: %s", one.file, error)
+            self._later[one.file] = now + LATER
+        except Exception as error:  # a mistake of ours must not keep the others waiting, nor the broker from being opened
+            self._refuse(one, "%s is left in the inbox: it went wrong (%r); please report this", one.file, error, exc_info=error)
+        return False
+
+    def _refuse(self, one: Waiting, text: str, *args: object, exc_info: Exception | None = None) -> None:
+        self._refused.add(one.file)
+        _log.error(text, *args, exc_info=exc_info)
+
+    # -- adoption ------------------------------------------------------------------------------------
+
+    def _adopt_all(self, drops: Sequence[Waiting]) -> bool:
+        """The drops of one queue, in their order; whether any was adopted. What must wait lets no other overtake it."""
+        if drops[0].incarnation not in self._host.queues():
+            removed = [self._do(drop, self._adopt) for drop in drops]
+            return any(removed)
+        for drop in drops:
+            known = drop.file in self._manifests or self._do(drop, self._read_manifest)
+            if not known and drop.file not in self._refused:
+                return False  # it may be the first
+        adopted, held_up = False, set()
+        for drop in self._in_order([drop for drop in drops if drop.file in self._manifests]):
+            source = self._manifests[drop.file].source
+            if source in held_up:
+                continue
+            if self._do(drop, self._adopt):
+                adopted = True
+            elif drop.file not in self._refused or self._begun(drop):
+                break
+            else:
+                held_up.add(source)  # once a later one is in, it never can be: somebody must decide
+        return adopted
+
+    def _in_order(self, drops: Sequence[Waiting]) -> list[Waiting]:
+        """One that was begun first; then as they were written, but those of a source by number."""
+        manifests = self._manifests
+        by_number: dict[str, list[Waiting]] = {}
+        for drop in sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.file].number), reverse=True):
+            by_number.setdefault(manifests[drop.file].source, []).append(drop)
+        by_age = sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.file].began, drop.file))
+        return [by_number[manifests[drop.file].source].pop() for drop in by_age]
+
+    def _read_manifest(self, drop: Waiting) -> None:
+        self._manifests[drop.file] = self._drops.manifest(drop)
+
+    def _begun(self, drop: Waiting) -> bool:
+        """Whether it is the one that is to be finished before any other."""
+        try:
+            return self._host.entry(drop.incarnation).unfinished == drop.name
+        except QueueNotFound:
+            return False
+
+    def _adopt(self, drop: Waiting) -> None:
+        try:
+            self._take_in(drop)
+        except QueueNotFound:
+            if drop.incarnation in self._host.queues():  # it is still being opened
+                raise QueueBusy(f"the queue of {drop.file} is not open yet; try again in a moment") from None
+            _log.warning("the queue that %s was written for is deleted, so it is removed", drop.file)
+        try:
+            self._drops.done(drop)
+        except OSError as error:
+            raise storage_failed(error, "removing", drop.file) from error
+
+    def _take_in(self, drop: Waiting) -> None:
+        entry = self._host.entry(drop.incarnation)
+        manifest = self._manifests[drop.file]
+        if manifest.number <= entry.adopted.get(manifest.source, 0):
+            return
+        if drop.name in entry.adopting and not self._begun(drop):  # it was moved away, and has come back
+            raise CorruptLog(
+                f"a part of the drop {drop.file} was adopted, and other drops since, so nobody can say which part; "
+                "move it away and write again what is missing"
+            )
+        if drop.file not in self._whole:
+            self._look_through(drop, manifest)
+        first = self._host.adopting(drop.incarnation, drop.name) * CHUNKS + 1
+        for sequence, batch in enumerate(self._chunks(drop, manifest), first):
+            self._go_on()
+            self._produce(drop.incarnation, batch, sequence)
+        self._host.adopted(drop.incarnation, drop.name, manifest.source, ONCE if manifest.once else manifest.number)
+
+    def _go_on(self) -> None:
+        """Between two chunks: is it time for something else?"""
+        if self._ended.is_set():
+            raise BrokerClosed("the broker is being closed; the rest of the drop is adopted when it is opened again")
+        now = self._host.clock.read().elapsed
+        if self._look_until is not None and now >= self._look_until:
+            raise Enough
+        if now >= self._looked_at + ERRANDS_EVERY:
+            self._do_errands(self._waiting())
+
+    def _look_through(self, drop: Waiting, manifest: Manifest) -> None:
+        """All of it can be taken, or nothing is."""
+        for batch in self._chunks(drop, manifest):
+            self._go_on()
+            try:
+                validate(batch)
+            except InvalidRequest as error:
+                raise CorruptLog(f"the drop {drop.file} holds what no queue takes ({error}); move it away and write it again") from error
+        self._whole.add(drop.file)
+
+    def _chunks(self, drop: Waiting, manifest: Manifest) -> Iterator[Batch]:
+        """Every frame of a drop; CorruptLog as soon as it shows not to be what was published."""
+        for part in manifest.parts:
+            if not part.frames and not part.items:  # of which no file was made
+                continue
+            path, frames, items = self._drops.part(drop, part), 0, 0
+            for frame in staging.frames(self._files, path, drop.incarnation):
+                try:
+                    batch = Columns(frame).batch()
+                except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:  # whole, but not made as a frame is
+                    raise CorruptLog(f"{path} cannot be understood ({error}); move the drop away and write it again") from error
+                yield batch
+                frames, items = frames + 1, items + len(batch)
+            if (frames, items) != (part.frames, part.items):
+                what = f"{path} holds {items} items in {frames} frames and should hold {part.items} in {part.frames}"
+                raise CorruptLog(f"{what}; move the drop away and write it again")
+
+    def _produce(self, incarnation: int, batch: Batch, sequence: int) -> None:
+        name = digest(b"adopted", incarnation.to_bytes(8, "big"), sequence.to_bytes(8, "big"))
+        placed = self._host.call(incarnation, Produce(batch, name, sequence=sequence))
+        assert isinstance(placed, list)
+        for one in placed:
+            if one.error is not None:
+                raise one.error

@@ -1,0 +1,407 @@
+"""Looking at a queue: counted exactly, at any depth, without touching an item that was not asked for.
+
+Owns: the reports about one queue. Every function takes a queue that can be looked at (`Sight`): its `Turns`, inside a turn, or one that
+is only read (snapshot.py). What it answers is plain data.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.loop.blocks import Items
+from penstock.loop.loop import Loop
+from penstock.loop.reading import Seen, Sight
+from penstock.loop.retention import mean_bytes, to_drop_soon
+from penstock.loop.turn import Turns
+from penstock.reports import (
+    Explained,
+    Fencing,
+    HeldKey,
+    Latency,
+    ListedItem,
+    PartitionStats,
+    QueueMetrics,
+    QueueStats,
+    Traced,
+)
+from penstock.rules.keys import Line
+from penstock.rules.life import State as Life
+from penstock.rules.outbox import moved_runs, moved_to
+from penstock.rules.runs import RunSet, first_of, pairs
+from penstock.rules.state import State
+from penstock.rules.summary import Summary, gone
+from penstock.words import origin
+from penstock.words.clock import SECOND
+from penstock.words.errors import InvalidRequest, PenstockError, StorageFailed
+from penstock.words.ids import format_id
+from penstock.words.limits import MAX_BATCH_BYTES
+
+WALL = 1_000_000_000_000_000
+"""No elapsed time comes so far (31 years), and no date lies before it (2001)."""
+
+# -- counts ------------------------------------------------------------------------------------------
+
+
+def stats(turns: Turns) -> QueueStats:
+    """A queue at work."""
+    waiting = sum(not request.gone for request in turns.leasing.waiting)
+    return counted(turns, waiting, len(turns.producing.waiting), turns.leasing.held_by)
+
+
+def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0, holder: str = "") -> QueueStats:
+    partitions = [_partition(turns, member) for member in turns.members.values()]
+    totals = {
+        name: sum(getattr(one, name) for one in partitions)
+        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced", "buried_dropped")
+    }
+    consumers = _consumers(turns)
+    fences = ((member.number, fence) for member in turns.healthy() for fence in member.state.keys.fences)
+    return QueueStats(
+        name=turns.name,
+        partitions=partitions,
+        waiting_consumers=waiting_consumers,
+        waiting_producers=waiting_producers,
+        consumers=consumers,
+        resizing=[Fencing(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
+        transfers=sum(len(line) for member in turns.healthy() for line in member.state.outbox.values()),
+        warnings=list(_warnings(partitions, waiting_consumers or bool(holder), consumers)),
+        holder=holder,
+        **totals,
+    )
+
+
+def _partition(turns: Sight, member: Seen) -> PartitionStats:
+    partition = member.known
+    if member.closed and member.summary is not None:
+        return _closed(turns, member.number, member.summary)
+    if partition is None:
+        return PartitionStats(member.number, "slow" if member.slow else "failing", error=str(member.error))
+    state = partition.state
+    counts = state.counts
+    status = "active" if member.error is None else "failing"
+    if member.number not in turns.active and member.error is None:
+        status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
+    now, segments = partition.now().elapsed, partition.log.segments()
+    to_drop, drop_in = to_drop_soon(segments, state, now)
+    return PartitionStats(
+        member.number,
+        status,
+        *counts._replace(completed=counts.completed - gone(state)),
+        state.next_offset,
+        len(state.keys.map),
+        _oldest(state, now),
+        sum(facts.size_bytes for facts in segments),
+        state.paused_lease,
+        state.paused_produce,
+        lost=len(state.lost),
+        buried_dropped=state.buried_dropped,
+        buried_to_drop=to_drop,
+        buried_drop_seconds=drop_in / SECOND,
+        error=str(member.error or ""),
+        notes=[*partition.log.notes, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
+    )
+
+
+def _closed(turns: Sight, number: int, known: Summary) -> PartitionStats:
+    """A partition that nobody needs open, as it was when it was closed."""
+    counts = known.counts
+    status = "active"
+    if number not in turns.active:
+        status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
+    return PartitionStats(
+        number,
+        status,
+        *counts._replace(completed=counts.completed - known.gone),
+        known.next_offset,
+        known.busy_keys,
+        size_bytes=known.size_bytes,
+        paused_lease=known.paused_lease,
+        paused_produce=known.paused_produce,
+        lost=known.lost,
+        buried_dropped=known.buried_dropped,
+    )
+
+
+def _oldest(state: State, now: int) -> float:
+    """How long the item at the front of a lane or a line has been ready; what waits behind a held key does not count."""
+    times = [lane[0].ready_at for lane in state.lanes.lanes if lane]
+    for heads in state.keys.ready:
+        if heads:
+            line = state.keys.map.get(heads[0][2])
+            if isinstance(line, Line) and line.waiting:
+                times.append(line.waiting.first.ready_at)
+    return max(0, now - min(times)) / SECOND if times and state.ready else 0.0
+
+
+def _consumers(turns: Sight) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for member in turns.healthy():
+        for grant in member.state.leases.live.values():
+            found[grant.consumer] = found.get(grant.consumer, 0) + grant.count
+    return dict(sorted(found.items()))
+
+
+def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Mapping[str, int]) -> Iterator[str]:
+    ready = sum(one.ready for one in partitions)
+    if ready and not waiting and not consumers:
+        yield f"{ready} items are ready and no consumer is there; start one"
+    going = [one for one in partitions if one.buried_to_drop]
+    if going:
+        items, wait = sum(one.buried_to_drop for one in going), min(one.buried_drop_seconds for one in going)
+        when = f"in {wait / 60:.0f} minutes" if wait >= 60 else "within a minute"
+        yield f"retention is to drop {items} buried items, the first {when}; redrive or clear them, or keep items for longer"
+    for one in partitions:
+        if one.error:
+            yield f"partition {one.partition} is failing: {one.error}"
+        if one.lost:
+            yield f"{one.lost} items of partition {one.partition} were lost to damage; run verify to see which"
+        if one.paused_lease and one.ready:
+            yield f"leasing from partition {one.partition} is paused while {one.ready} items are ready; resume it"
+        for note in one.notes:
+            if note.startswith("damage"):
+                yield f"partition {one.partition}: {note}; run verify, then repair"
+
+
+# -- why ---------------------------------------------------------------------------------------------
+
+
+def _member(turns: Sight, partition: int) -> Seen:
+    member = turns.members.get(partition)
+    if member is None:
+        raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; the id is of another queue")
+    return member
+
+
+def explain(turns: Sight, partition: int, offset: int) -> Explained | tuple[int, int, int]:
+    """Why an item is not running; for one that went elsewhere, (incarnation, partition, offset) to ask there."""
+    member = _member(turns, partition)
+    name = format_id(partition, offset)
+    if not member.healthy:
+        return Explained(name, turns.name, "unknown", f"its partition is failing: {member.error}")
+    turns.touch(member)
+    found = member.open.explain(offset)
+    if found.moved_to is not None:
+        return found.moved_to
+    now = member.open.now()
+    ready_in = None
+    if found.until:
+        clock = now.wall if found.until > WALL else now.elapsed
+        ready_in = max(0, found.until - clock) / SECOND
+    why = found.why
+    if found.waits_for is not None and not turns.members[found.waits_for].healthy:
+        why += f", which is failing: {turns.members[found.waits_for].error}"
+    held_by = "" if found.held_by is None else format_id(partition, found.held_by)
+    return Explained(name, turns.name, found.state.value, why, found.attempts, found.consumer, ready_in, held_by, found.reason)
+
+
+def trace(turns: Sight, partition: int, offset: int) -> Traced:
+    """Where an item was before and where it went from here, as (incarnation, partition, offset); None for neither."""
+    member = _member(turns, partition)
+    state = member.state
+    if not 0 <= offset < state.next_offset:
+        raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
+    came_from = None
+    if offset not in state.dropped and offset not in state.lost:
+        turns.touch(member)
+        items = member.open.items([offset, offset + 1])
+        packed = items[0].batch.origins[0] if items and items[0].batch.origins is not None else None
+        if packed is not None:
+            known = origin.decode(packed)
+            came_from = (known.incarnation, *known.place)
+    return Traced(came_from, moved_to(state, offset))
+
+
+def keys(turns: Sight, limit: int = 100) -> list[HeldKey]:
+    """Keys that are not free, and what holds them."""
+    found: list[HeldKey] = []
+    for member in turns.healthy():
+        turns.touch(member)
+        for key, line in list(member.state.keys.map.items()):
+            if len(found) >= limit:
+                return found
+            if member.state.keys.map.get(key) is not line:  # damage that was met just now has freed it
+                continue
+            held = _held(member, key, line if isinstance(line, Line) else Line(line))
+            if held is not None:
+                found.append(held)
+    return found
+
+
+def _held(member: Seen, key: int, line: Line) -> HeldKey | None:
+    state = member.state
+    waiting = sum(run.stop - run.start for run in line.waiting)
+    if line.lease:
+        grant = state.leases.live[line.lease]
+        why, offset = "leased", next(other for other, (_, its) in grant.open.items() if its == key)
+    elif line.backing_off is not None:
+        why, offset = "backing off", line.backing_off[0]
+    elif line.parked:
+        why, offset = "parked", line.parked[0]
+    else:
+        head = line.waiting.first
+        why, offset = ("fenced" if head.position >= state.keys.fences.limit(key) else "waiting"), head.start
+    if offset in state.dropped or offset in state.lost:
+        return None
+    items = member.open.items([offset, offset + 1])
+    if not items or items[0].batch.keys is None:
+        return None
+    return HeldKey(items[0].batch.keys[0] or b"", member.number, why, format_id(member.number, offset), waiting)
+
+
+# -- lists -------------------------------------------------------------------------------------------
+
+
+def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = None, limit: int = 100) -> list[ListedItem]:
+    """Items in these states, by partition and offset, behind `after`."""
+    wanted = [Life(state) for state in states] if states else list(Life)
+    found: list[ListedItem] = []
+    for member in sorted(turns.healthy(), key=lambda one: one.number):
+        start = 0
+        if after is not None:
+            if member.number < after[0]:
+                continue
+            start = after[1] + 1 if member.number == after[0] else 0
+        turns.touch(member)
+        before = len(found)
+        while len(found) == before and (there := _in_states(member.state, wanted, start)):  # on, behind what turns out to be lost
+            runs = first_of(there.runs, _bounded(member, limit - len(found)))
+            for items in member.open.items(runs):
+                found += _listed(member, items)
+            start = runs[-1]
+        if len(found) >= limit or (len(found) > before and _in_states(member.state, wanted, start)):
+            break  # the next page goes on here, also where damage or the size of the items made this one short
+    return found
+
+
+def _bounded(member: Seen, items: int) -> int:
+    """So many items, or as many as make a reply that can be held."""
+    return max(1, min(items, MAX_BATCH_BYTES // max(1, mean_bytes(member.open.log.segments(), member.state))))
+
+
+def redrivable(turns: Sight, after: tuple[int, int] | None = None, limit: int = 1_000) -> list[ListedItem]:
+    """Items that a redrive may take: ready or buried."""
+    return listed(turns, [Life.READY.value, Life.BURIED.value], after, limit)
+
+
+def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
+    found = RunSet()
+    stop = state.next_offset
+    for life in wanted:
+        if life is Life.READY:
+            found.add_all(RunSet(state.ready_runs()).within(start, stop))
+        elif life is Life.LEASED:
+            found.add_all(state.leased_within(start, stop).runs)
+        else:
+            found.add_all(_SETS[life](state).within(start, stop))
+    for absent in (state.dropped.runs, state.lost.runs, moved_runs(state)):
+        found.remove_all(absent)
+    return found
+
+
+_SETS = {
+    Life.SCHEDULED: lambda state: state.scheduled,
+    Life.COMPLETED: lambda state: state.resolved,
+    Life.BURIED: lambda state: state.buried_set,
+    Life.MOVING: lambda state: state.moving,
+}
+
+
+def _listed(member: Seen, items: Items) -> Iterator[ListedItem]:
+    state = member.state
+    for index in range(len(items.batch)):
+        offset = items.start + index
+        life = state.state_of(offset)
+        assert life is not None
+        burial, failure = state.buried.get(offset), state.failures.get(offset)
+        attempts = burial.attempts if burial else state.attempts(offset) + (life is Life.LEASED)
+        reason = burial.reason if burial else failure.reason if failure else ""
+        yield ListedItem(member.number, offset, life.value, items.batch, index, items.produced_at, attempts, reason)
+
+
+# -- history -----------------------------------------------------------------------------------------
+
+
+def ends(turns: Sight) -> dict[int, int]:
+    return {member.number: member.state.next_offset for member in turns.healthy()}
+
+
+def starts(turns: Sight) -> dict[int, int]:
+    return {member.number: member.state.dropped.first_missing(0) for member in turns.healthy()}
+
+
+def offsets_at(turns: Sight, at: int) -> dict[int, int]:
+    return {member.number: member.open.offset_at(at) for member in turns.healthy()}
+
+
+def cursors(turns: Sight) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for member in turns.healthy():
+        for name, offset in member.state.cursors.items():
+            found.setdefault(name, {})[member.number] = offset
+    return found
+
+
+def cursor(turns: Sight, name: str) -> dict[int, int]:
+    """Where a cursor stands in each partition that knows it."""
+    return cursors(turns).get(name, {})
+
+
+def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
+    """Retained items from these offsets on, a share from each partition, and where to read on. What was forwarded was read before."""
+    found: list[tuple[int, Items]] = []
+    failure: PenstockError | None = None
+    after = dict(offsets)
+    behind = [member for member in turns.healthy() if member.state.next_offset > offsets.get(member.number, 0)]
+    for place, member in enumerate(behind):
+        share = _bounded(member, max(1, -(-limit // (len(behind) - place))))
+        start = offsets.get(member.number, 0)
+        turns.touch(member)
+        try:
+            items, after[member.number] = member.open.history(start, share)
+        except PenstockError as error:
+            failure = failure or error
+            continue
+        for part in items:
+            found += [(member.number, kept) for kept in _own(turns, part)]
+            limit -= len(part.batch)
+        if limit <= 0:
+            break
+    if not found and after == offsets:  # the end, unless it cannot be seen
+        if failure is not None:
+            raise failure
+        for broken in turns.members.values():
+            if not broken.healthy:
+                raise StorageFailed(f"partition {broken.number} is failing and cannot be read; try again in a moment")
+    return found, after
+
+
+def _own(turns: Sight, items: Items) -> list[Items]:
+    """The items that are not copies of ones that came from another partition of this queue."""
+    if items.batch.origins is None:
+        return [items]
+    kept = RunSet()
+    for index, packed in enumerate(items.batch.origins):
+        known = origin.decode(packed) if packed is not None else None
+        if known is None or not (known.forwarded and known.incarnation == turns.incarnation):
+            kept.add(index, index + 1)
+    return [Items(items.start + a, items.batch.cut(a, b), items.produced_at) for a, b in pairs(kept.runs)]
+
+
+# -- what was done ------------------------------------------------------------------------------------
+
+
+def metrics(loop: Loop) -> QueueMetrics:
+    """Counters and latencies since the queue was opened here."""
+    meter = loop.meter
+    latencies = {
+        verb: Latency(
+            found.total,
+            found.quantile(0.5) / SECOND,
+            found.quantile(0.95) / SECOND,
+            found.quantile(0.99) / SECOND,
+            found.worst / SECOND,
+        )
+        for verb, found in dict(meter.latencies).items()
+    }
+    items = dict(meter.items)
+    if loop.turns.buried_dropped:
+        items["buried_dropped"] = loop.turns.buried_dropped
+    return QueueMetrics(loop.turns.name, meter.turns, dict(meter.requests), dict(meter.errors), items, latencies)

@@ -1,0 +1,221 @@
+"""Looking a log through without touching it.
+
+Owns: `verify` and its `Report`. It reads every byte, writes none, takes no lock, and tells what it finds, also when the log does not open.
+It judges as opening does (opening.py, replay.py): what it lists as gaps is what a reader of the whole log is given. On a log in use it sees
+what was there when it came by; what its owner has not synced yet may then show as torn bytes.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from penstock.logs.api import FrameType, Gap
+from penstock.logs.failures import storage_failed
+from penstock.logs.files.chain import Chain
+from penstock.logs.files.directory import Directory, Root
+from penstock.logs.files.opening import Opening
+from penstock.logs.files.replay import Replay, front
+from penstock.logs.files.segment import FIRST, Owner, SegmentName
+from penstock.logs.files.sidefiles import SideFile, judge
+from penstock.logs.files.starting import beginning, stored_checkpoint
+from penstock.logs.files.synced import Synced, SyncedFile, everything, promised
+from penstock.logs.files.system import Files, SystemFiles
+from penstock.words.errors import CorruptLog, PenstockError, StorageFailed
+
+LOOKS = 5
+"""How often a log is looked at when its owner drops segments meanwhile."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a log is made of, and what is wrong with it."""
+
+    directory: str
+    incarnation: int
+    partition: int
+    opens: bool = False
+    begins: str = ""
+    """Where recovery would begin."""
+    errors: list[str] = msgspec.field(default_factory=list)
+    """What cannot even be looked at, or replayed."""
+    segments: int = 0
+    rewritten: int = 0
+    """Segments that hold only what a rewrite kept."""
+    size_bytes: int = 0
+    """Of the segment files."""
+    frames: dict[str, int] = msgspec.field(default_factory=dict)
+    """Whole frames by type."""
+    items: int = 0
+    """Items in them, blanked ones included."""
+    first_offset: int = 0
+    next_offset: int = 0
+    gaps: list[Gap] = msgspec.field(default_factory=list)
+    """Everything lost that is still missed, mended or not, oldest first."""
+    torn_bytes: int = 0
+    """At the end, of a write that was cut off: opening drops them."""
+    bases_lost: list[str] = msgspec.field(default_factory=list)
+    """Segments whose Base cannot be read."""
+    side_files: list[str] = msgspec.field(default_factory=list)
+    """What is wrong with files that are not truth: `<name>: <what>`. They are made anew when they are missed."""
+    notes: list[str] = msgspec.field(default_factory=list)
+    """What opening would say."""
+
+    @property
+    def damage(self) -> list[Gap]:
+        """The gaps that no repair has mended."""
+        return [gap for gap in self.gaps if not gap.mended]
+
+    @property
+    def sound(self) -> bool:
+        """Whether the log opens and nothing is lost that no repair has mended."""
+        return self.opens and not self.damage
+
+    def plain(self) -> dict[str, Any]:
+        """The report in words that JSON has."""
+        return {**msgspec.structs.asdict(self), "gaps": [gap._asdict() for gap in self.gaps]}
+
+
+def verify(files: Files, directory: str, incarnation: int, partition: int) -> Report:
+    """Look through the log of a partition, which lies in that directory."""
+    return Look.at(files, directory, Owner(incarnation, partition)).report
+
+
+def verify_all(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Root]", files: Files | None = None) -> list[Report]:
+    """Look through every log in a broker's storage roots, in order."""
+    directory = Directory.open(roots, files=files or SystemFiles(), read_only=True)
+    return [verify(directory.files, directory.path_of(*owner), *owner) for owner in directory.logs()]
+
+
+class Look:
+    """One look at a log: the report, and besides it what a repair needs to know."""
+
+    def __init__(self, files: Files, directory: str, owner: Owner) -> None:
+        self.chain = Chain(files, directory, owner)
+        self.report = Report(directory=directory, incarnation=owner.incarnation, partition=owner.partition)
+        self.synced: Synced | None = None
+        self.opening = Opening(files, self.chain, None, self.report.notes)
+        self.damaged: list[SegmentName] = []
+        """Segments that lost something which no repair has mended."""
+        self.side_files: list[SideFile] = []
+        self.stopped: PenstockError | None = None
+        """What kept this from looking at everything."""
+        self._files = files
+        self._strays: list[str] = []
+
+    @classmethod
+    def at(cls, files: Files, directory: str, owner: Owner) -> "Look":
+        """Look at a log, again when its owner drops segments meanwhile."""
+        for left in reversed(range(LOOKS)):
+            look = cls(files, directory, owner)
+            try:
+                look.through()
+            except FileNotFoundError:
+                if not left:
+                    look.tell(StorageFailed(f"segments of {directory} go faster than they can be read; look again"))
+            else:
+                break
+            finally:
+                look.chain.close()
+        return look
+
+    def through(self) -> None:
+        """Look at everything."""
+        self.stopped = self._try(self._load)
+        if self.stopped is None:
+            steps = (self._leave_torn_rotations, self._read, self._judge_bases, self._judge_side_files)
+            failures = [self._try(step) for step in steps]
+            self.stopped = next((failure for failure in failures if failure is not None), None)
+            self.report.opens = self._try(self._replay) is None
+
+    def _try(self, step: Callable[[], None]) -> PenstockError | None:
+        """Do a step; what does not let it come to its end is told."""
+        try:
+            step()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            return self.tell(storage_failed(error, "reading", self.chain.directory))
+        except CorruptLog as error:
+            return self.tell(error)
+        return None
+
+    def tell(self, error: PenstockError) -> PenstockError:
+        """Put it into the report, once."""
+        if str(error) not in self.report.errors:
+            self.report.errors.append(str(error))
+        return error
+
+    # -- frames --------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        self.synced = SyncedFile(self._files, self.chain.directory).read()  # before the segments, which may be growing
+        self._strays = self.chain.load()
+        self.synced = promised(self.synced, self.chain.names)
+        self.opening = Opening(self._files, self.chain, self.synced, self.report.notes)
+
+    def _leave_torn_rotations(self) -> None:
+        while self.chain.names and self.opening.torn_rotation():
+            self.report.torn_bytes += self.chain.segment(self.chain.names[-1]).size
+            self.chain.names = self.chain.names[:-1]
+
+    def _read(self) -> None:
+        report, chain = self.report, self.chain
+        if not chain.names:
+            self._miss_everything()
+            return
+        names, newest = chain.names, chain.segment(chain.names[-1])
+        report.segments, report.first_offset = len(names), names[0].base
+        report.size_bytes = sum(chain.segment(name).size for name in names)
+        replay = Replay(chain, front(chain, 0), self.opening.promise())
+        for item in replay:
+            if isinstance(item, Gap):
+                self._count_gap(item, names[replay.number])
+            elif item.frame is not None:
+                self._count(item.frame.type)
+                report.items += item.frame.count if item.frame.type is FrameType.DATA else 0
+            report.next_offset = replay.offset
+        if not replay.short and self.opening.solid <= replay.end < newest.size:
+            report.torn_bytes += newest.size - replay.end
+
+    def _count_gap(self, gap: Gap, name: SegmentName) -> None:
+        self.report.gaps.append(gap)
+        if gap.mended:
+            self._count(FrameType.GAP)
+        elif name not in self.damaged:
+            self.damaged.append(name)
+
+    def _count(self, kind: FrameType) -> None:
+        frames = self.report.frames
+        frames[kind.name] = frames.get(kind.name, 0) + 1
+
+    def _miss_everything(self) -> None:
+        """There is no segment: what the synced position promises is lost."""
+        if self.synced is not None and self.synced.sequence:
+            self.report.gaps.append(everything(self.synced, self.chain.directory))
+            self.report.next_offset = self.synced.offset
+
+    # -- the rest ------------------------------------------------------------------------------------
+
+    def _judge_bases(self) -> None:
+        for name in self.chain.names:
+            if self.chain.rewritten(name):
+                self.report.rewritten += 1
+            elif name != FIRST and not self.chain.begins_with_base(name):
+                self.report.bases_lost.append(str(name))
+
+    def _judge_side_files(self) -> None:
+        if self.chain.names:
+            self.side_files = judge(self._files, self.chain, self.synced, self.damaged, self._strays)
+        self.report.side_files = [str(found) for found in self.side_files]
+
+    def _replay(self) -> None:
+        """See whether the log can be recovered."""
+        if not self.chain.names:
+            return
+        start, at_checkpoint = beginning(self.chain, stored_checkpoint(self._files, self.chain, []), [])
+        name = self.chain.names[start.number]
+        what = "the checkpoint in" if at_checkpoint else "the Base of" if self.chain.begins_with_base(name) else "the front of"
+        self.report.begins = f"{what} {name}"
+        deque(self.opening.frames(), maxlen=0)

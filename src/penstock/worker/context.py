@@ -1,0 +1,111 @@
+"""What a handler may know and say while it works.
+
+Owns: `Context`, one per call of a handler. It is also the worker's own note of that call: when it must have ended, and whether somebody
+has decided already what becomes of its items (`claim`): the handler's end, or whoever found that it ran too long.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from penstock.api import arguments as calls
+from penstock.api.arguments import Seconds, span
+from penstock.api.items import Item, NewItem
+from penstock.words.errors import InvalidRequest
+from penstock.words.values import Value
+
+
+class Line(Protocol):
+    """What a context needs of the worker."""
+
+    @property
+    def stopping(self) -> bool:
+        """Handlers are not waited for any longer."""
+
+    def now(self) -> int: ...
+    def report(self, context: "Context", text: str) -> None:
+        """Let others see how far the handler has come. Does not wait."""
+
+    def check_queue(self, context: "Context", name: str) -> None:
+        """Say so if there is no such queue."""
+
+    def extended(self, context: "Context") -> None:
+        """The deadline was moved."""
+
+    def token(self, context: "Context") -> str: ...
+
+
+class Context:
+    """What a handler gets besides its item: `def handle(item, context)`."""
+
+    __slots__ = ("_line", "_mine", "began", "deadline", "follow_ups", "items", "lost", "queue", "tag")
+
+    def __init__(self, line: Line, queue: str, tag: Any, items: Sequence[Item]) -> None:
+        self._line = line
+        self.queue = queue
+        """The name of the queue."""
+        self.items = items
+        """The items of this call: one, unless it is a batch handler's."""
+        self.tag = tag
+        """By which the worker knows the items."""
+        self.began = 0
+        self.deadline = 0
+        """When it runs too long; 0 is never."""
+        self.follow_ups: list[NewItem | Value] = []
+        self.lost = False
+        self._mine = [True]
+
+    @property
+    def item(self) -> Item:
+        return self.items[0]
+
+    @property
+    def attempt(self) -> int:
+        """How often the item was leased, this time included."""
+        return self.items[0].attempts
+
+    @property
+    def token(self) -> str:
+        """What proves the lease of the item, to be passed on. The worker extends and settles the lease; a handler has no need to."""
+        return self._line.token(self)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the result is not waited for any more: the worker stops at once, `handler_timeout` is over, or the lease was lost."""
+        return self.lost or self._line.stopping or not self._mine
+
+    def progress(self, share: float | str, text: str = "") -> None:
+        """Say how far it has come: a share from 0 to 1, a text, or both. It is seen in `queue.explain(id)` while the handler works.
+
+        It does not wait, and the last word counts: a handler may say it as often as it likes.
+        """
+        if isinstance(share, str):
+            said = share
+        elif isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise InvalidRequest(f"the progress is {share!r}; give a share from 0 to 1, or a text")
+        else:
+            said = f"{share:.0%} {text}".rstrip()
+        self._line.report(self, said)
+
+    def extend(self, timeout: Seconds) -> None:
+        """Let the handler run for so long from now before `handler_timeout` strikes. Its lease is extended in any case."""
+        self.deadline = self._line.now() + span(timeout, "timeout")
+        self._line.extended(self)
+
+    def follow_up(self, item: NewItem | Value) -> None:
+        """Produce an item exactly if this one is completed: into the queue that a NewItem names, or else into the same queue."""
+        if len(self.items) > 1:
+            raise InvalidRequest("a follow-up belongs to one item, and this handler has several; use a handler of single items")
+        for name in calls.follow_ups([item]):
+            if name is not None:
+                self._line.check_queue(self, name)
+        self.follow_ups.append(item)
+
+    def claim(self) -> bool:
+        """Whether this one decides what becomes of the items: true once."""
+        try:
+            return self._mine.pop()
+        except IndexError:
+            return False
+
+    def __repr__(self) -> str:
+        return f"Context({self.items[0]!r}{f' and {len(self.items) - 1} more' if len(self.items) > 1 else ''})"

@@ -1,0 +1,224 @@
+"""Workers, as a user makes them.
+
+Owns: `Worker` and the decorator `worker`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+
+from penstock.api._async.queue import AsyncQueue
+from penstock.api._sync.queue import Queue
+from penstock.api.arguments import Seconds
+from penstock.words.errors import InvalidRequest
+from penstock.worker.children import packed
+from penstock.worker.handlers import Function, Handler, Handlers
+from penstock.worker.holding import Source
+from penstock.worker.running import Run
+from penstock.worker.settings import Hooks, rates_of, settings, weights_of
+from penstock.worker.signals import ending
+from penstock.worker.tally import Tally, WorkerStats
+from penstock.worker.verdicts import RetryPolicy
+
+AnyQueue: TypeAlias = Queue | AsyncQueue
+Queues: TypeAlias = AnyQueue | Sequence[AnyQueue] | Mapping[AnyQueue, int]
+F = TypeVar("F", bound=Function)
+
+
+class Worker:
+    """Runs a handler on the items of a queue, or of several.
+
+        def handle(item):
+            print(item.value)
+
+        penstock.Worker(orders, handle, concurrency=16).run()
+
+    An item is completed when its handler returns, and retried as the policy says when it raises. A handler may raise `Retry(delay)`,
+    `Bury(reason)` or `Snooze(delay)`. While it works its lease is kept from ending, whatever it does. It may be `async def`, and may take
+    a second parameter: a `Context`.
+
+    queues: a Queue, or several; as a dict, with the share of the places that each has while all have work.
+    handler: for every item; or leave it out, and register handlers by kind: `@worker.on("invoice")`. Items of kinds without a handler are
+        left to other workers.
+    concurrency: handlers at once: threads, or tasks if it is async. 1 unless given.
+    per_partition: of those, for one partition of a queue.
+    processes: run handlers in so many child processes, for work that needs a processor. They must be defined at the top of a module.
+    batch: call the handler with a list of up to so many items. It returns when all are done, raises when all failed, and raises
+        `Failed({id: reason})` when some did.
+    retry: how long to wait before the next attempt; see `RetryPolicy`.
+    handler_timeout: a handler that runs longer has failed. A child process is killed, a task is cancelled; a thread cannot be stopped: what
+        it does from then on is not looked at (`context.cancelled` tells it).
+    lease_timeout: how soon others get the items if this process dies; the queue's unless given.
+    rate: items a second at most, for each queue, or a dict of queues to that.
+    name: who works on an item, seen in `stats` and `explain`; machine and process unless given.
+    hooks: functions to be called as the work goes; see `Hooks`.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        handler: Function | None = None,
+        *,
+        concurrency: int | None = None,
+        per_partition: int | None = None,
+        processes: int = 0,
+        batch: int = 0,
+        retry: RetryPolicy | None = None,
+        handler_timeout: Seconds | None = None,
+        lease_timeout: Seconds | None = None,
+        rate: float | Mapping[AnyQueue, float] | None = None,
+        name: str | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        weights = weights_of(queues)
+        rates = rates_of(rate, weights)
+        self._settings = settings(
+            concurrency=concurrency,
+            per_partition=per_partition,
+            processes=processes,
+            batch=batch,
+            retry=retry,
+            handler_timeout=handler_timeout,
+            lease_timeout=lease_timeout,
+            name=name,
+            hooks=hooks,
+        )
+        self._handlers = Handlers(None if handler is None else Handler(handler))
+        if processes and handler is not None:
+            packed(self._handlers)  # or why it cannot be
+        sources = {queue: Source(queue) for queue in weights}
+        self._weights = {source: weights[queue] for queue, source in sources.items()}
+        self._rates = {sources[queue]: limit for queue, limit in rates.items()}
+        self._tally = Tally()
+        self._starting = threading.Lock()
+        self._run: Run | None = None
+
+    @property
+    def handler(self) -> Handler | None:
+        """The one for every item."""
+        return self._handlers.default
+
+    def on(self, *kinds: str) -> Callable[[F], F]:
+        """Register a handler for items of these kinds: `@worker.on("invoice")`."""
+
+        def register(function: F) -> F:
+            self._handlers.add(kinds, function)
+            return function
+
+        return register
+
+    # -- working -------------------------------------------------------------------------------------
+
+    def run(self, *, signals: bool = True) -> None:
+        """Work until it is asked to end: by SIGTERM or SIGINT, or by `stop`. Then it drains: it begins nothing more, finishes and
+        settles what it has begun, gives the rest back, and returns. Asked a second time it stops at once.
+
+        signals: whether it takes these signals; it can only in the main thread.
+        Raises what ended it if it was not asked: `BrokerClosed`, `QueueNotFound`.
+        """
+        run = self._begin(None)
+        try:
+            with ending(run.ask_to_end, signals):
+                run.execute()
+        finally:
+            self._run = None
+
+    async def arun(self, *, signals: bool = True) -> None:
+        """As `run`, in an async program: async handlers run in its event loop. Cancelling it drains it, a second time stops it at once."""
+        loop = asyncio.get_running_loop()
+        run = self._begin(loop)
+        over: asyncio.Future[None] = loop.create_future()
+
+        def execute() -> None:
+            error: BaseException | None = None
+            try:
+                run.execute()
+            except BaseException as caught:
+                error = caught
+            with suppress(RuntimeError):  # the loop was closed: nobody waits
+                loop.call_soon_threadsafe(_resolve, over, error)
+
+        try:
+            with ending(run.ask_to_end, signals):
+                threading.Thread(target=execute, name="penstock worker", daemon=True).start()
+                await _patiently(over, run)
+        finally:
+            self._run = None
+
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> Run:
+        with self._starting:
+            if self._run is not None:
+                raise InvalidRequest("the worker is running already; make another one, or raise its concurrency")
+            self._handlers.check()
+            self._run = Run(self._weights, self._rates, self._handlers, self._settings, self._tally, loop)
+            return self._run
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask it to end, from anywhere: drain, or stop at once. This does not wait; if the worker does not run, nothing happens."""
+        run = self._run
+        if run is not None and at_once:
+            run.stop()
+        elif run is not None:
+            run.drain()
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def stats(self) -> WorkerStats:
+        """What it has done since it was made."""
+        return self._tally.stats(next(iter(self._weights)).now())
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call the handler by itself, as a test may want to."""
+        if self._handlers.default is None:
+            raise InvalidRequest("the worker has no handler for every kind; call the function itself")
+        return self._handlers.default.function(*given, **named)
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(source.name) for source in self._weights)
+        many = f"processes={self._settings.processes}" if self._settings.processes else f"concurrency={self._settings.concurrency}"
+        return f"Worker({names}, {many}{', running' if self._run is not None else ''})"
+
+
+def worker(queues: Queues, **options: Any) -> Callable[[Function], Worker]:
+    """Make a function a worker; it takes the options of `Worker`.
+
+        @penstock.worker(orders, concurrency=4)
+        def handle(item):
+            print(item.value)
+
+        handle.run()
+
+    It can still be called as the function that it was.
+    """
+
+    def make(function: Function) -> Worker:
+        made = Worker(queues, **options)
+        made._handlers = Handlers(Handler(function))
+        return made
+
+    return make
+
+
+def _resolve(over: "asyncio.Future[None]", error: BaseException | None) -> None:
+    if over.done():
+        return
+    if error is None:
+        over.set_result(None)
+    else:
+        over.set_exception(error)
+
+
+async def _patiently(over: "asyncio.Future[None]", run: Run) -> None:
+    """Wait for the end of a run. Being cancelled asks it to end."""
+    cancelled: asyncio.CancelledError | None = None
+    while not over.done():
+        try:
+            await asyncio.shield(over)
+        except asyncio.CancelledError as error:
+            cancelled = error
+            run.ask_to_end()
+    if cancelled is not None:
+        raise cancelled
+    over.result()

@@ -1,0 +1,307 @@
+"""Opening a broker, its queues, and what lasts from one opening to the next."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Broker, NewItem, Queue, Root
+from penstock.errors import (
+    BrokerClosed,
+    BrokerLocked,
+    InvalidRequest,
+    LeaseLost,
+    QueueExists,
+    QueueNotFound,
+)
+from tests.api.api import Place
+
+# -- opening and closing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("http://host:2319", "'http://host:2319' cannot be opened; this version opens directories and 'memory://'"),
+        ("postgresql://host/db", "'postgresql://host/db' cannot be opened; this version opens directories and 'memory://'"),
+        ("", "the target is empty; give the path of a directory ('.' is this one), or 'memory://'"),
+        (None, "the target is NoneType; give the path of a directory, or 'memory://'"),
+        (b"data", "the target is bytes; give the path of a directory, or 'memory://'"),
+    ],
+)
+def test_what_cannot_be_opened_is_said(place: Place, target: Any, sentence: str) -> None:
+    place.target = target
+    with pytest.raises(InvalidRequest) as caught:
+        place.open()
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"durability": "never"}, "durability is 'never'; use one of fsync, interval, os"),
+        ({"min_free_bytes": -1}, "min_free_bytes is -1; give a whole number from 0 to"),
+        ({"segment_bytes": 0}, "segment_bytes is 0; give a whole number from 1 to"),
+        ({"compression": "zstd"}, "compression is str; give True or False"),
+        ({"roots": "/disk2"}, "roots is a single path; give a list of them"),
+    ],
+)
+def test_a_wrong_option_makes_no_directory(place: Place, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        place.open(**options)
+    assert str(caught.value).startswith(sentence)
+    assert not Path(place.target).exists()
+
+
+def test_memory_has_no_roots(place: Place, tmp_path: Path) -> None:
+    place.target = "memory://"
+    with pytest.raises(InvalidRequest, match="'memory://' has no storage roots; leave roots out"):
+        place.open(roots=[tmp_path])
+
+
+def test_partitions_are_spread_over_the_roots(place: Place, tmp_path: Path) -> None:
+    broker = place.open(roots=[tmp_path / "b", Root(str(tmp_path / "c"))])
+    broker.create_queue("orders", partitions=6).produce(b"1")
+    places = [Path(place.target), tmp_path / "b", tmp_path / "c"]
+    assert all(list((root / "logs").glob("*/*")) for root in places)
+    broker.close()
+    assert place.open(roots=places[1:]).queue("orders").stats().ready == 1
+
+
+def test_the_partitions_of_a_root_that_is_not_given_are_missed_and_not_begun_anew(place: Place, tmp_path: Path) -> None:
+    ids = (
+        place.open(roots=[tmp_path / "b"]).create_queue("orders", partitions=6).produce_many([NewItem(b"x", key=str(n)) for n in range(60)])
+    )
+    place.close()
+    orders = place.open().queue("orders")
+    missed = [one for one in orders.stats().partitions if one.status == "failing"]
+    assert 0 < len(missed) < 6 and all("add the storage root that holds it" in one.error for one in missed)
+    place.close()
+    orders = place.open(roots=[tmp_path / "b"]).queue("orders")
+    assert orders.stats().ready == len(ids) == 60
+
+
+def test_a_directory_has_one_owner(place: Place) -> None:
+    first = place.open()
+    with pytest.raises(BrokerLocked):
+        place.open()
+    first.close()
+    place.open()
+
+
+def test_a_closed_broker_says_so_everywhere(broker: Broker) -> None:
+    queue = broker.create_queue("orders")
+    queue.produce_many([b"1", b"2"])
+    batch, cursor = queue.lease(), queue.cursor("c")
+    assert (repr(broker), broker.closed) == ("Broker('memory://', open)", False)
+    broker.close()
+    broker.close()
+    assert (repr(broker), broker.closed) == ("Broker('memory://', closed)", True)
+    calls: list[Callable[[], object]] = [
+        *(lambda: broker.create_queue("q"), lambda: broker.queue("orders"), broker.queues, broker.metrics),
+        *(lambda: broker.delete_queue("orders"), lambda: broker.redrive("orders", to="orders"), queue.info, queue.stats),
+        *(lambda: queue.produce(b"3"), lambda: queue.produce_many([b"3"]), queue.lease, lambda: queue.lease(wait=5), batch.complete),
+        *(lambda: queue.explain("0-0"), queue.items, queue.pause, queue.clear, lambda: queue.update(ttl=5), lambda: queue.seek("0-0")),
+        *(lambda: queue.resize(2), lambda: queue.set_read_only(0), lambda: queue.release("k"), queue.held_keys, queue.compact),
+        *(lambda: queue.cursor("d"), queue.cursors, queue.delete, cursor.read, lambda: next(cursor), lambda: cursor.seek("oldest")),
+    ]
+    for call in calls:
+        with pytest.raises(BrokerClosed, match=r"closed.*; open"):
+            call()
+
+
+def test_a_block_closes_its_broker(place: Place) -> None:
+    with place.open() as broker:
+        broker.create_queue("orders")
+    assert broker.closed
+    with pytest.raises(BrokerClosed):
+        broker.queues()
+
+
+# -- queues ------------------------------------------------------------------------------------------
+
+
+def test_options_are_told_as_they_were_given(place: Place, timed: Broker) -> None:
+    timed.create_queue("dead")
+    given: dict[str, Any] = {
+        "lease_timeout": 90.5,
+        "max_attempts": 3,
+        "ttl": 3600.0,
+        "priority_aging": None,
+        "dedup_window": 60.0,
+        "on_bury": "park",
+        "retention": {"max_age": 7200.0, "max_bytes": 1 << 20, "max_segments": 4, "min_segments": 2},
+        "dead_queue": "dead",
+        "max_items": 1000,
+        "max_bytes": 1 << 30,
+        "durability": "os",
+    }
+    info = timed.create_queue("orders", partitions=3, **given).info()
+    assert {name: getattr(info, name) for name in given} == given
+    assert (info.name, info.partitions, info.active, info.retired, info.read_only) == ("orders", 3, [0, 1, 2], [], [])
+    assert info.created_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert timed.queue("orders").info() == info
+
+
+def test_options_left_out_have_their_defaults(broker: Broker) -> None:
+    info = broker.create_queue("orders").info()
+    assert (info.partitions, info.lease_timeout, info.max_attempts, info.ttl) == (1, 60.0, 10, None)
+    assert (info.dead_queue, info.max_items, info.max_bytes, info.durability) == (None, None, None, None)
+
+
+def test_times_may_be_timedeltas_and_a_dead_queue_a_queue(broker: Broker) -> None:
+    dead = broker.create_queue("dead")
+    queue = broker.create_queue("orders", lease_timeout=timedelta(minutes=5), retention=timedelta(days=2), dead_queue=dead)
+    info = queue.info()
+    assert (info.lease_timeout, info.retention.get("max_age"), info.dead_queue) == (300.0, 172_800.0, "dead")
+
+
+def test_an_update_changes_what_is_named_and_nothing_else(broker: Broker) -> None:
+    dead = broker.create_queue("dead")
+    queue = broker.create_queue("orders", ttl=60, max_attempts=3, dead_queue=dead, retention={"max_age": 60, "max_segments": 5})
+    before = queue.info()
+    after = queue.update(ttl=None, retention={"max_age": 120})
+    assert (after.ttl, after.retention.get("max_age"), after.retention.get("max_segments")) == (None, 120.0, 5)
+    assert (after.max_attempts, after.dead_queue, after.lease_timeout) == (before.max_attempts, "dead", before.lease_timeout)
+    assert queue.update(dead_queue=None).dead_queue is None
+    assert broker.queue("orders").info() == queue.info()
+
+
+def test_a_queue_that_exists_will_do_if_it_is_the_same(broker: Broker) -> None:
+    first = broker.create_queue("orders", partitions=4, ttl=60)
+    first.produce(b"1")
+    with pytest.raises(QueueExists, match="there is a queue 'orders' already; use it, pass exist_ok=True"):
+        broker.create_queue("orders")
+    assert broker.create_queue("orders", exist_ok=True).stats().ready == 1
+    assert broker.create_queue("orders", exist_ok=True, partitions=4, ttl=60).stats().ready == 1
+    with pytest.raises(QueueExists, match="'orders' with another ttl; leave ttl out"):
+        broker.create_queue("orders", exist_ok=True, ttl=61)
+    with pytest.raises(QueueExists, match="'orders' with another partitions"):
+        broker.create_queue("orders", exist_ok=True, partitions=1)
+
+
+def test_queues_are_listed_by_name_in_pages(broker: Broker) -> None:
+    for name in ("b.2", "a.1", "b.1", "c", "b.3"):
+        broker.create_queue(name)
+    assert [info.name for info in broker.queues()] == ["a.1", "b.1", "b.2", "b.3", "c"]
+    assert [info.name for info in broker.queues("b.", limit=2)] == ["b.1", "b.2"]
+    assert [info.name for info in broker.queues("b.", after="b.2")] == ["b.3"]
+
+
+def test_a_queue_that_is_not_there_is_said_to_be_so(broker: Broker) -> None:
+    for call in (broker.queue, broker.delete_queue):
+        with pytest.raises(QueueNotFound, match="there is no queue 'orders'; create it, or mend the name"):
+            call("orders")
+
+
+def test_a_queue_created_anew_never_meets_its_past(broker: Broker) -> None:
+    old = broker.create_queue("orders")
+    old.produce(b"1")
+    lease = old.lease()[0]
+    broker.delete_queue("orders")
+    new = broker.create_queue("orders")
+    new.produce(b"2")
+    new.lease()
+    with pytest.raises(LeaseLost) as caught:
+        new.complete([lease.token])
+    assert vars(caught.value)["lost"] == ["0-0"]
+    with pytest.raises(LeaseLost, match="item 0-0 has ended"):
+        lease.complete()
+    for call in (old.stats, old.info, old.delete, lambda: old.produce(b"3"), old.lease):
+        with pytest.raises(QueueNotFound):
+            call()
+    assert new.stats().leased == 1
+
+
+def test_a_broker_counts_what_its_queues_did(broker: Broker) -> None:
+    queue = broker.create_queue("orders")
+    queue.produce_many([b"1", b"2"])
+    queue.lease(2).complete()
+    found = broker.metrics().queues["orders"]
+    assert (found.items["produced"], found.items["leased"], found.items["completed"]) == (2, 2, 2)
+    assert found.latencies["produce"].count == 1
+
+
+WRONG: list[tuple[str, Callable[[Broker], object], str]] = [
+    ("name", lambda b: b.create_queue("../x"), "'../x' is no name for a queue; use 1 to 200 letters"),
+    ("no name", lambda b: b.create_queue(7), "7 is no name for a queue; use 1 to 200 letters"),  # type: ignore[arg-type]
+    ("find", lambda b: b.queue("a/b"), "'a/b' is no name for a queue; use"),
+    ("find type", lambda b: b.queue(None), "the queue is NoneType; give its name, or a Queue"),  # type: ignore[arg-type]
+    ("partitions", lambda b: b.create_queue("q", partitions=0), "partitions is 0; give a whole number from 1 to 1024"),
+    ("option", lambda b: b.create_queue("q", color=1), "there is no option 'color'; the options are lease_timeout"),  # type: ignore[call-arg]
+    ("lease", lambda b: b.create_queue("q", lease_timeout=0), "lease_timeout is 0; give 1 to 43200 seconds"),
+    ("attempts", lambda b: b.create_queue("q", max_attempts=-1), "max_attempts is -1; give a whole number from 0 to 65535"),
+    ("ttl", lambda b: b.create_queue("q", ttl="1h"), "ttl is str; give seconds or a timedelta"),  # type: ignore[arg-type]
+    ("window", lambda b: b.create_queue("q", dedup_window=0), "dedup_window is 0; give more, or leave it out"),
+    ("bury", lambda b: b.create_queue("q", on_bury="x"), "on_bury is 'x'; use 'release' or 'park'"),  # type: ignore[arg-type]
+    ("keep", lambda b: b.create_queue("q", retention={"age": 1}), "retention has no 'age'; give any of max_age"),  # type: ignore[arg-type]
+    ("keep type", lambda b: b.create_queue("q", retention="1d"), "retention is str; give seconds or a timedelta"),  # type: ignore[arg-type]
+    ("items", lambda b: b.create_queue("q", max_items=-1), "max_items is -1; give a whole number from 0 to"),
+    ("durability", lambda b: b.create_queue("q", durability="x"), "durability is 'x'; use 'fsync'"),  # type: ignore[arg-type]
+    ("itself", lambda b: b.create_queue("q", dead_queue="q"), "queue 'q' cannot be its own dead queue; give another one"),
+    ("dead", lambda b: b.create_queue("q", dead_queue=1), "the queue is int; give its name, or a Queue"),  # type: ignore[arg-type]
+    ("exist_ok", lambda b: b.create_queue("q", exist_ok=1), "exist_ok is int; give True or False"),  # type: ignore[arg-type]
+    ("limit", lambda b: b.queues(limit=0), "limit is 0; give a whole number from 1 to 10000"),
+    ("prefix", lambda b: b.queues(prefix=None), "prefix is NoneType; give a text"),  # type: ignore[arg-type]
+    ("timeout", lambda b: b.delete_queue("there", timeout=-1), "timeout is -1; give 0 to 900 seconds"),
+    ("changed", lambda b: b.queue("there").update(durability="os"), "the durability of queue 'there' cannot be changed; create"),
+    ("update", lambda b: b.queue("there").update(lease_timeout=1e9), "lease_timeout is 1000000000.0; give 1 to 43200 seconds"),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_what_is_wrong_is_said_and_nothing_is_changed(broker: Broker, call: Callable[[Broker], object], sentence: str) -> None:
+    broker.create_queue("there")
+    before = broker.queues()
+    with pytest.raises(InvalidRequest) as caught:
+        call(broker)
+    assert str(caught.value).startswith(sentence)
+    assert "; " in str(caught.value)
+    assert broker.queues() == before
+
+
+# -- what lasts --------------------------------------------------------------------------------------
+
+
+def test_items_leases_and_tokens_survive_a_restart(place: Place) -> None:
+    broker = place.open()
+    queue = broker.create_queue("orders", partitions=2, lease_timeout=600)
+    queue.produce_many([NewItem(b"%d" % n, key=str(n)) for n in range(6)])
+    tokens = [lease.token for lease in queue.lease(4)]
+    broker.close()
+    queue = place.open().queue("orders")
+    assert (queue.stats().leased, queue.stats().ready) == (4, 2)
+    queue.extend(tokens[0], timeout=600)
+    queue.complete(tokens[0])
+    queue.complete(tokens[0])
+    queue.retry([tokens[1]], reason="restarted")
+    queue.bury(tokens[2:], reason="no")
+    assert (queue.stats().ready, queue.stats().completed, queue.stats().buried) == (3, 1, 2)
+    with pytest.raises(LeaseLost) as caught:
+        queue.complete(tokens)
+    assert len(vars(caught.value)["lost"]) == 3
+
+
+def test_a_repeated_settling_gives_the_same_answer_after_a_restart(place: Place) -> None:
+    broker = place.open()
+    queue = broker.create_queue("orders")
+    queue.produce(b"1")
+    token = queue.lease()[0].token
+    queue.retry(token, request_id="once")
+    broker.close()
+    queue = place.open().queue("orders")
+    queue.retry(token, request_id="once")
+    assert queue.lease()[0].attempts == 2
+    with pytest.raises(LeaseLost):
+        queue.retry(token, request_id="twice")
+
+
+def test_a_queue_can_be_opened_with_a_path(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data", durability="os") as broker:
+        queue: Queue = broker.create_queue("orders")
+        queue.produce("kia ora")
+    with penstock.open(str(tmp_path / "data")) as broker:
+        assert broker.queue("orders").lease()[0].item.value == "kia ora"

@@ -1,0 +1,232 @@
+"""What the API does besides waiting: requests and answers, without a broker."""
+
+import copy
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import ListedItem, NewItem, QueueInfo, reports
+from penstock.api import arguments as calls
+from penstock.api.held import Chosen, Grant, HeldBatch, HeldLease
+from penstock.api.items import to_batch
+from penstock.api.options import info_of, to_catalog
+from penstock.api.redriving import chooser
+from penstock.loop.blocks import Items
+from penstock.loop.requests import Handed, Part, Placed
+from penstock.rules.catalog import Options
+from penstock.rules.commands import Granted, Settled, Stored
+from penstock.rules.queues import merged
+from penstock.words.batch import Batch
+from penstock.words.clock import MINUTE, SECOND
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, StorageFailed
+from penstock.words.ids import FOREIGN, format_ids
+from penstock.words.origin import Origin, encode
+
+# -- arguments ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wait", "found"), [(0, 0), (30, 30 * SECOND), (30.0, 30 * SECOND), (0.5, SECOND // 2), (900, 15 * MINUTE)])
+def test_a_wait_is_told_in_seconds(wait: float, found: int) -> None:
+    assert calls.patience(wait) == found
+    assert calls.patience(timedelta(seconds=wait)) == found
+
+
+@pytest.mark.parametrize("wait", [-0.1, 900.1, float("nan"), float("inf"), timedelta(days=1), 10**400, None, "5", False])
+def test_a_wait_out_of_bounds_is_refused(wait: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^wait is .*; give"):
+        calls.patience(wait, "wait")
+
+
+def test_request_ids_are_bytes_of_their_own() -> None:
+    assert calls.request_bytes(None) is None
+    assert calls.request_bytes("kākā") == calls.request_bytes("kākā".encode())
+    assert calls.chunk_request(None, 0) is None
+    chunks = {calls.chunk_request(name, number) for name in (b"a", b"b") for number in range(5)}
+    assert len(chunks) == 10 and chunks.isdisjoint({b"a", b"b"})
+    assert calls.chunk_request(b"a", 3) == calls.chunk_request(b"a", 3)
+
+
+def test_follow_ups_are_shared_out_by_queue() -> None:
+    shares = calls.follow_ups([NewItem(b"1", queue="a"), b"2", NewItem(b"3"), NewItem(b"4", queue="a", key="k")])
+    assert {name: list(batch.payloads) for name, batch in shares.items()} == {"a": [b"1", b"4"], None: [b"2", b"3"]}
+    assert shares["a"].keys == [None, b"k"]
+
+
+def test_a_follow_up_is_checked_like_any_item() -> None:
+    with pytest.raises(InvalidRequest, match="a payload has 16777217 bytes"):
+        calls.follow_ups([b"x" * (16 * 1024 * 1024 + 1)])
+    with pytest.raises(InvalidRequest, match="the queue of a follow-up is int; give a text"):
+        calls.follow_ups([NewItem(b"", queue=7)])  # type: ignore[arg-type]
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "lease_timeout": st.integers(1, 43_200),
+        "max_attempts": st.integers(0, 65_535),
+        "ttl": st.none() | st.floats(1, 1e6).map(lambda seconds: round(seconds, 6)),
+        "priority_aging": st.none() | st.integers(1, 1_000),
+        "dedup_window": st.integers(1, 1_000),
+        "on_bury": st.sampled_from(["release", "park"]),
+        "dead_queue": st.none() | st.just("dead"),
+        "max_items": st.none() | st.integers(1, 1_000),
+        "max_bytes": st.none() | st.integers(1, 1_000),
+        "durability": st.none() | st.sampled_from(["fsync", "interval", "os"]),
+        "retention": st.fixed_dictionaries({"max_age": st.integers(0, 1_000)}, optional={"max_segments": st.integers(0, 9)}),
+    },
+)
+
+
+@given(OPTIONS)
+def test_options_are_told_as_they_were_given(options: dict[str, Any]) -> None:
+    found = merged(Options(), to_catalog(options))
+    info: QueueInfo = info_of(reports.QueueInfo("orders", 7, 0, found, 1, [0], [], []))
+    for name, value in options.items():
+        told = getattr(info, name)
+        assert told == value if name != "retention" else {**told, **value} == told
+    assert info.incarnation == "0000000000000007"
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 9), st.integers(0, 5_000) | st.integers(FOREIGN - 3_000, FOREIGN - 2_500), st.integers(0, 2_500))
+def test_ids_of_neighbours_are_written_like_any_others(partition: int, base: int, count: int) -> None:
+    placed = [Placed(partition, None, Stored(base, count))]
+    assert calls.stored_ids(placed, count) == format_ids(partition, range(base, base + count))
+
+
+def test_ids_of_several_partitions_come_in_the_order_of_the_items() -> None:
+    placed = [Placed(3, [1, 2], Stored(10, 2)), Placed(1, [0, 3], Stored(0, 0, [7, 5]))]
+    assert calls.stored_ids(placed, 4) == ["1-7", "3-10", "3-11", "1-5"]
+
+
+def test_the_first_error_tells_all_results_and_belongs_to_one_caller() -> None:
+    shared = StorageFailed("the disk is full; make room")
+    shared.__cause__ = OSError("no space")
+    placed = [Placed(0, [2], Stored(5, 1)), Placed(1, [0, 1], None, shared)]
+    with pytest.raises(StorageFailed, match="the disk is full; make room") as caught:
+        calls.stored_ids(placed, 3)
+    results: list[str | PenstockError] = vars(caught.value)["results"]
+    assert results == [shared, shared, "0-5"]
+    assert caught.value is not shared and not vars(shared)
+    assert caught.value.__cause__ is shared.__cause__
+    with pytest.raises(StorageFailed) as alone:
+        calls.stored_id([Placed(1, None, None, shared)])
+    assert alone.value is not shared
+
+
+# -- leases ------------------------------------------------------------------------------------------
+
+
+class Batch_(HeldBatch[HeldLease]):
+    """A batch that cannot settle anything."""
+
+    @staticmethod
+    def _lease(port: Any, grant: Grant, items: Items, index: int) -> HeldLease:
+        return HeldLease(port, grant, items, index)
+
+
+def batch_of(*sizes: int, incarnation: int = 1) -> Batch_:
+    """A batch of one grant for each partition, with so many items."""
+    grants = []
+    for partition, size in enumerate(sizes):
+        granted = Granted(partition + 100, 0, [0, size], {0: 2})
+        handed = Handed(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
+        grants.append(Grant(incarnation, handed, wall=1_000_000))
+    return Batch_(None, grants)
+
+
+def parts(*given: Any, verb: Any = "complete") -> list[Part]:
+    return Chosen(1, verb).add(list(given)).parts
+
+
+def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
+    assert parts(batch_of(1000, 2)) == [Part(0, 100), Part(1, 101)]
+
+
+def test_an_opened_batch_names_what_is_left() -> None:
+    batch = batch_of(4, 1)
+    Chosen(1, "complete").add([batch[1], batch[4]]).judge([Settled(1), Settled(1)])
+    assert parts(batch) == [Part(0, 100, [0, 2, 3])]
+    assert parts(batch, batch[1]) == [Part(0, 100, [0, 2, 3, 1])]
+
+
+def test_leases_tokens_and_batches_may_be_mixed_and_nested() -> None:
+    batch = batch_of(3, 2)
+    assert parts(batch[0], [batch[2].token, [batch[4]]]) == [Part(0, 100, [0, 2]), Part(1, 101, [1])]
+    assert parts(batch[0], batch) == [Part(0, 100), Part(1, 101)]
+    assert parts(lease for lease in batch) == [Part(0, 100, [0, 1, 2]), Part(1, 101, [0, 1])]
+
+
+def test_extending_is_for_the_whole_lease() -> None:
+    batch = batch_of(3, 2)
+    assert parts(batch[0], batch[1].token, verb="extend") == [Part(0, 100)]
+    chosen = Chosen(1, "extend").add(batch[0])
+    chosen.extended(5_000_000, 10 * SECOND, [Settled(3)])
+    assert {lease.deadline.timestamp() for lease in batch[:3]} == {15.0}
+    assert batch[3].deadline.timestamp() == 61.0
+
+
+def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> None:
+    stranger = batch_of(2, incarnation=2)
+    chosen = Chosen(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
+    assert chosen.parts == [Part(0, 100)]
+    with pytest.raises(LeaseLost) as caught:
+        chosen.judge([Settled(1)])
+    assert vars(caught.value)["lost"] == ["0-0", "0-1"]
+
+
+def test_a_failure_is_told_and_leaves_its_items_open() -> None:
+    batch = batch_of(2, 2, 1)
+    chosen = Chosen(1, "retry").add(batch)
+    with pytest.raises(StorageFailed, match="no disk") as caught:
+        chosen.judge([Settled(2), StorageFailed("no disk; mend it"), LeaseLost("gone; drop it")])
+    assert vars(caught.value)["lost"] == ["2-0"]
+    assert [lease.state for lease in batch] == ["retried", "retried", "open", "open", "lost"]
+    assert parts(batch, verb="retry") == [Part(1, 101)]
+
+
+def test_a_lease_tells_what_it_is() -> None:
+    batch = batch_of(2)
+    assert [lease.attempts for lease in batch] == [2, 1]
+    assert [item.attempts for item in batch.items] == [2, 1]
+    assert batch[0].item is batch[0].item
+    assert repr(batch[1]) == "HeldLease(Item('0-1', b'x', attempts=1), open)"
+    assert batch[1].token == "0000000000000001.0.64.1"
+
+
+# -- lists and filters -------------------------------------------------------------------------------
+
+
+def listed(new: NewItem, reason: str = "", origin: Origin | None = None) -> ListedItem:
+    batch = to_batch([new])
+    batch.origins = None if origin is None else [encode(origin)]
+    return ListedItem(reports.ListedItem(3, 17, "buried", batch, 0, 0, 2, reason))
+
+
+def test_a_listed_item_can_be_copied() -> None:
+    item = listed(NewItem("text", key="k"), "bad")
+    for copied in (copy.copy(item), pickle.loads(pickle.dumps(item))):
+        assert (copied.id, copied.value, copied.key, copied.state, copied.reason) == ("3-17", "text", "k", "buried", "bad")
+
+
+def test_a_filter_wants_everything_it_names() -> None:
+    item = listed(NewItem(b"", key=b"\xff", headers={"a": b"\0"}, kind="k"), "", Origin("source", 1, "0-0", reason="why"))
+    for where in (
+        {},
+        {"key": b"\xff"},
+        {"headers.a": b"\0"},
+        {"headers.b": None},
+        {"reason": "why"},
+        {"origin_queue": "source", "kind": "k"},
+    ):
+        assert chooser(where)(item), where
+    for where in ({"key": "x"}, {"headers.a": "x"}, {"reason": ""}, {"kind": "k", "reference": "r"}, {"origin_queue": None}):
+        assert not chooser(where)(item), where
+    assert chooser(None)(item)
+    assert chooser(lambda one: one.kind == "k")(item) is True

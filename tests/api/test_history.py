@@ -1,0 +1,91 @@
+"""The history of an item, through the public API and while everything goes on."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import Broker, NewItem
+from penstock.broker.snapshot import Snapshot
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.words.clock import SECOND
+from tests.api.api import WAIT, Place
+
+TURNS = 150
+
+
+@pytest.mark.parametrize("target", ["memory://", "files"])
+def test_an_item_tells_its_history(place: Place, target: str) -> None:
+    place.target = place.target if target == "files" else target
+    queue = place.timed().create_queue("orders")
+    name = queue.produce(b"x")
+    began = place.clock.read().wall
+    place.clock.advance(2 * SECOND)
+    queue.lease(consumer="host-1")[0].bury("bad")
+    found = queue.history(name)
+    assert [(one.queue, one.id, one.event, one.consumer, one.reason, one.attempt) for one in found] == [
+        ("orders", name, "produced", "", "", 0),
+        ("orders", name, "leased", "host-1", "", 1),
+        ("orders", name, "buried", "host-1", "bad", 1),
+    ]
+    assert [one.at - began for one in found] == [0, 2 * SECOND, 2 * SECOND]
+    assert [one.time.timestamp() for one in found] == [one.at / SECOND for one in found]
+    with pytest.raises(InvalidRequest, match="is not the id of an item"):
+        queue.history("x")
+    with pytest.raises(InvalidRequest, match="there is no item at offset 9"):
+        queue.history("0-9")
+
+
+def test_a_lease_that_needs_no_sync_is_in_the_history(place: Place) -> None:
+    """The owner publishes what it has before the log is read."""
+    queue = place.timed().create_queue("orders")
+    name = queue.produce(b"x")
+    queue.lease()
+    assert [one.event for one in queue.history(name)] == ["produced", "leased"]
+
+
+def test_looking_goes_on_while_the_owner_works(tmp_path: Path) -> None:
+    """Segments are begun, thinned out and dropped under a reader that follows them, and under whole histories being read."""
+    with penstock.open(tmp_path, durability="os", segment_bytes=4_000) as broker:
+        queue = broker.create_queue("orders", partitions=2, retention={"max_segments": 1})
+        done = threading.Event()
+        worker = threading.Thread(target=toil, args=(broker, done))
+        with Snapshot.open(tmp_path) as seen:
+            incarnation = seen.find("orders").incarnation
+            worker.start()
+            looks = produced = 0
+            try:
+                while not done.is_set():
+                    seen.refresh()
+                    stats = seen.ask(incarnation, "stats")
+                    assert not any(one.error for one in stats.partitions)
+                    assert stats.produced >= produced
+                    assert stats.produced == stats.depth + stats.completed + stats.buried
+                    looks, produced = looks + 1, stats.produced
+                    for number, end in seen.ask(incarnation, "ends").items():
+                        events = [one.event for one in seen.item_history(incarnation, number, end - 1)] if end else []
+                        assert "lost" not in events
+            finally:
+                worker.join(WAIT)
+            incarnation = broker._port.broker.find("orders").incarnation
+            broker._port.ask(incarnation, "publish")
+            seen.refresh()
+            mine, theirs = seen.ask(incarnation, "stats"), queue.stats()
+            assert looks and mine.produced == theirs.produced == TURNS * 20
+            assert [(one.ready, one.completed) for one in mine.partitions] == [(one.ready, one.completed) for one in theirs.partitions]
+
+
+def toil(broker: Broker, done: threading.Event) -> None:
+    """Produce and work off, and keep house now and then."""
+    queue = broker.queue("orders")
+    try:
+        for turn in range(TURNS):
+            queue.produce_many([NewItem(b"%d" % n * 20, key=f"k{turn * n % 13}") for n in range(20)])
+            queue.lease(25).complete()
+            if turn % 10 == 9:
+                queue.compact()
+    except PenstockError as error:
+        raise AssertionError(f"the owner was disturbed: {error}") from error
+    finally:
+        done.set()

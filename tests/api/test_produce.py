@@ -1,0 +1,222 @@
+"""Producing, as a user does it."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import Broker, NewItem, Queue
+from penstock.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld
+from penstock.words.clock import SECOND
+from penstock.words.limits import KIB, MAX_BATCH_ITEMS, MIB
+from tests.api.api import WAIT, Place
+
+
+@pytest.fixture
+def queue(broker: Broker) -> Queue:
+    return broker.create_queue("orders")
+
+
+def values(queue: Queue, count: int = 100) -> list[Any]:
+    """The items that are ready, taken out."""
+    with queue.lease(count) as batch:
+        return [item.value for item in batch.items]
+
+
+# -- one item ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff\x00", "tūī", {"order": 1}, [1, 2.5, None], 7, True, b"x" * (16 * MIB)])
+def test_a_value_comes_back_as_it_was(queue: Queue, value: Any) -> None:
+    item_id = queue.produce(value)
+    item = queue.lease()[0].item
+    assert (item.id, item.value) == (item_id, value)
+    assert type(item.value) is type(value)
+
+
+def test_an_item_carries_every_field(place: Place, timed: Broker) -> None:
+    queue = timed.create_queue("orders")
+    at = datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC)
+    given: dict[str, Any] = {"key": "a", "headers": {"trace": "t", "raw": b"\0"}, "kind": "invoice", "reference": "r-1", "priority": 3}
+    queue.produce("text", **given, encoding="text", at=at, ttl=timedelta(hours=1))
+    assert not queue.lease()
+    place.clock.advance(2 * SECOND)
+    lease = queue.lease()[0]
+    item = lease.item
+    assert {name: getattr(item, name) for name in given} == given
+    assert (item.value, item.encoding, item.at, item.ttl) == ("text", "text", at, 3600.0)
+    assert item.produced_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert (item.attempts, lease.attempts, lease.id) == (1, 1, item.id)
+
+
+def test_priority_comes_first_and_order_is_kept_within_it(queue: Queue) -> None:
+    for priority in (9, 5, 0, 5):
+        queue.produce({"p": priority}, priority=priority)
+    assert [value["p"] for value in values(queue)] == [0, 5, 5, 9]
+
+
+def test_ttl_gives_an_item_up_that_waits_too_long(place: Place, timed: Broker) -> None:
+    queue = timed.create_queue("orders")
+    queue.produce(b"short", ttl=10)
+    queue.produce(b"long", ttl=20)
+    place.clock.advance(11 * SECOND)
+    assert values(queue) == [b"long"]
+    assert [(item.value, item.reason) for item in queue.items("buried")] == [(b"short", "expired")]
+
+
+def test_dedup_gives_the_first_id_again_until_its_window_is_over(place: Place, timed: Broker) -> None:
+    queue = timed.create_queue("orders", dedup_window=60, partitions=4)
+    first = queue.produce(b"1", dedup="d")
+    assert queue.produce(b"2", dedup="d") == first
+    assert queue.produce(b"3", dedup="d", key="k") != first
+    place.clock.advance(61 * SECOND)
+    assert queue.produce(b"4", dedup="d") != first
+    assert sorted(values(queue)) == [b"1", b"3", b"4"]
+
+
+def test_a_repeated_request_adds_nothing(broker: Broker) -> None:
+    queue = broker.create_queue("orders", partitions=4)
+    first = queue.produce(b"1", request_id="r")
+    many = queue.produce_many([b"2", NewItem(b"3", key="k"), b"4"], request_id=b"s")
+    assert queue.produce(b"1", request_id="r") == first
+    assert queue.produce_many([b"2", NewItem(b"3", key="k"), b"4"], request_id=b"s") == many
+    assert sorted(values(queue)) == [b"1", b"2", b"3", b"4"]
+
+
+# -- many --------------------------------------------------------------------------------------------
+
+
+def test_many_items_get_their_ids_in_order(queue: Queue) -> None:
+    ids = [queue.produce(b"first"), *queue.produce_many([b"%d" % n for n in range(2_500)])]
+    assert ids == [f"0-{n}" for n in range(2_501)]
+    batch = queue.lease(10_000)
+    assert [item.id for item in batch.items] == ids
+    assert [item.payload for item in batch.items[1:]] == [b"%d" % n for n in range(2_500)]
+
+
+def test_a_batch_may_mix_everything(broker: Broker) -> None:
+    queue = broker.create_queue("orders", partitions=3)
+    new: list[Any] = [b"bytes", "text", {"j": 1}, NewItem(b"keyed", key="a"), NewItem([1], key="b", priority=0), NewItem(b"again", key="a")]
+    ids = queue.produce_many(new)
+    found = {item.id: item.value for item in queue.lease(10, per_key=2).items}
+    assert [found[one] for one in ids] == [b"bytes", "text", {"j": 1}, b"keyed", [1], b"again"]
+
+
+def test_no_items_are_no_request(queue: Queue) -> None:
+    assert queue.produce_many([]) == []
+    assert queue.stats().produced == 0
+
+
+def test_items_may_come_from_a_generator(queue: Queue) -> None:
+    assert len(queue.produce_many(b"%d" % n for n in range(3))) == 3
+
+
+def test_a_part_that_is_refused_is_told_with_all_results(broker: Broker) -> None:
+    queue = broker.create_queue("orders", partitions=2)
+    queue.pause(lease=False, partition=0)
+    items = [NewItem(b"%d" % n, key=f"k{n}") for n in range(20)]
+    with pytest.raises(QueueHeld, match="paused") as caught:
+        queue.produce_many(items)
+    results: list[str | PenstockError] = vars(caught.value)["results"]
+    stored = [result for result in results if isinstance(result, str)]
+    assert len(results) == 20 and 0 < len(stored) < 20
+    assert all(isinstance(result, str | QueueHeld) for result in results)
+    found = {item.id: item.value for item in queue.lease(100).items}
+    assert found == {result: item.payload for result, item in zip(results, items, strict=True) if isinstance(result, str)}
+
+
+# -- arrow -------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_produced_and_leased(broker: Broker) -> None:
+    queue = broker.create_queue("orders", partitions=2)
+    table = pa.table({"payload": [b"1", b"2", b"3"], "key": ["a", None, "b"], "priority": [1, None, 9]})
+    assert queue.produce_arrow(table) == 3
+    batch = queue.lease(10)
+    found = batch.to_arrow()
+    assert sorted(zip(*(found[name].to_pylist() for name in ("payload", "key", "priority", "attempts")), strict=True)) == [
+        (b"1", b"a", 1, 1),
+        (b"2", None, 5, 1),
+        (b"3", b"b", 9, 1),
+    ]
+    assert found["id"].to_pylist() == [lease.id for lease in batch]
+
+
+def test_a_long_table_is_produced_in_chunks_and_repeated_without_doubling(broker: Broker) -> None:
+    queue = broker.create_queue("orders", partitions=2)
+    table = pa.table({"payload": [b"%d" % n for n in range(MAX_BATCH_ITEMS + 5)]})
+    assert queue.produce_arrow(table, request_id="load-7") == MAX_BATCH_ITEMS + 5
+    assert queue.produce_arrow(table, request_id="load-7") == MAX_BATCH_ITEMS + 5
+    assert queue.stats().ready == MAX_BATCH_ITEMS + 5
+    assert queue.produce_arrow(table) == MAX_BATCH_ITEMS + 5
+    assert queue.stats().ready == 2 * (MAX_BATCH_ITEMS + 5)
+
+
+# -- a full queue ------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses_after_the_timeout(broker: Broker) -> None:
+    queue = broker.create_queue("orders", max_items=2)
+    queue.produce_many([b"1", b"2"])
+    with pytest.raises(QueueFull, match="is full; wait until items are resolved, or raise max_items"):
+        queue.produce(b"3", timeout=0.05)
+    queue.lease().complete()
+    queue.produce(b"3", timeout=WAIT)
+    assert queue.stats().ready == 2
+
+
+def test_a_producer_that_does_not_wait_is_served_if_there_is_room(broker: Broker) -> None:
+    queue = broker.create_queue("orders", max_items=1)
+    queue.produce(b"1", timeout=0)
+    with pytest.raises(QueueFull):
+        queue.produce(b"2", timeout=0)
+
+
+def test_a_paused_queue_refuses_at_once(queue: Queue) -> None:
+    queue.pause(lease=False)
+    with pytest.raises(QueueHeld, match="producing to queue 'orders' is paused; resume it"):
+        queue.produce(b"1")
+    queue.resume()
+    queue.produce(b"1")
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
+    ("payload type", lambda q: q.produce(None), "the payload is NoneType; give bytes, str, or for JSON a dict"),  # type: ignore[arg-type]
+    ("payload size", lambda q: q.produce(b"x" * (16 * MIB + 1)), "a payload has 16777217 bytes; give at most 16777216"),
+    ("no item", lambda q: q.produce(NewItem(b"x")), "the payload is a NewItem; give what is in it"),
+    ("key type", lambda q: q.produce(b"", key=7), "the key is int; give str or bytes"),  # type: ignore[arg-type]
+    ("key size", lambda q: q.produce(b"", key="k" * 1025), "a key has 1025 bytes; give at most 1024"),
+    ("headers", lambda q: q.produce(b"", headers={"a": 1}), "the header 'a' is int; give str or bytes"),  # type: ignore[dict-item]
+    ("headers size", lambda q: q.produce(b"", headers={"a": "x" * 64 * KIB}), "headers have 65544 bytes; give at most 65536"),
+    ("kind", lambda q: q.produce(b"", kind=1), "a kind is int; give a text"),  # type: ignore[arg-type]
+    ("priority", lambda q: q.produce(b"", priority=10), "the priority is 10; give a whole number from 0 to 9"),
+    ("at", lambda q: q.produce(b"", at=datetime(2026, 1, 1)), "at has no timezone; give one"),
+    ("ttl", lambda q: q.produce(b"", ttl=0), "the ttl is 0; give more, or None for the queue's own"),
+    ("dedup", lambda q: q.produce(b"", dedup="d" * 1025), "the dedup id has 1025 bytes; give at most 1024"),
+    ("request id type", lambda q: q.produce(b"", request_id=1), "the request id is int; give str or bytes"),  # type: ignore[arg-type]
+    ("request id size", lambda q: q.produce(b"", request_id="r" * 1025), "the request id has 1025 bytes; give 1 to 1024"),
+    ("request id empty", lambda q: q.produce(b"", request_id=""), "the request id has 0 bytes; give 1 to 1024"),
+    ("timeout", lambda q: q.produce(b"", timeout=901), "timeout is 901; give 0 to 900 seconds"),
+    ("timeout below", lambda q: q.produce(b"", timeout=-1), "timeout is -1; give 0 to 900 seconds"),
+    ("timeout type", lambda q: q.produce(b"", timeout="1"), "timeout is str; give seconds or a timedelta"),  # type: ignore[arg-type]
+    ("items", lambda q: q.produce_many(b"abc"), "the items are bytes; give a list of them"),
+    ("item", lambda q: q.produce_many([b"1", None]), "item 1: the payload is NoneType"),  # type: ignore[list-item]
+    ("too many", lambda q: q.produce_many([b""] * 10_001), "the batch has 10001 items; give 1 to 10000"),
+    ("too large", lambda q: q.produce_many([b"x" * (16 * MIB)] * 5), "the batch has 83886080 payload bytes; give at most 67108864"),
+    ("its queue", lambda q: q.produce_many([NewItem(b"", queue="q")]), "item 0: the queue is 'q', but only a follow-up"),
+    ("no table", lambda q: q.produce_arrow([1]), "the items are list; give a pyarrow Table or RecordBatch"),
+    ("column", lambda q: q.produce_arrow(pa.table({"a": [1]})), "the column 'a' is not known; drop it"),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_what_is_wrong_is_said_and_nothing_is_stored(queue: Queue, call: Callable[[Queue], object], sentence: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        call(queue)
+    assert str(caught.value).startswith(sentence)
+    assert "; " in str(caught.value)
+    assert queue.stats().produced == 0

@@ -1,0 +1,177 @@
+"""Drops that are not as they were published: nothing of them is adopted, and somebody is told."""
+
+import random
+
+import msgspec
+import pytest
+
+from penstock.logs.columns import encode
+from penstock.logs.files.drops import MANIFEST, Manifest, Part, write_name
+from penstock.logs.files.staging import StagedWriter
+from penstock.rules.records import Produced
+from penstock.testing import SimulatedFiles
+from penstock.words.clock import Moment
+from tests.broker.grounds import Simulated
+from tests.broker.inbox import BEGAN, ROOT, Outsider, complaints, keyed, look, outsider, texts
+from tests.broker.rig import Desk, Rig, batch_of
+
+# -- as it is found -----------------------------------------------------------------------------------
+
+
+def damaged_drop(rig: Rig) -> tuple[Desk, Outsider, list[str]]:
+    """A drop of three parts of which all is good; the paths of its files."""
+    desk, other = rig.create(partitions=2), outsider(rig)
+    rig.broker.close()
+    other.publish(desk.incarnation, *[keyed(*texts(n, n + 1)[:3]) for n in range(5)], parts=3)
+    folder = f"{ROOT}/inbox/{other.drops.waiting()[0].file}"
+    return desk, other, [f"{folder}/{name}" for name in other.files.list(folder)]
+
+
+def reopened(rig: Rig, files: SimulatedFiles) -> Rig:
+    again = Rig(Simulated(files), clock=rig.clock)
+    again.turn()
+    return again
+
+
+def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) -> None:
+    """Cut at any byte, or with a bit that is not right: it stays where it is, and is said once."""
+    rig = Rig(Simulated())
+    _, other, paths = damaged_drop(rig)
+    assert isinstance(other.files, SimulatedFiles)
+    chance, tried = random.Random(1), 0
+    for path in paths:
+        good = other.files.content(path)
+        sizes = {0, 1, len(good) - 1, *chance.sample(range(len(good)), 12)}
+        bits = [None, *chance.sample(range(8 * len(good)), 25)]
+        for size, bit in [*((size, None) for size in sizes), *((None, bit) for bit in bits)]:
+            disk = other.files.copy()
+            if size is not None:
+                disk.plant(path, good[:size])
+            elif bit is not None:
+                disk.flip(path, bit)
+            else:
+                disk.remove(path)
+            caplog.clear()
+            again = reopened(rig, disk)
+            adopted = again.find().stats().ready
+            if adopted:  # a bit of the manifest that says nothing
+                assert adopted == 15 and path.endswith(MANIFEST), f"{path} {size} {bit}"
+                continue
+            tried += 1
+            for _ in range(3):
+                again.advance(1)
+                assert not look(again)
+            assert again.find().counts() == {}
+            assert Outsider(disk).left() == other.left()
+            assert len(complaints(caplog)) == 1 and "write it again" in complaints(caplog)[0]
+            again.find().produce("the queue goes on")
+            again.broker.close()
+    assert tried > 100
+
+
+@pytest.mark.parametrize("changes", [{"frames": 1}, {"frames": 3}, {"items": 5}, {"items": 7}, {"name": "part-7.frames"}, {"name": ".."}])
+def test_a_part_that_is_not_as_its_manifest_says(changes: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(Simulated())
+    _, other, paths = damaged_drop(rig)
+    assert isinstance(other.files, SimulatedFiles)
+    manifest = msgspec.json.decode(other.files.content(paths[0]), type=Manifest)
+    parts = [*manifest.parts[:2], msgspec.structs.replace(manifest.parts[2], **changes)]
+    other.files.plant(paths[0], msgspec.json.encode(msgspec.structs.replace(manifest, parts=parts)))
+    again = reopened(rig, other.files)
+    assert again.find().counts() == {} and len(other.left()) == 1 and len(complaints(caplog)) == 1
+
+
+def test_frames_that_no_queue_takes_are_refused_before_any_is_taken(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    desk, other = rig.create(), outsider(rig)
+    good, wrong = batch_of("good"), batch_of("wrong", keys=["k"])
+    wrong.keys = [b"k" * 5_000]
+    other.publish(desk.incarnation, good, wrong)
+    look(rig)
+    assert desk.counts() == {} and "no queue takes" in complaints(caplog)[0]
+
+
+def test_a_frame_that_is_whole_and_cannot_be_understood(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    desk, other = rig.create(), outsider(rig)
+    write = write_name(BEGAN)
+    writer = StagedWriter(other.files, f"{other.drops.begin(write)}/p.frames", desk.incarnation)
+    draft = encode([Produced(0, batch_of("a", "b"))], Moment(0, 0))
+    writer.add(draft)
+    writer.add(draft._replace(columns=1 << 15))
+    other.drops.publish(write, desk.incarnation, Manifest([Part("p.frames", *writer.finish())], "s", 1))
+    look(rig)
+    assert desk.counts() == {} and len(complaints(caplog)) == 1
+
+
+def test_what_comes_behind_a_damaged_drop(rig: Rig) -> None:
+    """Other sources go on; the same source waits, for once its next is in, this one never could be."""
+    desk, other = rig.create(), outsider(rig)
+    assert isinstance(other.files, SimulatedFiles)
+    other.drop(desk, "k:1", number=1)
+    drop = other.drops.waiting()[0]
+    path = f"{ROOT}/inbox/{drop.file}/part-0.frames"
+    good = other.files.content(path)
+    other.files.flip(path, 900)
+    other.drop(desk, "k:2", number=2)
+    other.drop(desk, "k:3", source="another")
+    other.files.plant(f"{ROOT}/inbox/{desk.incarnation:016x}-nonsense.drop/{MANIFEST}", b"{}")
+    look(rig)
+    assert desk.drain() == ["k:3"] and len(other.left()) == 3
+    other.files.rename(f"{ROOT}/inbox/{drop.file}", f"{ROOT}/inbox/aside")
+    look(rig)
+    assert desk.drain() == ["k:2"]
+    other.files.plant(f"{ROOT}/inbox/aside/part-0.frames", good)
+    other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{drop.file}")
+    look(rig)
+    assert desk.drain() == [], "it comes too late"
+
+
+def test_a_drop_that_was_mended_is_adopted(rig: Rig) -> None:
+    desk, other = rig.create(), outsider(rig)
+    other.drop(desk, "k:1", number=1)
+    assert isinstance(other.files, SimulatedFiles)
+    file = other.drops.waiting()[0].file
+    path = f"{ROOT}/inbox/{file}/part-0.frames"
+    good = other.files.content(path)
+    other.files.flip(path, 900)
+    look(rig)
+    other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
+    look(rig)
+    other.files.plant(f"{ROOT}/inbox/aside/part-0.frames", good)
+    other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
+    look(rig)
+    assert desk.drain() == ["k:1"]
+
+
+def test_damage_that_comes_in_the_middle(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Part of it is in, so nothing else may be begun; moved away and back, it can only be refused."""
+    desk, other = rig.create(), outsider(rig)
+    assert isinstance(other.files, SimulatedFiles)
+    other.publish(desk.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)
+    file = other.drops.waiting()[0].file
+    path = f"{ROOT}/inbox/{file}/part-2.frames"
+    disk, good, call, calls = other.files, other.files.content(path), rig.broker.call, 0
+
+    def damaging(incarnation: int, request: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            disk.flip(path, 600)
+        return call(incarnation, request)  # type: ignore[arg-type]
+
+    assert rig.broker.outside is not None
+    rig.broker.outside.call = damaging
+    look(rig)
+    rig.broker.outside.call = call
+    other.drop(desk, "k:1", source="another", write=write_name(1))
+    look(rig)
+    assert desk.drain() == ["0", "1"]
+    other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
+    look(rig)
+    assert desk.drain() == ["k:1"]
+    other.files.plant(f"{ROOT}/inbox/aside/part-2.frames", good)
+    other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
+    look(rig)
+    other.drop(desk, "k:2", source="a third", write=write_name(1))
+    look(rig)
+    assert desk.drain() == ["k:2"] and len(other.left()) == 1
+    assert "nobody can say which part" in complaints(caplog)[-1]

@@ -1,0 +1,188 @@
+"""Drops, whatever happens around them: at the end every published item is there exactly once, and every key in order.
+
+A seed is a whole life. What it did is in the failure's message; to repeat seed 17 with 60 steps:
+    .venv/bin/python -c 'from tests.broker.test_inbox_random import live; live(17, 60)'
+"""
+
+import errno
+import random
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.testing import Halt, ManualClock
+from penstock.words.batch import Batch
+from penstock.words.clock import SECOND
+from tests.broker.grounds import PatchyFiles, Simulated
+from tests.broker.inbox import Outsider, look, order_of
+from tests.broker.rig import Rig, batch_of
+
+SOURCES = ["red", "green", "blue"]
+MOST_RESIZES = 6  # fences are inherited: with a backlog that nobody serves each resize makes more of them
+
+
+class Life:
+    """A broker, those who write to it, and what they published."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.files = PatchyFiles(random.Random(seed + 1))
+        self.clock = ManualClock()
+        self.rig = Rig(Simulated(self.files), clock=self.clock)
+        self.rig.create(partitions=self.rng.randint(1, 3), dedup_window=30 * SECOND)
+        self.incarnation = self.rig.find().incarnation
+        self.drops: dict[str, list[list[Batch]]] = {source: [] for source in SOURCES}
+        self.published: list[str] = []
+        self.served: list[str] = []
+        self.given = 0
+        self.resizes = 0
+        self.did: list[str] = []
+
+    def live(self, steps: int) -> None:
+        verbs = {self.publish: 6, self.again: 1, self.look: 5, self.restart: 2, self.away: 2, self.resize: 1, self.pause: 1, self.resume: 2}
+        verbs |= {self.break_partition: 1, self.mend: 2, self.serve: 2, self.fail: 2}
+        for _ in range(steps):
+            verb = self.rng.choices([*verbs], [*verbs.values()])[0]
+            self.did.append(verb.__name__)
+            verb()
+        self.finish()
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """The next drop of a source. Cut off, it is published again, as a stream's batch is."""
+        source = self.rng.choice(SOURCES)
+        batches = [self.frame(source) for _ in range(self.rng.randint(0, 4))]
+        self.drops[source].append(batches)
+        self.published += [payload.decode() for batch in batches for payload in batch.payloads]
+        while not self.cut_off(lambda: self.put(source, len(self.drops[source]))):
+            pass
+
+    def again(self) -> None:
+        """One that was published before."""
+        source = self.rng.choice(SOURCES)
+        if self.drops[source]:
+            self.put(source, self.rng.randint(1, len(self.drops[source])))
+
+    def look(self) -> None:
+        self.cut_off(lambda: look(self.rig))
+
+    def restart(self) -> None:
+        self.cut_off(self.rig.restart)
+
+    def away(self) -> None:
+        self.clock.advance(self.rng.choice([SECOND, 40 * SECOND, 1_200 * SECOND]))
+        self.rig.turn()
+
+    def resize(self) -> None:
+        if self.resizes < MOST_RESIZES:
+            self.resizes += 1
+            with suppress(PenstockError):  # a partition is failing
+                self.rig.find().resize(self.rng.randint(1, 4))
+            self.rig.turn()
+
+    def pause(self) -> None:
+        with suppress(PenstockError):
+            self.rig.find().pause(produce=True)
+
+    def resume(self) -> None:
+        with suppress(PenstockError):
+            self.rig.find().pause(produce=False)
+
+    def break_partition(self) -> None:
+        self.files.broken.add(f"/{self.incarnation:016x}/{self.rng.randint(0, 3):05d}/")
+
+    def mend(self) -> None:
+        self.files.broken.clear()
+        self.rig.turn()
+
+    def fail(self) -> None:
+        """Some call to come fails, not of a change that a test makes itself."""
+        self.files.fail(self.files.calls + self.rng.randint(1, 60), self.rng.choice([errno.EIO, errno.ENOSPC, "torn"]))
+        look(self.rig)
+        self.files.mend()
+
+    def serve(self) -> None:
+        if not self.files.broken:
+            self.rig.pass_by(40)
+            held = self.rig.find().lease(self.rng.randint(1, 30))
+            self.served += held.texts
+            assert held.complete() == len(held.texts)
+
+    # -- steps -------------------------------------------------------------------------------------------
+
+    def frame(self, source: str) -> Batch:
+        texts, keys = [], []
+        for _ in range(self.rng.randint(1, 12)):
+            self.given += 1
+            key = self.rng.choice([f"{source}-{number}" for number in range(4)] + [None])
+            keys.append(key)
+            texts.append(f"{key or 'none'}:{self.given}")
+        return batch_of(*texts, keys=keys, dedups=texts if self.rng.random() < 0.3 else None)
+
+    def put(self, source: str, number: int) -> None:
+        batches = self.drops[source][number - 1]
+        parts = self.rng.randint(1, max(1, len(batches)))
+        Outsider(self.files).publish(self.incarnation, *batches, source=source, number=number, parts=parts, write=f"{self.rng.random()}")
+
+    def cut_off(self, work: object) -> bool:
+        """Do something, and perhaps end everything in the middle of it; whether it was done."""
+        if self.rng.random() < 0.5:
+            self.files.fail(self.files.calls + self.rng.randint(1, 120), "halt")
+        try:
+            work()  # type: ignore[operator]
+            self.files.mend()
+            return True
+        except Halt:
+            self.did.append("cut off")
+        except PenstockError:  # closing says so when a partition is failing
+            self.did.append("failed")
+        self.files.mend()
+        if self.rng.random() < 0.5:
+            self.files.crash()
+        else:
+            self.files.kill()
+        self.rig = Rig(Simulated(self.files), clock=self.clock)
+        return False
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        self.files.broken.clear()
+        self.rig.pass_by(100)
+        self.resume()
+        self.rig.kill()
+        other, desk = Outsider(self.files), self.rig.find()
+        for _ in range(50):
+            self.rig.pass_by(40)
+            look(self.rig)
+        assert [name for name in other.left() if name.endswith(".drop")] == []
+        self.served += desk.drain()
+        assert Counter(self.served) == Counter(self.published)
+        for key, numbers in order_of(self.served).items():
+            assert numbers == sorted(numbers) or key == "none", f"{key}: {numbers}"
+        self.rig.check()
+        self.rig.broker.close()
+
+
+def live(seed: int, steps: int) -> None:
+    life = Life(seed)
+    try:
+        life.live(steps)
+    except BaseException as error:
+        error.add_note(f"seed {seed}, {steps} steps: {' '.join(life.did)}")
+        raise
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_life(seed: int) -> None:
+    live(seed, 40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", range(100, 2_100, 100))
+def test_many_lives(start: int) -> None:
+    for seed in range(start, start + 100):
+        live(seed, 60)

@@ -1,0 +1,137 @@
+"""What is wrong with a directory is told to who looks at it, and the rest is seen."""
+
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import NewItem
+from penstock.broker.snapshot import Snapshot
+from penstock.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueNotFound, StorageFailed
+from penstock.logs.files.directory import Root
+from tests.broker.yard import Yard, fill
+
+
+def log_folder(yard: Yard, incarnation: int, partition: int) -> Path:
+    return yard.path / "logs" / f"{incarnation:016x}" / f"{partition:05d}"
+
+
+def test_a_missing_log_is_reported_and_the_others_are_seen(yard: Yard) -> None:
+    queue = yard.broker.create_queue("orders", partitions=2)
+    queue.produce_many([NewItem(b"", key=f"k{n}") for n in range(20)])
+    incarnation = yard.incarnation("orders")
+    yard.broker.close()
+    folder = log_folder(yard, incarnation, 0)
+    folder.rename(yard.path / "aside")
+    with yard.look() as seen:
+        stats = seen.ask(incarnation, "stats")
+        assert [one.status for one in stats.partitions] == ["failing", "active"]
+        assert "has no log in" in stats.partitions[0].error and len(stats.warnings) == 2
+        assert seen.ask(incarnation, "ends").keys() == {1}
+        assert seen.ask(incarnation, "explain", partition=0, offset=0).state == "unknown"
+        for verb in ("history", "trace"):
+            with pytest.raises(CorruptLog, match=r"partition 0 cannot be read \(.*\); the others can"):
+                seen.ask(incarnation, verb, partition=0, offset=0)
+        (yard.path / "aside").rename(folder)
+        seen.refresh()
+        assert [one.status for one in seen.ask(incarnation, "stats").partitions] == ["active", "active"]
+
+
+def test_a_damaged_log_is_reported_and_its_other_items_are_seen(yard: Yard) -> None:
+    queue = yard.broker.create_queue("orders")
+    for number in range(3):
+        queue.produce(b"%d" % number * 40)
+    incarnation = yard.incarnation("orders")
+    yard.broker.close()
+    (path,) = log_folder(yard, incarnation, 0).glob("*.log")
+    for name in ("checkpoint",):
+        (path.parent / name).unlink(missing_ok=True)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"1" * 40)] ^= 1
+    path.write_bytes(data)
+    with yard.look() as seen:
+        stats = seen.ask(incarnation, "stats")
+        assert (stats.ready, stats.completed, stats.partitions[0].lost) == (2, 0, 1)
+        assert any("damage: " in warning and "run verify" in warning for warning in stats.warnings)
+        assert [event.event for event in seen.item_history(incarnation, 0, 1)] == ["lost"]
+        assert [one.offset for one in seen.ask(incarnation, "listed", states=[])] == [0, 2]
+
+
+def test_a_log_without_a_readable_base_is_reported(yard: Yard) -> None:
+    queue = yard.broker.create_queue("orders", retention={"max_segments": 1})
+    fill(queue, 2)
+    queue.lease(2).complete()
+    for _ in range(3):
+        queue.compact()
+    incarnation = yard.incarnation("orders")
+    yard.broker.close()
+    for path in log_folder(yard, incarnation, 0).iterdir():
+        path.write_bytes(b"\0" * path.stat().st_size)
+    with yard.look() as seen:
+        (one,) = seen.ask(incarnation, "stats").partitions
+        assert one.status == "failing" and "run verify" in one.error
+
+
+def test_a_damaged_catalog_is_refused(yard: Yard) -> None:
+    yard.broker.create_queue("orders")
+    yard.broker.create_queue("others")
+    yard.broker.close()
+    (path,) = log_folder(yard, 0, 0).glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"orders")] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptLog, match=r"the catalog is damaged at .*; run verify, then repair"):
+        yard.look()
+
+
+def test_what_is_no_brokers_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is no broker's directory; "):
+        Snapshot.open(tmp_path)
+    with pytest.raises(InvalidRequest, match="does not exist"):
+        Snapshot.open(tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_roots_are_one_broker(tmp_path: Path) -> None:
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    with penstock.open(one, roots=[two]) as broker:
+        broker.create_queue("orders", partitions=4).produce_many([NewItem(b"", key=f"k{n}") for n in range(20)])
+    with Snapshot.open([one, Root(two)]) as seen:
+        assert seen.ask(seen.find("orders").incarnation, "stats").ready == 20
+    with Snapshot.open(one) as seen:  # the half of it
+        stats = seen.ask(seen.find("orders").incarnation, "stats")
+        assert {one.status for one in stats.partitions} == {"active", "failing"}
+
+
+def test_what_is_gone_is_told(yard: Yard) -> None:
+    queue = yard.broker.create_queue("orders")
+    incarnation = yard.incarnation("orders")
+    seen = yard.look()
+    seen.ask(incarnation, "stats")
+    queue.delete()
+    seen.refresh()
+    with pytest.raises(QueueNotFound, match="the queue was deleted"):
+        seen.ask(incarnation, "stats")
+    with pytest.raises(QueueNotFound, match="there is no queue 'orders'"):
+        seen.find("orders")
+    assert repr(seen) == f"Snapshot({str(yard.path)!r}, 0 queues)"
+    seen.close()
+    for ask in (seen.list, seen.refresh, lambda: seen.ask(incarnation, "stats")):
+        with pytest.raises(BrokerClosed, match="the snapshot is closed; open it again"):
+            ask()
+
+
+def test_a_partition_that_cannot_be_read_right_now(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(yard.broker.create_queue("orders"), 2)
+    incarnation = yard.incarnation("orders")
+    with yard.look() as seen:
+        seen.ask(incarnation, "stats")
+        reader = seen._queues[incarnation].members[0].open
+        monkeypatch.setattr(reader, "refresh", lambda: (_ for _ in ()).throw(StorageFailed("no; try again")))
+        seen.refresh()
+        assert seen.ask(incarnation, "stats").partitions[0].error == "no; try again"
+        with pytest.raises(StorageFailed, match=r"partition 0 cannot be read \(no; try again\)"):
+            list(seen.events(incarnation, 0))
+        monkeypatch.undo()
+        seen.refresh()
+        assert seen.ask(incarnation, "stats").ready == 2

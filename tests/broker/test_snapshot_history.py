@@ -1,0 +1,123 @@
+"""What happened to items, asked of an owner and of one who only looks: followed through all queues they were in."""
+
+import pytest
+
+from penstock import NewItem
+from penstock.broker.embedded import Embedded
+from penstock.broker.snapshot import Snapshot
+from penstock.errors import InvalidRequest
+from penstock.reports import ItemEvent
+from penstock.words.clock import SECOND
+from penstock.words.ids import parse_id
+from tests.api.api import work_off
+from tests.broker.yard import Yard, fill
+
+
+def history_of(source: Embedded | Snapshot, queue: str, name: str) -> list[ItemEvent]:
+    partition, offset = parse_id(name)
+    found: list[ItemEvent] = source.ask(source.find(queue).incarnation, "history", partition=partition, offset=offset)
+    return found
+
+
+def told(found: list[ItemEvent]) -> list[tuple[str, str, str]]:
+    return [(event.queue, event.id, event.event) for event in found]
+
+
+def test_an_item_is_followed_through_queues(yard: Yard) -> None:
+    yard.broker.create_queue("dead")
+    orders = yard.broker.create_queue("orders", dead_queue="dead")
+    fill(orders, 3)
+    orders.lease(3, consumer="c")[1].bury("bad")
+    work_off(yard.broker)
+    yard.broker.redrive("dead", to="orders")
+    work_off(yard.broker)
+    orders.lease(1, consumer="d").complete()
+    yard.rest()
+    wanted = [
+        *[("orders", "0-1", event) for event in ("produced", "leased", "buried", "sent", "delivered")],
+        *[("dead", "0-0", event) for event in ("produced", "sent", "delivered")],
+        *[("orders", "0-3", event) for event in ("produced", "leased", "completed")],
+    ]
+    with yard.look() as seen:
+        for source in (yard.owner, seen):
+            for queue, name in (("orders", "0-1"), ("dead", "0-0"), ("orders", "0-3")):  # it answers to every id it had
+                assert told(history_of(source, queue, name)) == wanted
+        found = history_of(seen, "orders", "0-1")
+        assert seen.item_history(yard.incarnation("orders"), 0, 1) == found
+    assert [event.destination for event in found if event.destination] == ["dead/0", "dead/0-0", "orders/0", "orders/0-3"]
+    assert [event.source for event in found if event.source] == ["orders/0", "dead/0"]
+    buried = found[2]
+    assert (buried.reason, buried.consumer, buried.attempt) == ("bad", "c", 1) and buried.time.tzinfo is not None
+
+
+def test_an_item_whose_queue_is_gone_keeps_what_is_left_of_its_history(yard: Yard) -> None:
+    yard.broker.create_queue("a").produce(b"x")
+    yard.broker.create_queue("b")
+    incarnation = yard.incarnation("b")
+    yard.broker.redrive("a", to="b")
+    work_off(yard.broker)
+    yard.broker.queue("b").lease(1)[0].complete()
+    yard.broker.queue("a").delete()
+    yard.rest()
+    with yard.look() as seen:
+        for source in (yard.owner, seen):
+            found = history_of(source, "b", "0-0")
+            assert told(found) == [("b", "0-0", "produced"), ("b", "0-0", "leased"), ("b", "0-0", "completed")]
+            assert found[0].source.endswith("/0") and len(found[0].source) == 18  # nobody knows the name any more
+            explained = source.ask(incarnation, "explain", partition=0, offset=0)
+            assert explained.state == "completed"
+
+
+def test_an_item_that_went_to_a_deleted_queue(yard: Yard) -> None:
+    yard.broker.create_queue("a").produce(b"x")
+    yard.broker.create_queue("b")
+    yard.broker.redrive("a", to="b")
+    work_off(yard.broker)
+    yard.broker.queue("b").delete()
+    yard.rest()
+    with yard.look() as seen:
+        for source in (yard.owner, seen):
+            assert told(history_of(source, "a", "0-0")) == [("a", "0-0", event) for event in ("produced", "sent", "delivered")]
+            assert source.ask(yard.incarnation("a"), "explain", partition=0, offset=0).why == "moved to a queue that is no more"
+
+
+def test_a_resized_item_is_followed_to_its_new_partition(yard: Yard) -> None:
+    queue = yard.broker.create_queue("orders", partitions=1)
+    names = queue.produce_many([NewItem(b"%d" % n, key=f"k{n}", at=yard.clock.read().wall / SECOND + 5) for n in range(8)])
+    queue.resize(4)
+    yard.clock.advance(5 * SECOND)
+    work_off(yard.broker)
+    queue.lease(8).complete()
+    work_off(yard.broker)
+    queue.lease(8).complete()
+    yard.rest()
+    moved = 0
+    with yard.look() as seen:
+        for name in names:
+            found = history_of(seen, "orders", name)
+            assert found == history_of(yard.owner, "orders", name)
+            assert told(found)[:2] == [("orders", name, "scheduled"), ("orders", name, "due")]
+            assert found[-1].event == "completed"
+            moved += found[-1].id != name
+    assert moved
+
+
+def test_events_of_a_partition(yard: Yard) -> None:
+    queue = yard.broker.create_queue("orders")
+    fill(queue, 3)
+    queue.lease(2).complete()
+    incarnation = yard.incarnation("orders")
+    with yard.look() as seen:
+        found = list(seen.events(incarnation, 0))
+        assert [(event.event, event.offset) for event in found] == [
+            *[("produced", offset) for offset in range(3)],
+            *[(event, offset) for event in ("leased", "completed") for offset in range(2)],
+        ]
+        queue.produce(b"new")
+        assert list(seen.events(incarnation, 0)) == found  # it stands still
+        with pytest.raises(InvalidRequest, match=r"queue 'orders' has no partition 7; it has \[0\]"):
+            list(seen.events(incarnation, 7))
+        with pytest.raises(InvalidRequest, match="there is no item at offset 3"):
+            seen.item_history(incarnation, 0, 3)
+        with pytest.raises(InvalidRequest, match="has no partition 7"):
+            seen.item_history(incarnation, 7, 0)

@@ -1,0 +1,163 @@
+"""Table events: every transition, the same as told one by one, in whichever stretches it is read."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Broker
+from penstock.errors import InvalidRequest
+from penstock.loop import history
+from penstock.rules.events import Event
+from penstock.tables import events as table
+from penstock.tables.events import events
+from penstock.tables.schemas import EVENTS
+from penstock.words.clock import SECOND
+from penstock.words.ids import format_id
+from penstock.words.values import timestamp
+from tests.broker.yard import Yard, fill, work
+from tests.tables.tables import Shelf, rows, shelf
+
+ENDLESS = 1 << 60
+
+
+def as_row(event: Event, partition: int) -> dict[str, Any]:
+    return {
+        "event": event.event,
+        "id": format_id(partition, event.offset),
+        "partition": partition,
+        "offset": event.offset,
+        "at": timestamp(event.at),
+        "attempt": event.attempt,
+        "reason": event.reason or None,
+        "consumer": event.consumer or None,
+        "lease": f"{event.lease:x}" if event.lease else None,
+        "destination": event.destination or None,
+        "source": event.source or None,
+    }
+
+
+def one_by_one(seen: Shelf, partition: int) -> list[dict[str, Any]]:
+    with closing(seen.log(partition)()) as log:
+        return [as_row(event, partition) for event in history.events(log)]
+
+
+def without_sequence(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "sequence"} for row in found]
+
+
+@pytest.fixture
+def busy(yard: Yard) -> Yard:
+    """A bit of everything happened, in three queues; transfers too."""
+    work(yard)
+    orders = yard.broker.queue("orders")
+    yard.clock.advance(40 * SECOND)
+    yard.rest()
+    orders.lease(20, consumer="e").retry(reason="again")
+    yard.clock.advance(90 * SECOND)
+    yard.rest()
+    orders.clear("buried")
+    yard.broker.redrive("dead", to="orders")
+    orders.lease(100).complete()
+    orders.seek(at=0)
+    yard.rest()
+    return yard
+
+
+def test_they_are_what_is_told_one_by_one(busy: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set()
+    for limit in (10_000, 3):
+        monkeypatch.setattr(table, "ROWS", limit)
+        for queue in ("orders", "dead"):
+            with shelf(busy.path, queue) as seen:
+                for partition in seen.partitions:
+                    found = rows(events(seen.log(partition), 0, ENDLESS, EVENTS.names))
+                    assert without_sequence(found) == one_by_one(seen, partition)
+                    met |= {row["event"] for row in found}
+                    met |= {name for name in ("destination", "source", "lease", "consumer", "reason") if any(row[name] for row in found)}
+    assert met >= {
+        "produced",
+        "scheduled",
+        "due",
+        "leased",
+        "completed",
+        "retried",
+        "delayed",
+        "lease expired",
+        "buried",
+        "sent",
+        "delivered",
+    }
+    assert met >= {"sought", "destination", "source", "lease", "consumer", "reason"}
+
+
+def test_a_queues_own_histories_tell_the_same(busy: Yard) -> None:
+    orders = busy.broker.queue("orders")
+    with shelf(busy.path, "orders") as seen:
+        found = seen.events(["event", "id", "at", "attempt", "reason", "consumer"])
+    for id in {row["id"] for row in found}:
+        told = [event for event in orders.history(id) if event.queue == "orders" and event.id == id]
+        wanted = [(one.event, one.time, one.attempt, one.reason or None, one.consumer or None) for one in told]
+        assert [(row["event"], row["at"], row["attempt"], row["reason"], row["consumer"]) for row in found if row["id"] == id] == wanted
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Iterator[tuple[Path, Broker]]:
+    """A log of many segments."""
+    with penstock.open(tmp_path, segment_bytes=4_096) as broker:
+        queue = broker.create_queue("q", retention={"max_segments": 1_000})
+        for _ in range(30):
+            fill(queue, 20)
+            leased = queue.lease(10)
+            queue.complete(leased[:7])
+            leased[7].retry(reason="no")
+        yield tmp_path, broker
+
+
+def test_any_stretch_can_be_read_by_itself(long: tuple[Path, Broker]) -> None:
+    path, _ = long
+    with shelf(path, "q") as seen:
+        whole = rows(events(seen.log(0), 0, ENDLESS, EVENTS.names))
+        last = whole[-1]["sequence"]
+        segments = [facts.first_sequence for facts in seen.log(0)().segments()]
+        assert len(segments) > 3 and [row["sequence"] for row in whole] == sorted(row["sequence"] for row in whole)
+        for edges in ([1, last + 1], [1, *segments[1:], last + 1], [*range(1, last, 37), last + 1]):
+            parts = [rows(events(seen.log(0), a, b, EVENTS.names)) for a, b in pairwise(edges)]
+            assert [row for part in parts for row in part] == whole
+
+
+def test_times_choose(busy: Yard) -> None:
+    with shelf(busy.path, "orders") as seen:
+        whole = seen.events()
+        times = sorted({row["at"] for row in whole})
+        assert len(times) > 2
+        low, high = (round(when.timestamp() * SECOND) for when in (times[1], times[-1]))
+        chosen = [rows(events(seen.log(number), 0, ENDLESS, EVENTS.names, since=low, until=high)) for number in seen.partitions]
+        assert [row for part in chosen for row in part] == [row for row in whole if times[1] <= row["at"] < times[-1]]
+
+
+def test_columns_are_given_as_asked(busy: Yard) -> None:
+    with shelf(busy.path, "orders") as seen:
+        whole = seen.events()
+        for name in EVENTS.names:
+            assert seen.events([name]) == [{name: row[name]} for row in whole]
+
+
+def test_what_retention_dropped_is_an_error_or_left_out(long: tuple[Path, Broker]) -> None:
+    path, broker = long
+    queue = broker.queue("q")
+    queue.clear("all")
+    queue.update(retention={"max_segments": 3})
+    queue.compact()
+    with shelf(path, "q") as seen:
+        first = seen.log(0)().segments()[0].first_sequence
+        assert first > 1
+        gone = f"the log of partition 0 does not tell sequences 1 to {first - 1} any more: retention took them; start later, or set fail"
+        with pytest.raises(InvalidRequest, match=gone):
+            rows(events(seen.log(0), 1, ENDLESS, ["id"]))
+        left = rows(events(seen.log(0), 1, ENDLESS, ["sequence"], strict=False))
+        assert left == rows(events(seen.log(0), first, ENDLESS, ["sequence"])) and left[0]["sequence"] >= first
