@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.api.arguments import ListedItem
     from penstock.api.items import Item, NewItem
     from penstock.api.options import QueueInfo, QueueOptions
-    from penstock.api.redriving import Redriven
+    from penstock.api.redrive import Redriven
     from penstock.logs.files.directory import Root
     from penstock.worker.context import Context
     from penstock.worker.settings import Hooks
@@ -89,7 +89,7 @@ _HOMES = {
     "NewItem": "penstock.api.items",
     "QueueInfo": "penstock.api.options",
     "QueueOptions": "penstock.api.options",
-    "Redriven": "penstock.api.redriving",
+    "Redriven": "penstock.api.redrive",
     "Context": "penstock.worker.context",
     "Hooks": "penstock.worker.settings",
     "Bury": "penstock.worker.verdicts",

@@ -4,10 +4,12 @@ Owns: the report types. Times are wall microseconds (`…_at`) or seconds where 
 """
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
 from penstock.rules.catalog import Entry, Options
+from penstock.rules.runs import RunSet
 from penstock.words.batch import Batch
 from penstock.words.values import timestamp
 
@@ -122,6 +124,8 @@ class Explained(msgspec.Struct, frozen=True):
     held_by: str = ""
     """The id of the item of the same key that is in the way."""
     reason: str = ""
+    moved_to: tuple[int, int, int] | None = None
+    """Where it is now (incarnation, partition, offset), if it was moved and was not followed."""
 
 
 class Traced(msgspec.Struct, frozen=True):
@@ -206,3 +210,36 @@ class BrokerMetrics(msgspec.Struct, frozen=True):
     """All queues."""
 
     queues: dict[str, QueueMetrics]
+
+
+class GrantFailure(msgspec.Struct):
+    """What is to become of some items of a grant."""
+
+    action: Literal["retry", "bury"]
+    delay: int
+    reason: str
+    items: dict[int, list[int]]
+    """partition → runs"""
+
+
+class Grant(msgspec.Struct):
+    """What a consuming stream was given at one time."""
+
+    leases: list[tuple[int, int, list[int]]]
+    """(partition, lease, runs)"""
+    failed: list[GrantFailure] = []
+    completed: bool = False
+    """Those that did not fail are."""
+
+    @property
+    def items(self) -> int:
+        return sum(RunSet(runs).total for _, _, runs in self.leases)
+
+
+class TakenGrant(msgspec.Struct):
+    """The newest grant, which may be the one before when there is nothing, and how many items are in it."""
+
+    grant: int
+    items: int
+    ready: int
+    """Items that are ready and not granted."""

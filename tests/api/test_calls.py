@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from penstock import ListedItem, NewItem, QueueInfo, reports
 from penstock.api import arguments as calls
-from penstock.api.held import Chosen, Grant, HeldBatch, HeldLease
+from penstock.api.leases import Chosen, Grant, HeldBatch, HeldLease
 from penstock.api.items import to_batch
 from penstock.api.options import info_of, to_catalog
-from penstock.api.redriving import chooser
+from penstock.api.redrive import chooser
 from penstock.loop.blocks import Items
 from penstock.loop.requests import Handed, Part, Placed
 from penstock.rules.catalog import Options

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from penstock import reports
 from penstock.api.items import Item, Items, NewItem, to_batch
 from penstock.loop.requests import Placed
+from penstock.operations import TIMEOUT
 from penstock.rules.life import State
 from penstock.rules.routing import digest, key_id
 from penstock.words import values
@@ -35,8 +36,6 @@ class Named(Protocol):
 
 
 MAX_WAIT = 15 * MINUTE
-TIMEOUT = 30 * SECOND
-"""How long a call may take that names no timeout of its own."""
 STATES = tuple(state.value for state in State)
 _USUAL = TIMEOUT // SECOND
 CLEARABLE = ("ready", "scheduled", "leased", "buried")
@@ -119,11 +118,11 @@ def states_of(given: str | Sequence[str] | None) -> list[str]:
     return found
 
 
-def cleared(state: str) -> dict[str, bool]:
-    """What `clear` is to take, as its verb names it."""
+def cleared(state: str) -> list[Any]:
+    """The states that `clear` is to take."""
     if state != "all" and state not in CLEARABLE:
         raise InvalidRequest(f"there is no state {state!r} to clear; use {', '.join(CLEARABLE)} or all")
-    return {one: state in (one, "all") for one in CLEARABLE}
+    return [one for one in CLEARABLE if state in (one, "all")]
 
 
 def sides(lease: bool, produce: bool, paused: bool) -> dict[str, bool | None]:
@@ -134,15 +133,13 @@ def sides(lease: bool, produce: bool, paused: bool) -> dict[str, bool | None]:
     return {"lease": paused if lease else None, "produce": paused if flag("produce", produce) else None}
 
 
-def sought(item_id: str | None, at: datetime | float | None) -> dict[str, Any]:
-    """Where `seek` begins, as its verb names it."""
-    if (item_id is None) == (at is None):
-        raise InvalidRequest("seek wants an id or a time, and one of them; give an id, or at=")
-    if item_id is None:
-        assert at is not None
-        return {"offsets": None, "at": values.instant(at), "partition": None}
-    partition, offset = parse_id(item_id)
-    return {"offsets": {partition: offset}, "at": None, "partition": partition}
+def sought(item_id: str | None, at: datetime | float | None) -> dict[int, int] | int:
+    """Where `seek` begins: an offset in a partition, or a time (wall microseconds)."""
+    if item_id is not None and at is None:
+        return dict([parse_id(item_id)])
+    if item_id is None and at is not None:
+        return values.instant(at)
+    raise InvalidRequest("seek wants an id or a time, and one of them; give an id, or at=")
 
 
 def start_of(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
@@ -208,10 +205,10 @@ def own_error(error: E, **told: object) -> E:
 
 def stored_id(placed: Sequence[Placed]) -> str:
     """The id of the one item that was produced."""
-    partition, _, stored, error = placed[0]
+    partition, _, stored, refused = placed[0]
     if stored is None:
-        assert error is not None
-        raise own_error(error)
+        assert refused is not None
+        raise refused.error()
     return format_id(partition, stored.base) if stored.ids is None else format_ids(partition, stored.ids)[0]
 
 
@@ -220,12 +217,13 @@ def stored_ids(placed: Sequence[Placed], count: int) -> list[str]:
     if len(placed) == 1 and placed[0].indexes is None and placed[0].stored is not None:
         return _ids(placed[0].partition, placed[0].stored.offsets)
     results: list[str | PenstockError] = [""] * count
-    for partition, indexes, stored, error in placed:
+    for partition, indexes, stored, refused in placed:
         places = range(count) if indexes is None else indexes
         if stored is not None:
             for place, name in zip(places, _ids(partition, stored.offsets), strict=True):
                 results[place] = name
-        elif error is not None:
+        elif refused is not None:
+            error = refused.error()
             for place in places:
                 results[place] = error
     first = next((result for result in results if isinstance(result, PenstockError)), None)

@@ -1,41 +1,84 @@
-"""A broker inside this process: its catalog, its queues, and the mail between them.
+"""A broker inside this process: its catalog, its queues, and the transfers between them.
 
-Owns: `Embedded`. Each queue is a loop of its own; what concerns several queues (which there are, their options and widths) is a record
-in the catalog first and reaches the queues after. Locks are taken in one order: a queue's turn, then the catalog.
+Owns: `Embedded`, the home of queues in a directory or in memory. Each queue is a loop of its own; what concerns several queues (which there
+are, their options and widths) is a record in the catalog first and reaches the queues after. Locks are taken in one order: a queue's turn,
+then the catalog.
+An operation is answered in one of three ways: as a request of its queue's loop (`_request`), as a function run in a turn of it
+(queries.py, changes.py), or by the broker itself (`_OWN`).
 A forked child cannot use its parent's broker: it is told so.
 """
 
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
-from penstock.broker import looking, shaping, tracing
-from penstock.broker.live import Live
-from penstock.broker.mail import Mail
-from penstock.broker.outside import Outside
-from penstock.broker.store import CATALOG, Store, Target, open_store
-from penstock.logs.api import Durability
-from penstock.logs.files.directory import SEGMENT_BYTES, Directory
+from penstock.broker import changes, queries, trace, width
+from penstock.broker.delivery import Delivery
+from penstock.broker.inbox import InboxKeeper
+from penstock.broker.streams import Streams
+from penstock.logs.api import Durability, Readable
+from penstock.logs.backends import Target, open_store
+from penstock.logs.files.directory import SEGMENT_BYTES
 from penstock.logs.files.system import Files
+from penstock.logs.store import CATALOG, Store
 from penstock.loop.carrying import Office
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import QueueSetup
-from penstock.loop.requests import Do, Request, Reshape
+from penstock.loop.requests import Do, Lease, Produce, Request, Reshape, Settle, Watch
 from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns
-from penstock.reports import BrokerMetrics, QueueInfo, info
+from penstock.operations import (
+    A,
+    AwaitItems,
+    Cancel,
+    CreateQueue,
+    DeleteQueue,
+    Done,
+    EndStream,
+    ExplainItem,
+    FailGranted,
+    FindQueue,
+    FindWrite,
+    LeaseItems,
+    ListQueues,
+    Operation,
+    ProduceItems,
+    PublishWrite,
+    ReadGrant,
+    ReadHistory,
+    ReadMetrics,
+    ReadSlotMap,
+    ReadStats,
+    RedriveItems,
+    RenewStream,
+    ResizeQueue,
+    SetReadOnly,
+    SettleItems,
+    Staging,
+    TakeGrant,
+    UpdateQueue,
+    WriteState,
+)
+from penstock.reports import BrokerMetrics, Explained, ItemEvent, QueueInfo, info
 from penstock.rules import queues, summary
 from penstock.rules.catalog import Entry, Options
 from penstock.rules.commands import Configure
 from penstock.rules.summary import Summary
-from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
+from penstock.words.clock import Clock, SystemClock
+from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
 from penstock.words.limits import MAX_PARTITIONS, within
+from penstock.words.threads import Pool
+
+BLOCKING = 8
+"""Threads for operations that are submitted and that no turn alone can answer."""
+_log = logging.getLogger("penstock")
 
 
 class Embedded:
@@ -62,10 +105,11 @@ class Embedded:
         self._beginning = 0
         self._loops: dict[int, Loop] = {}
         self._runners = Runners(self.clock)
-        self._mail = Mail(self._loops, self._entry)
-        self._live = Live(self._loop, store)
+        self._blocking = Pool(BLOCKING)
+        self._delivery = Delivery(self._loops, self._entry)
         self._closed = self._forked = False
-        self.outside = Outside(store, self) if isinstance(store, Directory) else None
+        self.streams = Streams(store.inbox, self)
+        self.inbox = InboxKeeper(store.inbox, self)
         try:
             self.catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
             self._sweep()
@@ -74,8 +118,8 @@ class Embedded:
                 loop.turn()
                 if loop.busy or loop.turns.next_run is not None:
                     loop.wake()
-            if self.outside is not None:
-                self.outside.open(threaded)
+            self.streams.open()
+            self.inbox.open(threaded)
         except BaseException:
             self._let_go()
             raise
@@ -100,12 +144,92 @@ class Embedded:
         store = open_store(target, files, durability, segment_bytes, compression, clock, entropy)
         return cls(store, clock=clock, entropy=entropy, threaded=threaded, min_free_bytes=min_free_bytes, segment_bytes=segment_bytes)
 
-    # -- queues --------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------
 
-    def create(self, name: str, options: Mapping[str, object], partitions: int, exist_ok: bool, given: Mapping[str, object]) -> QueueInfo:
-        """Make a queue; with `exist_ok` the one of that name will do if what was `given` is the same."""
+    def call(self, operation: Operation[A], /) -> A:
+        request = self._request(operation)
+        if request is None:
+            found: A = _OWN[type(operation)](self, operation)
+            return found
+        answer: A = self._loop(operation.queue).call(request)
+        return answer
+
+    def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
+        tell = done or partial(_log_failure, operation)
+        request = self._request(operation)
+        if request is None:
+            self._usable()
+            self._blocking.submit(lambda: tell(self._outcome(operation)))
+            return _nothing
+        loop = self._loop(operation.queue)
+        request.on_done = lambda answered: tell(answered.answer if answered.error is None else answered.error)
+        loop.submit(request)
+        return partial(loop.cancel, request)
+
+    def _outcome(self, operation: Operation[Any]) -> Any:
+        """The answer, or the error."""
+        try:
+            return self.call(operation)
+        except PenstockError as error:
+            return error
+        except Exception as error:  # a mistake of ours: whoever waits is told all the same
+            _log.exception("%s went wrong", type(operation).__name__)
+            return OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
+
+    def _request(self, operation: Operation[Any]) -> Request | None:
+        """The operation as a request of its queue's loop; None for what the broker itself answers."""
+        kind = type(operation)
+        if kind in _REQUESTS:
+            return _REQUESTS[kind](operation, self.clock.read().elapsed)
+        if kind in changes.CHANGES:
+            if isinstance(operation, RedriveItems):
+                self._loop(operation.to)  # or it is no more
+            return Do(partial(_changed, operation))
+        if kind in queries.QUERIES and not (isinstance(operation, ExplainItem) and operation.follow):
+            return Do(partial(_queried, operation), opens=kind is not ReadStats)
+        if kind not in _OWN:
+            raise InvalidRequest(f"{kind.__name__} cannot be asked of a broker; use a kind of operation of penstock.operations")
+        return None
+
+    def run(self, incarnation: int, request: Request) -> Any:
+        """Put a request of the broker's own to a queue, and wait for its answer."""
+        return self._loop(incarnation).call(request)
+
+    def keep(self, queue: int, partition: int, lease: int, /) -> None:
+        self._loop(queue).turns.kept[partition, lease] = None
+
+    def let_go(self, queue: int, partition: int, lease: int, /) -> None:
+        loop = self._loops.get(queue)
+        if loop is not None:
+            loop.turns.kept.pop((partition, lease), None)
+
+    def log(self, queue: int, partition: int, /) -> Readable:
+        """Everything up to now is published first."""
+        self.run(queue, Do(partial(changes.publish, partition=partition)))
+        return self.store.reader(queue, partition)
+
+    def staging(self) -> Staging:
+        return self.store.inbox
+
+    # -- what the broker itself answers --------------------------------------------------------------
+
+    def _find(self, asked: FindQueue) -> QueueInfo:
         self._usable()
-        chosen = queues.merged(Options(), options)
+        return info(self._opened(self.catalog.find(asked.name)))
+
+    def _list(self, asked: ListQueues) -> list[QueueInfo]:
+        self._usable()
+        found = [entry for entry in self.catalog.entries if entry.name.startswith(asked.prefix) and entry.name > asked.after]
+        return [info(entry) for entry in found[: asked.limit]]
+
+    def _slot_map(self, asked: ReadSlotMap) -> bytes:
+        self._usable()
+        return self.entry(asked.queue).map.pack()
+
+    def _create(self, asked: CreateQueue) -> QueueInfo:
+        self._usable()
+        chosen = queues.merged(Options(), asked.options)
+        name, partitions, exist_ok, given = asked.name, asked.partitions, asked.exist_ok, asked.given
         with self._creating:  # not the catalog: others go on meanwhile
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
@@ -131,10 +255,6 @@ class Embedded:
         loop.turn()
         self._loops[entry.incarnation] = loop
 
-    def find(self, name: str) -> QueueInfo:
-        self._usable()
-        return info(self._opened(self.catalog.find(name)))
-
     def _opened(self, entry: Entry) -> Entry:
         """A queue that is recorded may be still being opened."""
         if entry.incarnation not in self._loops:
@@ -142,53 +262,45 @@ class Embedded:
                 pass
         return entry
 
-    def list(self, prefix: str = "", after: str = "", limit: int = 100) -> "list[QueueInfo]":
-        """Queues by name, behind `after`."""
-        self._usable()
-        found = [entry for entry in self.catalog.entries if entry.name.startswith(prefix) and entry.name > after]
-        return [info(entry) for entry in found[:limit]]
-
-    def update(self, incarnation: int, changes: Mapping[str, object]) -> QueueInfo:
-        """Change options; those not named stay. New timeouts count for new leases and items, the rest at once."""
-        loop = self._loop(incarnation)
+    def _update(self, asked: UpdateQueue) -> QueueInfo:
+        """New timeouts count for new leases and items, everything else at once."""
+        loop = self._loop(asked.queue)
         with self.recording():
-            entry = self.catalog.update(incarnation, changes)
+            entry = self.catalog.update(asked.queue, asked.changes)
         loop.call(Do(self._configure, firm=True))
         return info(entry)
 
-    def delete(self, name: str, timeout: int = 30 * SECOND, incarnation: int = 0) -> None:
-        """End a queue (that of `incarnation`, if given) and remove its files, once nothing is on its way to it or from it."""
+    def _delete(self, asked: DeleteQueue) -> None:
         self._usable()
-        found = self.catalog.find(name).incarnation
-        if incarnation not in (0, found):
-            raise QueueNotFound(f"queue {name!r} was deleted (and created anew since); ask the broker for it by name")
+        found = self.catalog.state.entries.get(asked.queue)
+        if found is None:
+            raise _gone()
+        name, incarnation = found.name, found.incarnation
         queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
-        self._opened(self.catalog.get(found))
-        loop = self._loop(found)
-        with self._mail.ending(found, name, self.clock, timeout if self._threaded else 0), self.recording():
+        self._opened(found)
+        loop = self._loop(incarnation)
+        with self._delivery.ending(incarnation, name, self.clock, asked.wait if self._threaded else 0), self.recording():
             self.catalog.delete(name)
-            self._loops.pop(found)
+            self._loops.pop(incarnation)
         with suppress(PenstockError):  # it is gone, whatever its last words
             loop.close(QueueNotFound(f"queue {name!r} was deleted"))
-        self._remove(found)
+        self._remove(incarnation)
 
-    def resize(self, incarnation: int, partitions: int) -> QueueInfo:
-        """Give a queue another width; items go on being produced and leased meanwhile."""
-        within("partitions", partitions, 1, MAX_PARTITIONS)
-        return self._reshape(incarnation, lambda entry: shaping.resized(entry, partitions))
+    def _resize(self, asked: ResizeQueue) -> QueueInfo:
+        within("partitions", asked.partitions, 1, MAX_PARTITIONS)
+        return self._reshape(asked.queue, lambda entry: width.resized(entry, asked.partitions))
 
-    def set_read_only(self, incarnation: int, partition: int, read_only: bool) -> QueueInfo:
-        """Drain a partition: others take its slots; or let it take items again."""
-        return self._reshape(incarnation, lambda entry: shaping.drained(entry, partition, read_only))
+    def _set_read_only(self, asked: SetReadOnly) -> QueueInfo:
+        return self._reshape(asked.queue, lambda entry: width.drained(entry, asked.partition, asked.read_only))
 
-    def _reshape(self, incarnation: int, choose: Callable[[Entry], shaping.Shape]) -> QueueInfo:
-        return info(self._loop(incarnation).call(Reshape(lambda turns: self._change_shape(turns, choose), firm=True)))
+    def _reshape(self, incarnation: int, choose: Callable[[Entry], width.Shape]) -> QueueInfo:
+        return info(self.run(incarnation, Reshape(lambda turns: self._change_shape(turns, choose), firm=True)))
 
-    def _change_shape(self, turns: Turns, choose: Callable[[Entry], shaping.Shape]) -> Entry:
+    def _change_shape(self, turns: Turns, choose: Callable[[Entry], width.Shape]) -> Entry:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
         try:
             with self.recording():
-                return shaping.change(self.catalog, turns, choose, self.clock.read().wall)
+                return width.change(self.catalog, turns, choose, self.clock.read().wall)
         finally:
             self._reshaped(turns)
 
@@ -196,44 +308,28 @@ class Embedded:
         """What is recorded is so, whatever went wrong in between: looked at in every turn."""
         entry = self.catalog.state.entries.get(turns.incarnation)
         if entry is not None and (entry.map.version != turns.map.version or entry.read_only != turns.read_only):
-            shaping.apply(turns, entry)
+            width.apply(turns, entry)
 
-    # -- requests ------------------------------------------------------------------------------------
-
-    def now(self) -> int:
-        return self.clock.read().elapsed
-
-    def call(self, incarnation: int, request: Request) -> Any:
-        return self._loop(incarnation).call(request)
-
-    def submit(self, incarnation: int, request: Request) -> None:
-        self._loop(incarnation).submit(request)
-
-    def cancel(self, incarnation: int, request: Request) -> None:
-        loop = self._loops.get(incarnation)
-        if loop is not None:
-            loop.cancel(request)
-
-    def keep(self, incarnation: int, partition: int, lease: int) -> None:
-        """A holder in this process is at work: its lease does not end before `let_go`."""
-        self._loop(incarnation).turns.kept[partition, lease] = None
-
-    def let_go(self, incarnation: int, partition: int, lease: int) -> None:
-        """That holder is done, or not to be waited for any longer."""
-        loop = self._loops.get(incarnation)
-        if loop is not None:
-            loop.turns.kept.pop((partition, lease), None)
-
-    def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
-        """An operator's verb (admin.py, tracing.py)."""
-        if verb == "send":
-            self._loop(args["to"])
-        return tracing.ask(self._live, incarnation, verb, args)
-
-    def metrics(self) -> BrokerMetrics:
-        """Counters and latencies of every queue since it was opened here."""
+    def _metrics(self, asked: ReadMetrics) -> BrokerMetrics:
         self._usable()
-        return BrokerMetrics({loop.turns.name: looking.metrics(loop) for loop in list(self._loops.values())})
+        return BrokerMetrics({loop.turns.name: queries.metrics(loop) for loop in list(self._loops.values())})
+
+    def _explain(self, asked: ExplainItem) -> Explained:
+        return trace.explain(self, asked)
+
+    def _history(self, asked: ReadHistory) -> list[ItemEvent]:
+        return trace.history(self, asked, self._name_of)
+
+    def _name_of(self, incarnation: int) -> str | None:
+        loop = self._loops.get(incarnation)
+        return None if loop is None else loop.turns.name
+
+    def _publish_write(self, asked: PublishWrite) -> bool:
+        self._loop(asked.queue)
+        return self.inbox.publish(asked)
+
+    def _find_write(self, asked: FindWrite) -> WriteState:
+        return self.inbox.find(asked)
 
     def loops(self) -> Sequence[Loop]:
         """Every queue's loop: for whoever drives them by hand."""
@@ -250,10 +346,10 @@ class Embedded:
             lambda: self._entropy(1)[0] / 255,
             lambda number: self._summary(entry.incarnation, number),
         )
-        turns = Turns(setup, Office(self._mail.post, self._mail.map_of))
+        turns = Turns(setup, Office(self._delivery.post, self._delivery.map_of))
         turns.look_at_shape = lambda: self._reshaped(turns)
         loop = Loop(turns, self.store, self._runners, threaded=self._threaded)
-        shaping.apply(turns, entry)
+        width.apply(turns, entry)
         self._set_options(turns, entry)
         turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
         return loop
@@ -334,8 +430,7 @@ class Embedded:
         """Answer everyone, make everything durable, let go of the directory."""
         if self._closed or self._forked:
             return
-        if self.outside is not None:
-            self.outside.stop()
+        self.inbox.stop()
         self._closed = True
         errors: list[PenstockError] = []
         for loop in list(self._loops.values()):
@@ -349,6 +444,7 @@ class Embedded:
 
     def _let_go(self) -> None:
         self._runners.close()
+        self._blocking.close()
         with suppress(PenstockError, AttributeError):
             self.catalog.close()
         self.store.close()
@@ -356,8 +452,7 @@ class Embedded:
     def abandon(self) -> None:
         """In a forked child."""
         self._forked = self._closed = True
-        if self.outside is not None:
-            self.outside.abandon()
+        self.inbox.abandon()
         for loop in list(self._loops.values()):
             loop.abandon()
 
@@ -369,16 +464,95 @@ class Embedded:
         if self._closed:
             raise BrokerClosed("the broker is closed; open it again")
 
-    def _entry(self, incarnation: int) -> Entry:
+    def entry(self, incarnation: int) -> Entry:
+        """What the catalog says of a queue."""
         return self.catalog.get(incarnation)
 
     def _loop(self, incarnation: int) -> Loop:
         self._usable()
         loop = self._loops.get(incarnation)
         if loop is None:
-            raise QueueNotFound("the queue was deleted (perhaps created anew since); ask the broker for it by name")
+            raise _gone()
         return loop
 
+
+def _gone() -> QueueNotFound:
+    return QueueNotFound("the queue was deleted (perhaps created anew since); ask the broker for it by name")
+
+
+def _nothing() -> None:
+    """What cannot be cancelled runs to its end."""
+
+
+def _log_failure(operation: Operation[Any], answer: Any) -> None:
+    if isinstance(answer, PenstockError):
+        _log.warning("%s failed: %s", type(operation).__name__, answer)
+
+
+# -- operations as requests --------------------------------------------------------------------------
+
+
+def _produce(asked: ProduceItems, now: int) -> Produce:
+    return Produce(asked.batch, asked.request, now + asked.wait)
+
+
+def _lease(asked: LeaseItems, now: int) -> Lease:
+    deadline = now + asked.wait if asked.wait else 0
+    return Lease(asked.count, asked.consumer, asked.timeout, asked.per_key, asked.request, deadline)
+
+
+def _settle(asked: SettleItems, now: int) -> Settle:
+    return Settle(
+        asked.action,
+        asked.parts,
+        delay=asked.delay,
+        reason=asked.reason,
+        counted=asked.counted,
+        timeout=asked.timeout,
+        then=asked.then,
+        request=asked.request,
+        deadline=now + asked.wait,
+    )
+
+
+def _await(asked: AwaitItems, now: int) -> Watch:
+    return Watch(asked.start, now + asked.wait)
+
+
+def _changed(operation: Operation[Any], turns: Turns) -> Any:
+    return changes.CHANGES[type(operation)](turns, operation)
+
+
+def _queried(operation: Operation[Any], turns: Turns) -> Any:
+    return queries.QUERIES[type(operation)](turns, operation)
+
+
+_REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
+    ProduceItems: _produce,
+    LeaseItems: _lease,
+    SettleItems: _settle,
+    AwaitItems: _await,
+}
+_OWN: dict[type[Operation[Any]], Callable[[Embedded, Any], Any]] = {
+    FindQueue: Embedded._find,
+    ListQueues: Embedded._list,
+    ReadSlotMap: Embedded._slot_map,
+    CreateQueue: Embedded._create,
+    UpdateQueue: Embedded._update,
+    DeleteQueue: Embedded._delete,
+    ResizeQueue: Embedded._resize,
+    SetReadOnly: Embedded._set_read_only,
+    ReadMetrics: Embedded._metrics,
+    ExplainItem: Embedded._explain,
+    ReadHistory: Embedded._history,
+    PublishWrite: Embedded._publish_write,
+    FindWrite: Embedded._find_write,
+    TakeGrant: lambda broker, asked: broker.streams.take(asked),
+    RenewStream: lambda broker, asked: broker.streams.renew(asked),
+    EndStream: lambda broker, asked: broker.streams.end(asked),
+    ReadGrant: lambda broker, asked: broker.streams.grant(asked),
+    FailGranted: lambda broker, asked: broker.streams.fail(asked),
+}
 
 _brokers: "weakref.WeakSet[Embedded]" = weakref.WeakSet()
 

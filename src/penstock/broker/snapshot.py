@@ -1,9 +1,9 @@
 """A broker's directory as it can be seen without owning it.
 
-Owns: `Snapshot`. It takes no lock and writes nothing, whether or not an owner is at work meanwhile: the catalog and the partitions are
-replayed from what is published. It offers the verbs that look, the same as a broker's; any other is refused. A queue's partitions are
-read when the queue is first asked about, and stand still then until `refresh`; each stands where it was published last, so that of items
-on their way from one to another one may see both ends or none.
+Owns: `Snapshot`, a home that answers queries. It takes no lock and writes nothing, whether or not an owner is at work meanwhile: the
+catalog and the partitions are replayed from what is published. Any other operation is refused. A queue's partitions are read when the queue
+is first asked about, and stand still then until `refresh`; each stands where it was published last, so that of items on their way from
+one to another one may see both ends or none.
 What an owner has not synced yet is not there: the newest leases, where nothing else happened since. Sizes are those of the moment.
 Single-threaded.
 """
@@ -13,40 +13,42 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-from penstock.broker import admin, looking, tracing
-from penstock.broker.store import Target
+from penstock.broker import trace
+from penstock.broker.inbox import write_state
+from penstock.broker.queries import QUERIES
+from penstock.broker.streams import read_grant
 from penstock.logs.api import Gap, Readable
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.directory import Directory
+from penstock.logs.backends import Target, open_read_only
 from penstock.logs.files.system import Files
+from penstock.logs.store import CATALOG, ReadStore
 from penstock.loop import catalog
 from penstock.loop.history import events
 from penstock.loop.reading import Reader, last_of
-from penstock.reports import ItemEvent, QueueInfo, info
+from penstock.operations import (
+    A,
+    AwaitItems,
+    Cancel,
+    Done,
+    ExplainItem,
+    FindQueue,
+    FindWrite,
+    ListQueues,
+    Operation,
+    ReadGrant,
+    ReadHistory,
+    ReadSlotMap,
+    Staging,
+    WriteState,
+)
+from penstock.reports import Explained, Grant, ItemEvent, QueueInfo, info
 from penstock.rules import queues
 from penstock.rules.catalog import Entry
 from penstock.rules.catalog import State as CatalogState
 from penstock.rules.events import Event
-from penstock.rules.slots import SlotMap
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueNotFound, StorageFailed
-
-VERBS: dict[str, Callable[..., Any]] = {
-    "stats": looking.counted,
-    "explain": looking.explain,
-    "trace": looking.trace,
-    "keys": looking.keys,
-    "listed": looking.listed,
-    "redrivable": looking.redrivable,
-    "cursor": looking.cursor,
-    "cursors": looking.cursors,
-    "read": looking.read,
-    "ends": looking.ends,
-    "starts": looking.starts,
-    "offsets_at": looking.offsets_at,
-}
 
 
 class ReadMember:
@@ -131,12 +133,12 @@ class ReadQueue:
 class Snapshot:
     """Queues of a directory, to be looked at."""
 
-    def __init__(self, directory: Directory, clock: Clock) -> None:
+    def __init__(self, store: ReadStore, clock: Clock) -> None:
         self.clock = clock
-        self._directory = directory
+        self._store = store
         self._queues: dict[int, ReadQueue] = {}
         self._catalog = CatalogState()
-        self._log = self._published(catalog.INCARNATION, catalog.PARTITION)
+        self._log = store.reader(CATALOG, CATALOG)
         self._sequence = 0
         self._closed = False
         self._read_catalog()
@@ -144,65 +146,86 @@ class Snapshot:
     @classmethod
     def open(cls, target: Target, *, files: Files | None = None, clock: Clock | None = None) -> "Snapshot":
         """Look at a directory, or several storage roots of one broker."""
-        directory = Directory.open(target, files=files, read_only=True)
-        if not directory.broker_id:
-            raise InvalidRequest(f"{directory.roots[0].path} is no broker's directory; give one that a broker was opened in")
-        return cls(directory, clock or SystemClock())
+        return cls(open_read_only(target, files=files), clock or SystemClock())
 
-    # -- queues --------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------
 
-    def find(self, name: str) -> QueueInfo:
+    def call(self, operation: Operation[A], /) -> A:
         self._usable()
-        return info(queues.named(self._catalog, name))
+        kind = type(operation)
+        own = _OWN.get(kind)
+        if own is not None and not (isinstance(operation, ExplainItem) and not operation.follow):
+            found: A = own(self, operation)
+            return found
+        if kind in QUERIES:
+            answer: A = QUERIES[kind](self._queue(operation.queue), operation)
+            return answer
+        raise InvalidRequest(f"read-only; {kind.__name__} is for the owner of {self._store.name}: ask its broker")
 
-    def list(self, prefix: str = "", after: str = "", limit: int = 100) -> "list[QueueInfo]":
-        """Queues by name, behind `after`."""
+    def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
+        """The answer is there before this returns."""
+        try:
+            found: Any = self.call(operation)
+        except PenstockError as error:
+            found = error
+        if done is not None:
+            done(found)
+        return lambda: None
+
+    def keep(self, queue: int, partition: int, lease: int, /) -> None:
+        raise InvalidRequest(f"read-only; leases are kept by the owner of {self._store.name}: ask its broker")
+
+    let_go = keep
+
+    def log(self, queue: int, partition: int, /) -> Readable:
+        """The log of a partition as far as it is published now, which may be further than what was read of it."""
         self._usable()
-        found = sorted(name for name in self._catalog.names if name.startswith(prefix) and name > after)
-        return [info(self._catalog.names[name]) for name in found[:limit]]
+        try:
+            return self._store.reader(queue, partition)
+        except CorruptLog:
+            if queue in self._store.incarnations():
+                raise
+            raise _gone() from None
 
-    def map_of(self, name: str) -> SlotMap:
-        """Which partition has each slot of a queue."""
-        self._usable()
-        return queues.named(self._catalog, name).map
+    def staging(self) -> Staging:
+        return self._store.inbox
 
-    def adopted(self, incarnation: int, source: str) -> int:
-        """The last number of a source that a queue has adopted from the inbox; 0 when none, or none that is remembered."""
-        self._usable()
-        return self._entry(incarnation).adopted.get(source, 0)
+    def _find(self, asked: FindQueue) -> QueueInfo:
+        return info(queues.named(self._catalog, asked.name))
 
-    def ask(self, incarnation: int, verb: str, **args: Any) -> Any:
-        """A verb that looks."""
-        return tracing.ask(self, incarnation, verb, args)
+    def _list(self, asked: ListQueues) -> list[QueueInfo]:
+        found = sorted(name for name in self._catalog.names if name.startswith(asked.prefix) and name > asked.after)
+        return [info(self._catalog.names[name]) for name in found[: asked.limit]]
 
-    def look(self, incarnation: int, verb: str, **args: Any) -> Any:
-        queue, found = self._queue(incarnation), VERBS.get(verb)
-        if found is None and verb in admin.VERBS:
-            raise InvalidRequest(f"read-only; {verb} is for the owner of {self._directory.roots[0].path}: ask its broker")
-        if found is None:
-            raise InvalidRequest(f"there is no verb {verb!r}; there are {', '.join(sorted(VERBS | tracing.VERBS))}")
-        return found(queue, **args)
+    def _slot_map(self, asked: ReadSlotMap) -> bytes:
+        return self._entry(asked.queue).map.pack()
 
-    def name_of(self, incarnation: int) -> str | None:
+    def _explain(self, asked: ExplainItem) -> Explained:
+        return trace.explain(self, asked)
+
+    def _history(self, asked: ReadHistory) -> list[ItemEvent]:
+        return trace.history(self, asked, self._name_of, lambda place: self._reader(place.queue, place.partition).sequence + 1)
+
+    def _name_of(self, incarnation: int) -> str | None:
         entry = self._catalog.entries.get(incarnation)
         return entry.name if entry is not None else None
 
-    # -- what happened -------------------------------------------------------------------------------
+    def _find_write(self, asked: FindWrite) -> WriteState:
+        return write_state(self._store.inbox, self._entry, asked)
 
-    def item_history(self, incarnation: int, partition: int, offset: int) -> Sequence[ItemEvent]:
-        """Everything that is known to have happened to an item, in all queues it was in."""
-        return tracing.history(self, incarnation, partition, offset)
+    def _grant(self, asked: ReadGrant) -> Grant:
+        return read_grant(self._store.inbox, asked)
+
+    def _await(self, asked: AwaitItems) -> bool:
+        """Nothing comes to a snapshot: what is there is there at once."""
+        members = self._queue(asked.queue).members.values()
+        return any(member.healthy and member.state.next_offset > asked.start.get(member.number, 0) for member in members)
 
     def events(self, incarnation: int, partition: int, start_sequence: int = 0) -> Iterator[Event]:
         """Everything that happened to the items of a partition, as far back as its log is kept."""
         stop = self._reader(incarnation, partition).sequence + 1
-        with closing(self._published(incarnation, partition)) as log:
+        with closing(self.log(incarnation, partition)) as log:
             yield from events(log, start_sequence, stop)
-
-    def told_of(self, incarnation: int, partition: int, offset: int) -> Sequence[Event]:
-        """What became of an item here."""
-        stop = self._reader(incarnation, partition).sequence + 1
-        return tracing.read(self._published(incarnation, partition), offset, stop)
 
     # -- going on, and the end -----------------------------------------------------------------------
 
@@ -224,7 +247,7 @@ class Snapshot:
         for queue in self._queues.values():
             queue.close()
         self._log.close()
-        self._directory.close()
+        self._store.close()
 
     def __enter__(self) -> "Snapshot":
         return self
@@ -233,7 +256,7 @@ class Snapshot:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Snapshot({self._directory.roots[0].path!r}, {len(self._catalog.names)} queues{', closed' if self._closed else ''})"
+        return f"Snapshot({self._store.name!r}, {len(self._catalog.names)} queues{', closed' if self._closed else ''})"
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -242,16 +265,15 @@ class Snapshot:
             raise BrokerClosed("the snapshot is closed; open it again")
 
     def _queue(self, incarnation: int) -> ReadQueue:
-        self._usable()
         entry = self._entry(incarnation)
         if incarnation not in self._queues:
-            self._queues[incarnation] = ReadQueue(entry, lambda number: Reader(self._published(incarnation, number), self.clock))
+            self._queues[incarnation] = ReadQueue(entry, lambda number: Reader(self._store.reader(incarnation, number), self.clock))
         return self._queues[incarnation]
 
     def _entry(self, incarnation: int) -> Entry:
         entry = self._catalog.entries.get(incarnation)
         if entry is None:
-            raise QueueNotFound("the queue was deleted (perhaps created anew since); ask for it by name")
+            raise _gone()
         return entry
 
     def _reader(self, incarnation: int, partition: int) -> Reader:
@@ -259,12 +281,6 @@ class Snapshot:
         if partition not in queue.members:
             raise InvalidRequest(f"queue {queue.name!r} has no partition {partition}; it has {sorted(queue.members)}")
         return queue.members[partition].open
-
-    def _published(self, incarnation: int, partition: int) -> Readable:
-        try:
-            return self._directory.reader(incarnation, partition)
-        except OSError as error:
-            raise storage_failed(error, "reading", self._directory.roots[0].path) from error
 
     def _read_catalog(self) -> None:
         """Read the catalog on, or, where that is not possible, anew."""
@@ -274,3 +290,19 @@ class Snapshot:
             self._catalog, found = CatalogState(), [*self._log.recover()]
         self._catalog, _, _ = catalog.carry_on(self._catalog, found)
         self._sequence = last_of(found[-1]) if found else sequence
+
+
+def _gone() -> QueueNotFound:
+    return QueueNotFound("the queue was deleted (perhaps created anew since); ask for it by name")
+
+
+_OWN: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] = {
+    FindQueue: Snapshot._find,
+    ListQueues: Snapshot._list,
+    ReadSlotMap: Snapshot._slot_map,
+    ExplainItem: Snapshot._explain,
+    ReadHistory: Snapshot._history,
+    FindWrite: Snapshot._find_write,
+    ReadGrant: Snapshot._grant,
+    AwaitItems: Snapshot._await,
+}

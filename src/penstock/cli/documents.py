@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from penstock.api.arguments import ListedItem
-from penstock.api.held import HeldLease
 from penstock.api.items import Item
+from penstock.api.leases import HeldLease
 from penstock.api.options import QueueInfo
 from penstock.reports import HeldKey, ItemEvent, QueueStats
 from penstock.words import values

@@ -143,8 +143,7 @@ def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
     with session.view() as broker:
         found = broker.queue(queue)
         explained = _explained(found, id)
-        partition, offset = parse_id(id)
-        events: list[ItemEvent] = found._ask("history", partition=partition, offset=offset)
+        events = found.history(id)
         now = _single(broker.queue(explained.queue) if explained.queue else found, explained.id)
     facts = [
         ("item", f"{explained.id} in queue {explained.queue}" if explained.queue else f"{id}, which was in queue {queue}"),

@@ -20,12 +20,11 @@ from rich.text import Text
 
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.broker import open as open_broker
-from penstock.api.ports import SyncPort
-from penstock.api.targets import place_of
+from penstock.broker.homes import place_of
 from penstock.broker.snapshot import Snapshot
-from penstock.broker.store import MEMORY
 from penstock.cli import show
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
+from penstock.logs.backends import MEMORY
 from penstock.logs.files.marker import LOGS, inspect
 from penstock.logs.files.system import SystemFiles
 
@@ -40,6 +39,7 @@ class Session:
         self.as_json = as_json
         self.roots = list(roots)
         self._target = target
+        self._snapshot: Snapshot | None = None
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -70,8 +70,14 @@ class Session:
     def view(self) -> Iterator[Broker]:
         """The broker, to look at it."""
         self.require()
-        with Broker(ViewPort(Snapshot.open(place_of(self.target, self.roots))), self.target) as broker:
+        self._snapshot = Snapshot.open(place_of(self.target, self.roots))
+        with Broker(self._snapshot, self.target) as broker:
             yield broker
+
+    def refresh(self) -> None:
+        """Let what is looked at go on to what is there now."""
+        if self._snapshot is not None:
+            self._snapshot.refresh()
 
     def require(self) -> None:
         """The directory must be there, and hold a broker."""
@@ -146,19 +152,6 @@ class Session:
         with Progress(*columns, console=self.err, transient=self.err.is_terminal) as bars:
             task = bars.add_task("", total=total)
             yield lambda steps: bars.advance(task, steps)
-
-
-class ViewPort(SyncPort):
-    """How the API reaches a view: it can be asked, and nothing can be requested of it."""
-
-    def __init__(self, view: Snapshot) -> None:
-        self.broker: Any = view
-        self.ask = view.ask
-
-
-def refresh(view: Broker) -> None:
-    """Let a view go on to what is there now."""
-    view._port.broker.refresh()  # type: ignore[attr-defined]
 
 
 def drawn(table: show.Table, width: int) -> Text:

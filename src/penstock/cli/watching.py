@@ -19,7 +19,7 @@ from penstock.cli.commands import command, queue_names
 from penstock.cli.failures import Failed
 from penstock.cli.looking import COUNTS, SPARE, oldest
 from penstock.cli.queues import all_queues
-from penstock.cli.session import Session, drawn, refresh
+from penstock.cli.session import Session, drawn
 from penstock.reports import QueueStats
 from penstock.words import values
 from penstock.words.clock import SECOND, Moment, SystemClock
@@ -86,7 +86,7 @@ def watch(
     if pause < SHORTEST:
         raise Failed(f"--interval is {interval!r}; give {SHORTEST}s or more")
     with session.view() as broker:
-        looks = _looks(broker, queues, pause)
+        looks = _looks(session, broker, queues, pause)
         if once:
             _tell(session, next(looks))
         elif session.as_json or not session.out.is_terminal:
@@ -98,7 +98,7 @@ def watch(
                     live.update(_drawn(look, session.out.width), refresh=True)
 
 
-def _looks(broker: Broker, names: list[str] | None, pause: float) -> Iterator[Look]:
+def _looks(session: Session, broker: Broker, names: list[str] | None, pause: float) -> Iterator[Look]:
     """One look after the other, for ever."""
     look: Look | None = None
     while True:
@@ -106,7 +106,7 @@ def _looks(broker: Broker, names: list[str] | None, pause: float) -> Iterator[Lo
         look = Look(SystemClock().read(), found, look)
         yield look
         Event().wait(pause)
-        refresh(broker)
+        session.refresh()
 
 
 def _tell(session: Session, look: Look) -> None:

@@ -25,7 +25,7 @@ from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.rules.commands import Extend, Granted
 from penstock.words.clock import SECOND
-from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.errors import OutcomeUnknown, PenstockError, Refused, StorageFailed
 
 _log = logging.getLogger("penstock")
 NONE_FAILED: Mapping[int, PenstockError] = {}
@@ -196,7 +196,10 @@ class Commits(Partitions):
                 request.finish(result)
             elif isinstance(request, requests.Settle):
                 if failed:
-                    result = [failed.get(part.partition, one) for part, one in zip(request.parts, result, strict=True)]
+                    result = [
+                        Refused.of(failed[part.partition]) if part.partition in failed else one
+                        for part, one in zip(request.parts, result, strict=True)
+                    ]
                 request.finish(result)
             elif isinstance(request, requests.Deliver):
                 member, taken = result
@@ -262,7 +265,7 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
         return [one.partition for one in result if one.stored is not None]
     if isinstance(request, requests.Settle):
         parts = zip(request.parts, result, strict=True)  # one that was slow, and so refused, is not waited for
-        return [part.partition for part, one in parts if not isinstance(one, StorageFailed)]
+        return [part.partition for part, one in parts if not (isinstance(one, Refused) and one.code == StorageFailed.code)]
     if isinstance(request, requests.Lease):
         return [part[0].number for part in result]
     if isinstance(request, requests.Deliver):
@@ -280,7 +283,7 @@ def _found(granted: Granted, items: Sequence[Items]) -> Granted:
 
 
 def _refused(part: Placed, error: PenstockError) -> Placed:
-    return part._replace(stored=None, error=error)
+    return part._replace(stored=None, refused=Refused.of(error))
 
 
 def _partly(used: set[int], failed: Mapping[int, PenstockError]) -> PenstockError | None:

@@ -18,7 +18,7 @@ from penstock.rules.commands import Stored
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot, digest, slot
 from penstock.rules.slots import SlotMap
 from penstock.words.batch import Batch
-from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld, StorageFailed
+from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld, Refused, StorageFailed
 
 OPENED_AHEAD = 8
 """Closed partitions that are opened together when one of them is wanted for items without a key."""
@@ -27,6 +27,7 @@ LOOKED_AT = 64
 LATE = 1 << 60
 """Counts as so many items ready: a partition whose disk is late is chosen when there is no other."""
 FREE = -1  # goes wherever there is least to do
+OTHER_ITEMS = Refused.of(InvalidRequest("this request id was used before, for other items; give each request an id of its own"))
 
 
 class Producing:
@@ -76,7 +77,7 @@ class Producing:
             self.versions.add(partitions.map.version)
             maps = (partitions.map, *partitions.older_maps) if request.sequence else partitions.older_maps
             placed, left = self._known(request, maps)
-            if request.sequence and any(one.error is not None for one in placed):
+            if request.sequence and any(one.refused is not None for one in placed):
                 left = []  # a partition counts as having all that is its own, so none may be stored while nobody knows of some
         if left is None or left:
             cut = batch if left is None else batch.pick(left)
@@ -203,10 +204,10 @@ class Producing:
                 raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
             stored = partitions.run(member, command)
         except PenstockError as error:
-            return Placed(number, indexes, None, error)
+            return Placed(number, indexes, None, Refused.of(error))
         assert isinstance(stored, Stored)
         if len(stored.offsets) != len(command.batch):
-            return Placed(number, indexes, None, _other_items())
+            return Placed(number, indexes, None, OTHER_ITEMS)
         partitions.produced += stored.count
         return Placed(number, indexes, stored)
 
@@ -236,13 +237,13 @@ class Producing:
                     continue
                 if not member.healthy:  # it cannot be asked, so nobody knows
                     left = _without(left, indexes, len(request.batch))
-                    placed.append(Placed(number, indexes, None, member.refusal))
+                    placed.append(Placed(number, indexes, None, Refused.of(member.refusal)))
                     continue
                 stored = _stored_before(member, request, slots, len(indexes))
                 if stored is not None:
                     left = _without(left, indexes, len(request.batch))
                     same = len(stored.offsets) == len(indexes)
-                    placed.append(Placed(number, indexes, stored if same else None, None if same else _other_items()))
+                    placed.append(Placed(number, indexes, stored if same else None, None if same else OTHER_ITEMS))
         return placed, left
 
 
@@ -257,10 +258,6 @@ def _stored_before(member: Member, request: requests.Produce, slots: SlotMap, co
 def _without(left: list[int] | None, indexes: Sequence[int], count: int) -> list[int]:
     gone = set(indexes)
     return [index for index in (range(count) if left is None else left) if index not in gone]
-
-
-def _other_items() -> InvalidRequest:
-    return InvalidRequest("this request id was used before, for other items; give each request an id of its own")
 
 
 def _name(request: bytes, slots: SlotMap) -> bytes:

@@ -16,7 +16,7 @@ from penstock.loop.blocks import Items
 from penstock.rules.commands import Granted, Settled, Stored
 from penstock.rules.routing import key_ids
 from penstock.words.batch import Batch, validate
-from penstock.words.errors import InvalidRequest, PenstockError
+from penstock.words.errors import InvalidRequest, PenstockError, Refused
 
 
 class Request:
@@ -114,7 +114,7 @@ class Placed(NamedTuple):
     partition: int
     indexes: Sequence[int] | None
     stored: Stored | None
-    error: PenstockError | None = None
+    refused: Refused | None = None
 
 
 class Produce(Request):
@@ -187,7 +187,7 @@ Verb = Literal["complete", "retry", "bury", "extend"]
 
 
 class Settle(Request):
-    """Settle items of leases. Answered with a `Settled` or an error for each part."""
+    """Settle items of leases. Answered with a `Settled` or a `Refused` for each part."""
 
     reserved = True
 
@@ -223,7 +223,7 @@ class Settle(Request):
         return self.action
 
 
-SettleAnswer = list[Settled | PenstockError]
+SettleAnswer = list[Settled | Refused]
 
 
 class Do(Request):

@@ -14,7 +14,7 @@ from penstock.loop.requests import Handed, Part
 from penstock.rules import commands
 from penstock.rules.commands import Settled
 from penstock.rules.routing import digest
-from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueNotFound
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueNotFound, Refused
 
 
 class Settling:
@@ -31,14 +31,14 @@ class Settling:
             raise InvalidRequest(f"the queue of a follow-up is gone ({error}); nothing was completed") from error
         self._partitions.answer(request, [self._settle(request, part, letters) for part in request.parts])
 
-    def _settle(self, request: requests.Settle, part: Part, letters: list[commands.Letter]) -> Settled | PenstockError:
+    def _settle(self, request: requests.Settle, part: Part, letters: list[commands.Letter]) -> Settled | Refused:
         member = self._partitions.members.get(part.partition)
         if member is None:
-            return LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work")
+            return Refused.of(LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work"))
         try:
             answer = self._partitions.run(member, _command(request, part, letters))
         except PenstockError as error:
-            return error
+            return Refused.of(error)
         assert isinstance(answer, Settled)
         return answer
 

@@ -265,7 +265,7 @@ class Granted(msgspec.Struct, gc=False):
         return sum(self.runs[1::2]) - sum(self.runs[::2])
 
 
-class Settled(msgspec.Struct, gc=False):
+class Settled(msgspec.Struct, gc=False, tag=True):
     """How many items the call settled, and which it refused, because the lease does not hold them (any more)."""
 
     done: int

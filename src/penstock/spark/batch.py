@@ -5,16 +5,14 @@ published then, so that every row is read once however often a task is tried. Ta
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.reports import QueueInfo
-from penstock.spark.home import DeadPlace, Reading
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
-from penstock.spark.reaching import reading
 from penstock.spark.starts import FIRST, LAST, Ends, begin, of_sequences
+from penstock.spark.tables import DeadPlace, QueueTables
 from penstock.words.errors import InvalidRequest
 
 EVENT_SEGMENTS = 2
@@ -58,24 +56,24 @@ class BatchReader(DataSourceReader):
         self._columns = tuple(columns)
 
     def partitions(self) -> list[InputPartition]:
-        with closing(reading(self._options.broker)) as home:
-            queue = home.find(self._options.queue)
-            return [*_PLANS[self._options.table](self._options, home, queue)]
+        with QueueTables.open(self._options.broker) as tables:
+            queue = tables.find(self._options.queue)
+            return [*_PLANS[self._options.table](self._options, tables, queue)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options, columns = self._options, self._columns
         strict = options.fail_on_data_loss
-        with closing(reading(options.broker)) as home:
+        with QueueTables.open(options.broker) as tables:
             match partition:
                 case EventTask(incarnation=incarnation, partition=number, start=start, stop=stop):
                     since, until = options.starting_timestamp, options.ending_timestamp
-                    yield from home.events(incarnation, number, start, stop, columns, since=since, until=until, fail_on_data_loss=strict)
+                    yield from tables.events(incarnation, number, start, stop, columns, since=since, until=until, fail_on_data_loss=strict)
                 case ItemTask(incarnation=incarnation, partition=number, start=start, stop=stop):
-                    yield from home.items(incarnation, number, [start, stop], columns, fail_on_data_loss=strict)
+                    yield from tables.items(incarnation, number, [start, stop], columns, fail_on_data_loss=strict)
                 case StateTask(incarnation=incarnation, partition=number):
-                    yield from home.states(incarnation, number, columns)
+                    yield from tables.states(incarnation, number, columns)
                 case DeadTask(place=place):
-                    yield from home.dead(place, columns)
+                    yield from tables.dead(place, columns)
                 case _:  # Spark's own, where there is nothing to read
                     return
 
@@ -86,39 +84,39 @@ class BatchReader(DataSourceReader):
 # -- what is read ------------------------------------------------------------------------------------
 
 
-def _plan_items(options: SourceOptions, home: Reading, queue: QueueInfo) -> Iterator[InputPartition]:
-    bounds = home.bounds(queue)
+def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+    bounds = tables.bounds(queue)
     ends = Ends({number: one.start for number, one in bounds.items()}, {number: one.end for number, one in bounds.items()})
-    starts = begin(_checked(options), home, queue, ends)
-    stops = home.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, ends)
+    starts = begin(_checked(options), tables, queue, ends)
+    stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, ends)
     ranges = _ranges(queue, starts, {number: min(stop, ends.stop[number]) for number, stop in stops.items()})
     total = sum(stop - start for start, stop in ranges.values())
     for number, (start, stop) in ranges.items():
         pieces = -(-options.min_partitions * (stop - start) // total)
-        cuts = home.item_cuts(queue, number, start, stop, pieces)
+        cuts = tables.item_cuts(queue, number, start, stop, pieces)
         for low, high in zip([start, *cuts], [*cuts, stop], strict=True):
             yield ItemTask(queue.incarnation, number, low, high)
 
 
-def _plan_events(options: SourceOptions, home: Reading, queue: QueueInfo) -> Iterator[InputPartition]:
-    bounds = home.bounds(queue)
+def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+    bounds = tables.bounds(queue)
     ends = of_sequences(bounds, whole=options.fail_on_data_loss)
-    starts = begin(_checked(options), home, queue, ends)
+    starts = begin(_checked(options), tables, queue, ends)
     ranges = _ranges(queue, starts, _stops(options, queue, ends))
     for number, (start, stop) in ranges.items():
-        cuts = home.sequence_cuts(queue, number, start, stop)
+        cuts = tables.sequence_cuts(queue, number, start, stop)
         wanted = max(-(-options.min_partitions // len(ranges)), (len(cuts) + 1) // EVENT_SEGMENTS)
         cuts = [cuts[(len(cuts) + 1) * place // wanted - 1] for place in range(1, wanted)] if wanted <= len(cuts) else cuts
         for low, high in zip([start, *cuts], [*cuts, stop], strict=True):
             yield EventTask(queue.incarnation, number, low, high)
 
 
-def _plan_states(options: SourceOptions, home: Reading, queue: QueueInfo) -> Iterator[InputPartition]:
-    return (StateTask(queue.incarnation, number) for number in home.bounds(queue))
+def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+    return (StateTask(queue.incarnation, number) for number in tables.bounds(queue))
 
 
-def _plan_dead(options: SourceOptions, home: Reading, queue: QueueInfo) -> Iterator[InputPartition]:
-    return (DeadTask(place) for place in home.dead_places(queue))
+def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+    return (DeadTask(place) for place in tables.dead_places(queue))
 
 
 _PLANS = {"items": _plan_items, "events": _plan_events, "state": _plan_states, "dead": _plan_dead}

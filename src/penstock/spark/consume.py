@@ -1,7 +1,7 @@
 """A stream that is its queue's consumer: what a micro-batch committed is completed.
 
 Owns: `ConsumingReader` (consume=true) and `settle`. The owner of the queue leases to the stream by grants, numbered from 1
-(broker/consuming.py); an offset says which stream it is and how many grants are done with:
+(broker/streams.py); an offset says which stream it is and how many grants are done with:
     {"incarnation": "5f0c…", "stream": "c0ffee…", "grant": 17}
 Spark asks where the next micro-batch ends only when the one before is in its commit log, also after the last one of a run: that is where a
 grant is completed. A batch that Spark repeats after a crash is read by its grant, so it has the same rows.
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,20 +23,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from penstock.broker.consuming import MAX_GRANT, Grant, Taken, read_grant
-from penstock.logs.files.drops import Drops
-from penstock.logs.files.system import SystemFiles
-from penstock.reports import QueueInfo
+from penstock.operations import TIMEOUT, A, EndStream, FailGranted, FindQueue, Home, Operation, ReadGrant, RenewStream, TakeGrant
+from penstock.reports import QueueInfo, TakenGrant
 from penstock.rules.runs import RunSet
-from penstock.spark.errands import TIMEOUT, ask, tell
-from penstock.spark.home import Reading, Target, target_of
+from penstock.spark.home import home_of, target_of
 from penstock.spark.options import SourceOptions, present
-from penstock.spark.reaching import reading
 from penstock.spark.splits import split
 from penstock.spark.stream import Range
+from penstock.spark.tables import QueueTables
 from penstock.words.clock import MILLISECOND, SECOND, Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueHeld, QueueNotFound
 from penstock.words.ids import format_id, parse_id
+from penstock.words.limits import MAX_GRANT
 from penstock.words.values import duration
 
 if TYPE_CHECKING:
@@ -129,34 +127,50 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._let_go(place)
         return msgspec.structs.replace(place, grant=taken.grant).offset()
 
-    def _take(self, place: Place, want: int) -> Taken:
-        found = self._by_right(place, "take", done=place.grant, want=want, per_key=self._options.per_key)
+    def _take(self, place: Place, want: int) -> TakenGrant:
+        operation = TakeGrant(
+            queue=int(place.incarnation, 16),
+            stream=place.stream,
+            run=self._run,
+            done=place.grant,
+            want=want,
+            per_key=self._options.per_key,
+            timeout=self._timeout,
+        )
+        found = self._by_right(place, operation)
         self._live(place)
-        return msgspec.convert(found, Taken)
+        return found
 
-    def _by_right(self, place: Place, verb: str, **args: Any) -> Any:
+    def _by_right(self, place: Place, operation: Operation[A]) -> A:
         """Ask what only the consumer may. Another that died has the right for a while yet: wait so long, if this one was at work before.
 
         One that is new waits only for another that is being stopped: more likely there is one that lives.
         """
-        timeout = self._timeout
-        patience = timeout + SECOND if place.grant else min(timeout + SECOND, LAST_WORD_SECONDS * SECOND)
+        patience = self._timeout + SECOND if place.grant else min(self._timeout + SECOND, LAST_WORD_SECONDS * SECOND)
         deadline = self._clock.read().elapsed + patience
         while True:
             try:
-                return self._ask(place, verb, timeout=timeout, **args)
+                return self._ask(operation)
             except QueueHeld:
                 if self._clock.read().elapsed > deadline:
                     raise
                 Event().wait(IDLE / SECOND)
 
-    def _ask(self, place: Place, verb: str, **args: Any) -> Any:
-        return ask(self._options.broker, int(place.incarnation, 16), verb, self.ANSWER_TIMEOUT, stream=place.stream, run=self._run, **args)
+    def _ask(self, operation: Operation[A]) -> A:
+        with self._home(self.ANSWER_TIMEOUT) as home:
+            return home.call(operation)
+
+    def _home(self, timeout: int = TIMEOUT) -> "closing[Home]":
+        """Opened anew for each call: tasks get a copy of this reader, and a thread asks too."""
+        return closing(home_of(self._options.broker, timeout=timeout))
+
+    def _end(self, place: Place) -> EndStream:
+        return EndStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run)
 
     def _let_go(self, place: Place) -> None:
         """Nothing more is wanted: others may lease at once. No sign of life may come behind it."""
         self._die()
-        self._ask(place, "let_go")
+        self._ask(self._end(place))
 
     # -- what to read --------------------------------------------------------------------------------
 
@@ -165,13 +179,14 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = self._own(end)
         first = place_of(start)
         begins = first.grant if first.stream == last.stream else 0  # a first batch is repeated from an offset drawn anew
-        drops, incarnation = Drops(SystemFiles(), self._options.broker[0]), int(last.incarnation, 16)
+        incarnation = int(last.incarnation, 16)
         runs: dict[int, RunSet] = {}
-        for number in range(begins + 1, last.grant + 1):
-            for partition, _, leased in read_grant(drops, incarnation, last.stream, number).leases:
-                runs.setdefault(partition, RunSet()).add_all(leased)
+        with self._home() as home:
+            for number in range(begins + 1, last.grant + 1):
+                for partition, _, leased in home.call(ReadGrant(queue=incarnation, stream=last.stream, number=number)).leases:
+                    runs.setdefault(partition, RunSet()).add_all(leased)
         if self._life is None:  # begun anew: what is left of its time may not last for this batch
-            self._by_right(last, "renew", again=begins)
+            self._by_right(last, self._renewal(last, again=begins))
             self._live(last)
         parts = split({partition: found.runs for partition, found in runs.items()}, self._options.min_partitions)
         return [Range(incarnation, part) for part in parts]
@@ -179,12 +194,9 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of a range."""
         assert isinstance(partition, Range)
-        home = reading(self._options.broker)
-        try:
+        with QueueTables.open(self._options.broker) as tables:
             number, runs = partition.part.partition, partition.part.runs
-            yield from home.items(partition.incarnation, number, runs, self._columns, forwarded=True)
-        finally:
-            home.close()
+            yield from tables.items(partition.incarnation, number, runs, self._columns, forwarded=True)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The next `latestOffset` says it, and also says it of the last one of a run."""
@@ -194,9 +206,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = self._living
         self._die()
         if place is not None:
-            with suppress(PenstockError):
-                about = f"{place.stream} {self._run}"
-                tell(self._options.broker, int(place.incarnation, 16), "let_go", about, stream=place.stream, run=self._run)
+            with suppress(PenstockError), self._home() as home:
+                home.submit(self._end(place))
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -206,11 +217,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _found(self) -> QueueInfo:
         if self._queue is None:
-            home: Reading = reading(self._options.broker)
-            try:
-                self._queue = home.find(self._options.queue)
-            finally:
-                home.close()
+            with QueueTables.open(self._options.broker) as tables:
+                self._queue = tables.find(self._options.queue)
         return self._queue
 
     def _own(self, offset: Mapping[str, Any]) -> Place:
@@ -225,13 +233,16 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _live(self, place: Place) -> None:
         if self._life is None:
-            incarnation, timeout = int(place.incarnation, 16), self._timeout
 
             def renew() -> None:
-                ask(self._options.broker, incarnation, "renew", timeout // 3, stream=place.stream, timeout=timeout, run=self._run)
+                with self._home(self._timeout // 3) as home:
+                    home.call(self._renewal(place))
 
-            self._life, self._living = SignsOfLife(renew, timeout / 3 / SECOND), place
+            self._life, self._living = SignsOfLife(renew, self._timeout / 3 / SECOND), place
             self._hear()
+
+    def _renewal(self, place: Place, again: int | None = None) -> RenewStream:
+        return RenewStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run, timeout=self._timeout, again=again)
 
     def _die(self) -> None:
         if self._life is not None:
@@ -325,21 +336,19 @@ def settle(
     if action not in ("retry", "bury"):
         raise InvalidRequest(f"there is no way {action!r} to settle; use 'retry' or 'bury'")
     target, wait = present(target_of(os.fspath(broker))), duration(delay, "delay")
-    home = reading(target)
-    try:
-        incarnation = home.find(queue).incarnation
-    finally:
-        home.close()
     why = (F.lit(reason) if isinstance(reason, str) else reason).cast("string")
-    done, waiting = 0, Failed()
-    for row in df.select(F.col("id"), F.coalesce(why, F.lit("")).alias("reason")).toLocalIterator():
-        waiting.add(row.id, row.reason)
-        if waiting.total >= SETTLED_AT_ONCE:
-            done, waiting = done + waiting.settle(target, incarnation, action, wait), Failed()
-    return done + waiting.settle(target, incarnation, action, wait)
+    rows = df.select(F.col("id"), F.coalesce(why, F.lit("")).alias("reason"))
+    with closing(home_of(target)) as home:
+        incarnation = home.call(FindQueue(name=queue)).incarnation
+        done, waiting = 0, FailedItems()
+        for row in rows.toLocalIterator():
+            waiting.add(row.id, row.reason)
+            if waiting.total >= SETTLED_AT_ONCE:
+                done, waiting = done + waiting.settle(home, incarnation, action, wait), FailedItems()
+        return done + waiting.settle(home, incarnation, action, wait)
 
 
-class Failed:
+class FailedItems:
     """Items to be settled, by their reason."""
 
     def __init__(self) -> None:
@@ -351,26 +360,14 @@ class Failed:
         self._items.setdefault(reason, {}).setdefault(partition, []).append(offset)
         self.total += 1
 
-    def settle(self, target: Target, incarnation: int, action: str, delay: int) -> int:
+    def settle(self, home: Home, incarnation: int, action: Literal["retry", "bury"], delay: int) -> int:
         if not self._items:
             return 0
-        (reason, items), *others = self._items.items()
-        found, missing = ask(target, incarnation, "settle", action=action, items=items, delay=delay, reason=reason, others=others)
-        if missing > 0:
-            shown = ", ".join(self._strangers(target, incarnation)[:SHOWN_IDS])
+        found, missing = home.call(FailGranted(queue=incarnation, action=action, delay=delay, lots=[*self._items.items()]))
+        if missing:
+            shown = ", ".join(format_id(*place) for place in missing[:SHOWN_IDS])
             raise InvalidRequest(
-                f"{missing} of these items ({shown}{', …' if missing > SHOWN_IDS else ''}) are not in the hands of a stream that consumes "
-                "this queue; name the queue that the stream reads, and settle the items of a batch in its own foreachBatch"
+                f"{len(missing)} of these items ({shown}{', …' if len(missing) > SHOWN_IDS else ''}) are not in the hands of a stream that "
+                "consumes this queue; name the queue that the stream reads, and settle the items of a batch in its own foreachBatch"
             )
-        return int(found)
-
-    def _strangers(self, target: Target, incarnation: int) -> list[str]:
-        """The ids of those that are in no grant."""
-        drops = Drops(SystemFiles(), target[0])
-        granted: dict[int, RunSet] = {}
-        for name in drops.said(incarnation, "grant."):
-            raw = drops.answer(incarnation, name)
-            for partition, _, runs in msgspec.msgpack.decode(raw, type=Grant).leases if raw is not None else ():
-                granted.setdefault(partition, RunSet()).add_all(runs)
-        places = sorted({(partition, offset) for lot in self._items.values() for partition, some in lot.items() for offset in some})
-        return [format_id(*place) for place in places if place[1] not in granted.get(place[0], RunSet())]
+        return found

@@ -16,7 +16,7 @@ from penstock.rules.slots import SlotMap
 from penstock.spark.home import target_of
 from penstock.spark.options import WRITE, parse, present
 from penstock.spark.ordering import Order
-from penstock.spark.reaching import writing
+from penstock.spark.staging import StagedWrites
 from penstock.spark.writer import check_columns
 from penstock.words.errors import InvalidRequest
 
@@ -44,7 +44,7 @@ def home(slots: "Column", owners: Sequence[int]) -> "Column":
 
 def routed(df: "DataFrame", broker: "str | os.PathLike[str]", queue: str) -> "DataFrame":
     """The rows, those of each partition of the queue in one partition of the DataFrame; rows without a key are spread over all."""
-    owners = SlotMap.unpack(0, writing(present(target_of(os.fspath(broker)))).find(queue).owners).owners
+    owners = SlotMap.unpack(0, StagedWrites(present(target_of(os.fspath(broker)))).find(queue).owners).owners
     count = len(set(owners))
     if count == 1:
         return df.repartition(1)

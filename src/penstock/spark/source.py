@@ -10,7 +10,6 @@ What it gives lives in modules of its own, imported when they are wanted:
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse, present
-from penstock.spark.reaching import reading
+from penstock.spark.tables import QueueTables
 from penstock.tables import schemas
 from penstock.words.errors import InvalidRequest, PenstockError
 
@@ -73,8 +72,8 @@ class PenstockSource(DataSource):
             from penstock.spark.consume import checked
 
             checked(options)
-        with closing(reading(options.broker)) as home:
-            home.find(options.queue)  # what cannot be read is said at once, not when something is done with it
+        with QueueTables.open(options.broker) as tables:
+            tables.find(options.queue)  # what cannot be read is said at once, not when something is done with it
         return spark_schema(chosen(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -102,7 +101,7 @@ class PenstockSource(DataSource):
         except PenstockError as error:
             if not _is_streams_process():
                 raise
-            return Refused(error)
+            return RefusedStream(error)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from penstock.spark.writer import StreamWriter
@@ -115,7 +114,7 @@ class PenstockSource(DataSource):
         return options
 
 
-class Refused(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream that cannot be. Spark's process of a stream stumbles over an error before it has a reader, and then tells of that alone:
     so it gets one, and is told by whatever it asks first."""
 

@@ -6,9 +6,10 @@ Owns: `begin`, and `Ends`, the range that there is (`of_sequences`: of events). 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from penstock.logs.api import Published
 from penstock.reports import QueueInfo
-from penstock.spark.home import Bounds, Reading
 from penstock.spark.options import SourceOptions
+from penstock.spark.tables import QueueTables
 from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest
 
@@ -23,23 +24,23 @@ class Ends(NamedTuple):
     stop: Mapping[int, int]
 
 
-def of_sequences(bounds: Mapping[int, Bounds], *, whole: bool) -> Ends:
+def of_sequences(bounds: Mapping[int, Published], *, whole: bool) -> Ends:
     """What there is to tell of each partition: with `whole`, only where retention has taken nothing of it."""
-    starts = {partition: one.whole if whole else one.first_sequence for partition, one in bounds.items()}
+    starts = {partition: one.whole_from if whole else one.first_sequence for partition, one in bounds.items()}
     return Ends(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
 
 
-def begin(options: SourceOptions, home: Reading, queue: QueueInfo, ends: Ends) -> dict[int, int]:
+def begin(options: SourceOptions, tables: QueueTables, queue: QueueInfo, ends: Ends) -> dict[int, int]:
     """The first number to be read in each partition."""
     given = options.starting_offsets
     if options.starting_timestamp is not None:
-        found = _since(options, home, queue, options.starting_timestamp)
+        found = _since(options, tables, queue, options.starting_timestamp)
         return {partition: max(number, ends.start.get(partition, 0)) for partition, number in found.items()}
     if given == "latest":
         return dict(ends.stop)
     if isinstance(given, dict):
         return {**ends.start, **{partition: _place(options, queue, ends, partition, number) for partition, number in given.items()}}
-    known = home.cursor(queue, options.cursor) if given is None and options.cursor else {}
+    known = tables.cursor(queue, options.cursor) if given is None and options.cursor else {}
     return {partition: max(start, known.get(partition, 0)) for partition, start in ends.start.items()}
 
 
@@ -49,10 +50,10 @@ def at_latest(options: SourceOptions) -> bool:
     return given == "latest" or (isinstance(given, dict) and LAST in given.values())
 
 
-def _since(options: SourceOptions, home: Reading, queue: QueueInfo, wall: int) -> dict[int, int]:
+def _since(options: SourceOptions, tables: QueueTables, queue: QueueInfo, wall: int) -> dict[int, int]:
     if wall > SystemClock().read().wall:
         raise InvalidRequest("startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest")
-    return home.sequences_at(queue, wall) if options.table == "events" else home.offsets_at(queue, wall)
+    return tables.sequences_at(queue, wall) if options.table == "events" else tables.offsets_at(queue, wall)
 
 
 def _place(options: SourceOptions, queue: QueueInfo, ends: Ends, partition: int, number: int) -> int:

@@ -9,21 +9,22 @@ No lock is taken and nothing is leased. Everything but `read` runs on the driver
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 
+from penstock.operations import MoveCursor
 from penstock.reports import QueueInfo
 from penstock.rules.runs import RunSet, count, pairs
-from penstock.spark.errands import tell
-from penstock.spark.home import Reading
+from penstock.spark.home import home_of
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import Position, advanced, behind, parse
-from penstock.spark.reaching import reading
 from penstock.spark.splits import Split, split
 from penstock.spark.starts import Ends, at_latest, begin, of_sequences
+from penstock.spark.tables import QueueTables
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 MOST_ITEMS = 1_000_000
@@ -46,7 +47,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = checked(options)
         self._columns = tuple(columns)
-        self._home: Reading | None = None
+        self._tables: QueueTables | None = None
         self._initial: Position | None = None
         self._hold = False
         """Whether the first micro-batch is to be empty."""
@@ -114,14 +115,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """In a task: the rows of a range."""
         assert isinstance(partition, Range)
         number, runs, strict = partition.part.partition, partition.part.runs, self._options.fail_on_data_loss
-        home = reading(self._options.broker)
-        try:
+        with QueueTables.open(self._options.broker) as tables:
             if self._options.table == "events":
-                yield from home.events(partition.incarnation, number, runs[0], runs[-1], self._columns, fail_on_data_loss=strict)
+                yield from tables.events(partition.incarnation, number, runs[0], runs[-1], self._columns, fail_on_data_loss=strict)
             else:
-                yield from home.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
-        finally:
-            home.close()
+                yield from tables.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
 
     def _cut_at_bases(self, queue: QueueInfo, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
         """Events can only be read from a Base on: a cut elsewhere would have to be read twice."""
@@ -144,21 +142,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Everything before a position is read: retention need not wait for it any more, but for what comes."""
         at = {partition: position.at.get(partition, 0) for partition in {*ends, *position.at}}
         if self._options.cursor and at != self._kept:
-            tell(self._options.broker, position.incarnation, "cursor", self._options.cursor, name=self._options.cursor, positions=at)
+            with closing(home_of(self._options.broker)) as home:  # done by the owner when there is one: nobody waits for it
+                home.submit(MoveCursor(queue=position.incarnation, name=self._options.cursor, to=at, onward=True))
             self._kept = at
 
     def stop(self) -> None:
-        if self._home is not None:
-            self._home.close()
-            self._home = None
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
 
     # -- looking ---------------------------------------------------------------------------------------
 
     @property
-    def _reading(self) -> Reading:
-        if self._home is None:  # not before it is needed: tasks get a copy of this reader
-            self._home = reading(self._options.broker)
-        return self._home
+    def _reading(self) -> QueueTables:
+        if self._tables is None:  # not before it is needed: tasks get a copy of this reader
+            self._tables = QueueTables.open(self._options.broker)
+        return self._tables
 
     @property
     def _lowest(self) -> int:
@@ -167,8 +166,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self) -> QueueInfo:
         """The queue as it is published now."""
-        if self._home is not None:
-            self._home.refresh()
+        if self._tables is not None:
+            self._tables.refresh()
         return self._reading.find(self._options.queue)
 
     def _ends(self, queue: QueueInfo) -> Ends:

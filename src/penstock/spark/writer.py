@@ -19,10 +19,9 @@ from pyspark.sql.types import DataType, StructType
 
 from penstock.api import arrow
 from penstock.spark.framing import Run
-from penstock.spark.home import Destination
 from penstock.spark.options import SourceOptions, present
 from penstock.spark.ordering import Order
-from penstock.spark.reaching import writing
+from penstock.spark.staging import Destination, StagedWrites
 from penstock.words.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class _Writer:
         self._order = Order.parse(options.order_by)
         self._order.check(schema)
         check_columns(schema, self._order)
-        self._writing = writing(present(options.broker))
+        self._writing = StagedWrites(present(options.broker))
         self._destination: Destination = self._writing.find(options.queue)
         self._name = self._writing.begin()
 

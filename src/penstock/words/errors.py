@@ -1,12 +1,14 @@
 """Every error a caller of Penstock can meet, grouped by what the caller does next.
 
-Owns: the error classes, their stable codes and HTTP statuses.
+Owns: the error classes, their stable codes and HTTP statuses; `Refused`, an error as a part of an answer.
 Rule: a message reads ``<what is wrong>; <what to do>`` and names the thing at fault.
 Foreign exceptions (OSError, struct.error, …) are translated where they enter, never passed on bare.
 """
 
 from collections.abc import Sequence
 from typing import ClassVar
+
+import msgspec
 
 
 class PenstockError(Exception):
@@ -127,3 +129,25 @@ class CorruptLog(PenstockError):
 
     code = "corrupt_log"
     http_status = 500
+
+
+# -- errors as data ----------------------------------------------------------------------------------
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why a part of a request was not done: an error as data, for answers that say it part by part."""
+
+    code: str
+    message: str
+
+    @classmethod
+    def of(cls, error: PenstockError) -> "Refused":
+        return cls(error.code, str(error))
+
+    def error(self) -> PenstockError:
+        """The error that it stands for, to be raised."""
+        return KINDS.get(self.code, PenstockError)(self.message)
+
+
+KINDS: dict[str, type[PenstockError]] = {kind.code: kind for kind in PenstockError.__subclasses__()}
+"""Every kind of error by its code."""

@@ -21,6 +21,8 @@ MAX_NAME_BYTES = 1 * KIB
 """Longest kind, encoding, reference, consumer or dedup id."""
 MAX_REASON_BYTES = 1 * KIB
 """Longer reasons are cut: they come from exceptions and must not fail the retry that carries them."""
+MAX_GRANT = 10_000_000
+"""Items of one grant to a consuming stream."""
 MAX_BATCH_ITEMS = 10_000
 MAX_BATCH_BYTES = 64 * MIB
 MAX_ATTEMPTS = 65_535

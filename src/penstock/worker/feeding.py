@@ -13,7 +13,8 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from penstock.api.items import Item, items_of
-from penstock.loop.requests import Handed, Lease, Request
+from penstock.loop.requests import Handed
+from penstock.operations import LeaseItems
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import PenstockError
 from penstock.words.limits import MIN_LEASE_TIMEOUT
@@ -93,7 +94,7 @@ class Feeder:
         self._boss = boss
         self._bucket = bucket
         self._strangers = Strangers(chance)
-        self._mail: SimpleQueue[Request | None] = SimpleQueue()
+        self._mail: SimpleQueue[None] = SimpleQueue()
         self._rung = False
         self._closing = False
         self._dry = False
@@ -225,27 +226,34 @@ class Feeder:
         handed: list[Handed] = []
         self._asked_at = self.source.now()
         if not self._dry:
-            handed = self.source.lease(self._request(want, 0))
+            handed = self.source.lease(self._operation(want, 0))
         if not handed:
             # not for longer than half a lease: so, whenever it was given within that time, there is time to say that it is to be kept
-            handed = self._wait_for(self._request(want, self._asked_at + self._span // 2))
+            handed = self._wait_for(self._operation(want, self._span // 2))
         self._dry = sum(one.granted.count for one in handed) < want
         return handed
 
-    def _request(self, want: int, deadline: int) -> Lease:
-        return Lease(want, self._settings.name, self._settings.lease_timeout, deadline=deadline)
+    def _operation(self, want: int, wait: int) -> LeaseItems:
+        settings = self._settings
+        return LeaseItems(queue=self.source.incarnation, count=want, wait=wait, consumer=settings.name, timeout=settings.lease_timeout)
 
-    def _wait_for(self, request: Lease) -> list[Handed]:
+    def _wait_for(self, operation: LeaseItems) -> list[Handed]:
         """The answer, when there is something, or nothing when the worker drains."""
-        request.on_done = self._mail.put
-        self.source.submit(request)
-        while not request.done:
+        answers: list[list[Handed] | PenstockError] = []
+
+        def done(answer: list[Handed] | PenstockError) -> None:
+            answers.append(answer)
+            self._mail.put(None)
+
+        cancel = self.source.submit(operation, done)
+        while not answers:
             self._listen()
-            if self._closing and not request.done:
-                self.source.cancel(request)
+            if self._closing and not answers:
+                cancel()
                 return []
-        handed: list[Handed] = request.result()
-        return handed
+        if isinstance(answers[0], PenstockError):
+            raise answers[0]
+        return answers[0]
 
     def _shelve(self, handed: Handed) -> None:
         hold = Hold(self.source, self._settler, handed, self._asked_at)

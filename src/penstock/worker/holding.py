@@ -9,59 +9,55 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from penstock.api.items import Item
-from penstock.api.ports import SyncPort
-from penstock.loop.requests import Handed, Lease, Part, Request, Settle
+from penstock.loop.requests import Handed, Part
+from penstock.operations import Cancel, Done, FindQueue, LeaseItems, NoteProgress, SettleItems
 from penstock.rules.commands import Settled
 from penstock.words.clock import SECOND
-from penstock.words.errors import PenstockError
+from penstock.words.errors import PenstockError, Refused
 
 
 class Source:
-    """A queue, and the broker in this process that has it."""
+    """A queue, and the home that answers for it."""
 
     def __init__(self, queue: Any) -> None:
         self.queue = queue
         self.name: str = queue.name
-        self.incarnation: int = queue._incarnation
-        self.broker = queue._port.broker
-        self.now = self.broker.now
-        """Elapsed microseconds."""
+        self.incarnation: int = queue.incarnation
+        self.home = queue.home
 
-    @property
-    def port(self) -> SyncPort:
-        return SyncPort(self.broker)
+    def now(self) -> int:
+        """Elapsed microseconds."""
+        elapsed: int = self.home.clock.read().elapsed
+        return elapsed
 
     # -- leasing -------------------------------------------------------------------------------------
 
-    def lease(self, request: Lease) -> list[Handed]:
+    def lease(self, operation: LeaseItems) -> list[Handed]:
         """Wait for the answer here."""
-        handed: list[Handed] = self.broker.call(self.incarnation, request)
+        handed: list[Handed] = self.home.call(operation)
         return handed
 
-    def submit(self, request: Request) -> None:
-        """Do not wait: `request.on_done` is called with the answer."""
-        self.broker.submit(self.incarnation, request)
-
-    def cancel(self, request: Request) -> None:
-        """Nobody waits for it any more; what it is given goes back."""
-        self.broker.cancel(self.incarnation, request)
+    def submit(self, operation: LeaseItems | SettleItems, done: Done) -> Cancel:
+        """Do not wait: `done` is called with the answer."""
+        cancel: Cancel = self.home.submit(operation, done)
+        return cancel
 
     # -- settling ------------------------------------------------------------------------------------
 
-    def settle(self, request: Settle) -> list[Any]:
-        """A `Settled` or an error for each part."""
+    def settle(self, operation: SettleItems) -> list[Settled | Refused]:
+        """The answer for each part."""
         try:
-            answer: list[Any] = self.broker.call(self.incarnation, request)
+            answer: list[Settled | Refused] = self.home.call(operation)
         except PenstockError as error:
-            return [error] * len(request.parts)
+            return [Refused.of(error)] * len(operation.parts)
         return answer
 
     def note(self, partition: int, lease: int, offset: int, text: str) -> None:
-        self.broker.ask(self.incarnation, "note", partition=partition, lease=lease, offset=offset, text=text)
+        self.home.call(NoteProgress(queue=self.incarnation, partition=partition, lease=lease, offset=offset, text=text))
 
     def find(self, name: str) -> int:
         """The incarnation of the queue of that name."""
-        found: int = self.broker.find(name).incarnation
+        found: int = self.home.call(FindQueue(name=name)).incarnation
         return found
 
     def __repr__(self) -> str:
@@ -91,14 +87,14 @@ class Hold:
     def kept(self) -> bool:
         """Keep the lease from ending; False if it ended before that could be said, because this process stood still meanwhile."""
         source = self.source
-        source.broker.keep(source.incarnation, self.partition, self.lease)
+        source.home.keep(source.incarnation, self.partition, self.lease)
         if source.now() < self._safe_until:
             return True
-        (answer,) = source.settle(Settle("extend", [Part(self.partition, self.lease)]))
+        (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[Part(self.partition, self.lease)]))
         return isinstance(answer, Settled)
 
     def let_go(self) -> None:
-        self.source.broker.let_go(self.source.incarnation, self.partition, self.lease)
+        self.source.home.let_go(self.source.incarnation, self.partition, self.lease)
 
     def __repr__(self) -> str:
         return f"Hold({self.source.name!r}, lease {self.lease:#x} of partition {self.partition}, {self.left} left)"

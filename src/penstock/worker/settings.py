@@ -124,7 +124,7 @@ def weights_of(queues: Any) -> dict[Any, int]:
     if not found:
         raise InvalidRequest("the worker has no queue; give a Queue, a list of them, or a dict of them to weights")
     for queue in found:
-        if not (hasattr(queue, "_port") and hasattr(queue, "_incarnation")):
+        if not (hasattr(queue, "home") and hasattr(queue, "incarnation")):
             raise InvalidRequest(f"the worker's queue is {type(queue).__name__}; give a Queue, as broker.queue(name) returns it")
     return found
 

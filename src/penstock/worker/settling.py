@@ -10,20 +10,21 @@ import logging
 import os
 import threading
 from collections import defaultdict, deque
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from penstock.api.items import Item
-from penstock.loop.requests import Part, Request, Settle, Verb
+from penstock.loop.requests import Part, Verb
+from penstock.operations import SettleItems
 from penstock.rules.commands import Settled
 from penstock.words.clock import MILLISECOND, SECOND
-from penstock.words.errors import BrokerClosed, LeaseLost, PenstockError, QueueNotFound
+from penstock.words.errors import BrokerClosed, LeaseLost, PenstockError, QueueNotFound, Refused
 from penstock.worker.bell import Bell
 from penstock.worker.holding import Hold, Pair, Source
 from penstock.worker.tally import Tally
 from penstock.worker.verdicts import DONE, Outcome, Verdict, reason_of
 
-TIMEOUT = 30 * SECOND
 MUCH = 2_000 / SECOND
 """When more items than this come to their end in a microsecond, they are gathered for a while:"""
 GATHER = 4 * MILLISECOND
@@ -228,63 +229,71 @@ class Settler:
     def _send(self, batches: list[list[Claim]]) -> None:
         for start in range(0, len(batches), AT_ONCE):
             portion = batches[start : start + AT_ONCE]
-            requests = [self._request(claims) for claims in portion]
-            for claims, answers in zip(portion, self._ask(requests), strict=True):
+            operations = [self._operation(claims) for claims in portion]
+            for claims, answers in zip(portion, self._ask(operations), strict=True):
                 for claim, answer in zip(claims, answers, strict=True):
                     self._judge(claim, answer)
 
-    def _request(self, claims: list[Claim]) -> Settle:
+    def _operation(self, claims: list[Claim]) -> SettleItems:
         verdict = claims[0].verdict
-        return Settle(
-            VERBS[verdict.outcome],
-            [claim.part() for claim in claims],
+        return SettleItems(
+            queue=self._source.incarnation,
+            action=VERBS[verdict.outcome],
+            parts=[claim.part() for claim in claims],
             delay=verdict.delay,
             reason=verdict.reason,
             counted=verdict.outcome not in ("snoozed", "returned"),
             then=verdict.then,
             request=claims[0].request,
-            deadline=self._source.now() + TIMEOUT,
         )
 
-    def _ask(self, requests: list[Settle]) -> list[list[Any]]:
+    def _ask(self, operations: list[SettleItems]) -> list[list[Settled | Refused]]:
         """The answers. All but the last are put into the inbox, so that the last one's turn takes them along."""
-        answered: SimpleQueue[Request] = SimpleQueue()
-        waiting: list[Settle] = []
-        for request in requests[:-1]:
-            request.on_done = answered.put
+        told: SimpleQueue[None] = SimpleQueue()
+        answers: dict[int, Any] = {}
+
+        def done(place: int, answer: Any) -> None:
+            answers[place] = answer
+            told.put(None)
+
+        for place, operation in enumerate(operations[:-1]):
             try:
-                self._source.submit(request)
-                waiting.append(request)
+                self._source.submit(operation, partial(done, place))
             except PenstockError as error:
-                request.error = error
-        last = self._source.settle(requests[-1])
-        while not all(request.done for request in waiting):  # one may be told twice, so they are not counted
-            answered.get()
-        return [[request.error] * len(request.parts) if request.error else request.answer for request in requests[:-1]] + [last]
+                answers[place] = error
+        answers[len(operations) - 1] = self._source.settle(operations[-1])
+        while len(answers) < len(operations):
+            told.get()
+        for place, operation in enumerate(operations):
+            if isinstance(answers[place], PenstockError):
+                answers[place] = [Refused.of(answers[place])] * len(operation.parts)
+        return [answers[place] for place in range(len(operations))]
 
     # -- the answer --------------------------------------------------------------------------------------
 
-    def _judge(self, claim: Claim, answer: Settled | PenstockError) -> None:
+    def _judge(self, claim: Claim, answer: Settled | Refused) -> None:
         hold, items = claim.hold, claim.items
+        error = None if isinstance(answer, Settled) else answer.error()
         if isinstance(answer, Settled):
             refused = set(answer.refused)
             late = [item for item in items if item.offset in refused] if refused else []
             self._over(hold, claim.verdict.outcome, len(items) - len(late))
-        elif isinstance(answer, LeaseLost) and not claim.doubted:
+        elif isinstance(error, LeaseLost) and not claim.doubted:
             # It may have been asked just when the lease was to be extended; the next turn does that first.
             claim.doubted = True
             self._again.append(claim)
             return
-        elif isinstance(answer, LeaseLost):
+        elif isinstance(error, LeaseLost):
             late = items
             self._boss.lost(hold)
-        elif claim.verdict.then and not answer.retryable and not isinstance(answer, BrokerClosed):
-            self.settle_all(hold, items, Verdict("retried", SECOND, f"its follow-ups could not be made: {reason_of(answer)}"))
+        elif error is not None and claim.verdict.then and not error.retryable and not isinstance(error, BrokerClosed):
+            self.settle_all(hold, items, Verdict("retried", SECOND, f"its follow-ups could not be made: {reason_of(error)}"))
             return
-        elif isinstance(answer, BrokerClosed | QueueNotFound):
-            raise answer
+        elif isinstance(error, BrokerClosed | QueueNotFound):
+            raise error
         else:
-            self._later(claim, answer)
+            assert error is not None
+            self._later(claim, error)
             return
         if late:
             self._over(hold, "late", len(late))

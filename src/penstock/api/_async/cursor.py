@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from penstock.api.arguments import Start, page, start_of
+from penstock.api.homes import AsyncHome
 from penstock.api.items import Item, items_of
-from penstock.api.ports import AsyncPort
 from penstock.loop.blocks import Items
-from penstock.loop.requests import Watch
+from penstock.operations import AwaitItems, FindOffsets, ListCursors, MoveCursor, ReadItems, ReleaseCursor
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 
@@ -33,11 +33,11 @@ class AsyncCursor:
             print(item.id, item.value)
     """
 
-    def __init__(self, port: AsyncPort, incarnation: int, name: str, follow: bool) -> None:
+    def __init__(self, home: AsyncHome, incarnation: int, name: str, follow: bool) -> None:
         self.name = name
         self.follow = follow
         """Whether it waits for new items at the end."""
-        self._port = port
+        self._home = home
         self._incarnation = incarnation
         self._position: dict[int, int] = {}
         """The next offset to be handed out, by partition."""
@@ -98,7 +98,8 @@ class AsyncCursor:
         """Items from the position on, and the position behind them. One that follows waits for some, until it is closed."""
         woken = False
         while True:
-            found, behind = await self._port.ask(self._incarnation, "read", offsets=self._position, limit=limit)
+            page = await self._home.call(ReadItems(queue=self._incarnation, start=self._position, limit=limit))
+            found, behind = page.items, page.behind
             if found:
                 return found, behind
             moved = behind != self._position
@@ -107,8 +108,8 @@ class AsyncCursor:
                 return found, behind
             if not moved:
                 if woken:  # for items that cannot be read now: wait for others
-                    behind = await self._port.ask(self._incarnation, "ends")
-                woken = await self._port.call(self._incarnation, Watch(behind, self._port.now() + SLICE))
+                    behind = await self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
+                woken = await self._home.call(AwaitItems(queue=self._incarnation, start=behind, wait=SLICE))
             if self._closed:
                 return [], self._position
 
@@ -119,7 +120,7 @@ class AsyncCursor:
         self._check_open()
         moved = {partition: offset for partition, offset in self._position.items() if self._committed.get(partition) != offset}
         if moved:
-            await self._port.ask(self._incarnation, "move_cursor", name=self.name, offsets=moved)
+            await self._home.call(MoveCursor(queue=self._incarnation, name=self.name, to=moved))
             self._committed.update(moved)
 
     async def seek(self, to: Start) -> None:
@@ -133,16 +134,12 @@ class AsyncCursor:
         place = start_of(start)
         if isinstance(place, tuple):
             return dict([place])
-        if isinstance(place, int):
-            found: dict[int, int] = await self._port.ask(self._incarnation, "offsets_at", at=place)
-        else:
-            found = await self._port.ask(self._incarnation, "starts" if place == "oldest" else "ends")
-        return found
+        return await self._home.call(FindOffsets(queue=self._incarnation, at=place))
 
     async def _open(self, start: Start) -> "AsyncCursor":
         """Go on where the cursor of this name was left, or make it."""
         start_of(start)  # what is wrong is said whether or not it is needed
-        self._committed = await self._port.ask(self._incarnation, "cursor", name=self.name)
+        self._committed = (await self._home.call(ListCursors(queue=self._incarnation))).get(self.name, {})
         self._position = dict(self._committed)
         if not self._position:
             await self.seek(start)
@@ -156,7 +153,7 @@ class AsyncCursor:
 
     async def release(self) -> None:
         """Forget the cursor: retention need not wait for it any more."""
-        await self._port.ask(self._incarnation, "release_cursor", name=self.name)
+        await self._home.call(ReleaseCursor(queue=self._incarnation, name=self.name))
         self._closed = True
 
     def _check_open(self) -> None:

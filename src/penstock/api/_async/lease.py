@@ -8,40 +8,40 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from penstock.api.arguments import TIMEOUT, RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
-from penstock.api.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, Reason, reason_of, reason_text
+from penstock.api.arguments import RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
+from penstock.api.homes import AsyncHome
 from penstock.api.items import NewItem
-from penstock.api.ports import AsyncPort
+from penstock.api.leases import OPEN, Chosen, HeldBatch, HeldLease, LeasedPart, Reason, reason_of, reason_text
 from penstock.loop.blocks import Items
-from penstock.loop.requests import Settle
+from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
 from penstock.words.errors import PenstockError, QueueNotFound
 from penstock.words.values import Value
 
 
-async def settle(port: AsyncPort, chosen: Chosen, **options: Any) -> None:
+async def settle(home: AsyncHome, chosen: Chosen, **options: Any) -> None:
     """Settle what was chosen; raises when some of it was refused, after the rest is done."""
     parts = chosen.parts
     if not parts:
         chosen.judge([])
         return
-    request = Settle(chosen.verb, parts, deadline=port.now() + TIMEOUT, **options)
+    operation = SettleItems(queue=chosen.incarnation, action=chosen.verb, parts=parts, **options)
     try:
-        answer = await port.call(chosen.incarnation, request)
+        answer = await home.call(operation)
     except QueueNotFound:
         chosen.lose_all()
         return
     if chosen.verb == "extend":
-        chosen.extended(port.wall(), request.timeout, answer)
+        chosen.extended(home.clock.read().wall, operation.timeout, answer)
     chosen.judge(answer)
 
 
-async def complete(port: AsyncPort, chosen: Chosen, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
-    await settle(port, chosen, then=then, request=request_bytes(request_id))
+async def complete(home: AsyncHome, chosen: Chosen, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
+    await settle(home, chosen, then=then, request=request_bytes(request_id))
 
 
 async def retry(
-    port: AsyncPort,
+    home: AsyncHome,
     chosen: Chosen,
     delay: Seconds,
     reason: Reason,
@@ -49,15 +49,15 @@ async def retry(
     request_id: RequestId | None = None,
 ) -> None:
     options = {"delay": span(delay, "delay"), "reason": reason_text(reason), "counted": flag("counted", counted)}
-    await settle(port, chosen, request=request_bytes(request_id), **options)
+    await settle(home, chosen, request=request_bytes(request_id), **options)
 
 
-async def bury(port: AsyncPort, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
-    await settle(port, chosen, reason=reason_text(reason), request=request_bytes(request_id))
+async def bury(home: AsyncHome, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
+    await settle(home, chosen, reason=reason_text(reason), request=request_bytes(request_id))
 
 
-async def extend(port: AsyncPort, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
-    await settle(port, chosen, timeout=lease_span(timeout, "timeout"), request=request_bytes(request_id))
+async def extend(home: AsyncHome, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
+    await settle(home, chosen, timeout=lease_span(timeout, "timeout"), request=request_bytes(request_id))
 
 
 class AsyncLease(HeldLease):
@@ -71,7 +71,7 @@ class AsyncLease(HeldLease):
     """
 
     __slots__ = ()
-    _port: AsyncPort
+    _home: AsyncHome
 
     async def complete(self, then: Sequence[NewItem | Value] = ()) -> None:
         """The item is done. Completing it again succeeds; when the lease was lost meanwhile, `LeaseLost` is raised.
@@ -79,25 +79,25 @@ class AsyncLease(HeldLease):
         then: items to produce exactly if the item is completed, each into the queue it names (`NewItem(…, queue="mails")`), or else
         into the same queue.
         """
-        await complete(self._port, self._chosen("complete"), await self._follow_ups(then) if then else ())
+        await complete(self._home, self._chosen("complete"), await self._follow_ups(then) if then else ())
 
     async def retry(self, delay: Seconds = 0, reason: Reason = "", counted: bool = True) -> None:
         """The item goes back, to be leased again after `delay`; when its attempts are spent it is given up.
 
         counted: False gives the attempt back, as if the item had not been leased.
         """
-        await retry(self._port, self._chosen("retry"), delay, reason, counted)
+        await retry(self._home, self._chosen("retry"), delay, reason, counted)
 
     async def bury(self, reason: Reason = "") -> None:
         """The item is given up: it goes to the dead queue if there is one, else it is kept here until it is redriven or cleared."""
-        await bury(self._port, self._chosen("bury"), reason)
+        await bury(self._home, self._chosen("bury"), reason)
 
     async def extend(self, timeout: Seconds | None = None) -> None:
         """The lease ends so long from now; None is as long as it was first given for.
 
         Items that one call leased from one partition share a deadline, so this moves theirs too.
         """
-        await extend(self._port, self._chosen("extend"), timeout)
+        await extend(self._home, self._chosen("extend"), timeout)
 
     def _chosen(self, verb: Any) -> Chosen:
         return Chosen(self._grant.incarnation, verb).add(self)
@@ -107,7 +107,7 @@ class AsyncLease(HeldLease):
         for name, batch in follow_ups(then).items():
             incarnation = self._grant.incarnation
             if name is not None:
-                incarnation = (await self._port.run(self._port.broker.find, name)).incarnation
+                incarnation = (await self._home.call(FindQueue(name=name))).incarnation
             found.append((incarnation, batch))
         return found
 
@@ -135,30 +135,30 @@ class AsyncLeaseBatch(HeldBatch[AsyncLease]):
                 handle(item)
     """
 
-    _port: AsyncPort
+    _home: AsyncHome
 
     async def complete(self) -> None:
         """All items that are still open are done."""
-        await complete(self._port, self._chosen("complete"))
+        await complete(self._home, self._chosen("complete"))
 
     async def retry(self, delay: Seconds = 0, reason: Reason = "") -> None:
         """All items that are still open go back, to be leased again after `delay`."""
-        await retry(self._port, self._chosen("retry"), delay, reason)
+        await retry(self._home, self._chosen("retry"), delay, reason)
 
     async def bury(self, reason: Reason = "") -> None:
         """All items that are still open are given up."""
-        await bury(self._port, self._chosen("bury"), reason)
+        await bury(self._home, self._chosen("bury"), reason)
 
     async def extend(self, timeout: Seconds | None = None) -> None:
         """All leases that are still open end so long from now; None is as long as they were first given for."""
-        await extend(self._port, self._chosen("extend"), timeout)
+        await extend(self._home, self._chosen("extend"), timeout)
 
     def _chosen(self, verb: Any) -> Chosen:
         return Chosen(self._grants[0].incarnation if self._grants else 0, verb).add_open(self._grants)
 
     @staticmethod
-    def _lease(port: Any, grant: Grant, items: Items, index: int) -> AsyncLease:
-        return AsyncLease(port, grant, items, index)
+    def _lease(home: Any, grant: LeasedPart, items: Items, index: int) -> AsyncLease:
+        return AsyncLease(home, grant, items, index)
 
     async def __aenter__(self) -> "AsyncLeaseBatch":
         return self

@@ -10,16 +10,17 @@ from types import TracebackType
 from typing import Unpack
 
 from penstock import reports
-from penstock.api import arguments as calls
+from penstock.api import arguments
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import ListedItem, Named, Seconds
+from penstock.api.homes import Home, open_home
 from penstock.api.options import QueueInfo, QueueOptions, info_of, to_catalog
-from penstock.api.ports import SyncPort
-from penstock.api.redriving import PAGE, Redriven, Where, by_partition, chooser
-from penstock.api.targets import Place, place_of
+from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, chooser
+from penstock.broker.homes import Place
 from penstock.logs.api import Durability
 from penstock.logs.files.directory import SEGMENT_BYTES, Root
 from penstock.logs.files.system import Files
+from penstock.operations import CreateQueue, DeleteQueue, FindOffsets, FindQueue, ListItems, ListQueues, ReadMetrics, RedriveItems
 from penstock.words.clock import Clock
 from penstock.words.ids import FOREIGN
 from penstock.words.limits import MAX_PARTITIONS, MIB, within
@@ -54,18 +55,19 @@ def open(
     compression: whether items are compressed when that saves space.
     clock, entropy, files, threaded: stand-ins for the world in tests, from penstock.testing; threaded=False runs nothing by itself.
     """
-    port = SyncPort.open(
-        place_of(target, roots),
+    home = open_home(
+        target,
+        roots=roots,
         durability=durability,
         min_free_bytes=within("min_free_bytes", min_free_bytes, 0, 1 << 60),
         segment_bytes=segment_bytes,
-        compression=calls.flag("compression", compression),
+        compression=arguments.flag("compression", compression),
         clock=clock,
         entropy=entropy,
         files=files,
         threaded=threaded,
     )
-    return Broker(port, os.fspath(target))
+    return Broker(home, os.fspath(target))
 
 
 class Broker:
@@ -74,8 +76,8 @@ class Broker:
     When it is closed, everyone who waits gets `BrokerClosed`, and so does whoever uses it or its queues after that.
     """
 
-    def __init__(self, port: SyncPort, target: str) -> None:
-        self._port = port
+    def __init__(self, home: Home, target: str) -> None:
+        self._home = home
         self._target = target
         self._closed = False
 
@@ -98,27 +100,28 @@ class Broker:
         given = dict(chosen)
         if partitions is not None:
             given["partitions"] = within("partitions", partitions, 1, MAX_PARTITIONS)
-        ok = calls.flag("exist_ok", exist_ok)
+        ok = arguments.flag("exist_ok", exist_ok)
         width = 1 if partitions is None else partitions
-        found = self._port.run(self._port.broker.create, name, chosen, width, ok, given)
-        return Queue(self._port, found.name, found.incarnation)
+        found = self._home.call(CreateQueue(name=name, options=chosen, partitions=width, exist_ok=ok, given=given))
+        return Queue(self._home, found.name, found.incarnation)
 
     def queue(self, name: str) -> Queue:
         """The queue of that name; `QueueNotFound` if there is none."""
         found = self._find(name)
-        return Queue(self._port, found.name, found.incarnation)
+        return Queue(self._home, found.name, found.incarnation)
 
     def queues(self, prefix: str = "", after: str = "", limit: int = 100) -> list[QueueInfo]:
         """Queues by name. The next page comes with `after` the last name of this one."""
-        prefix, after, limit = calls.text("prefix", prefix), calls.text("after", after), calls.page(limit)
-        return [info_of(found) for found in self._port.run(self._port.broker.list, prefix, after, limit)]
+        prefix, after, limit = arguments.text("prefix", prefix), arguments.text("after", after), arguments.page(limit)
+        return [info_of(found) for found in self._home.call(ListQueues(prefix=prefix, after=after, limit=limit))]
 
     def delete_queue(self, name: str, timeout: Seconds = 30) -> None:
         """Remove a queue with all its items, once nothing is on its way to or from it; that is waited for."""
-        self._port.run(self._port.broker.delete, name, calls.patience(timeout))
+        wait = arguments.patience(timeout)
+        self._home.call(DeleteQueue(queue=(self._find(name)).incarnation, wait=wait))
 
     def _find(self, name: str | Named) -> reports.QueueInfo:
-        return self._port.run(self._port.broker.find, calls.queue_name(name))
+        return self._home.call(FindQueue(name=arguments.queue_name(name)))
 
     # -- redrive -------------------------------------------------------------------------------------
 
@@ -135,42 +138,38 @@ class Broker:
         """
         meant = chooser(where)
         left = within("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
-        calls.flag("preview", preview)
-        home, there = (self._find(source)).incarnation, (self._find(to)).incarnation
-        ends: dict[int, int] = self._port.ask(home, "ends")  # what comes while we are at it is left for the next time
+        arguments.flag("preview", preview)
+        origin, there = (self._find(source)).incarnation, (self._find(to)).incarnation
+        ends = self._home.call(FindOffsets(queue=origin, at="newest"))  # what comes while we are at it is left for the next time
         ids: list[str] = []
         moved = 0
         after: tuple[int, int] | None = None
         while left > 0:
-            page = [ListedItem(one) for one in self._port.ask(home, "redrivable", after=after, limit=PAGE)]
+            query = ListItems(queue=origin, states=REDRIVABLE, after=after, limit=PAGE)
+            page = [ListedItem(one) for one in self._home.call(query)]
             if not page:
                 break
             after = _behind(page[-1], ends)
-            old = [item for item in page if item.offset < ends.get(item.partition, 0) and (home != there or item.state == "buried")]
+            old = [item for item in page if item.offset < ends.get(item.partition, 0) and (origin != there or item.state == "buried")]
             chosen = [item for item in old if meant(item)][:left]
             left -= len(chosen)
             ids += [item.id for item in chosen]
-            moved += len(chosen) if preview or not chosen else self._send(home, there, by_partition(chosen))
+            if preview or not chosen:
+                moved += len(chosen)
+            else:
+                moved += self._home.call(RedriveItems(queue=origin, items=by_partition(chosen), to=there))
         return Redriven(moved, ids)
-
-    def _send(self, home: int, there: int, offsets: dict[int, list[int]]) -> int:
-        found: int = 0
-        if home == there:
-            found = self._port.ask(home, "redrive", partition_offsets=offsets)
-        else:
-            found = self._port.ask(home, "send", partition_offsets=offsets, to=there)
-        return found
 
     # -- the broker itself ---------------------------------------------------------------------------
 
     def metrics(self) -> reports.BrokerMetrics:
         """Counters and latencies of every queue since the broker was opened."""
-        return self._port.run(self._port.broker.metrics)
+        return self._home.call(ReadMetrics())
 
     def close(self) -> None:
         """Answer everyone who waits, make everything durable, and let go of the directory. Closing twice does no harm."""
         self._closed = True
-        self._port.run(self._port.broker.close)
+        self._home.close()
 
     @property
     def closed(self) -> bool:

@@ -9,40 +9,40 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from penstock.api.arguments import TIMEOUT, RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
-from penstock.api.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, Reason, reason_of, reason_text
+from penstock.api.arguments import RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
+from penstock.api.homes import Home
 from penstock.api.items import NewItem
-from penstock.api.ports import SyncPort
+from penstock.api.leases import OPEN, Chosen, HeldBatch, HeldLease, LeasedPart, Reason, reason_of, reason_text
 from penstock.loop.blocks import Items
-from penstock.loop.requests import Settle
+from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
 from penstock.words.errors import PenstockError, QueueNotFound
 from penstock.words.values import Value
 
 
-def settle(port: SyncPort, chosen: Chosen, **options: Any) -> None:
+def settle(home: Home, chosen: Chosen, **options: Any) -> None:
     """Settle what was chosen; raises when some of it was refused, after the rest is done."""
     parts = chosen.parts
     if not parts:
         chosen.judge([])
         return
-    request = Settle(chosen.verb, parts, deadline=port.now() + TIMEOUT, **options)
+    operation = SettleItems(queue=chosen.incarnation, action=chosen.verb, parts=parts, **options)
     try:
-        answer = port.call(chosen.incarnation, request)
+        answer = home.call(operation)
     except QueueNotFound:
         chosen.lose_all()
         return
     if chosen.verb == "extend":
-        chosen.extended(port.wall(), request.timeout, answer)
+        chosen.extended(home.clock.read().wall, operation.timeout, answer)
     chosen.judge(answer)
 
 
-def complete(port: SyncPort, chosen: Chosen, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
-    settle(port, chosen, then=then, request=request_bytes(request_id))
+def complete(home: Home, chosen: Chosen, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
+    settle(home, chosen, then=then, request=request_bytes(request_id))
 
 
 def retry(
-    port: SyncPort,
+    home: Home,
     chosen: Chosen,
     delay: Seconds,
     reason: Reason,
@@ -50,15 +50,15 @@ def retry(
     request_id: RequestId | None = None,
 ) -> None:
     options = {"delay": span(delay, "delay"), "reason": reason_text(reason), "counted": flag("counted", counted)}
-    settle(port, chosen, request=request_bytes(request_id), **options)
+    settle(home, chosen, request=request_bytes(request_id), **options)
 
 
-def bury(port: SyncPort, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
-    settle(port, chosen, reason=reason_text(reason), request=request_bytes(request_id))
+def bury(home: Home, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
+    settle(home, chosen, reason=reason_text(reason), request=request_bytes(request_id))
 
 
-def extend(port: SyncPort, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
-    settle(port, chosen, timeout=lease_span(timeout, "timeout"), request=request_bytes(request_id))
+def extend(home: Home, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
+    settle(home, chosen, timeout=lease_span(timeout, "timeout"), request=request_bytes(request_id))
 
 
 class Lease(HeldLease):
@@ -72,7 +72,7 @@ class Lease(HeldLease):
     """
 
     __slots__ = ()
-    _port: SyncPort
+    _home: Home
 
     def complete(self, then: Sequence[NewItem | Value] = ()) -> None:
         """The item is done. Completing it again succeeds; when the lease was lost meanwhile, `LeaseLost` is raised.
@@ -80,25 +80,25 @@ class Lease(HeldLease):
         then: items to produce exactly if the item is completed, each into the queue it names (`NewItem(…, queue="mails")`), or else
         into the same queue.
         """
-        complete(self._port, self._chosen("complete"), self._follow_ups(then) if then else ())
+        complete(self._home, self._chosen("complete"), self._follow_ups(then) if then else ())
 
     def retry(self, delay: Seconds = 0, reason: Reason = "", counted: bool = True) -> None:
         """The item goes back, to be leased again after `delay`; when its attempts are spent it is given up.
 
         counted: False gives the attempt back, as if the item had not been leased.
         """
-        retry(self._port, self._chosen("retry"), delay, reason, counted)
+        retry(self._home, self._chosen("retry"), delay, reason, counted)
 
     def bury(self, reason: Reason = "") -> None:
         """The item is given up: it goes to the dead queue if there is one, else it is kept here until it is redriven or cleared."""
-        bury(self._port, self._chosen("bury"), reason)
+        bury(self._home, self._chosen("bury"), reason)
 
     def extend(self, timeout: Seconds | None = None) -> None:
         """The lease ends so long from now; None is as long as it was first given for.
 
         Items that one call leased from one partition share a deadline, so this moves theirs too.
         """
-        extend(self._port, self._chosen("extend"), timeout)
+        extend(self._home, self._chosen("extend"), timeout)
 
     def _chosen(self, verb: Any) -> Chosen:
         return Chosen(self._grant.incarnation, verb).add(self)
@@ -108,7 +108,7 @@ class Lease(HeldLease):
         for name, batch in follow_ups(then).items():
             incarnation = self._grant.incarnation
             if name is not None:
-                incarnation = (self._port.run(self._port.broker.find, name)).incarnation
+                incarnation = (self._home.call(FindQueue(name=name))).incarnation
             found.append((incarnation, batch))
         return found
 
@@ -136,30 +136,30 @@ class LeaseBatch(HeldBatch[Lease]):
                 handle(item)
     """
 
-    _port: SyncPort
+    _home: Home
 
     def complete(self) -> None:
         """All items that are still open are done."""
-        complete(self._port, self._chosen("complete"))
+        complete(self._home, self._chosen("complete"))
 
     def retry(self, delay: Seconds = 0, reason: Reason = "") -> None:
         """All items that are still open go back, to be leased again after `delay`."""
-        retry(self._port, self._chosen("retry"), delay, reason)
+        retry(self._home, self._chosen("retry"), delay, reason)
 
     def bury(self, reason: Reason = "") -> None:
         """All items that are still open are given up."""
-        bury(self._port, self._chosen("bury"), reason)
+        bury(self._home, self._chosen("bury"), reason)
 
     def extend(self, timeout: Seconds | None = None) -> None:
         """All leases that are still open end so long from now; None is as long as they were first given for."""
-        extend(self._port, self._chosen("extend"), timeout)
+        extend(self._home, self._chosen("extend"), timeout)
 
     def _chosen(self, verb: Any) -> Chosen:
         return Chosen(self._grants[0].incarnation if self._grants else 0, verb).add_open(self._grants)
 
     @staticmethod
-    def _lease(port: Any, grant: Grant, items: Items, index: int) -> Lease:
-        return Lease(port, grant, items, index)
+    def _lease(home: Any, grant: LeasedPart, items: Items, index: int) -> Lease:
+        return Lease(home, grant, items, index)
 
     def __enter__(self) -> "LeaseBatch":
         return self

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from glob import escape, glob
 
 import msgspec
@@ -33,7 +33,7 @@ from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.manifest import ArchivedBatch, Manifest
 from penstock.spark.jobs.progress import Progress, translated
 from penstock.spark.options import MOST
-from penstock.spark.reaching import reading
+from penstock.spark.tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError, QueueBusy
 from penstock.words.limits import within
 
@@ -121,8 +121,8 @@ def archive(
     kept = checkpoint or f"{place.own}/checkpoint"
     _require_whole(place, kept)
     cursor = "" if table != "items" else place.cursor if cursor is None else cursor
-    with closing(reading(target_of(broker))) as home:
-        bounds = home.bounds(home.find(queue))
+    with QueueTables.open(target_of(broker)) as tables:
+        bounds = tables.bounds(tables.find(queue))
     with _alone(place), translated("archiving"):
         before = manifests.read(place.manifest)
         if before is None:  # from here on, files without a manifest are none of a run that was killed
@@ -178,8 +178,8 @@ def check(
         within("max_items_per_batch", max_items_per_batch, 1, MOST)
     if cursor:
         calls.cursor_name(cursor)
-    with closing(reading(target_of(broker))) as home:
-        return _place(path, table, home.find(queue))
+    with QueueTables.open(target_of(broker)) as tables:
+        return _place(path, table, tables.find(queue))
 
 
 def _begin(known: Manifest) -> str:

@@ -1,17 +1,15 @@
 """The owner of a broker's directory, asked to do something: this process, when nobody else is; else whoever is, through the inbox.
 
-Owns: `Owner`. Either way the word goes through the inbox (spark/errands.py), so there is one way in which it is done.
+Owns: `Owner`. Either way the operation goes through the inbox, so there is one way in which it is done.
 """
 
 import threading
 from types import TracebackType
-from typing import Any
 
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.broker import open as open_broker
-from penstock.spark import errands
-from penstock.spark.home import Target
-from penstock.spark.reaching import writing
+from penstock.operations import A, FindQueue, Home, Operation
+from penstock.spark.home import Target, home_of
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import BrokerLocked
 
@@ -30,21 +28,28 @@ class Owner:
         self._broker: Broker | None = None
         self._tried = 0
         """When it was last tried to open the broker."""
+        self._home: Home
         self._incarnations: dict[str, int] = {}
 
     def __enter__(self) -> "Owner":
         self._open()
+        self._home = home_of(self._target, timeout=self._timeout, meanwhile=self._take_over)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._home.close()
         if self._broker is not None:
             self._broker.close()
 
-    def ask(self, queue: str, verb: str, **args: Any) -> Any:
-        """Have it done, and give what came of it; errors as of `errands.ask`."""
+    def find(self, queue: str) -> int:
+        """The incarnation of the queue of that name."""
         if queue not in self._incarnations:
-            self._incarnations[queue] = writing(self._target).find(queue).incarnation
-        return errands.ask(self._target, self._incarnations[queue], verb, self._timeout, self._take_over, **args)
+            self._incarnations[queue] = self._home.call(FindQueue(name=queue)).incarnation
+        return self._incarnations[queue]
+
+    def call(self, operation: Operation[A]) -> A:
+        """Have it done, and give what came of it."""
+        return self._home.call(operation)
 
     def settle(self) -> None:
         """Where this process is the owner: let what was sent arrive before it closes, as far as that comes soon."""

@@ -18,8 +18,8 @@ from penstock.spark.jobs.files import FILE, absolute
 from penstock.spark.jobs.progress import Progress, translated, watching
 from penstock.spark.jobs.rows import DETAIL, RAW, REASON, REASONS, Mapping, checked
 from penstock.spark.ordering import Order
-from penstock.spark.reaching import writing
 from penstock.spark.routing import write
+from penstock.spark.staging import StagedWrites
 from penstock.words.errors import InvalidRequest
 
 NUMBER = 1
@@ -80,8 +80,8 @@ def load(
     options: those of Spark's reader, such as {"sep": ";"}.
     """
     check(source, broker, queue, format=format, order_by=order_by, load_id=load_id)
-    home = writing(target_of(broker))
-    destination = home.find(queue)
+    writes = StagedWrites(target_of(broker))
+    destination = writes.find(queue)
     order = _columns(order_by)
     ordered_by = Order.parse(order).columns
     given = {name: str(value) for name, value in (options or {}).items()}
@@ -89,8 +89,8 @@ def load(
         files = source_files.find(spark, source, format)
         id = load_id or files.id
         name = f"{PREFIX}{id}"
-        if home.known(destination, name, NUMBER):
-            return Loaded(id, files.count, 0, 0, 0, {}, None, True, home.settle(destination, name, NUMBER, 0))
+        if writes.known(destination, name, NUMBER):
+            return Loaded(id, files.count, 0, 0, 0, {}, None, True, writes.settle(destination, name, NUMBER, 0))
         rows = checked(source_files.rows_of(spark, files, schema, given), Mapping(payload, key, reference, kind), ordered_by)
     place = None if quarantine is None else f"{absolute(quarantine).rstrip('/')}/load={id}"
     with watching(spark, "checking", progress), translated("checking the rows"):
@@ -102,7 +102,7 @@ def load(
         good = rows.filter(F.col(REASON).isNull()).drop(REASON, DETAIL, RAW, FILE)
         with watching(spark, "loading", progress), translated("writing to the queue"):
             write(good, broker, queue, order_by=order or None, writeId=name)
-    adopted = home.settle(destination, name, NUMBER, 0)
+    adopted = writes.settle(destination, name, NUMBER, 0)
     return Loaded(id, files.count, total, total - bad, bad, reasons, place if bad else None, False, adopted)
 
 
@@ -116,7 +116,7 @@ def check(
     load_id: str | None = None,
 ) -> None:
     """Refuse whatever of the arguments can be found wrong without a Spark."""
-    writing(target_of(broker)).find(queue)
+    StagedWrites(target_of(broker)).find(queue)
     source_files.check(source, format)
     Order.parse(_columns(order_by))
     if load_id is not None and not load_id.strip():

@@ -8,7 +8,7 @@ letter that somebody has taken or sent meanwhile is left alone and told.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from pyspark.errors import AnalysisException, PySparkException
@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock.broker.snapshot import Snapshot
-from penstock.spark.home import target_of
+from penstock.operations import RedriveItems, TraceItem
+from penstock.spark.home import Target, home_of, target_of
 from penstock.spark.jobs.asking import Owner
 from penstock.spark.jobs.progress import Progress, ours, said_by, watching
-from penstock.spark.reaching import reading
+from penstock.spark.tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import parse_id
 from penstock.words.limits import within
@@ -100,9 +100,9 @@ def redrive(
     """
     check(broker, queue, where, to=to, limit=limit)
     target = target_of(broker)
-    with closing(reading(target)) as home:
-        info = home.find(queue)
-        is_dead_queue = any(place.waiting and place.queue == queue for place in home.dead_places(info))
+    with QueueTables.open(target) as tables:
+        info = tables.find(queue)
+        is_dead_queue = any(place.waiting and place.queue == queue for place in tables.dead_places(info))
     table = _where(letters(spark, broker, queue), where)
     with watching(spark, "choosing", progress):
         places = _chosen(table, where, queue, to, is_dead_queue)
@@ -119,9 +119,10 @@ def redrive(
         for done, batch in _batches(places):
             if progress is not None:
                 progress("redriving", done, len(places))
-            answered = owner.ask(batch[0].queue, "redrive", items=_items(batch), to=batch[0].to)
+            source, to = owner.find(batch[0].queue), owner.find(batch[0].to or batch[0].queue)
+            answered = owner.call(RedriveItems(queue=source, items=_items(batch), to=to))
             sent += answered
-            changed += _changed(target, batch) if answered < len(batch) else []
+            changed += _changed(target, source, batch) if answered < len(batch) else []
         owner.settle()
     return Redriven(len(places), sent, changed, dict(there), dict(reasons.most_common()), [], False)
 
@@ -132,10 +133,10 @@ def check(broker: str, queue: str, where: str, *, to: str | None = None, limit: 
         raise InvalidRequest('the predicate is empty; give one in SQL, such as "reason like \'%timeout%\'", or "true" for all')
     if limit is not None:
         within("limit", limit, 1, 1 << 60)
-    with closing(reading(target_of(broker))) as home:
+    with QueueTables.open(target_of(broker)) as tables:
         for name in (queue, to):
             if name is not None:
-                home.find(name)
+                tables.find(name)
 
 
 # -- choosing ----------------------------------------------------------------------------------------
@@ -226,16 +227,15 @@ def _items(batch: Sequence[Place]) -> dict[int, list[int]]:
     return found
 
 
-def _changed(target: Any, batch: Sequence[Place]) -> list[str]:
+def _changed(target: Target, incarnation: int, batch: Sequence[Place]) -> list[str]:
     """Of letters that did not all go, those that are still there or are done with: somebody has them, or had."""
     left = []
-    with closing(Snapshot.open(list(target))) as snapshot:
-        incarnation = snapshot.find(batch[0].queue).incarnation
+    with closing(home_of(target)) as home:
         for place in batch:
             try:
-                found = snapshot.look(incarnation, "trace", partition=place.partition, offset=place.offset)
+                went_to = home.call(TraceItem(queue=incarnation, partition=place.partition, offset=place.offset)).went_to
             except PenstockError:
-                found = None
-            if batch[0].to and (found is None or found.went_to is None):
+                went_to = None
+            if batch[0].to and went_to is None:
                 left.append(f"{place.queue} {place.partition}-{place.offset}")
     return left

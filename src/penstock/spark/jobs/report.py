@@ -17,7 +17,6 @@ from penstock.spark.jobs import charts, page, spans
 from penstock.spark.jobs.figures import STAGES, ReportFigures
 from penstock.spark.jobs.measure import Frame, Tables, measure
 from penstock.spark.jobs.progress import Progress, translated
-from penstock.spark.reaching import reading
 from penstock.spark.source import NAME, register
 from penstock.words import values
 from penstock.words.clock import Clock, SystemClock
@@ -75,11 +74,8 @@ def _range(since: datetime | float | None, until: datetime | float | None) -> tu
 
 
 def _found(target: str, queue: str) -> QueueInfo:
-    home = reading(target_of(target))
-    try:
-        return home.find(queue)
-    finally:
-        home.close()
+    with QueueTables.open(target_of(target)) as tables:
+        return tables.find(queue)
 
 
 def _table(spark: SparkSession, target: str, queue: str, table: str) -> DataFrame:

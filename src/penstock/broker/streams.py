@@ -1,102 +1,100 @@
-"""A consumer outside of the owner's process, which reads what it is granted by itself: a Spark stream (ADR 15).
+"""Streams that consume queues from outside of the owner's process and read what they are granted by themselves (ADR 15).
 
-Owns: `Consuming`: the owner's side. The stream has the queue's consumer right for as long as it says so. It asks for grants, one after
-the other; a grant is a set of leases under its name, noted beside the answers, where it is read by its number. Whoever asks for the
-next one has committed all before it: those are completed first.
-    take      complete what is committed, then grant more
-    renew     the stream lives: its right and its leases go on
-    settle    items of its grants failed: they are retried or buried when the others are completed
-    let_go    it is done; the right is everybody's again
+Owns: `Streams`: the owner's side, and the right to consume a queue alone. A stream has that right for as long as it says so. It asks for
+grants, one after the other; a grant is a set of leases under its name, kept as a note in the inbox, where it is found by its number.
+Whoever asks for the next one has committed all before it: those are completed first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal, Protocol, TypeAlias
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 
-from penstock.logs.files.drops import Drops
-from penstock.loop.requests import Lease, Part, Request, Settle
+from penstock.broker import changes
+from penstock.logs.store import Inbox
+from penstock.loop.catalog import Catalog
+from penstock.loop.requests import Do, Lease, Part, Request, Settle
+from penstock.loop.turn import Turns
+from penstock.operations import EndStream, FailGranted, Operation, ReadGrant, ReadStats, RenewStream, TakeGrant
+from penstock.reports import Grant, GrantFailure, TakenGrant
 from penstock.rules.catalog import Entry
 from penstock.rules.commands import Settled
 from penstock.rules.routing import digest
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import cut_reason
 from penstock.words.clock import Clock
-from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Refused
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_GRANT, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
 
-MAX_GRANT = 10_000_000
 HOLDER = "spark:"
-
-
-Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-"""Of a stream."""
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
-Items: TypeAlias = Mapping[Count, Sequence[Count]]
-"""partition → offsets"""
 RUNS = 16
 """Of a stream so many runs are known apart."""
 
 
-class Failed(msgspec.Struct):
-    """What is to become of some items of a grant."""
-
-    action: Literal["retry", "bury"]
-    delay: int
-    reason: str
-    items: dict[int, list[int]]
-    """partition → runs"""
-
-
-class Grant(msgspec.Struct):
-    """What a stream was given at one time."""
-
-    leases: list[tuple[int, int, list[int]]]
-    """(partition, lease, runs)"""
-    failed: list[Failed] = []
-    completed: bool = False
-    """Those that did not fail are."""
-
-    @property
-    def items(self) -> int:
-        return sum(RunSet(runs).total for _, _, runs in self.leases)
-
-
-class Taken(msgspec.Struct):
-    """The newest grant, which may be the one before when there is nothing, and how many items are in it."""
-
-    grant: int
-    items: int
-    ready: int
-    """Items that are ready and not granted."""
-
-
-class Host(Protocol):
-    """What a broker is to those who consume from outside."""
+class Broker(Protocol):
+    """What streams need of their broker."""
 
     clock: Clock
+    catalog: Catalog
 
+    def call(self, operation: Operation[Any], /) -> Any: ...
+    def run(self, incarnation: int, request: Request) -> Any: ...
     def entry(self, incarnation: int) -> Entry: ...
-    def hold(self, incarnation: int, holder: str, timeout: int) -> None: ...
-    def call(self, incarnation: int, request: Request) -> object: ...
-    def ask(self, incarnation: int, verb: str, **args: object) -> object: ...
+    def recording(self) -> AbstractContextManager[None]: ...
 
 
-class Consuming:
+class Streams:
     """Streams that consume queues of this broker."""
 
-    def __init__(self, drops: Drops, host: Host) -> None:
-        self._drops = drops
-        self._host = host
+    def __init__(self, inbox: Inbox, broker: Broker) -> None:
+        self._inbox = inbox
+        self._broker = broker
         self._runs: dict[tuple[int, str], list[str]] = {}
         """Of each stream the runs that were heard of, the newest last: an old process may end after its successor has begun."""
+        self._held: dict[int, int] = {}
+        """Incarnations of queues whose consumer right somebody has, and when it ends (elapsed)."""
 
-    def take(self, incarnation: int, stream: Name, done: Count, want: int, per_key: int, timeout: int, run: str = "") -> Taken:
+    # -- the right to consume ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Whoever had a right when the broker was closed is given the time to say so again."""
+        now = self._now()
+        self._held = {entry.incarnation: now + entry.hold_timeout for entry in self._broker.catalog.entries if entry.holder}
+
+    def hold(self, incarnation: int, holder: str, timeout: int) -> None:
+        """Give a queue's consumer right to a holder, or ("") to nobody, for so long as it is not renewed; refused while another has it."""
+        self._broker.run(incarnation, Do(lambda turns: self._hold(turns, holder, timeout), firm=True, opens=False))
+        self._held.pop(incarnation, None)
+        if holder:
+            self._held[incarnation] = self._now() + timeout
+
+    def upkeep(self) -> None:
+        """A right whose holder has kept silent for too long is nobody's any more: the next opening must not give it back."""
+        now = self._now()
+        for incarnation in [incarnation for incarnation, until in self._held.items() if until <= now]:
+            with suppress(PenstockError):  # tried again at the next look
+                if incarnation in self._broker.catalog.state.entries:
+                    self.hold(incarnation, "", 0)
+                self._held.pop(incarnation, None)
+
+    def _hold(self, turns: Turns, holder: str, timeout: int) -> None:
+        if holder:
+            turns.leasing.refuse_other(holder)
+        with self._broker.recording():
+            self._broker.catalog.hold(turns.incarnation, holder, timeout)
+        turns.leasing.hold(holder, timeout)
+
+    # -- operations ----------------------------------------------------------------------------------
+
+    def take(self, asked: TakeGrant) -> TakenGrant:
         """Grants up to `done` are committed; give another of up to `want` items (0: none)."""
-        self._hear(incarnation, stream, run)
-        within("want", want, 0, MAX_GRANT)
-        within("per_key", per_key, 1, MAX_BATCH_ITEMS)
-        self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
+        incarnation, stream, done, timeout = asked.queue, asked.stream, asked.done, asked.timeout
+        self._hear(incarnation, stream, asked.run)
+        within("want", asked.want, 0, MAX_GRANT)
+        within("per_key", asked.per_key, 1, MAX_BATCH_ITEMS)
+        self.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
         grant: Grant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
@@ -104,51 +102,45 @@ class Consuming:
                 self._finish(incarnation, stream, number)
             else:
                 newest, grant = number, self._unread(incarnation, stream, number, timeout)
-        if grant is None and want:
-            grant = self._lease(incarnation, stream, done + 1, want, per_key, timeout)
+        if grant is None and asked.want:
+            grant = self._lease(asked, done + 1)
             newest = done + 1
             if grant.leases:
-                self._host.ask(incarnation, "publish")  # who reads beside the queue must find them
+                self._broker.run(incarnation, Do(changes.publish, opens=False))  # who reads beside the queue must find them
                 self._save(incarnation, stream, newest, grant)
         items = grant.items if grant is not None else 0
-        return Taken(newest if items else done, items, getattr(self._host.ask(incarnation, "stats"), "ready", 0))
+        return TakenGrant(newest if items else done, items, self._broker.call(ReadStats(queue=incarnation)).ready)
 
-    def renew(self, incarnation: int, stream: Name, timeout: int, run: str = "", again: Count | None = None) -> None:
+    def renew(self, asked: RenewStream) -> None:
         """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
-        self._hear(incarnation, stream, run)
-        self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
+        incarnation, stream, timeout = asked.queue, asked.stream, asked.timeout
+        self._hear(incarnation, stream, asked.run)
+        self.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
         self._settle(incarnation, Settle("extend", [Part(partition, lease) for partition, lease, _ in leases], timeout=timeout))
-        if again is not None:
+        if asked.again is not None:
             for number, grant in self._grants(incarnation, stream):
-                if number > again and grant.failed and not grant.completed:
+                if number > asked.again and grant.failed and not grant.completed:
                     grant.failed = []
                     self._save(incarnation, stream, number, grant)
 
-    def let_go(self, incarnation: int, stream: Name, run: str = "") -> None:
+    def end(self, asked: EndStream) -> None:
         """The stream is done, unless another run of it has begun; what it had not committed comes back when its leases end."""
+        incarnation, stream, run = asked.queue, asked.stream, asked.run
         newest = self._runs.get((incarnation, stream), [run])[-1]
-        if self._host.entry(incarnation).holder == HOLDER + stream and run == newest:
-            self._host.hold(incarnation, "", 0)
+        if self._broker.entry(incarnation).holder == HOLDER + stream and run == newest:
+            self.hold(incarnation, "", 0)
             self._runs.pop((incarnation, stream), None)
 
-    def settle(
-        self,
-        incarnation: int,
-        action: Literal["retry", "bury"],
-        items: Items,
-        delay: int = 0,
-        reason: str = "",
-        others: Sequence[tuple[str, Items]] = (),
-    ) -> tuple[int, int]:
-        """Items that were granted and are not completed yet failed; says how many, and how many of these items it did not find.
+    def grant(self, asked: ReadGrant) -> Grant:
+        return read_grant(self._inbox, asked)
 
-        `others` are more of them, each lot with a reason of its own; of an item the last word counts.
-        """
-        within("delay", delay, 0, MAX_DELAY)
+    def fail(self, asked: FailGranted) -> tuple[int, list[tuple[int, int]]]:
+        """Items that were granted and are not completed yet failed; says how many, and which of these items it did not find."""
+        incarnation, action, delay = asked.queue, asked.action, within("delay", asked.delay, 0, MAX_DELAY)
         lots: list[tuple[str, dict[int, RunSet]]] = []
         wanted: dict[int, RunSet] = {}
-        for why, chosen in reversed([(reason, items), *others]):
+        for why, chosen in reversed(asked.lots):
             lot = {partition: RunSet(from_offsets(sorted(set(each)))) for partition, each in chosen.items()}
             for partition, mine in lot.items():
                 known = wanted.setdefault(partition, RunSet())
@@ -166,27 +158,26 @@ class Consuming:
                 for former in grant.failed:
                     left = {partition: RunSet(runs).without(common.get(partition, ())) for partition, runs in former.items.items()}
                     former.items = {partition: runs for partition, runs in left.items() if runs}
-                grant.failed += [Failed(action, delay, why, _common(grant, lot)) for why, lot in reversed(lots)]
+                grant.failed += [GrantFailure(action, delay, why, _common(grant, lot)) for why, lot in reversed(lots)]
                 grant.failed = [failed for failed in grant.failed if failed.items]
                 self._save(incarnation, stream, number, grant)
-        done = sum(each.total for each in found.values())
-        return done, sum(each.total for each in wanted.values()) - done
+        missing = [(number, offset) for number in sorted(wanted) for offset in offsets(wanted[number].without(found[number].runs))]
+        return sum(each.total for each in found.values()), missing
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _lease(self, incarnation: int, stream: str, number: int, want: int, per_key: int, timeout: int) -> Grant:
+    def _lease(self, asked: TakeGrant, number: int) -> Grant:
         """Leases, until there is enough or nothing more. Each has a request id: cut off and asked again, the same are given."""
-        grant = Grant([])
-        left, round_, ended = want, 1, 0
+        grant, stream, per_key = Grant([]), asked.stream, min(asked.per_key, MAX_BATCH_ITEMS)
+        left, round_, ended = asked.want, 1, 0
         while left:
             name = digest(b"grant", stream.encode(), *(part.to_bytes(8, "big") for part in (number, round_, ended)))
-            asked = Lease(min(left, MAX_BATCH_ITEMS), HOLDER + stream, timeout, min(per_key, MAX_BATCH_ITEMS), name, self._now(), bare=True)
+            request = Lease(min(left, MAX_BATCH_ITEMS), HOLDER + stream, asked.timeout, per_key, name, self._now(), bare=True)
             try:
-                handed = self._host.call(incarnation, asked)
+                handed = self._broker.run(asked.queue, request)
             except LeaseLost:  # cut off before, and away for so long that the items are everybody's again
                 ended += 1
                 continue
-            assert isinstance(handed, list)
             if not handed:
                 return grant
             for one in handed:
@@ -202,7 +193,7 @@ class Consuming:
         answers = self._settle(incarnation, Settle("extend", parts, timeout=timeout))
         live = [lease for lease, answer in zip(grant.leases, answers, strict=True) if answer is not None]
         if not live:
-            self._drops.forget(incarnation, grant_name(stream, number))
+            self._inbox.remove_note(incarnation, grant_name(stream, number))
             return None
         if len(live) < len(grant.leases):
             grant.leases = live
@@ -215,7 +206,7 @@ class Consuming:
         In a key's line whatever stands behind a retried one comes back with it; behind one that is buried only if that parks its key.
         """
         grant = self._grant(incarnation, stream, number)
-        park = self._host.entry(incarnation).options.policy.on_bury == "park"
+        park = self._broker.entry(incarnation).options.policy.on_bury == "park"
         later = [failed for failed in grant.failed if park or failed.action == "retry"]
         for failed in [] if park else grant.failed:
             if failed.action == "bury":
@@ -227,9 +218,9 @@ class Consuming:
             self._save(incarnation, stream, number, grant)
         for failed in later:
             self._fail(incarnation, grant, failed)
-        self._drops.forget(incarnation, grant_name(stream, number))
+        self._inbox.remove_note(incarnation, grant_name(stream, number))
 
-    def _fail(self, incarnation: int, grant: Grant, failed: Failed) -> None:
+    def _fail(self, incarnation: int, grant: Grant, failed: GrantFailure) -> None:
         parts = [*_parts(grant, failed.items)]
         self._settle(incarnation, Settle(failed.action, parts, delay=failed.delay, reason=failed.reason, alone=True))
 
@@ -244,7 +235,7 @@ class Consuming:
             elif answer.refused:
                 lapsed.setdefault(part.partition, []).extend(answer.refused)
         if lapsed:
-            self._host.ask(incarnation, "consume", partition_offsets=lapsed, consumer=HOLDER + stream, lapsed=True)
+            self._broker.run(incarnation, Do(partial(changes.consume, items=lapsed, consumer=HOLDER + stream)))
 
     def _hear(self, incarnation: int, stream: str, run: str) -> None:
         known = self._runs.setdefault((incarnation, stream), [])
@@ -254,46 +245,46 @@ class Consuming:
 
     def _settle(self, incarnation: int, request: Settle) -> list[Settled | None]:
         """The answer for each part, None where the lease has ended; anything else is raised."""
-        answers = self._host.call(incarnation, request) if request.parts else []
-        assert isinstance(answers, list)
+        answers = self._broker.run(incarnation, request) if request.parts else []
         for answer in answers:
-            if isinstance(answer, PenstockError) and not isinstance(answer, LeaseLost):
-                raise answer
-        return [None if isinstance(answer, LeaseLost) else answer for answer in answers]
+            if isinstance(answer, Refused) and answer.code != LeaseLost.code:
+                raise answer.error()
+        return [None if isinstance(answer, Refused) else answer for answer in answers]
 
     def _now(self) -> int:
-        return self._host.clock.read().elapsed
+        return self._broker.clock.read().elapsed
 
     # -- grants --------------------------------------------------------------------------------------
 
     def _streams(self, incarnation: int) -> list[str]:
-        names = self._drops.said(incarnation, "grant.")
+        names = self._inbox.notes(incarnation, "grant.")
         return sorted({name.removeprefix("grant.").rpartition(".")[0] for name in names})
 
     def _numbers(self, incarnation: int, stream: str) -> list[int]:
         prefix = grant_name(stream, 0).rpartition(".")[0] + "."
-        return sorted(int(name.removeprefix(prefix)) for name in self._drops.said(incarnation, prefix))
+        return sorted(int(name.removeprefix(prefix)) for name in self._inbox.notes(incarnation, prefix))
 
     def _grants(self, incarnation: int, stream: str) -> Iterator[tuple[int, Grant]]:
         return ((number, self._grant(incarnation, stream, number)) for number in self._numbers(incarnation, stream))
 
     def _grant(self, incarnation: int, stream: str, number: int) -> Grant:
-        return read_grant(self._drops, incarnation, stream, number)
+        return read_grant(self._inbox, ReadGrant(queue=incarnation, stream=stream, number=number))
 
     def _save(self, incarnation: int, stream: str, number: int, grant: Grant) -> None:
-        self._drops.say(incarnation, grant_name(stream, number), msgspec.msgpack.encode(grant))
+        self._inbox.put_note(incarnation, grant_name(stream, number), msgspec.msgpack.encode(grant))
 
 
 def grant_name(stream: str, number: int) -> str:
-    """Where a grant is noted, among the answers."""
+    """The name of the note in which a grant is kept."""
     return f"grant.{stream}.{number:012d}"
 
 
-def read_grant(drops: Drops, incarnation: int, stream: str, number: int) -> Grant:
+def read_grant(inbox: Inbox, asked: ReadGrant) -> Grant:
     """A grant by its number, for the owner and for who was granted it."""
-    raw = drops.answer(incarnation, grant_name(stream, number))
+    raw = inbox.note(asked.queue, grant_name(asked.stream, asked.number))
     if raw is None:
-        raise InvalidRequest(f"grant {number} of the stream {stream} is not there (any more); start the stream with a new checkpoint")
+        what = f"grant {asked.number} of the stream {asked.stream} is not there (any more)"
+        raise InvalidRequest(f"{what}; start the stream with a new checkpoint")
     return msgspec.msgpack.decode(raw, type=Grant)
 
 

@@ -1,8 +1,8 @@
 """Leases as a consumer holds them, without the waiting.
 
-Owns: `Grant` (what one partition handed out under one lease), the halves of `Lease` and `LeaseBatch` that need no I/O, and `Chosen`: from
-whatever a caller wants settled to the parts of a request, and from the answer to what is over and what was lost.
-A grant remembers what became of its items through this object, so that a batch settles what is still open and nothing else. What the
+Owns: `LeasedPart` (what one partition handed out under one lease), the halves of `Lease` and `LeaseBatch` that need no I/O, and `Chosen`:
+from whatever a caller wants settled to the parts of a request, and from the answer to what is over and what was lost.
+A part remembers what became of its items through this object, so that a batch settles what is still open and nothing else. What the
 queue says counts: it knows whether a lease is held, and is asked every time.
 """
 
@@ -31,7 +31,7 @@ DONE: dict[Verb, str] = {"complete": "completed", "retry": "retried", "bury": "b
 _SHOWN = 5
 
 
-class Grant:
+class LeasedPart:
     """What one partition handed out under one lease."""
 
     __slots__ = ("_over", "_rest", "attempts", "deadline", "incarnation", "lease", "partition", "parts", "timeout")
@@ -106,10 +106,10 @@ class Grant:
 class HeldLease:
     """One item, and the right to work on it."""
 
-    __slots__ = ("_grant", "_index", "_item", "_items", "_port")
+    __slots__ = ("_grant", "_home", "_index", "_item", "_items")
 
-    def __init__(self, port: Any, grant: Grant, items: Items, index: int) -> None:
-        self._port = port
+    def __init__(self, home: Any, grant: LeasedPart, items: Items, index: int) -> None:
+        self._home = home
         self._grant = grant
         self._items = items
         self._index = index
@@ -161,22 +161,22 @@ class HeldLease:
 class HeldBatch(Sequence[L], Generic[L]):
     """What one call leased: a sequence of leases."""
 
-    def __init__(self, port: Any, grants: Sequence[Grant]) -> None:
-        self._port = port
+    def __init__(self, home: Any, grants: Sequence[LeasedPart]) -> None:
+        self._home = home
         self._grants = grants
         self._leases: list[L] | None = None
         self._items: list[Item] | None = None
 
     @staticmethod
     @abstractmethod
-    def _lease(port: Any, grant: Grant, items: Items, index: int) -> L: ...
+    def _lease(home: Any, grant: LeasedPart, items: Items, index: int) -> L: ...
 
     def _all(self) -> list[L]:
         """Made when one is asked for: who settles a batch as a whole pays for none."""
         if self._leases is None:
-            make, port = self._lease, self._port
+            make, home = self._lease, self._home
             self._leases = [
-                make(port, grant, items, index) for grant in self._grants for items in grant.parts for index in range(len(items.batch))
+                make(home, grant, items, index) for grant in self._grants for items in grant.parts for index in range(len(items.batch))
             ]
         return self._leases
 
@@ -234,7 +234,7 @@ class Chosen:
         self.incarnation = incarnation
         self.verb: Verb = verb
         self._lost: list[str] = []
-        self._groups: dict[tuple[int, int], tuple[Grant | None, Part]] = {}
+        self._groups: dict[tuple[int, int], tuple[LeasedPart | None, Part]] = {}
 
     @property
     def parts(self) -> list[Part]:
@@ -256,7 +256,7 @@ class Chosen:
             raise InvalidRequest(f"a lease is {type(given).__name__}; give a Lease, a LeaseBatch or the token of a lease")
         return self
 
-    def add_open(self, grants: Iterable[Grant]) -> "Chosen":
+    def add_open(self, grants: Iterable[LeasedPart]) -> "Chosen":
         """What is still open of these."""
         for grant in grants:
             part = grant.open_part()
@@ -282,7 +282,7 @@ class Chosen:
         self._lost += [format_id(partition, offset) for offset in offsets()]
         return True
 
-    def _put(self, grant: Grant | None, part: Part) -> None:
+    def _put(self, grant: LeasedPart | None, part: Part) -> None:
         place = part.partition, part.lease
         known_grant, known = self._groups.get(place, (None, None))
         if known is not None:
@@ -305,10 +305,10 @@ class Chosen:
                 early += [format_id(part.partition, offset) for offset in one.early]
                 self._lose(grant, part, one.refused)
                 self._settle(grant, part, {*one.refused, *one.early})
-            elif isinstance(one, LeaseLost):
+            elif one.code == LeaseLost.code:
                 self._lose(grant, part, part.offsets)
             else:
-                failed = failed or one
+                failed = failed or one.error()
         self._tell(failed, early)
 
     def lose_all(self) -> None:
@@ -322,7 +322,7 @@ class Chosen:
             if grant is not None and isinstance(one, Settled):
                 grant.extended(wall, timeout)
 
-    def _settle(self, grant: Grant | None, part: Part, refused: set[int]) -> None:
+    def _settle(self, grant: LeasedPart | None, part: Part, refused: set[int]) -> None:
         if grant is None or self.verb == "extend":
             return
         if part.offsets is None or not refused:
@@ -330,7 +330,7 @@ class Chosen:
         else:
             grant.settle([offset for offset in part.offsets if offset not in refused], DONE[self.verb])
 
-    def _lose(self, grant: Grant | None, part: Part, offsets: Sequence[int] | None) -> None:
+    def _lose(self, grant: LeasedPart | None, part: Part, offsets: Sequence[int] | None) -> None:
         if offsets is None:
             assert grant is not None
             offsets = grant.open_offsets()

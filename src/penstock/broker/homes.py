@@ -1,14 +1,16 @@
-"""What a broker can be opened on.
+"""Which home a target names.
 
-Owns: `place_of`, which tells directories and memory from what this version cannot open.
+Owns: `place_of`, which tells directories and memory from what this version cannot open, and `open_home`.
 """
 
 import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from penstock.broker.store import MEMORY
+from penstock.broker.embedded import Embedded
+from penstock.logs.backends import MEMORY
 from penstock.logs.files.directory import Root
+from penstock.operations import Home
 from penstock.words.errors import InvalidRequest
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -30,3 +32,8 @@ def place_of(target: Place, roots: Sequence[Place | Root] | None) -> Any:
     if isinstance(roots, str | os.PathLike):
         raise InvalidRequest("roots is a single path; give a list of them")
     return [path, *roots]
+
+
+def open_home(target: Place, *, roots: Sequence[Place | Root] | None = None, **options: Any) -> Home:
+    """The broker of a directory, which is made when it is new, or one in memory. `options` are those of `Embedded.open`."""
+    return Embedded.open(place_of(target, roots), **options)

@@ -1,6 +1,6 @@
-"""The mail between the queues of a broker.
+"""The delivery of transfers between the queues of a broker.
 
-Owns: `Mail`: how a queue's transfers reach another, and how a queue that is to be deleted waits until none is on its way to or from it.
+Owns: `Delivery`: how a queue's transfers reach another, and how a queue that is to be deleted waits until none is on its way to or from it.
 """
 
 import threading
@@ -19,7 +19,7 @@ from penstock.words.errors import QueueBusy, QueueNotFound
 LOOK_AGAIN_SECONDS = 0.01
 
 
-class Mail:
+class Delivery:
     """Queues by incarnation, as senders see them."""
 
     def __init__(self, loops: Mapping[int, Loop], entry: Callable[[int], Entry]) -> None:
@@ -53,7 +53,7 @@ class Mail:
         try:
             deadline = clock.read().elapsed + timeout
             for loop in list(self._loops.values()):
-                while loop.call(Do(partial(_mail, incarnation), opens=False)):
+                while loop.call(Do(partial(_is_held_up, incarnation), opens=False)):
                     if clock.read().elapsed >= deadline:
                         raise QueueBusy(f"items are on their way to or from queue {name!r}, or a partition is failing; delete it later")
                     threading.Event().wait(LOOK_AGAIN_SECONDS)
@@ -63,7 +63,7 @@ class Mail:
             own.turns.carrying.ending = False
 
 
-def _mail(incarnation: int, turns: Turns) -> bool:
+def _is_held_up(incarnation: int, turns: Turns) -> bool:
     """Whether transfers keep a queue from being deleted; of its own, none sets out once there are none."""
     carrying = turns.carrying
     return not carrying.end() if turns.incarnation == incarnation else carrying.unknown or bool(carrying.addressed_to(incarnation))

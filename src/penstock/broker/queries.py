@@ -1,16 +1,30 @@
-"""Looking at a queue: counted exactly, at any depth, without touching an item that was not asked for.
+"""Queries answered for one queue: counted exactly, at any depth, without touching an item that was not asked for.
 
-Owns: the reports about one queue. Every function takes a queue that can be looked at (`Sight`): its `Turns`, inside a turn, or one that
-is only read (snapshot.py). What it answers is plain data.
+Owns: `QUERIES`, the function that answers each kind of query, and `metrics`. Every function takes a queue that can be looked at (`Sight`:
+its `Turns`, inside a turn, or one that is only read, snapshot.py) and the query. What it answers is plain data (reports.py).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from penstock.loop.blocks import Items
 from penstock.loop.loop import Loop
 from penstock.loop.reading import Seen, Sight
 from penstock.loop.retention import mean_bytes, to_drop_soon
 from penstock.loop.turn import Turns
+from penstock.operations import (
+    ExplainItem,
+    FindOffsets,
+    ListCursors,
+    ListHeldKeys,
+    ListItems,
+    Offsets,
+    Operation,
+    Page,
+    ReadItems,
+    ReadStats,
+    TraceItem,
+)
 from penstock.reports import (
     Explained,
     Fencing,
@@ -40,13 +54,12 @@ WALL = 1_000_000_000_000_000
 # -- counts ------------------------------------------------------------------------------------------
 
 
-def stats(turns: Turns) -> QueueStats:
-    """A queue at work."""
-    waiting = sum(not request.gone for request in turns.leasing.waiting)
-    return counted(turns, waiting, len(turns.producing.waiting), turns.leasing.held_by)
-
-
-def counted(turns: Sight, waiting_consumers: int = 0, waiting_producers: int = 0, holder: str = "") -> QueueStats:
+def stats(turns: Sight, query: ReadStats) -> QueueStats:
+    """The counts of a queue. Who waits for what is known only where it is at work."""
+    waiting_consumers, waiting_producers, holder = 0, 0, ""
+    if isinstance(turns, Turns):
+        waiting_consumers = sum(not request.gone for request in turns.leasing.waiting)
+        waiting_producers, holder = len(turns.producing.waiting), turns.leasing.held_by
     partitions = [_partition(turns, member) for member in turns.members.values()]
     totals = {
         name: sum(getattr(one, name) for one in partitions)
@@ -170,8 +183,9 @@ def _member(turns: Sight, partition: int) -> Seen:
     return member
 
 
-def explain(turns: Sight, partition: int, offset: int) -> Explained | tuple[int, int, int]:
-    """Why an item is not running; for one that went elsewhere, (incarnation, partition, offset) to ask there."""
+def explain(turns: Sight, query: ExplainItem) -> Explained:
+    """Why an item is not running here."""
+    partition, offset = query.partition, query.offset
     member = _member(turns, partition)
     name = format_id(partition, offset)
     if not member.healthy:
@@ -179,7 +193,7 @@ def explain(turns: Sight, partition: int, offset: int) -> Explained | tuple[int,
     turns.touch(member)
     found = member.open.explain(offset)
     if found.moved_to is not None:
-        return found.moved_to
+        return Explained(name, turns.name, "moved", "moved to another partition", moved_to=found.moved_to)
     now = member.open.now()
     ready_in = None
     if found.until:
@@ -192,9 +206,9 @@ def explain(turns: Sight, partition: int, offset: int) -> Explained | tuple[int,
     return Explained(name, turns.name, found.state.value, why, found.attempts, found.consumer, ready_in, held_by, found.reason)
 
 
-def trace(turns: Sight, partition: int, offset: int) -> Traced:
-    """Where an item was before and where it went from here, as (incarnation, partition, offset); None for neither."""
-    member = _member(turns, partition)
+def trace(turns: Sight, query: TraceItem) -> Traced:
+    """Where an item was before and where it went from here."""
+    offset, member = query.offset, _member(turns, query.partition)
     state = member.state
     if not 0 <= offset < state.next_offset:
         raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
@@ -209,13 +223,13 @@ def trace(turns: Sight, partition: int, offset: int) -> Traced:
     return Traced(came_from, moved_to(state, offset))
 
 
-def keys(turns: Sight, limit: int = 100) -> list[HeldKey]:
+def held_keys(turns: Sight, query: ListHeldKeys) -> list[HeldKey]:
     """Keys that are not free, and what holds them."""
     found: list[HeldKey] = []
     for member in turns.healthy():
         turns.touch(member)
         for key, line in list(member.state.keys.map.items()):
-            if len(found) >= limit:
+            if len(found) >= query.limit:
                 return found
             if member.state.keys.map.get(key) is not line:  # damage that was met just now has freed it
                 continue
@@ -249,9 +263,10 @@ def _held(member: Seen, key: int, line: Line) -> HeldKey | None:
 # -- lists -------------------------------------------------------------------------------------------
 
 
-def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = None, limit: int = 100) -> list[ListedItem]:
-    """Items in these states, by partition and offset, behind `after`."""
-    wanted = [Life(state) for state in states] if states else list(Life)
+def items(turns: Sight, query: ListItems) -> list[ListedItem]:
+    """Items in some states, by partition and offset."""
+    after, limit = query.after, query.limit
+    wanted = [Life(state) for state in query.states] if query.states else list(Life)
     found: list[ListedItem] = []
     for member in sorted(turns.healthy(), key=lambda one: one.number):
         start = 0
@@ -274,11 +289,6 @@ def listed(turns: Sight, states: Sequence[str], after: tuple[int, int] | None = 
 def _bounded(member: Seen, items: int) -> int:
     """So many items, or as many as make a reply that can be held."""
     return max(1, min(items, MAX_BATCH_BYTES // max(1, mean_bytes(member.open.log.segments(), member.state))))
-
-
-def redrivable(turns: Sight, after: tuple[int, int] | None = None, limit: int = 1_000) -> list[ListedItem]:
-    """Items that a redrive may take: ready or buried."""
-    return listed(turns, [Life.READY.value, Life.BURIED.value], after, limit)
 
 
 def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
@@ -319,33 +329,27 @@ def _listed(member: Seen, items: Items) -> Iterator[ListedItem]:
 # -- history -----------------------------------------------------------------------------------------
 
 
-def ends(turns: Sight) -> dict[int, int]:
-    return {member.number: member.state.next_offset for member in turns.healthy()}
+def offsets(turns: Sight, query: FindOffsets) -> Offsets:
+    """Where each partition begins, ends, or was at a time."""
+    if query.at == "oldest":
+        return {member.number: member.state.dropped.first_missing(0) for member in turns.healthy()}
+    if query.at == "newest":
+        return {member.number: member.state.next_offset for member in turns.healthy()}
+    return {member.number: member.open.offset_at(query.at) for member in turns.healthy()}
 
 
-def starts(turns: Sight) -> dict[int, int]:
-    return {member.number: member.state.dropped.first_missing(0) for member in turns.healthy()}
-
-
-def offsets_at(turns: Sight, at: int) -> dict[int, int]:
-    return {member.number: member.open.offset_at(at) for member in turns.healthy()}
-
-
-def cursors(turns: Sight) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
+def cursors(turns: Sight, query: ListCursors) -> dict[str, Offsets]:
+    """Where each cursor stands in the partitions that know it."""
+    found: dict[str, Offsets] = {}
     for member in turns.healthy():
         for name, offset in member.state.cursors.items():
             found.setdefault(name, {})[member.number] = offset
     return found
 
 
-def cursor(turns: Sight, name: str) -> dict[int, int]:
-    """Where a cursor stands in each partition that knows it."""
-    return cursors(turns).get(name, {})
-
-
-def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
-    """Retained items from these offsets on, a share from each partition, and where to read on. What was forwarded was read before."""
+def read(turns: Sight, query: ReadItems) -> Page:
+    """Retained items from some offsets on, a share from each partition. What was forwarded was read before."""
+    offsets, limit = query.start, query.limit
     found: list[tuple[int, Items]] = []
     failure: PenstockError | None = None
     after = dict(offsets)
@@ -370,7 +374,7 @@ def read(turns: Sight, offsets: Mapping[int, int], limit: int) -> tuple[list[tup
         for broken in turns.members.values():
             if not broken.healthy:
                 raise StorageFailed(f"partition {broken.number} is failing and cannot be read; try again in a moment")
-    return found, after
+    return Page(found, after)
 
 
 def _own(turns: Sight, items: Items) -> list[Items]:
@@ -384,6 +388,18 @@ def _own(turns: Sight, items: Items) -> list[Items]:
             kept.add(index, index + 1)
     return [Items(items.start + a, items.batch.cut(a, b), items.produced_at) for a, b in pairs(kept.runs)]
 
+
+QUERIES: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
+    ReadStats: stats,
+    ExplainItem: explain,
+    TraceItem: trace,
+    ListHeldKeys: held_keys,
+    ListItems: items,
+    FindOffsets: offsets,
+    ListCursors: cursors,
+    ReadItems: read,
+}
+"""The function that answers each kind of query for one queue."""
 
 # -- what was done ------------------------------------------------------------------------------------
 

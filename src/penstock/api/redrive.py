@@ -17,6 +17,8 @@ Where: TypeAlias = Mapping[str, Any] | Callable[[Item], bool]
 Chooser: TypeAlias = Callable[[ListedItem], bool]
 
 PAGE = 1_000
+REDRIVABLE = ("ready", "buried")
+"""The states of items that a redrive may take."""
 FIELDS = ("kind", "key", "reference", "encoding", "reason", "origin_queue")
 _HEADERS = "headers."
 

@@ -1,0 +1,184 @@
+"""Operations that change one queue, run inside a turn of it.
+
+Owns: `CHANGES`, the function that does each kind of operation: of the queue's `Turns` and the operation. Queries are in queries.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.broker import queries
+from penstock.loop.member import Member
+from penstock.loop.retention import Freed
+from penstock.loop.turn import Turns
+from penstock.operations import (
+    ClearItems,
+    CompactQueue,
+    ListCursors,
+    MoveCursor,
+    NoteProgress,
+    Operation,
+    PauseQueue,
+    RedriveItems,
+    ReleaseCursor,
+    ReleaseKey,
+    SeekItems,
+)
+from penstock.rules import commands
+from penstock.rules.commands import Again, Counted
+from penstock.rules.life import State as Life
+from penstock.words.errors import InvalidRequest, StorageFailed
+
+
+def chosen(turns: Turns, partition: int | None) -> list[Member]:
+    """The partitions that an operation is for: one, or all that are in order."""
+    if partition is None:
+        broken = next((member for member in turns.members.values() if not member.healthy), None)
+        if broken is not None:
+            raise StorageFailed(f"partition {broken.number} is failing ({broken.error}); try again later, or name the partition it is for")
+        return list(turns.healthy())
+    if partition not in turns.members:
+        raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; it has {sorted(turns.members)}")
+    member = turns.members[partition]
+    _ = member.open  # or why it cannot be used
+    return [member]
+
+
+def _total(turns: Turns, members: Sequence[Member], command: commands.Command) -> int:
+    items = 0
+    for member in members:
+        answer = turns.run(member, command)
+        while isinstance(answer, Again):
+            answer = turns.run(member, command)
+        assert isinstance(answer, Counted)
+        items += answer.items
+    return items
+
+
+def pause(turns: Turns, asked: PauseQueue) -> None:
+    command = commands.Pause(asked.lease, asked.produce)
+    if asked.partition is None:
+        turns.pause(command)
+    else:
+        _total(turns, chosen(turns, asked.partition), command)
+    turns.again = True  # who waits may go on
+
+
+def clear(turns: Turns, asked: ClearItems) -> int:
+    turns.again = True
+    command = commands.Clear(*(state in asked.states for state in ("ready", "scheduled", "leased", "buried")))
+    return _total(turns, chosen(turns, asked.partition), command)
+
+
+def seek(turns: Turns, asked: SeekItems) -> int:
+    turns.again = True
+    if isinstance(asked.start, int):
+        starts = {member: member.open.offset_at(asked.start) for member in chosen(turns, None)}
+    else:
+        starts = {member: offset for number, offset in asked.start.items() for member in chosen(turns, number)}
+    return sum(_total(turns, [member], commands.Seek(offset)) for member, offset in starts.items())
+
+
+def redrive(turns: Turns, asked: RedriveItems) -> int:
+    return _return(turns, asked.items) if asked.to == turns.incarnation else _send(turns, asked.items, asked.to)
+
+
+def _return(turns: Turns, items: Mapping[int, Sequence[int]]) -> int:
+    """Buried items become ready again where they are."""
+    found = 0
+    turns.again = True
+    for member in turns.healthy():
+        still = [offset for offset in items.get(member.number, ()) if member.state.state_of(offset) is Life.BURIED]
+        found += _total(turns, [member], commands.Redrive(still)) if still else 0
+    return found
+
+
+def _send(turns: Turns, items: Mapping[int, Sequence[int]], to: int) -> int:
+    """Of these items, those that are still ready or buried leave for another queue. Refused as a whole while one cannot be looked up."""
+    found = 0
+    for number in items:
+        if number in turns.members:
+            _ = turns.members[number].open  # or why it cannot be used
+    for number, offsets in items.items():
+        member = turns.members.get(number)
+        if member is None:
+            continue
+        still = [offset for offset in offsets if member.state.state_of(offset) in (Life.READY, Life.BURIED)]
+        if still:
+            turns.carrying.send(member, still, to)
+            found += len(still)
+            _release_parked(turns, member, set(still))
+    return found
+
+
+def _release_parked(turns: Turns, member: Member, gone: set[int]) -> None:
+    """Keys that were parked only for items which have left for another queue go on."""
+    for key, line in member.state.keys.lines():
+        if line.parked and gone.issuperset(line.parked):
+            turns.run(member, commands.Release(key))
+
+
+def release(turns: Turns, asked: ReleaseKey) -> int:
+    turns.again = True
+    return _total(turns, chosen(turns, None), commands.Release(asked.key))
+
+
+def note(turns: Turns, asked: NoteProgress) -> None:
+    for member in chosen(turns, asked.partition):
+        turns.run(member, commands.Note(asked.lease, asked.offset, asked.text))
+
+
+def compact(turns: Turns, asked: CompactQueue) -> list[Freed]:
+    freed = []
+    for member in chosen(turns, asked.partition):
+        turns.touch(member)
+        freed.append(member.open.compact())
+    return freed
+
+
+def move_cursor(turns: Turns, asked: MoveCursor) -> None:
+    for member in chosen(turns, None):
+        if member.number in asked.to:
+            known = member.state.cursors.get(asked.name, 0) if asked.onward else 0
+            turns.run(member, commands.MoveCursor(asked.name, min(max(asked.to[member.number], known), member.state.next_offset)))
+
+
+def release_cursor(turns: Turns, asked: ReleaseCursor) -> None:
+    found = [member for member in chosen(turns, None) if asked.name in member.state.cursors]
+    if not found:
+        there = sorted(queries.cursors(turns, ListCursors()))
+        raise InvalidRequest(f"there is no cursor {asked.name!r} in queue {turns.name!r}; there are {there or 'none'}")
+    for member in found:
+        turns.run(member, commands.ReleaseCursor(asked.name))
+
+
+CHANGES: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
+    PauseQueue: pause,
+    ClearItems: clear,
+    SeekItems: seek,
+    RedriveItems: redrive,
+    ReleaseKey: release,
+    NoteProgress: note,
+    CompactQueue: compact,
+    MoveCursor: move_cursor,
+    ReleaseCursor: release_cursor,
+}
+"""The function that does each kind of operation."""
+
+# -- what a broker asks of its own queues ---------------------------------------------------------------
+
+
+def consume(turns: Turns, items: Mapping[int, Sequence[int]], consumer: str) -> int:
+    """Of these items, those that are ready are done: their consumer had handled them, and its leases have ended since."""
+    done = 0
+    turns.again = True
+    for number, offsets in items.items():
+        if number in turns.members:
+            done += _total(turns, chosen(turns, number), commands.Consume(offsets, consumer, lapsed=True))
+    return done
+
+
+def publish(turns: Turns, partition: int | None = None) -> None:
+    """Everything up to now, of one partition or of all that are in order, may be seen by those who read beside the queue."""
+    for member in [*turns.healthy()] if partition is None else chosen(turns, partition):
+        turns.touch(member)
+        member.open.rest()
