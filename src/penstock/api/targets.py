@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from penstock.broker.store import MEMORY
+from penstock.logs.backends import MEMORY
 from penstock.logs.files.directory import Root
 from penstock.words.errors import InvalidRequest
 

@@ -18,16 +18,13 @@ from typing import Protocol
 import msgspec
 
 from penstock.logs.columns import Columns
-from penstock.logs.failures import storage_failed
-from penstock.logs.files import staging
-from penstock.logs.files.drops import Drops, Manifest, Waiting
-from penstock.logs.files.system import Files
+from penstock.logs.store import Inbox, Manifest, Waiting
 from penstock.loop.requests import Produce, Request
 from penstock.rules.catalog import ONCE, Entry
 from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import DAY, SECOND, Clock
-from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound
+from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound, StorageFailed
 
 _log = logging.getLogger("penstock")
 IDLE_SECONDS = 0.25
@@ -64,9 +61,8 @@ class Host(Protocol):
 class Adopter:
     """Looks after the inbox of one broker."""
 
-    def __init__(self, drops: Drops, files: Files, host: Host, run_errand: Callable[[Waiting], None]) -> None:
-        self._drops = drops
-        self._files = files
+    def __init__(self, inbox: Inbox, host: Host, run_errand: Callable[[Waiting], None]) -> None:
+        self._inbox = inbox
         self._host = host
         self._run_errand = run_errand
         self._later: dict[str, int] = {}
@@ -107,7 +103,7 @@ class Adopter:
         if now >= self._sweep_at:
             self.sweep()
         waiting = self._waiting()
-        self._forget_all_but({one.file for one in waiting})
+        self._forget_all_but({one.label for one in waiting})
         done = [self._do_errands(waiting)]
         drops = sorted((one for one in waiting if not one.is_errand), key=lambda one: one.incarnation)
         for _, of_queue in groupby(drops, lambda one: one.incarnation):
@@ -117,8 +113,8 @@ class Adopter:
     def _waiting(self) -> list[Waiting]:
         self._looked_at = self._host.clock.read().elapsed
         try:
-            return self._drops.waiting()
-        except OSError as error:
+            return self._inbox.waiting()
+        except StorageFailed as error:
             _log.warning("the inbox cannot be read: %s", error)
             return []
 
@@ -139,8 +135,8 @@ class Adopter:
         now = self._host.clock.read()
         self._sweep_at = now.elapsed + SWEEP_EVERY
         try:
-            self._drops.sweep(now.wall - STALE, self._host.queues())
-        except OSError as error:
+            self._inbox.sweep(now.wall - STALE, self._host.queues())
+        except StorageFailed as error:
             _log.warning("the inbox cannot be tidied up: %s", error)
 
     def _watch(self) -> None:
@@ -154,25 +150,25 @@ class Adopter:
     def _do(self, one: Waiting, step: Callable[[Waiting], None]) -> bool:
         """A step with a drop or an errand; whether it could be done."""
         now = self._host.clock.read().elapsed
-        if self._ended.is_set() or one.file in self._refused or now < self._later.get(one.file, 0):
+        if self._ended.is_set() or one.label in self._refused or now < self._later.get(one.label, 0):
             return False
         try:
             step(one)
             return True
         except (BrokerClosed, Enough):
             return False
-        except (PenstockError, OSError) as error:
-            if isinstance(error, PenstockError) and not error.retryable:
-                self._refuse(one, "%s is left in the inbox: %s", one.file, error)
-            elif one.file not in self._later:
-                _log.warning("%s cannot be taken from the inbox for now: %s", one.file, error)
-            self._later[one.file] = now + LATER
+        except PenstockError as error:
+            if not error.retryable:
+                self._refuse(one, "%s is left in the inbox: %s", one.label, error)
+            elif one.label not in self._later:
+                _log.warning("%s cannot be taken from the inbox for now: %s", one.label, error)
+            self._later[one.label] = now + LATER
         except Exception as error:  # a mistake of ours must not keep the others waiting, nor the broker from being opened
-            self._refuse(one, "%s is left in the inbox: it went wrong (%r); please report this", one.file, error, exc_info=error)
+            self._refuse(one, "%s is left in the inbox: it went wrong (%r); please report this", one.label, error, exc_info=error)
         return False
 
     def _refuse(self, one: Waiting, text: str, *args: object, exc_info: Exception | None = None) -> None:
-        self._refused.add(one.file)
+        self._refused.add(one.label)
         _log.error(text, *args, exc_info=exc_info)
 
     # -- adoption ------------------------------------------------------------------------------------
@@ -183,17 +179,17 @@ class Adopter:
             removed = [self._do(drop, self._adopt) for drop in drops]
             return any(removed)
         for drop in drops:
-            known = drop.file in self._manifests or self._do(drop, self._read_manifest)
-            if not known and drop.file not in self._refused:
+            known = drop.label in self._manifests or self._do(drop, self._read_manifest)
+            if not known and drop.label not in self._refused:
                 return False  # it may be the first
         adopted, held_up = False, set()
-        for drop in self._in_order([drop for drop in drops if drop.file in self._manifests]):
-            source = self._manifests[drop.file].source
+        for drop in self._in_order([drop for drop in drops if drop.label in self._manifests]):
+            source = self._manifests[drop.label].source
             if source in held_up:
                 continue
             if self._do(drop, self._adopt):
                 adopted = True
-            elif drop.file not in self._refused or self._begun(drop):
+            elif drop.label not in self._refused or self._begun(drop):
                 break
             else:
                 held_up.add(source)  # once a later one is in, it never can be: somebody must decide
@@ -203,13 +199,13 @@ class Adopter:
         """One that was begun first; then as they were written, but those of a source by number."""
         manifests = self._manifests
         by_number: dict[str, list[Waiting]] = {}
-        for drop in sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.file].number), reverse=True):
-            by_number.setdefault(manifests[drop.file].source, []).append(drop)
-        by_age = sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.file].began, drop.file))
-        return [by_number[manifests[drop.file].source].pop() for drop in by_age]
+        for drop in sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].number), reverse=True):
+            by_number.setdefault(manifests[drop.label].source, []).append(drop)
+        by_age = sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].began, drop.label))
+        return [by_number[manifests[drop.label].source].pop() for drop in by_age]
 
     def _read_manifest(self, drop: Waiting) -> None:
-        self._manifests[drop.file] = self._drops.manifest(drop)
+        self._manifests[drop.label] = self._inbox.manifest(drop)
 
     def _begun(self, drop: Waiting) -> bool:
         """Whether it is the one that is to be finished before any other."""
@@ -223,24 +219,21 @@ class Adopter:
             self._take_in(drop)
         except QueueNotFound:
             if drop.incarnation in self._host.queues():  # it is still being opened
-                raise QueueBusy(f"the queue of {drop.file} is not open yet; try again in a moment") from None
-            _log.warning("the queue that %s was written for is deleted, so it is removed", drop.file)
-        try:
-            self._drops.done(drop)
-        except OSError as error:
-            raise storage_failed(error, "removing", drop.file) from error
+                raise QueueBusy(f"the queue of {drop.label} is not open yet; try again in a moment") from None
+            _log.warning("the queue that %s was written for is deleted, so it is removed", drop.label)
+        self._inbox.done(drop)
 
     def _take_in(self, drop: Waiting) -> None:
         entry = self._host.entry(drop.incarnation)
-        manifest = self._manifests[drop.file]
+        manifest = self._manifests[drop.label]
         if manifest.number <= entry.adopted.get(manifest.source, 0):
             return
         if drop.name in entry.adopting and not self._begun(drop):  # it was moved away, and has come back
             raise CorruptLog(
-                f"a part of the drop {drop.file} was adopted, and other drops since, so nobody can say which part; "
+                f"a part of the drop {drop.label} was adopted, and other drops since, so nobody can say which part; "
                 "move it away and write again what is missing"
             )
-        if drop.file not in self._whole:
+        if drop.label not in self._whole:
             self._look_through(drop, manifest)
         first = self._host.adopting(drop.incarnation, drop.name) * CHUNKS + 1
         for sequence, batch in enumerate(self._chunks(drop, manifest), first):
@@ -265,16 +258,16 @@ class Adopter:
             try:
                 validate(batch)
             except InvalidRequest as error:
-                raise CorruptLog(f"the drop {drop.file} holds what no queue takes ({error}); move it away and write it again") from error
-        self._whole.add(drop.file)
+                raise CorruptLog(f"the drop {drop.label} holds what no queue takes ({error}); move it away and write it again") from error
+        self._whole.add(drop.label)
 
     def _chunks(self, drop: Waiting, manifest: Manifest) -> Iterator[Batch]:
         """Every frame of a drop; CorruptLog as soon as it shows not to be what was published."""
         for part in manifest.parts:
             if not part.frames and not part.items:  # of which no file was made
                 continue
-            path, frames, items = self._drops.part(drop, part), 0, 0
-            for frame in staging.frames(self._files, path, drop.incarnation):
+            path, frames, items = f"{drop.label}/{part.name}", 0, 0
+            for frame in self._inbox.frames(drop, part):
                 try:
                     batch = Columns(frame).batch()
                 except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:  # whole, but not made as a frame is

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from penstock.logs.files.drops import Drops
+from penstock.logs.store import LASTING_NOTES, Inbox
 from penstock.loop.requests import Lease, Part, Request, Settle
 from penstock.rules.catalog import Entry
 from penstock.rules.commands import Settled
@@ -85,8 +85,8 @@ class Host(Protocol):
 class Consuming:
     """Streams that consume queues of this broker."""
 
-    def __init__(self, drops: Drops, host: Host) -> None:
-        self._drops = drops
+    def __init__(self, inbox: Inbox, host: Host) -> None:
+        self._inbox = inbox
         self._host = host
         self._runs: dict[tuple[int, str], list[str]] = {}
         """Of each stream the runs that were heard of, the newest last: an old process may end after its successor has begun."""
@@ -202,7 +202,7 @@ class Consuming:
         answers = self._settle(incarnation, Settle("extend", parts, timeout=timeout))
         live = [lease for lease, answer in zip(grant.leases, answers, strict=True) if answer is not None]
         if not live:
-            self._drops.forget(incarnation, grant_name(stream, number))
+            self._inbox.remove_note(incarnation, grant_name(stream, number))
             return None
         if len(live) < len(grant.leases):
             grant.leases = live
@@ -227,7 +227,7 @@ class Consuming:
             self._save(incarnation, stream, number, grant)
         for failed in later:
             self._fail(incarnation, grant, failed)
-        self._drops.forget(incarnation, grant_name(stream, number))
+        self._inbox.remove_note(incarnation, grant_name(stream, number))
 
     def _fail(self, incarnation: int, grant: Grant, failed: Failed) -> None:
         parts = [*_parts(grant, failed.items)]
@@ -267,31 +267,31 @@ class Consuming:
     # -- grants --------------------------------------------------------------------------------------
 
     def _streams(self, incarnation: int) -> list[str]:
-        names = self._drops.said(incarnation, "grant.")
-        return sorted({name.removeprefix("grant.").rpartition(".")[0] for name in names})
+        names = self._inbox.notes(incarnation, LASTING_NOTES)
+        return sorted({name.removeprefix(LASTING_NOTES).rpartition(".")[0] for name in names})
 
     def _numbers(self, incarnation: int, stream: str) -> list[int]:
         prefix = grant_name(stream, 0).rpartition(".")[0] + "."
-        return sorted(int(name.removeprefix(prefix)) for name in self._drops.said(incarnation, prefix))
+        return sorted(int(name.removeprefix(prefix)) for name in self._inbox.notes(incarnation, prefix))
 
     def _grants(self, incarnation: int, stream: str) -> Iterator[tuple[int, Grant]]:
         return ((number, self._grant(incarnation, stream, number)) for number in self._numbers(incarnation, stream))
 
     def _grant(self, incarnation: int, stream: str, number: int) -> Grant:
-        return read_grant(self._drops, incarnation, stream, number)
+        return read_grant(self._inbox, incarnation, stream, number)
 
     def _save(self, incarnation: int, stream: str, number: int, grant: Grant) -> None:
-        self._drops.say(incarnation, grant_name(stream, number), msgspec.msgpack.encode(grant))
+        self._inbox.put_note(incarnation, grant_name(stream, number), msgspec.msgpack.encode(grant))
 
 
 def grant_name(stream: str, number: int) -> str:
-    """Where a grant is noted, among the answers."""
-    return f"grant.{stream}.{number:012d}"
+    """The name of the note that holds a grant."""
+    return f"{LASTING_NOTES}{stream}.{number:012d}"
 
 
-def read_grant(drops: Drops, incarnation: int, stream: str, number: int) -> Grant:
+def read_grant(inbox: Inbox, incarnation: int, stream: str, number: int) -> Grant:
     """A grant by its number, for the owner and for who was granted it."""
-    raw = drops.answer(incarnation, grant_name(stream, number))
+    raw = inbox.note(incarnation, grant_name(stream, number))
     if raw is None:
         raise InvalidRequest(f"grant {number} of the stream {stream} is not there (any more); start the stream with a new checkpoint")
     return msgspec.msgpack.decode(raw, type=Grant)

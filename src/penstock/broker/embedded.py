@@ -16,10 +16,11 @@ from penstock.broker import looking, shaping, tracing
 from penstock.broker.live import Live
 from penstock.broker.mail import Mail
 from penstock.broker.outside import Outside
-from penstock.broker.store import CATALOG, Store, Target, open_store
 from penstock.logs.api import Durability
-from penstock.logs.files.directory import SEGMENT_BYTES, Directory
+from penstock.logs.backends import Target, open_store
+from penstock.logs.files.directory import SEGMENT_BYTES
 from penstock.logs.files.system import Files
+from penstock.logs.store import CATALOG, Store
 from penstock.loop.carrying import Office
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
@@ -65,7 +66,7 @@ class Embedded:
         self._mail = Mail(self._loops, self._entry)
         self._live = Live(self._loop, store)
         self._closed = self._forked = False
-        self.outside = Outside(store, self) if isinstance(store, Directory) else None
+        self.outside: Outside | None = Outside(store.inbox, self)
         try:
             self.catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
             self._sweep()

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.broker.consuming import Consuming, Count
 from penstock.broker.consuming import Host as ConsumingHost
-from penstock.logs.files.drops import Drops, Waiting
+from penstock.logs.store import Inbox, Waiting
 from penstock.reports import QueueInfo
 from penstock.words import errors
 from penstock.words.errors import InvalidRequest, PenstockError
@@ -51,10 +51,10 @@ class Host(ConsumingHost, Protocol):
 class Errands:
     """Does what is asked in the inbox of one broker."""
 
-    def __init__(self, drops: Drops, host: Host) -> None:
-        self._drops = drops
+    def __init__(self, inbox: Inbox, host: Host) -> None:
+        self._inbox = inbox
         self._host = host
-        self._consuming = Consuming(drops, host)
+        self._consuming = Consuming(inbox, host)
         verbs: dict[str, Callable[..., Any]] = {
             "cursor": self._cursor,
             "redrive": self._redrive,
@@ -67,7 +67,7 @@ class Errands:
 
     def run(self, waiting: Waiting) -> None:
         """Do one errand, answer it, and take it out of the inbox."""
-        raw = self._drops.body(waiting)
+        raw = self._inbox.body(waiting)
         if raw is None:
             return
         wants_answer = True
@@ -80,8 +80,8 @@ class Errands:
                 raise
             reply = Reply(error=error.code, message=str(error))
         if wants_answer:
-            self._drops.say(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
-        self._drops.done(waiting, raw)
+            self._inbox.put_note(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
+        self._inbox.done(waiting, raw)
 
     def _do(self, incarnation: int, errand: Errand) -> Any:
         found = self._verbs.get(errand.verb)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock.broker import admin, tracing
-from penstock.broker.store import Store
+from penstock.logs.store import Store
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Do
 from penstock.rules.events import Event

@@ -1,7 +1,6 @@
-"""Those outside of the owner's process: the owner's side of a directory's inbox.
+"""Those outside of the owner's process: the owner's side of the inbox.
 
-Owns: `Outside`: it puts together what adopts drops and what does errands, and is to both of them what they need of a broker. A broker in
-memory has none.
+Owns: `Outside`: it puts together what adopts drops and what does errands, and is to both of them what they need of a broker.
 """
 
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from typing import Any, Protocol
 
 from penstock.broker.adopting import Adopter
 from penstock.broker.errands import Errands
-from penstock.logs.files.directory import Directory
-from penstock.logs.files.drops import Drops
+from penstock.logs.store import Inbox
 from penstock.loop.catalog import Catalog
 from penstock.loop.requests import Do, Request
 from penstock.loop.turn import Turns
@@ -37,9 +35,9 @@ class Broker(Protocol):
 
 
 class Outside:
-    """The inbox of an open directory."""
+    """The inbox of an open broker."""
 
-    def __init__(self, directory: Directory, broker: Broker) -> None:
+    def __init__(self, inbox: Inbox, broker: Broker) -> None:
         self._broker = broker
         self.clock = broker.clock
         self.find = broker.find
@@ -47,8 +45,7 @@ class Outside:
         self.ask = broker.ask
         self._held: dict[int, int] = {}
         """Incarnations of queues whose consumer right somebody has, and when it ends (elapsed)."""
-        drops = Drops(directory.files, directory.roots[0].path)
-        self._adopter = Adopter(drops, directory.files, self, Errands(drops, self).run)
+        self._adopter = Adopter(inbox, self, Errands(inbox, self).run)
 
     def open(self, threaded: bool) -> None:
         """Take in what is there, if it is not too much; then, if threads may be begun, look on."""

@@ -14,11 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from penstock.broker import admin, looking, tracing
-from penstock.broker.store import Target
 from penstock.logs.api import Gap, Readable
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.directory import Directory
+from penstock.logs.backends import Target, open_read_only
 from penstock.logs.files.system import Files
+from penstock.logs.store import ReadStore
 from penstock.loop import catalog
 from penstock.loop.history import events
 from penstock.loop.reading import Reader, last_of
@@ -131,9 +130,9 @@ class ReadQueue:
 class Snapshot:
     """Queues of a directory, to be looked at."""
 
-    def __init__(self, directory: Directory, clock: Clock) -> None:
+    def __init__(self, store: ReadStore, clock: Clock) -> None:
         self.clock = clock
-        self._directory = directory
+        self._store = store
         self._queues: dict[int, ReadQueue] = {}
         self._catalog = CatalogState()
         self._log = self._published(catalog.INCARNATION, catalog.PARTITION)
@@ -144,10 +143,7 @@ class Snapshot:
     @classmethod
     def open(cls, target: Target, *, files: Files | None = None, clock: Clock | None = None) -> "Snapshot":
         """Look at a directory, or several storage roots of one broker."""
-        directory = Directory.open(target, files=files, read_only=True)
-        if not directory.broker_id:
-            raise InvalidRequest(f"{directory.roots[0].path} is no broker's directory; give one that a broker was opened in")
-        return cls(directory, clock or SystemClock())
+        return cls(open_read_only(target, files), clock or SystemClock())
 
     # -- queues --------------------------------------------------------------------------------------
 
@@ -178,7 +174,7 @@ class Snapshot:
     def look(self, incarnation: int, verb: str, **args: Any) -> Any:
         queue, found = self._queue(incarnation), VERBS.get(verb)
         if found is None and verb in admin.VERBS:
-            raise InvalidRequest(f"read-only; {verb} is for the owner of {self._directory.roots[0].path}: ask its broker")
+            raise InvalidRequest(f"read-only; {verb} is for the owner of {self._store.name}: ask its broker")
         if found is None:
             raise InvalidRequest(f"there is no verb {verb!r}; there are {', '.join(sorted(VERBS | tracing.VERBS))}")
         return found(queue, **args)
@@ -224,7 +220,7 @@ class Snapshot:
         for queue in self._queues.values():
             queue.close()
         self._log.close()
-        self._directory.close()
+        self._store.close()
 
     def __enter__(self) -> "Snapshot":
         return self
@@ -233,7 +229,7 @@ class Snapshot:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Snapshot({self._directory.roots[0].path!r}, {len(self._catalog.names)} queues{', closed' if self._closed else ''})"
+        return f"Snapshot({self._store.name!r}, {len(self._catalog.names)} queues{', closed' if self._closed else ''})"
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -261,10 +257,7 @@ class Snapshot:
         return queue.members[partition].open
 
     def _published(self, incarnation: int, partition: int) -> Readable:
-        try:
-            return self._directory.reader(incarnation, partition)
-        except OSError as error:
-            raise storage_failed(error, "reading", self._directory.roots[0].path) from error
+        return self._store.reader(incarnation, partition)
 
     def _read_catalog(self) -> None:
         """Read the catalog on, or, where that is not possible, anew."""

@@ -23,9 +23,9 @@ from penstock.api._sync.broker import open as open_broker
 from penstock.api.ports import SyncPort
 from penstock.api.targets import place_of
 from penstock.broker.snapshot import Snapshot
-from penstock.broker.store import MEMORY
 from penstock.cli import show
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
+from penstock.logs.backends import MEMORY
 from penstock.logs.files.marker import LOGS, inspect
 from penstock.logs.files.system import SystemFiles
 

@@ -1,6 +1,6 @@
 """What a log is: the contract every backend keeps, and the frame, its unit of I/O.
 
-Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Log` (the contract),
+Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Published`, `Log` (the contract),
 `Readable` (the part of it that needs no ownership) and `Committer` (how the logs that a turn has written to become durable).
 Storage knows frames, never their meaning: a frame has a type, a range of item offsets and a body of bytes.
 
@@ -101,6 +101,25 @@ class SegmentFacts(NamedTuple):
     """Elapsed time of its first frame; -1 when it is empty or that frame cannot be read."""
 
 
+class Published(NamedTuple):
+    """What of a log can be read: by its owner what is written, by anybody else what is published."""
+
+    start: int
+    end: int
+    """Item offsets [start, end); what retention took from the front is before them."""
+    sequence: int
+    """Of the last frame; 0 when there is none."""
+    whole_from: int
+    """The first sequence from which on retention has taken nothing: before it there may be items whose events are not told any more."""
+    segments: Sequence[int]
+    """The first sequence of each segment, oldest first."""
+
+    @property
+    def first_sequence(self) -> int:
+        """Of the first frame; one behind the last when there is none."""
+        return self.segments[0] if self.segments else 1
+
+
 class Readable(Protocol):
     """A log as anybody may read it: its owner, or one who takes no lock."""
 
@@ -149,6 +168,14 @@ class Readable(Protocol):
 
     def segments(self) -> list[SegmentFacts]:
         """The segments retained, oldest first; there is always one. Cheap: only what changed since the last call is looked at."""
+        ...
+
+    def published(self) -> Published:
+        """How far it goes. Cheap: no segment is read."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Of all segments together."""
         ...
 
     def close(self) -> None:

@@ -1,19 +1,26 @@
-"""A log in memory: the contract of api.py with nothing beneath it.
+"""A store in memory: the contracts of api.py and store.py with nothing beneath them.
 
-Owns: `MemoryLog`. What it keeps lives in a plain list that may be handed to a second log, which then finds what the first one wrote:
-that is how tests and "memory://" brokers reopen one. It ends with the process, so every `append` is as durable as it will ever be
-and `sync` only draws the line that `reset` goes back to.
+Owns: `MemoryStore`, `MemoryLog` and `MemoryInbox`. What a log keeps lives in a plain list that may be handed to a second log, which then
+finds what the first one wrote: that is how tests and "memory://" brokers reopen one. It ends with the process, so every `append` is as
+durable as it will ever be and `sync` only draws the line that `reset` goes back to.
 A Base begins a segment, as in files; a segment that was rewritten begins with one SKIP, which stands for all that was removed.
+The inbox may be used from several threads.
 """
 
+import io
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Container, Iterator, Sequence
+from typing import BinaryIO, TypeAlias
 
 from penstock.logs import marks
-from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, Published, Readable, SegmentFacts
+from penstock.logs.store import Manifest, StagedPart, Sweeps, Waiting, checked_name, drop_name, kept_sweeps, stamped, started
+from penstock.logs.syncs import Syncs
 from penstock.logs.trim import trimmed
 from penstock.rules.runs import RunSet
-from penstock.words.errors import BrokerClosed, InvalidRequest
+from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
 
 _BEGINS_A_SEGMENT = (FrameType.BASE, FrameType.SKIP)
 
@@ -132,6 +139,14 @@ class MemoryLog:
         self._ready()
         return [*self._facts, self._newest_facts()]
 
+    def published(self) -> Published:
+        facts = self.segments()
+        whole_from = next((segment.first_sequence for segment in facts if not segment.rewritten), 1)
+        return Published(facts[0].base, self._offset, self._sequence, whole_from, [segment.first_sequence for segment in facts])
+
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments())
+
     def newest(self) -> SegmentFacts:
         self._ready()
         return self._newest_facts()
@@ -240,6 +255,231 @@ class MemoryLog:
         first, last = self.kept[self._cuts[-1]], self.kept[-1]
         base = first.base if first.sequence > 1 else 0
         return SegmentFacts(base, first.sequence, self._segment_bytes, first.wall, last.wall, first.type is FrameType.SKIP, first.elapsed)
+
+
+# -- the store and its inbox -------------------------------------------------------------------------
+
+
+class MemoryStore:
+    """Logs that end with the process, and not before: they may be opened again."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.inbox = MemoryInbox()
+        self._kept: dict[tuple[int, int], list[Frame]] = defaultdict(list)
+        syncs = Syncs(lambda incarnation, partition: self.name)
+        self.commit, self.run, self.close = syncs.commit, syncs.run, syncs.close
+
+    def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
+        return MemoryLog(incarnation, partition, self._kept[incarnation, partition])
+
+    def make(self, incarnation: int, *partitions: int) -> None:
+        """A list is made when it is asked for."""
+
+    def summary(self, incarnation: int, partition: int) -> bytes | None:
+        """A log in memory is opened as quickly as anything could be looked up."""
+        return None if self._kept[incarnation, partition] else b""
+
+    def reader(self, incarnation: int, partition: int) -> Readable:
+        """As it is now."""
+        log = MemoryLog(incarnation, partition, list(self._kept[incarnation, partition]))
+        deque(log.recover(), maxlen=0)
+        return log
+
+    def remove(self, incarnation: int) -> None:
+        for owner in [owner for owner in self._kept if owner[0] == incarnation]:
+            del self._kept[owner]
+
+
+Place: TypeAlias = tuple[int, str]
+"""An incarnation and a name."""
+
+
+class MemoryInbox:
+    """The inbox of a broker in memory."""
+
+    def __init__(self) -> None:
+        self.staged: dict[str, dict[str, bytes | list[Frame]]] = {}
+        """Of each write under way its parts and, as bytes, their sidecars."""
+        self._drops: dict[Place, tuple[Manifest, dict[str, bytes | list[Frame]]]] = {}
+        self._errands: dict[Place, bytes] = {}
+        self._notes: dict[Place, bytes] = {}
+        self._sweeps: Sweeps[Place] = Sweeps()
+        self._lock = threading.Lock()
+
+    # -- for those who do not own it -----------------------------------------------------------------
+
+    def begin(self, write: str) -> None:
+        self.staged.setdefault(checked_name(write), {})
+
+    def writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "MemoryPart":
+        return MemoryPart(self, checked_name(write), checked_name(name), make)
+
+    def part(self, write: str, name: str, incarnation: int) -> "MemoryPart":
+        return MemoryPart(self, checked_name(write), checked_name(name), make=False)
+
+    def sidecar(self, write: str, name: str) -> BinaryIO:
+        found = self.staged[write][_sidecar(name)]
+        assert isinstance(found, bytes)
+        return io.BytesIO(found)
+
+    def publish(self, write: str, incarnation: int, manifest: Manifest) -> bool:
+        manifest = stamped(write, manifest)
+        place = incarnation, drop_name(manifest.source, manifest.number)
+        with self._lock:
+            parts = self.staged.pop(checked_name(write), {})
+            if place in self._drops:
+                return False
+            named = {part.name for part in manifest.parts}
+            self._drops[place] = manifest, {name: part for name, part in parts.items() if name in named}
+        return True
+
+    def abandon(self, write: str) -> None:
+        self.staged.pop(checked_name(write), None)
+
+    def abandon_empty(self, write: str) -> None:
+        with self._lock:
+            if not self.staged.get(write, True):
+                del self.staged[write]
+
+    def pending(self, incarnation: int, source: str, number: int) -> bool:
+        return (incarnation, drop_name(source, number)) in self._drops
+
+    def put_errand(self, incarnation: int, name: str, body: bytes) -> None:
+        with self._lock:
+            self._errands[incarnation, checked_name(name)] = body
+
+    def withdraw(self, incarnation: int, name: str) -> None:
+        self._errands.pop((incarnation, name), None)
+
+    def has_owner(self) -> bool:
+        """It ends with its owner."""
+        return True
+
+    # -- for the owner -------------------------------------------------------------------------------
+
+    def waiting(self) -> list[Waiting]:
+        with self._lock:
+            errands = [Waiting(*place, f"{place[0]:016x}-{place[1]}.errand", True) for place in sorted(self._errands)]
+            return errands + [Waiting(*place, f"{place[0]:016x}-{place[1]}.drop", False) for place in sorted(self._drops)]
+
+    def manifest(self, drop: Waiting) -> Manifest:
+        return self._drop(drop)[0]
+
+    def frames(self, drop: Waiting, part: StagedPart) -> Iterator[Frame]:
+        found = self._drop(drop)[1].get(checked_name(part.name))
+        if not isinstance(found, list):
+            raise CorruptLog(f"the drop {drop.label} lacks its part {part.name}; write it again")
+        return iter(found)
+
+    def body(self, errand: Waiting) -> bytes | None:
+        return self._errands.get((errand.incarnation, errand.name))
+
+    def done(self, one: Waiting, body: bytes | None = None) -> None:
+        place = one.incarnation, one.name
+        with self._lock:
+            if not one.is_errand:
+                self._drops.pop(place, None)
+            elif body is None or self._errands.get(place) == body:
+                self._errands.pop(place, None)
+
+    def sweep(self, started_before: int, queues: Container[int]) -> None:
+        with self._lock:
+            for write in [write for write in self.staged if 0 < started(write) < started_before]:
+                del self.staged[write]
+            for place in [place for place in self._notes if place[0] not in queues]:
+                del self._notes[place]
+            for place in self._sweeps.overdue({place: kept_sweeps(place[1]) for place in self._notes}):
+                del self._notes[place]
+
+    # -- notes ---------------------------------------------------------------------------------------
+
+    def put_note(self, incarnation: int, name: str, body: bytes) -> None:
+        with self._lock:
+            self._notes[incarnation, checked_name(name)] = body
+
+    def note(self, incarnation: int, name: str) -> bytes | None:
+        return self._notes.get((incarnation, name))
+
+    def notes(self, incarnation: int, prefix: str) -> list[str]:
+        with self._lock:
+            return sorted(name for owner, name in self._notes if owner == incarnation and name.startswith(prefix))
+
+    def remove_note(self, incarnation: int, name: str) -> None:
+        with self._lock:
+            self._notes.pop((incarnation, name), None)
+
+    def _drop(self, drop: Waiting) -> tuple[Manifest, dict[str, bytes | list[Frame]]]:
+        found = self._drops.get((drop.incarnation, drop.name))
+        if found is None:
+            raise CorruptLog(f"the drop {drop.label} is not in the inbox; write it again")
+        return found
+
+
+class MemoryPart:
+    """A part of a write, to be written, then read."""
+
+    def __init__(self, inbox: MemoryInbox, write: str, name: str, make: bool) -> None:
+        self.name = name
+        self._inbox = inbox
+        self._write = write
+        self._make = make
+        self._frames: list[Frame] = []
+
+    def begin(self) -> None:
+        if self._make:
+            self._inbox.begin(self._write)
+        if self._write not in self._inbox.staged:
+            raise StorageFailed(f"the write {self._write} is not begun, or was abandoned; begin it, then write again")
+        self._inbox.staged[self._write].setdefault(self.name, self._frames)
+
+    def add(self, draft: Draft, partition: int = 0) -> int:
+        if draft.type is not FrameType.DATA or draft.base:
+            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give a draft of drafting.py")
+        self.begin()
+        self._frames.append(_framed(draft, len(self._frames) + 1))
+        return len(self._frames) - 1
+
+    def sidecar(self) -> BinaryIO:
+        return _Sidecar(self._inbox.staged[self._write], _sidecar(self.name))
+
+    def finish(self) -> StagedPart:
+        return StagedPart(self.name, len(self._frames), sum(frame.count for frame in self._frames))
+
+    def discard(self) -> None:
+        for name in (self.name, _sidecar(self.name)):
+            self._inbox.staged.get(self._write, {}).pop(name, None)
+
+    def at(self, position: int, sequence: int) -> Frame:
+        found = self._inbox.staged.get(self._write, {}).get(self.name)
+        if not isinstance(found, list) or position != sequence - 1 or not 0 <= position < len(found):
+            raise CorruptLog(f"the staged part {self.name} has no frame {sequence} there; write it again")
+        return found[position]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Sidecar(io.BytesIO):
+    """Bytes that are kept when they are closed."""
+
+    def __init__(self, kept: dict[str, bytes | list[Frame]], name: str) -> None:
+        super().__init__()
+        self._place = kept, name
+
+    def close(self) -> None:
+        if not self.closed:
+            kept, name = self._place
+            kept[name] = self.getvalue()
+        super().close()
+
+
+def _sidecar(part: str) -> str:
+    return f"{part}.order"
+
+
+# -- steps -------------------------------------------------------------------------------------------
 
 
 def _framed(draft: Draft, sequence: int) -> Frame:

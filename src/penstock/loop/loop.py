@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.logs.api import Committer
-from penstock.logs.files.syncs import sync
+from penstock.logs.syncs import sync
 from penstock.loop.inbox import Inbox, closed
 from penstock.loop.member import Member
 from penstock.loop.meter import Meter

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.broker.consuming import MAX_GRANT, Grant, Taken, read_grant
-from penstock.logs.files.drops import Drops
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.backends import open_inbox
+from penstock.logs.store import LASTING_NOTES
 from penstock.reports import QueueInfo
 from penstock.rules.runs import RunSet
 from penstock.spark.errands import TIMEOUT, ask, tell
@@ -165,10 +165,10 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = self._own(end)
         first = place_of(start)
         begins = first.grant if first.stream == last.stream else 0  # a first batch is repeated from an offset drawn anew
-        drops, incarnation = Drops(SystemFiles(), self._options.broker[0]), int(last.incarnation, 16)
+        inbox, incarnation = open_inbox(self._options.broker), int(last.incarnation, 16)
         runs: dict[int, RunSet] = {}
         for number in range(begins + 1, last.grant + 1):
-            for partition, _, leased in read_grant(drops, incarnation, last.stream, number).leases:
+            for partition, _, leased in read_grant(inbox, incarnation, last.stream, number).leases:
                 runs.setdefault(partition, RunSet()).add_all(leased)
         if self._life is None:  # begun anew: what is left of its time may not last for this batch
             self._by_right(last, "renew", again=begins)
@@ -366,10 +366,10 @@ class Failed:
 
     def _strangers(self, target: Target, incarnation: int) -> list[str]:
         """The ids of those that are in no grant."""
-        drops = Drops(SystemFiles(), target[0])
+        inbox = open_inbox(target)
         granted: dict[int, RunSet] = {}
-        for name in drops.said(incarnation, "grant."):
-            raw = drops.answer(incarnation, name)
+        for name in inbox.notes(incarnation, LASTING_NOTES):
+            raw = inbox.note(incarnation, name)
             for partition, _, runs in msgspec.msgpack.decode(raw, type=Grant).leases if raw is not None else ():
                 granted.setdefault(partition, RunSet()).add_all(runs)
         places = sorted({(partition, offset) for lot in self._items.values() for partition, some in lot.items() for offset in some})

@@ -5,19 +5,15 @@ partition must be known, from its log; tasks open the logs that they read. The o
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pyarrow as pa
 
 from penstock.broker.snapshot import Snapshot
-from penstock.logs.api import Gap
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.chain import Chain
-from penstock.logs.files.directory import Directory
-from penstock.logs.files.published import ATTEMPTS, PublishedLog
-from penstock.logs.files.segment import Owner, SegmentName
-from penstock.logs.files.synced import Synced, SyncedFile
+from penstock.logs.api import Gap, Readable
+from penstock.logs.backends import open_read_only
 from penstock.logs.files.system import Files
+from penstock.logs.store import ReadStore
 from penstock.loop.reading import Reader
 from penstock.reports import QueueInfo
 from penstock.rules.runs import RunSet
@@ -39,8 +35,8 @@ class DirectoryReading:
         self._target = target
         self._files = files
         self._seen: Snapshot | None = None
-        self._opened: Directory | None = None
-        self._readers: dict[Owner, Reader] = {}
+        self._opened: ReadStore | None = None
+        self._readers: dict[tuple[int, int], Reader] = {}
         """Partitions whose state was asked for."""
 
     @property
@@ -50,9 +46,9 @@ class DirectoryReading:
         return self._seen
 
     @property
-    def _directory(self) -> Directory:
+    def _store(self) -> ReadStore:
         if self._opened is None:
-            self._opened = Directory.open([*self._target], files=self._files, read_only=True)
+            self._opened = open_read_only([*self._target], self._files)
         return self._opened
 
     # -- queues, and how far they go -------------------------------------------------------------------
@@ -69,14 +65,9 @@ class DirectoryReading:
         return {partition: self._bounds(queue.incarnation, partition) for partition in _partitions(queue)}
 
     def _bounds(self, incarnation: int, partition: int) -> Bounds:
-        for _ in range(ATTEMPTS):
-            synced, (segments, whole) = self._published(incarnation, partition), self._segments(incarnation, partition)
-            if synced is not None and segments and segments[0] <= synced.segment:  # else it was dropped between the two looks
-                return Bounds(segments[0].base, synced.offset, segments[0].first_sequence, synced.sequence, whole)
-        with closing(Reader(self._log(incarnation, partition), SystemClock())) as reader:  # nothing is published: it is new, or lost that
-            facts = reader.log.segments() if reader.sequence else []
-            start, sequence = (facts[0].base, facts[0].first_sequence) if facts else (0, 1)
-            return Bounds(start, reader.state.next_offset, sequence, reader.sequence, events.whole_from(facts))
+        with closing(self._log(incarnation, partition)) as log:
+            found = log.published()
+        return Bounds(found.start, found.end, found.first_sequence, found.sequence, found.whole_from)
 
     def offsets_at(self, queue: QueueInfo, wall: int) -> dict[int, int]:
         found = {}
@@ -98,7 +89,7 @@ class DirectoryReading:
         return sequence + 1
 
     def missing(self, queue: QueueInfo, partition: int, start: int, stop: int) -> list[int]:
-        owner = Owner(queue.incarnation, partition)
+        owner = queue.incarnation, partition
         if owner not in self._readers:
             self._readers[owner] = Reader(self._log(*owner), SystemClock())
         state = self._readers[owner].state
@@ -115,10 +106,10 @@ class DirectoryReading:
     def item_cuts(self, queue: QueueInfo, partition: int, start: int, stop: int, pieces: int) -> list[int]:
         bounds = self._bounds(queue.incarnation, partition)
         share = (stop - start) / max(1, bounds.end - bounds.start)
-        pieces = max(pieces, round(share * self._size(queue.incarnation, partition) / TASK_BYTES), 1)
-        wanted = [start + (stop - start) * number // pieces for number in range(1, pieces)]
         cuts: list[int] = []
         with closing(self._log(queue.incarnation, partition)) as log:
+            pieces = max(pieces, round(share * log.size_bytes() / TASK_BYTES), 1)
+            wanted = [start + (stop - start) * number // pieces for number in range(1, pieces)]
             for cut in wanted:
                 frames = [found for found in log.read(cut, cut + 1) if not isinstance(found, Gap)]
                 edge = frames[0].base if frames else cut
@@ -129,8 +120,8 @@ class DirectoryReading:
         return cuts
 
     def sequence_cuts(self, queue: QueueInfo, partition: int, start: int, stop: int) -> list[int]:
-        names, _ = self._segments(queue.incarnation, partition)
-        return [name.first_sequence for name in names if start < name.first_sequence < stop]
+        with closing(self._log(queue.incarnation, partition)) as log:
+            return [sequence for sequence in log.published().segments if start < sequence < stop]
 
     # -- rows, in tasks --------------------------------------------------------------------------------
 
@@ -145,7 +136,7 @@ class DirectoryReading:
         exact: bool = False,
         forwarded: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        def open_log() -> PublishedLog:
+        def open_log() -> Readable:
             return self._log(incarnation, partition)
 
         return items.items(open_log, runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded)
@@ -162,7 +153,7 @@ class DirectoryReading:
         until: int | None = None,
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        def open_log() -> PublishedLog:
+        def open_log() -> Readable:
             return self._log(incarnation, partition)
 
         return events.events(open_log, start, stop, columns, since=since, until=until, strict=fail_on_data_loss)
@@ -181,7 +172,7 @@ class DirectoryReading:
         return places
 
     def dead(self, place: DeadPlace, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        def open_log() -> PublishedLog:
+        def open_log() -> Readable:
             return self._log(place.incarnation, place.partition)
 
         return dead.dead(open_log, place.queue, columns, waiting=place.waiting, origin=place.origin)
@@ -205,46 +196,13 @@ class DirectoryReading:
             yield from page
             after = page[-1].name
 
-    def _log(self, incarnation: int, partition: int) -> PublishedLog:
+    def _log(self, incarnation: int, partition: int) -> Readable:
         try:
-            with self._translated():
-                return self._directory.reader(incarnation, partition)
+            return self._store.reader(incarnation, partition)
         except CorruptLog:
-            if any(owner.incarnation == incarnation for owner in self._directory.logs()):
+            if incarnation in self._store.incarnations():
                 raise
             raise QueueNotFound("the queue was deleted (perhaps created anew since); ask for it by name") from None
-
-    def _published(self, incarnation: int, partition: int) -> Synced | None:
-        with self._translated():
-            return SyncedFile(self._directory.files, self._log(incarnation, partition).directory).read()
-
-    def _segments(self, incarnation: int, partition: int) -> tuple[list[SegmentName], int]:
-        """Those there are, and the sequence of the first from which on they are whole."""
-        with self._chain(incarnation, partition) as chain:
-            try:
-                whole = next((name.first_sequence for name in chain.names if not chain.rewritten(name)), 1)
-            except FileNotFoundError:  # it is gone by now: none of them counts
-                return [], 1
-            return chain.names, whole
-
-    def _size(self, incarnation: int, partition: int) -> int:
-        with self._chain(incarnation, partition) as chain:
-            return sum(chain.segment(name).size for name in chain.names)
-
-    @contextmanager
-    def _chain(self, incarnation: int, partition: int) -> Iterator[Chain]:
-        """The files of a log, as they are now."""
-        owner = Owner(incarnation, partition)
-        with self._translated(), closing(Chain(self._directory.files, self._log(*owner).directory, owner)) as chain:
-            chain.load()
-            yield chain
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise storage_failed(error, "reading", self._target[0]) from error
 
 
 def _partitions(queue: QueueInfo) -> list[int]:

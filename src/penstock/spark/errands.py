@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from penstock.broker.errands import Errand, Reply
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.drops import Drops
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.backends import open_inbox
+from penstock.logs.store import Inbox
 from penstock.rules.routing import digest
 from penstock.spark.home import Target
 from penstock.words.clock import SECOND, SystemClock
@@ -27,10 +26,7 @@ TIMEOUT = 30 * SECOND
 def tell(target: Target, incarnation: int, verb: str, about: str, **args: Any) -> None:
     """Let the owner do as `verb` says; a word of the same verb `about` the same thing that still waits is replaced."""
     name = f"{verb}-{digest(b'errand', about.encode()).hex()}"
-    try:
-        _drops(target).errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args, answer=False)))
-    except OSError as error:
-        raise storage_failed(error, "writing to the inbox of", target[0]) from error
+    open_inbox(target).put_errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args, answer=False)))
 
 
 def ask(
@@ -41,26 +37,23 @@ def ask(
     Where no answer comes in time: StorageFailed if the word was still there to be taken back, else OutcomeUnknown.
     meanwhile: called again and again while it waits.
     """
-    clock, drops, name = SystemClock(), _drops(target), f"{verb}-{os.urandom(8).hex()}"
+    clock, inbox, name = SystemClock(), open_inbox(target), f"{verb}-{os.urandom(8).hex()}"
     deadline = clock.read().elapsed + timeout
-    try:
-        drops.errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args)))
-        while (found := drops.answer(incarnation, name)) is None:
-            if clock.read().elapsed > deadline:
-                found = _last_look(drops, target, incarnation, name, timeout)
-                break
-            meanwhile()
-            Event().wait(POLL_SECONDS)
-        drops.forget(incarnation, name)
-    except OSError as error:
-        raise storage_failed(error, "asking the owner of", target[0]) from error
+    inbox.put_errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args)))
+    while (found := inbox.note(incarnation, name)) is None:
+        if clock.read().elapsed > deadline:
+            found = _last_look(inbox, target, incarnation, name, timeout)
+            break
+        meanwhile()
+        Event().wait(POLL_SECONDS)
+    inbox.remove_note(incarnation, name)
     return msgspec.msgpack.decode(found, type=Reply).result()
 
 
-def _last_look(drops: Drops, target: Target, incarnation: int, name: str, timeout: int) -> bytes:
-    waits = any((one.incarnation, one.name, one.is_errand) == (incarnation, name, True) for one in drops.waiting())
-    drops.withdraw(incarnation, name)
-    found = drops.answer(incarnation, name)
+def _last_look(inbox: Inbox, target: Target, incarnation: int, name: str, timeout: int) -> bytes:
+    waits = any((one.incarnation, one.name, one.is_errand) == (incarnation, name, True) for one in inbox.waiting())
+    inbox.withdraw(incarnation, name)
+    found = inbox.note(incarnation, name)
     if found is not None:
         return found
     if not waits:
@@ -69,7 +62,3 @@ def _last_look(drops: Drops, target: Target, incarnation: int, name: str, timeou
         f"nobody who has {target[0]} open has answered for {timeout / SECOND:g} s; keep the broker open in some program "
         f"(penstock.open({target[0]!r}), or a worker) while this runs"
     )
-
-
-def _drops(target: Target) -> Drops:
-    return Drops(SystemFiles(), target[0])

@@ -8,11 +8,10 @@ ordered runs are smaller (ORDERED_BYTES): who merges them has one of each run in
 """
 
 import contextlib
-import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,17 +19,16 @@ import pyarrow.compute as pc
 from penstock.api.arrow import COLUMNS, read_columns
 from penstock.logs.drafting import Sheet
 from penstock.logs.failures import storage_failed
-from penstock.logs.files.staging import StagedWriter
+from penstock.logs.store import PartWriter
 from penstock.spark.ordering import Order, in_place
 from penstock.words.clock import Clock
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, StorageFailed
 from penstock.words.limits import MAX_BATCH_ITEMS, MIB
 
 GATHERED_BYTES = 64 * MIB
 GATHERED_ROWS = 500_000
 """Of small rows it is not their bytes that take memory, but what is worked out for each."""
 ORDERED_BYTES = 16 * MIB
-SIDECAR = ".order"
 SIZE = "__penstock_bytes"
 """The column of a sidecar that tells how large each item is: who merges must know before it reads."""
 
@@ -60,7 +58,7 @@ class Run(NamedTuple):
 class Framer:
     """Writes the rows of one task attempt."""
 
-    def __init__(self, owners: "array[int]", order: Order, begin: Callable[[int], StagedWriter], clock: Clock) -> None:
+    def __init__(self, owners: "array[int]", order: Order, begin: Callable[[int], PartWriter], clock: Clock) -> None:
         """`begin` opens the part of the run of a number; its file is named after it."""
         self._owners = owners
         self._order = order
@@ -68,13 +66,14 @@ class Framer:
         self._clock = clock
         self._gathered_rows = GATHERED_ROWS if order.columns else min(GATHERED_ROWS, MAX_BATCH_ITEMS * len(set(owners)))
         self._rows = 0
-        self._writer: StagedWriter | None = None
+        self._writer: PartWriter | None = None
         self._sidecar: pa.ipc.RecordBatchFileWriter | None = None
+        self._sidecar_file: BinaryIO | None = None
         self._frames: list[Placed] = []
         self._last: dict[int, pa.Table] = {}
         """Of each home, the last row of this run: the columns it is ordered by."""
         self._runs: list[Run] = []
-        self._writers: list[StagedWriter] = []
+        self._writers: list[PartWriter] = []
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[Run]:
         """Stage all rows, durably."""
@@ -94,16 +93,11 @@ class Framer:
 
     def discard(self) -> None:
         """Remove what was written, as far as that can be done: why it is not wanted is what the caller is to hear."""
-        if self._sidecar is not None:
-            with contextlib.suppress(OSError, pa.ArrowException):
-                self._sidecar.close()
-            self._sidecar = None
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._end_sidecar()
         for writer in self._writers:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(StorageFailed):
                 writer.discard()
-            if self._order.columns:
-                with contextlib.suppress(OSError):
-                    os.unlink(writer.path + SIDECAR)
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -138,7 +132,7 @@ class Framer:
             position = writer.add(sheet.cut(start, stop).draft(now), max(home, 0))
             self._frames.append(Placed(home, stop - start, position))
 
-    def _open(self) -> StagedWriter:
+    def _open(self) -> PartWriter:
         if self._writer is None:
             self._writer = self._begin(len(self._runs))
             self._writers.append(self._writer)
@@ -154,21 +148,36 @@ class Framer:
         writer.begin()  # before the sidecar is made: a folder with a part in it is there to stay
         try:
             if self._sidecar is None:
-                self._sidecar = pa.ipc.new_file(writer.path + SIDECAR, order.schema)
+                self._sidecar_file = writer.sidecar()
+                self._sidecar = pa.ipc.new_file(self._sidecar_file, order.schema)
             self._sidecar.write_table(order)
         except OSError as error:
-            raise storage_failed(error, "writing", writer.path + SIDECAR) from error
+            raise storage_failed(error, "writing", self._sidecar_name(writer)) from error
         for home, _, stop in groups:
             self._last[home] = order.take([stop - 1])  # a copy: a slice would keep everything
 
     def _end_run(self) -> None:
         if self._writer is None:
             return
-        if self._sidecar is not None:
-            try:
-                self._sidecar.close()
-            except OSError as error:
-                raise storage_failed(error, "writing", self._writer.path + SIDECAR) from error
-        _, items = self._writer.finish()
-        self._runs.append(Run(self._writer.path.rpartition("/")[2], items, self._frames))
-        self._writer, self._sidecar, self._frames, self._last = None, None, [], {}
+        name = self._sidecar_name(self._writer)
+        try:
+            self._end_sidecar()
+        except OSError as error:
+            raise storage_failed(error, "writing", name) from error
+        part = self._writer.finish()
+        self._runs.append(Run(part.name, part.items, self._frames))
+        self._writer, self._frames, self._last = None, [], {}
+
+    def _sidecar_name(self, writer: PartWriter) -> str:
+        """For messages: its path, where it is a file."""
+        return getattr(self._sidecar_file, "name", f"the sidecar of {writer.name}")
+
+    def _end_sidecar(self) -> None:
+        writer, file = self._sidecar, self._sidecar_file
+        self._sidecar = self._sidecar_file = None
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            if file is not None:
+                file.close()

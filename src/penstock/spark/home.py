@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from penstock.broker.store import MEMORY
+from penstock.logs.backends import MEMORY
 from penstock.reports import QueueInfo
 from penstock.words.errors import InvalidRequest
 

@@ -8,43 +8,47 @@ frame that is made of them; open is one file.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs.drafting import FREE, Sheet, cuts
-from penstock.logs.files.staging import StagedReader, StagedWriter
-from penstock.logs.files.system import Files
-from penstock.spark.framing import ORDERED_BYTES, SIDECAR, SIZE, Placed, Run
+from penstock.logs.store import Inbox, PartWriter
+from penstock.spark.framing import ORDERED_BYTES, SIZE, Placed, Run
 from penstock.spark.ordering import Order
 from penstock.words.clock import Clock
 
 
 class Merger:
-    """Merges runs that lie in one folder."""
+    """Merges runs of one write."""
 
-    def __init__(self, files: Files, folder: str, incarnation: int, order: Order, clock: Clock) -> None:
-        self._files = files
-        self._folder = folder
+    def __init__(self, inbox: Inbox, write: str, incarnation: int, order: Order, clock: Clock) -> None:
+        self._inbox = inbox
+        self._write = write
         self._incarnation = incarnation
         self._order = order
         self._clock = clock
         self._orders: dict[str, pa.Table] = {}
 
-    def merged(self, runs: Sequence[Run], begin: Callable[[int], StagedWriter]) -> list[Run]:
+    def merged(self, runs: Sequence[Run], begin: Callable[[int], PartWriter]) -> list[Run]:
         """The runs such that, taken one after the other, each home's rows stand in order. `begin` opens a part by its number."""
         shared = {home for home in set().union(*(run.homes for run in runs)) if sum(home in run.homes for run in runs) > 1} - {FREE}
         involved = [run for run in runs if run.homes & shared]
         if not involved:
             return [*runs]
-        self._orders = {run.name: _read_sidecar(f"{self._folder}/{run.name}{SIDECAR}") for run in involved}
+        self._orders = {run.name: self._read_sidecar(run) for run in involved}
         others = [run for run in runs if not run.homes & shared]
         places = self._sorted(involved)
         if self._follow(involved, places, shared):
             return [*others, *(involved[place] for place in places)]
         homes = sorted(set().union(*(run.homes for run in involved)))
         return [*others, *(self._merge(involved, home, begin(place)) for place, home in enumerate(homes))]
+
+    def _read_sidecar(self, run: Run) -> pa.Table:
+        with self._inbox.sidecar(self._write, run.name) as file:
+            return pa.ipc.open_file(file).read_all()
 
     # -- whether it is enough to sort them -----------------------------------------------------------
 
@@ -79,7 +83,7 @@ class Merger:
 
     # -- one partition -------------------------------------------------------------------------------
 
-    def _merge(self, runs: Sequence[Run], home: int, writer: StagedWriter) -> Run:
+    def _merge(self, runs: Sequence[Run], home: int, writer: PartWriter) -> Run:
         having = [run for run in runs if home in run.homes]
         orders = [self._rows_of(run, home) for run in having]
         whole = pa.concat_tables(orders)
@@ -87,7 +91,7 @@ class Merger:
         origin = pa.concat_arrays([pa.repeat(pa.scalar(place, pa.int32()), order.num_rows) for place, order in enumerate(orders)]).take(
             rows
         )
-        sources = [_Source(self._files, f"{self._folder}/{run.name}", self._incarnation, run, home) for run in having]
+        sources = [_Source(self._inbox, self._write, self._incarnation, run, home) for run in having]
         placed: list[Placed] = []
         for start, stop in pairwise(cuts(whole[SIZE].take(rows), ORDERED_BYTES)):
             counts = dict(zip(*_counted(origin.slice(start, stop - start)), strict=True))
@@ -95,23 +99,23 @@ class Merger:
             # Of each run the next rows are taken: joined, they stand as their indexes would if sorted. The inverse mends that.
             sheet = sheet.take(pc.array_sort_indices(pc.array_sort_indices(rows.slice(start, stop - start))))
             placed.append(Placed(home, stop - start, writer.add(sheet.draft(self._clock.read()), max(home, 0))))
-        _, items = writer.finish()
-        return Run(writer.path.rpartition("/")[2], items, placed)
+        part = writer.finish()
+        return Run(part.name, part.items, placed)
 
 
 class _Source:
     """The rows of one home in one run, one after the other."""
 
-    def __init__(self, files: Files, path: str, incarnation: int, run: Run, home: int) -> None:
-        self._place = files, path, incarnation
+    def __init__(self, inbox: Inbox, write: str, incarnation: int, run: Run, home: int) -> None:
+        self._open = partial(inbox.part, write, run.name, incarnation)
         self._sheets = self._read(run, home)
         self._rest = next(self._sheets)
 
     def _read(self, run: Run, home: int) -> Iterator[Sheet]:
         for sequence, frame in enumerate(run.frames, 1):
             if frame.home == home:
-                with closing(StagedReader(*self._place)) as reader:  # there may be more runs than files may be open
-                    found = reader.at(frame.position, sequence)[1]
+                with closing(self._open()) as reader:  # there may be more runs than files may be open
+                    found = reader.at(frame.position, sequence)
                 yield Sheet.read(found)
 
     def take(self, count: int) -> Sheet:
@@ -130,8 +134,3 @@ class _Source:
 def _counted(values: pa.Array) -> tuple[list[int], list[int]]:
     found = pc.value_counts(values)
     return found.field("values").to_pylist(), found.field("counts").to_pylist()
-
-
-def _read_sidecar(path: str) -> pa.Table:
-    with pa.OSFile(path) as file:
-        return pa.ipc.open_file(file).read_all()

@@ -9,16 +9,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import pyarrow as pa
 
 from penstock.broker.snapshot import Snapshot
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.drops import STAGED, Drops, Manifest, Part, write_name
-from penstock.logs.files.marker import INBOX, LOCK
-from penstock.logs.files.staging import StagedWriter
-from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.backends import open_inbox
+from penstock.logs.files.system import Files
+from penstock.logs.store import Manifest, PartWriter, StagedPart, write_name
 from penstock.rules.slots import SlotMap
 from penstock.spark.framing import Framer, Run
 from penstock.spark.home import Destination, Target
@@ -35,10 +32,9 @@ class DirectoryWriting:
 
     def __init__(self, target: Target, files: Files | None = None, clock: Clock | None = None) -> None:
         self._target = target
-        self._root = target[0]
-        self._files = files or SystemFiles()
+        self._files = files
         self._clock = clock or SystemClock()
-        self._drops = Drops(self._files, self._root)
+        self._inbox = open_inbox(target, files)
 
     def find(self, queue: str) -> Destination:
         """The queue as it is now."""
@@ -52,20 +48,16 @@ class DirectoryWriting:
 
     def prepare(self, write: str) -> None:
         """Make the place in which a write is staged; to be repeated without harm."""
-        try:
-            self._drops.begin(write)
-        except OSError as error:
-            raise storage_failed(error, "writing to", self._root) from error
+        self._inbox.begin(write)
 
     def stage(
         self, write: str, destination: Destination, order: Order, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
     ) -> list[Run]:
         """Write the rows of one task attempt aside, durably; what a failed attempt wrote is removed."""
-        folder, name = self._folder(write), f"{task}-{os.urandom(4).hex()}"
-        make_folder = None if prepared else partial(self._drops.begin, write)
+        name = f"{task}-{os.urandom(4).hex()}"
 
-        def begin(number: int) -> StagedWriter:
-            return StagedWriter(self._files, f"{folder}/{name}-{number}{FRAMES}", destination.incarnation, make_folder)
+        def begin(number: int) -> PartWriter:
+            return self._inbox.writer(write, f"{name}-{number}{FRAMES}", destination.incarnation, make=not prepared)
 
         framer = Framer(SlotMap.unpack(0, destination.owners).owners, order, begin, self._clock)
         try:
@@ -76,34 +68,22 @@ class DirectoryWriting:
 
     def publish(self, write: str, destination: Destination, order: Order, source: str, number: int, runs: Sequence[Run]) -> bool:
         """Let what was staged become items of the queue, all or none, and once for each source and number; False: it waits already."""
-        folder = self._folder(write)
-        try:
-            if order.columns:
-                runs = self._in_order(folder, destination, order, runs)
-            named = {run.name for run in runs}
-            for file in self._files.list(folder):
-                if file not in named:  # of attempts that failed or came second, and what the rows were ordered by
-                    self._files.remove(f"{folder}/{file}")
-            parts = [Part(run.name, len(run.frames), run.items) for run in runs]
-            return self._drops.publish(write, destination.incarnation, Manifest(parts, source, number))
-        except OSError as error:
-            raise storage_failed(error, "writing to", self._root) from error
+        if order.columns:
+            runs = self._in_order(write, destination, order, runs)
+        parts = [StagedPart(run.name, len(run.frames), run.items) for run in runs]
+        return self._inbox.publish(write, destination.incarnation, Manifest(parts, source, number))
 
     def abandon(self, write: str) -> None:
         """Remove whatever was staged."""
-        try:
-            self._drops.abandon(write)
-        except OSError as error:
-            raise storage_failed(error, "writing to", self._root) from error
+        self._inbox.abandon(write)
 
     def leave(self, write: str) -> None:
         """Remove the place of a write if nothing is staged in it."""
-        with contextlib.suppress(OSError):
-            self._files.remove_directory(self._folder(write))
+        self._inbox.abandon_empty(write)
 
     def known(self, destination: Destination, source: str, number: int) -> bool:
         """Whether this source and number, or a later one, was adopted or waits for it."""
-        if self._drops.pending(destination.incarnation, source, number):  # asked first: what waits no more is in the catalog by then
+        if self._inbox.pending(destination.incarnation, source, number):  # asked first: what waits no more is in the catalog by then
             return True
         with contextlib.closing(Snapshot.open(self._target, files=self._files)) as snapshot:
             return snapshot.adopted(destination.incarnation, source) >= number
@@ -112,8 +92,8 @@ class DirectoryWriting:
         """Wait until the owner has adopted what was published, if there is one, and no longer than that; whether it has."""
         deadline = self._clock.read().elapsed + int(seconds * SECOND)
         pause = threading.Event()
-        while self._drops.pending(destination.incarnation, source, number):
-            if self._clock.read().elapsed >= deadline or not self._is_owned():
+        while self._inbox.pending(destination.incarnation, source, number):
+            if self._clock.read().elapsed >= deadline or not self._inbox.has_owner():
                 return False
             pause.wait(LOOK_SECONDS)
         return True
@@ -123,25 +103,11 @@ class DirectoryWriting:
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _folder(self, write: str) -> str:
-        return f"{self._root}/{INBOX}/{write}{STAGED}"
+    def _in_order(self, write: str, destination: Destination, order: Order, runs: Sequence[Run]) -> list[Run]:
+        def begin(number: int) -> PartWriter:
+            return self._inbox.writer(write, f"merged-{number:05d}{FRAMES}", destination.incarnation)
 
-    def _in_order(self, folder: str, destination: Destination, order: Order, runs: Sequence[Run]) -> list[Run]:
-        def begin(number: int) -> StagedWriter:
-            return StagedWriter(self._files, f"{folder}/merged-{number:05d}{FRAMES}", destination.incarnation)
-
-        return Merger(self._files, folder, destination.incarnation, order, self._clock).merged(runs, begin)
-
-    def _is_owned(self) -> bool:
-        """Whether somebody has the directory open. Nobody is kept from opening it but for the moment of the look."""
-        try:
-            handle = self._files.lock(f"{self._root}/{LOCK}")
-        except OSError:
-            return True  # it cannot be told from here, so there may be somebody
-        if handle is None:
-            return True
-        self._files.close(handle)
-        return False
+        return Merger(self._inbox, write, destination.incarnation, order, self._clock).merged(runs, begin)
 
     def __repr__(self) -> str:
-        return f"DirectoryWriting({self._root!r})"
+        return f"DirectoryWriting({self._target[0]!r})"

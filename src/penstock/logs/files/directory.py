@@ -1,7 +1,7 @@
 """A broker's storage: one or more root directories, locked and marked, and the partitions' logs inside them.
 
 Owns: `Directory` and `Root`. Layout: `<root>/penstock.json`, `<root>/LOCK`, `<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`;
-in the first root also the inbox (drops.py).
+in the first root also the inbox (inbox.py).
 A partition lies wholly in one root and is found wherever it lies; a new one goes where weight says there is most room.
 Every root is looked at before anything is written to any: a refused directory is left as it was.
 A read-only directory takes no lock and writes nothing. A forked child cannot use its parent's: it lets go of it when it starts.
@@ -17,12 +17,13 @@ from penstock.logs.api import Durability
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import lock, marker, summary
 from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.marker import LOGS, Marker
 from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.segment import Owner
-from penstock.logs.files.syncs import Syncs
 from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.files.writing import keep_names
+from penstock.logs.syncs import Syncs
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
 from penstock.words.limits import within
@@ -58,6 +59,8 @@ class Directory:
         self.compression = compression
         self.read_only = read_only
         self.broker_id = ""
+        self.name = roots[0].path
+        self.inbox = FileInbox(files, self.name)
         self._locks: list[int] = []
         self._places: dict[Owner, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
@@ -142,7 +145,7 @@ class Directory:
         self._usable()
         owner = Owner(incarnation, partition)
         if owner not in self._places:
-            self._places = self._survey()  # the owner may have made it since
+            self._look_again()  # the owner may have made it since
         return PublishedLog(self.files, self.path_of(*owner), *owner)
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
@@ -159,8 +162,11 @@ class Directory:
         """Every partition that has a log here, in order."""
         self._usable()
         if self.read_only:
-            self._places = self._survey()
+            self._look_again()
         return sorted(self._places)
+
+    def incarnations(self) -> set[int]:
+        return {owner.incarnation for owner in self.logs()}
 
     def root_of(self, incarnation: int, partition: int) -> Root | None:
         """Where a partition lies."""
@@ -226,6 +232,12 @@ class Directory:
     def _refuse_full(self, root: Root) -> None:
         if self.files.free_bytes(marker.nearest(self.files, root.path)) < MIN_FREE_BYTES:
             raise StorageFailed(f"the disk under {root.path} is full; free some space, then open it again")
+
+    def _look_again(self) -> None:
+        try:
+            self._places = self._survey()
+        except OSError as error:
+            raise storage_failed(error, "reading", self.name) from error
 
     def _survey(self) -> dict[Owner, Root]:
         places: dict[Owner, Root] = {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import NoReturn
 
-from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Published, SegmentFacts
 from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.opening import Opening
@@ -174,6 +174,14 @@ class FileLog:
     def segments(self) -> list[SegmentFacts]:
         self._readable()
         return self._reading.segments()
+
+    def published(self) -> Published:
+        self._readable()
+        return self._reading.published(lambda: (self._tail.offset, self._tail.sequence))
+
+    def size_bytes(self) -> int:
+        self._readable()
+        return self._reading.size_bytes()
 
     def newest(self) -> SegmentFacts:
         self._readable()

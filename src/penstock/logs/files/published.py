@@ -9,7 +9,7 @@ Without a published position (the file was deleted) it reads up to the last whol
 from collections import deque
 from collections.abc import Iterator
 
-from penstock.logs.api import ENDLESS, Frame, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Frame, Gap, Published, SegmentFacts
 from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.opening import Opening
@@ -39,6 +39,7 @@ class PublishedLog:
         self._synced_file = SyncedFile(files, directory)
         self._synced: Synced | None = None
         self._end = 0  # the next item offset, as far as published
+        self._last = 0  # the sequence of the last frame published
         self._looked = False
         self._closed = False
 
@@ -96,6 +97,14 @@ class PublishedLog:
         self._refresh()
         return self._reading.segments()
 
+    def published(self) -> Published:
+        self._refresh()
+        return self._reading.published(lambda: (self._end, self._last))
+
+    def size_bytes(self) -> int:
+        self._refresh()
+        return self._reading.size_bytes()
+
     def close(self) -> None:
         self._closed = True
         self._chain.close()
@@ -143,6 +152,8 @@ class PublishedLog:
 
     def _advance(self, synced: Synced | None, anew: bool) -> None:
         before, self._synced = self._synced, synced
+        if synced is not None:
+            self._end, self._last = synced.offset, synced.sequence
         grown = before is not None and synced is not None and before.segment == synced.segment and before.position <= synced.position
         if synced is not None and grown and not anew and self._chain.names:
             self._bound(self._chain.segment(self._chain.names[-1]), synced)
@@ -175,11 +186,10 @@ class PublishedLog:
             newest = chain.open_newest("read")
             replay = Replay(chain, front(chain, len(chain.names) - 1), opening.promise())
             deque(replay, maxlen=0)
-            newest.size, self._end = replay.end, replay.offset
+            newest.size, self._end, self._last = replay.end, replay.offset, replay.sequence
 
     def _bound(self, newest: Segment, synced: Synced) -> None:
         """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""
-        self._end = synced.offset
         size = self._chain.file_size(newest)
         newest.size = min(size, synced.position) if newest.name == synced.segment else size
         newest.window = Window(self._files, newest.handle)  # it may have read ahead of what was published, and that may have changed

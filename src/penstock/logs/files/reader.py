@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from penstock.logs import marks
-from penstock.logs.api import ENDLESS, Frame, FrameType, Gap, SegmentFacts
+from penstock.logs.api import ENDLESS, Frame, FrameType, Gap, Published, SegmentFacts
 from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.index import SparseIndex
@@ -92,11 +92,23 @@ class LogReading:
     def newest(self) -> SegmentFacts:
         return self._repeat(lambda: self._chain.facts(self._chain.names[-1]))
 
+    def published(self, reached: Callable[[], tuple[int, int]]) -> Published:
+        """How far the log goes. `reached` tells its next item offset and the sequence of its last frame."""
+        return self._repeat(lambda: self._published(*reached()))
+
+    def size_bytes(self) -> int:
+        return self._repeat(lambda: sum(self._chain.segment(name).size for name in self._chain.names))
+
     def offset_at(self, wall: int, offset: int) -> int:
         """The first item written at or after a time (see api.py), or `offset` when there is none."""
         return self._repeat(lambda: self._offset_at(wall, offset))
 
     # -- steps ---------------------------------------------------------------------------------------
+
+    def _published(self, end: int, sequence: int) -> Published:
+        names = self._chain.names
+        whole_from = next((name.first_sequence for name in names if not self._chain.rewritten(name)), 1)
+        return Published(names[0].base if names else 0, end, sequence, whole_from, [name.first_sequence for name in names])
 
     def _repeat(self, attempt: Callable[[], T]) -> T:
         """Do something to the log, again when a segment went away meanwhile."""

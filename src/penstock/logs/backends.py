@@ -1,0 +1,71 @@
+"""Which store a target names: memory, or a directory (or several).
+
+Owns: `open_store`, `open_read_only` and `open_inbox`, the only places in which a kind of store is chosen.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from penstock.logs.api import Durability
+from penstock.logs.files.directory import DURABILITIES, Directory, Root
+from penstock.logs.files.inbox import FileInbox
+from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.memory import MemoryStore
+from penstock.logs.store import CATALOG, Inbox, ReadStore, Store
+from penstock.words.clock import Clock
+from penstock.words.errors import InvalidRequest
+
+MEMORY = "memory://"
+Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
+
+
+def open_store(
+    target: Target,
+    files: Files | None,
+    durability: Durability,
+    segment_bytes: int,
+    compression: bool,
+    clock: Clock,
+    entropy: Callable[[int], bytes],
+) -> Store:
+    """The store that a target names, to be owned; made when it is new."""
+    if durability not in DURABILITIES:
+        raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
+    if target == MEMORY:
+        return MemoryStore()
+    directory = Directory.open(
+        target,
+        files=files,
+        durability=durability,
+        segment_bytes=segment_bytes,
+        compression=compression,
+        clock=clock,
+        entropy=entropy,
+    )
+    logs = directory.logs()
+    if logs and (CATALOG, CATALOG) not in logs:
+        directory.close()
+        raise InvalidRequest(f"{directory.name} is one of several storage roots and not the first; open the first, with this one in roots")
+    return directory
+
+
+def open_read_only(target: Target, files: Files | None = None) -> ReadStore:
+    """The store that a target names, to be read beside its owner or without one."""
+    _refuse_memory(target)
+    directory = Directory.open(target, files=files, read_only=True)
+    if not directory.broker_id:
+        raise InvalidRequest(f"{directory.name} is no broker's directory; give one that a broker was opened in")
+    return directory
+
+
+def open_inbox(target: Target, files: Files | None = None) -> Inbox:
+    """The inbox of the store that a target names, for those who do not own it. It holds nothing open and may be sent to other processes."""
+    _refuse_memory(target)
+    first = target if isinstance(target, str | os.PathLike) else target[0]
+    return FileInbox(files or SystemFiles(), first.path if isinstance(first, Root) else os.path.abspath(first))
+
+
+def _refuse_memory(target: Target) -> None:
+    if target == MEMORY:
+        raise InvalidRequest(f"{MEMORY!r} is seen by the process that opened it alone; give a directory")
