@@ -24,7 +24,7 @@ def take(
 
 
 def grant(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> Grant:
-    return read_grant(outsider(rig).drops, desk.incarnation, stream, number)
+    return read_grant(outsider(rig).inbox, desk.incarnation, stream, number)
 
 
 def granted(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> dict[str, str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.embedded import Embedded
-from penstock.broker.store import MemoryStore
 from penstock.logs.api import Buffer, Durability
 from penstock.logs.files.system import Mode
+from penstock.logs.memory import MemoryStore
 from penstock.testing import SimulatedFiles
 
 

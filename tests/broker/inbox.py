@@ -14,9 +14,9 @@ import pytest
 
 from penstock.broker.errands import Errand, Reply
 from penstock.logs.columns import encode
-from penstock.logs.files.drops import Drops, Manifest, Part, write_name
-from penstock.logs.files.staging import StagedWriter
+from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.system import Files
+from penstock.logs.store import Manifest, StagedPart, write_name
 from penstock.rules.records import Produced
 from penstock.testing import Halt, SimulatedFiles
 from penstock.words.batch import Batch
@@ -35,31 +35,30 @@ class Outsider:
     def __init__(self, files: Files, root: str = ROOT) -> None:
         self.files = files
         self.root = root
-        self.drops = Drops(files, root)
+        self.inbox = FileInbox(files, root)
         self._writes = 0
         self._asked = 0
 
     # -- drops -----------------------------------------------------------------------------------------
 
-    def stage(self, incarnation: int, parts: Sequence[Sequence[Batch]], write: str = "") -> tuple[str, list[Part]]:
+    def stage(self, incarnation: int, parts: Sequence[Sequence[Batch]], write: str = "") -> tuple[str, list[StagedPart]]:
         """Write parts, each of some frames, aside; the name of the write, and what a manifest says of its parts."""
         self._writes += 1
         write = write or write_name(BEGAN + self._writes)
-        folder = self.drops.begin(write)
+        self.inbox.begin(write)
         said = []
         for number, batches in enumerate(parts):
-            name = f"part-{number}.frames"
-            writer = StagedWriter(self.files, f"{folder}/{name}", incarnation)
+            writer = self.inbox.writer(write, f"part-{number}.frames", incarnation)
             for batch in batches:
                 writer.add(encode([Produced(0, batch)], Moment(0, 0)))
-            said.append(Part(name, *writer.finish()))
+            said.append(writer.finish())
         return write, said
 
     def publish(self, incarnation: int, *batches: Batch, source: str = "s", number: int = 1, parts: int = 1, write: str = "") -> bool:
         """A drop of these frames, in so many parts; whether it is new to the inbox."""
         shares = [batches[at * len(batches) // parts : (at + 1) * len(batches) // parts] for at in range(parts)]
         write, said = self.stage(incarnation, shares, write)
-        return self.drops.publish(write, incarnation, Manifest(said, source, number))
+        return self.inbox.publish(write, incarnation, Manifest(said, source, number))
 
     def drop(self, desk: Desk, *texts: str, keyed: bool = True, **options: Any) -> bool:
         """A drop of one frame: of texts such as "key:1", the key of each being what comes before its colon."""
@@ -72,14 +71,14 @@ class Outsider:
         """An errand that wants an answer; its name."""
         self._asked += 1
         name = f"errand-{self._asked}"
-        self.drops.errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args)))
+        self.inbox.put_errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args)))
         return name
 
     def answer(self, incarnation: int, name: str) -> Any:
         """What was answered, once; an error is raised."""
-        found = self.drops.answer(incarnation, name)
+        found = self.inbox.note(incarnation, name)
         assert found is not None, f"{name} is not answered"
-        self.drops.forget(incarnation, name)
+        self.inbox.remove_note(incarnation, name)
         return msgspec.msgpack.decode(found, type=Reply).result()
 
     # -- looking ---------------------------------------------------------------------------------------

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from penstock.broker import adopting
-from penstock.broker.embedded import Embedded
 from penstock.logs.api import Frame
-from penstock.logs.columns import Columns
-from penstock.logs.files.drops import Manifest, write_name
+from penstock.logs.columns import Columns, encode
 from penstock.logs.files.system import SystemFiles
+from penstock.logs.store import Manifest, write_name
 from penstock.loop.requests import Produce
+from penstock.rules.records import Produced
 from penstock.rules.routing import slot
 from penstock.testing import SimulatedFiles
-from penstock.words.clock import DAY, SECOND
-from tests.broker.grounds import Real
+from penstock.words.clock import DAY, SECOND, Moment
+from tests.broker.grounds import Memory, Real
 from tests.broker.inbox import KEYS, Outsider, complaints, keyed, look, order_of, outsider, texts
 from tests.broker.rig import Rig, batch_of, keys_at, together, until
 
@@ -104,7 +104,7 @@ def test_what_a_killed_owner_adopted_is_not_adopted_again(rig: Rig) -> None:
 
 def test_a_write_of_nothing_is_adopted(rig: Rig) -> None:
     desk, other = rig.create(), outsider(rig)
-    other.drops.publish(write_name(1), desk.incarnation, Manifest([], "s", 1))
+    other.inbox.publish(write_name(1), desk.incarnation, Manifest([], "s", 1))
     other.publish(desk.incarnation, number=2)
     assert look(rig)
     assert other.left() == [] and desk.counts() == {}
@@ -352,7 +352,11 @@ def test_closing_does_not_wait_for_a_large_drop(tmp_path: Path) -> None:
     again.broker.close()
 
 
-def test_a_broker_in_memory_has_no_inbox() -> None:
-    broker = Embedded.open("memory://", threaded=False)
-    assert broker.outside is None
-    broker.close()
+def test_a_broker_in_memory_has_an_inbox_too() -> None:
+    rig = Rig(Memory())
+    desk, inbox = rig.create(), rig.broker.store.inbox
+    inbox.begin("w")
+    writer = inbox.writer("w", "p", desk.incarnation)
+    writer.add(encode([Produced(0, batch_of("a", "b"))], Moment(0, 0)))
+    assert inbox.publish("w", desk.incarnation, Manifest([writer.finish()], "s", 1))
+    assert look(rig) and desk.drain() == ["a", "b"] and inbox.waiting() == []

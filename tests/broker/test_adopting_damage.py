@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from penstock.logs.columns import encode
-from penstock.logs.files.drops import MANIFEST, Manifest, Part, write_name
-from penstock.logs.files.staging import StagedWriter
+from penstock.logs.files.inbox import MANIFEST
+from penstock.logs.store import Manifest, write_name
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
@@ -23,7 +23,7 @@ def damaged_drop(rig: Rig) -> tuple[Desk, Outsider, list[str]]:
     desk, other = rig.create(partitions=2), outsider(rig)
     rig.broker.close()
     other.publish(desk.incarnation, *[keyed(*texts(n, n + 1)[:3]) for n in range(5)], parts=3)
-    folder = f"{ROOT}/inbox/{other.drops.waiting()[0].file}"
+    folder = f"{ROOT}/inbox/{other.inbox.waiting()[0].label}"
     return desk, other, [f"{folder}/{name}" for name in other.files.list(folder)]
 
 
@@ -93,11 +93,12 @@ def test_frames_that_no_queue_takes_are_refused_before_any_is_taken(rig: Rig, ca
 def test_a_frame_that_is_whole_and_cannot_be_understood(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     desk, other = rig.create(), outsider(rig)
     write = write_name(BEGAN)
-    writer = StagedWriter(other.files, f"{other.drops.begin(write)}/p.frames", desk.incarnation)
+    other.inbox.begin(write)
+    writer = other.inbox.writer(write, "p.frames", desk.incarnation)
     draft = encode([Produced(0, batch_of("a", "b"))], Moment(0, 0))
     writer.add(draft)
     writer.add(draft._replace(columns=1 << 15))
-    other.drops.publish(write, desk.incarnation, Manifest([Part("p.frames", *writer.finish())], "s", 1))
+    other.inbox.publish(write, desk.incarnation, Manifest([writer.finish()], "s", 1))
     look(rig)
     assert desk.counts() == {} and len(complaints(caplog)) == 1
 
@@ -107,8 +108,8 @@ def test_what_comes_behind_a_damaged_drop(rig: Rig) -> None:
     desk, other = rig.create(), outsider(rig)
     assert isinstance(other.files, SimulatedFiles)
     other.drop(desk, "k:1", number=1)
-    drop = other.drops.waiting()[0]
-    path = f"{ROOT}/inbox/{drop.file}/part-0.frames"
+    drop = other.inbox.waiting()[0]
+    path = f"{ROOT}/inbox/{drop.label}/part-0.frames"
     good = other.files.content(path)
     other.files.flip(path, 900)
     other.drop(desk, "k:2", number=2)
@@ -116,11 +117,11 @@ def test_what_comes_behind_a_damaged_drop(rig: Rig) -> None:
     other.files.plant(f"{ROOT}/inbox/{desk.incarnation:016x}-nonsense.drop/{MANIFEST}", b"{}")
     look(rig)
     assert desk.drain() == ["k:3"] and len(other.left()) == 3
-    other.files.rename(f"{ROOT}/inbox/{drop.file}", f"{ROOT}/inbox/aside")
+    other.files.rename(f"{ROOT}/inbox/{drop.label}", f"{ROOT}/inbox/aside")
     look(rig)
     assert desk.drain() == ["k:2"]
     other.files.plant(f"{ROOT}/inbox/aside/part-0.frames", good)
-    other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{drop.file}")
+    other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{drop.label}")
     look(rig)
     assert desk.drain() == [], "it comes too late"
 
@@ -129,7 +130,7 @@ def test_a_drop_that_was_mended_is_adopted(rig: Rig) -> None:
     desk, other = rig.create(), outsider(rig)
     other.drop(desk, "k:1", number=1)
     assert isinstance(other.files, SimulatedFiles)
-    file = other.drops.waiting()[0].file
+    file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-0.frames"
     good = other.files.content(path)
     other.files.flip(path, 900)
@@ -147,7 +148,7 @@ def test_damage_that_comes_in_the_middle(rig: Rig, caplog: pytest.LogCaptureFixt
     desk, other = rig.create(), outsider(rig)
     assert isinstance(other.files, SimulatedFiles)
     other.publish(desk.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)
-    file = other.drops.waiting()[0].file
+    file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-2.frames"
     disk, good, call, calls = other.files, other.files.content(path), rig.broker.call, 0
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.broker.adopting import Adopter
 from penstock.broker.shaping import KEPT_MAPS
-from penstock.logs.files.drops import write_name
+from penstock.logs.store import write_name
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND

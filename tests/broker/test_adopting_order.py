@@ -2,7 +2,8 @@
 
 import random
 
-from penstock.logs.files.drops import MANIFEST, write_name
+from penstock.logs.files.inbox import MANIFEST
+from penstock.logs.store import write_name
 from penstock.testing import SimulatedFiles
 from tests.broker.inbox import BEGAN, KEYS, ROOT, look, order_of, outsider, texts
 from tests.broker.rig import Rig
@@ -42,7 +43,7 @@ def test_numbers_count_for_more_than_dates(rig: Rig) -> None:
 def test_nothing_overtakes_a_drop_that_must_wait(rig: Rig) -> None:
     desk, other = rig.create(), outsider(rig)
     other.drop(desk, "k:1", number=1)
-    first = f"{ROOT}/inbox/{other.drops.waiting()[0].file}/{MANIFEST}"
+    first = f"{ROOT}/inbox/{other.inbox.waiting()[0].label}/{MANIFEST}"
     other.drop(desk, "k:2", number=2)
     other.drop(desk, "k:3", source="another")
 

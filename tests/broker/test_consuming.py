@@ -184,7 +184,7 @@ def test_an_owner_away_for_long_between_leasing_and_noting(rig: Rig) -> None:
             outsider(rig).put(desk.incarnation, "take", stream=STREAM, done=0, want=2, per_key=1, timeout=10 * SECOND)
             with pytest.raises(Halt):
                 look(rig)
-        outsider(rig).drops.withdraw(desk.incarnation, "errand-1")  # whoever asked has given up
+        outsider(rig).inbox.withdraw(desk.incarnation, "errand-1")  # whoever asked has given up
         rig.kill()
         assert desk.counts() == {"ready": 1, "leased": 2}
         rig.pass_by(60)

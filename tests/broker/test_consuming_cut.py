@@ -86,7 +86,7 @@ def consumed_once(rig: Rig, name: str, away: int) -> None:
     """The stream goes on where it was: all is handled in order, and once, but for what failed and what came back with it."""
     desk, other = rig.find(), outsider(rig)
     look(rig)
-    found = other.drops.answer(desk.incarnation, name)
+    found = other.inbox.note(desk.incarnation, name)
     assert found is not None, "an errand that was put is done at the next opening"
     seen: list[str] = []
     number, items = take(rig, desk, 1, want=9, per_key=2)

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.broker.consuming import Consuming
 from penstock.errors import OutcomeUnknown
-from penstock.logs.files.drops import Drops
+from penstock.logs.files.inbox import FileInbox
 from penstock.testing import Halt
 from penstock.words import ids
 from penstock.words.clock import SECOND
@@ -56,7 +56,7 @@ def test_one_buried_and_one_retried_of_a_key(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("away", [0, 1_000])
-@pytest.mark.parametrize("cut_at", ["_fail", "_complete", "forget"])
+@pytest.mark.parametrize("cut_at", ["_fail", "_complete", "remove_note"])
 def test_an_owner_cut_off_between_burying_and_completing(rig: Rig, cut_at: str, away: int) -> None:
     desk = rig.create()
     keyed(desk, *[f"k:{n}" for n in range(5)])
@@ -65,7 +65,7 @@ def test_an_owner_cut_off_between_burying_and_completing(rig: Rig, cut_at: str, 
     settle(rig, desk, named(found, "k:1"), "bury")
     outsider(rig).put(desk.incarnation, "take", stream=STREAM, done=1, want=0, per_key=1, timeout=60 * SECOND)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Drops if cut_at == "forget" else Consuming, cut_at, _cut_off)
+        patch.setattr(FileInbox if cut_at == "remove_note" else Consuming, cut_at, _cut_off)
         with pytest.raises(Halt):
             look(rig)
     rig.clock.advance(away * SECOND)

@@ -17,7 +17,7 @@ from tests.broker.rig import Rig
 def answered(rig: Rig, incarnation: int, body: bytes) -> Any:
     """What is answered to an errand of these bytes."""
     other = outsider(rig)
-    other.drops.errand(incarnation, "asked", body)
+    other.inbox.put_errand(incarnation, "asked", body)
     assert look(rig)
     assert other.left() == []
     return other.answer(incarnation, "asked")
@@ -142,7 +142,7 @@ def test_one_that_wants_no_answer_gets_none(rig: Rig) -> None:
     desk = rig.create()
     for verb in ("let_go", "dance"):
         body = msgspec.msgpack.encode(Errand(verb, {"stream": "s"}, answer=False))
-        outsider(rig).drops.errand(desk.incarnation, "told", body)
+        outsider(rig).inbox.put_errand(desk.incarnation, "told", body)
         look(rig)
     assert outsider(rig).left() == [] and outsider(rig).answers() == []
 
@@ -150,10 +150,10 @@ def test_one_that_wants_no_answer_gets_none(rig: Rig) -> None:
 def test_one_that_is_taken_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, other = rig.create(), outsider(rig)
     name = other.put(desk.incarnation, "take", **GOOD_TAKE)
-    drops = rig.broker.outside._adopter._drops  # type: ignore[union-attr]
-    waiting = drops.waiting()
-    other.drops.withdraw(desk.incarnation, name)
-    monkeypatch.setattr(drops, "waiting", lambda: waiting)
+    inbox = rig.broker.store.inbox
+    waiting = inbox.waiting()
+    other.inbox.withdraw(desk.incarnation, name)
+    monkeypatch.setattr(inbox, "waiting", lambda: waiting)
     look(rig)
     assert other.answers() == [] and desk.stats().holder == ""
 
@@ -162,12 +162,12 @@ def test_one_that_is_replaced_while_it_is_done_is_done_too(rig: Rig, monkeypatch
     desk, other = rig.create(), outsider(rig)
     desk.produce(*"abcdef")
     words = [msgspec.msgpack.encode(Errand("cursor", {"name": "c", "positions": {0: n}}, answer=False)) for n in (1, 3, 5)]
-    other.drops.errand(desk.incarnation, "told", words.pop(0))
+    other.inbox.put_errand(desk.incarnation, "told", words.pop(0))
     asked = rig.broker.ask
 
     def meanwhile(incarnation: int, verb: str, **args: Any) -> Any:
         if verb == "move_cursor" and words:
-            other.drops.errand(desk.incarnation, "told", words.pop(0))
+            other.inbox.put_errand(desk.incarnation, "told", words.pop(0))
         return asked(incarnation, verb, **args)
 
     monkeypatch.setattr(rig.broker.outside, "ask", meanwhile)
@@ -219,7 +219,7 @@ def test_one_that_cannot_be_done_for_now_is_done_later() -> None:
     for _ in range(3):
         look(rig)
         rig.advance(1)
-    assert other.drops.answer(desk.incarnation, name) is None and len(other.left()) == 1
+    assert other.inbox.note(desk.incarnation, name) is None and len(other.left()) == 1
     files.broken.clear()
     rig.pass_by(60)
     look(rig)

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.broker import adopting, outside
 from penstock.broker.adopting import Adopter
-from penstock.logs.files.drops import Manifest, Part
 from penstock.logs.files.system import SystemFiles
+from penstock.logs.store import Manifest, StagedPart
 from penstock.loop.requests import Produce
 from penstock.rules import catalog
 from penstock.testing import Halt
@@ -55,7 +55,7 @@ def test_a_living_stream_keeps_its_right_while_a_large_drop_is(rig: Rig, monkeyp
     slow(rig, monkeypatch, where, lambda: asked.append(other.put(desk.incarnation, "renew", **args)))
     look(rig)
     assert desk.stats().holder and desk.counts() == {"leased": 2}
-    assert sum(other.drops.answer(desk.incarnation, name) is not None for name in asked) >= len(asked) - 1
+    assert sum(other.inbox.note(desk.incarnation, name) is not None for name in asked) >= len(asked) - 1
     assert len(bulk.drain()) == 8
 
 
@@ -103,7 +103,7 @@ def test_anonymous_writes_push_no_stream_out_of_the_ledger(rig: Rig, monkeypatch
         look(rig)
     for n in range(9):
         write, parts = other.stage(desk.incarnation, [[batch_of(f"anonymous:{n}")]])
-        other.drops.publish(write, desk.incarnation, manifest_of(parts, write))
+        other.inbox.publish(write, desk.incarnation, manifest_of(parts, write))
         look(rig)
     rig.restart()
     for source, number in (("stream", 7), ("load", 1)):
@@ -114,20 +114,20 @@ def test_anonymous_writes_push_no_stream_out_of_the_ledger(rig: Rig, monkeypatch
     assert len(known) == 5 and known["stream"] == 7
 
 
-def manifest_of(parts: list[Part], source: str) -> Manifest:
+def manifest_of(parts: list[StagedPart], source: str) -> Manifest:
     return Manifest(parts, source, 1)
 
 
 def test_an_anonymous_write_is_adopted_once_though_its_removal_is_cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, other = rig.create(), outsider(rig)
     write, parts = other.stage(desk.incarnation, [[batch_of("a")]])
-    other.drops.publish(write, desk.incarnation, manifest_of(parts, write))
+    other.inbox.publish(write, desk.incarnation, manifest_of(parts, write))
 
     def cut_off(*args: object) -> None:
         raise Halt("before it is removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.logs.files.drops.Drops.done", cut_off)
+        patch.setattr("penstock.logs.files.inbox.FileInbox.done", cut_off)
         with pytest.raises(Halt):
             look(rig)
     rig.kill()

@@ -210,7 +210,7 @@ def test_a_worker_waits_it_out(tmp_path: Path) -> None:
         assert isinstance(owner, Embedded)
         incarnation = owner.find("q").incarnation
         name = other.put(incarnation, "take", stream=US, done=0, want=0, per_key=1, timeout=MINUTE)
-        until(lambda: other.drops.answer(incarnation, name) is not None)
+        until(lambda: other.inbox.note(incarnation, name) is not None)
         with working(penstock.Worker(queue, lambda item: done.append(item.payload.decode()))):
             other.put(incarnation, "let_go", stream=US)
             until(lambda: bool(done))

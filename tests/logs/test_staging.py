@@ -12,9 +12,10 @@ from penstock.api.arrow import read_columns
 from penstock.logs.api import Draft, FrameType
 from penstock.logs.columns import Columns
 from penstock.logs.drafting import Sheet
-from penstock.logs.files.staging import StagedReader, StagedWriter, frames
+from penstock.logs.files.inbox import StagedReader, StagedWriter, frames
 from penstock.logs.files.system import Mode, SystemFiles
 from penstock.logs.frame import Encoder
+from penstock.logs.store import StagedPart
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
 
@@ -29,7 +30,7 @@ def staged(path: Path, *drafts: Draft, partition: int = 0) -> str:
     writer = StagedWriter(SystemFiles(), str(path), INCARNATION)
     for one in drafts:
         writer.add(one, partition)
-    assert writer.finish() == (len(drafts), sum(one.count for one in drafts))
+    assert writer.finish() == StagedPart(path.name, len(drafts), sum(one.count for one in drafts))
     return str(path)
 
 
@@ -48,14 +49,14 @@ def test_a_frame_is_found_where_it_was_said_to_begin(tmp_path: Path) -> None:
     places = [writer.add(draft(b"x" * size), partition) for partition, size in ((3, 1), (4, 5_000), (5, 2))]
     writer.finish()
     reader = StagedReader(SystemFiles(), writer.path, INCARNATION)
-    found = [reader.at(place, sequence) for sequence, place in enumerate(places, 1)]
+    found = [reader.with_header(place, sequence) for sequence, place in enumerate(places, 1)]
     reader.close()
     assert [(header.partition, len(Columns(frame).batch().payloads[0])) for header, frame in found] == [(3, 1), (4, 5_000), (5, 2)]
 
 
 def test_nothing_added_is_no_file(tmp_path: Path) -> None:
     writer = StagedWriter(SystemFiles(), str(tmp_path / "part"), INCARNATION)
-    assert writer.finish() == (0, 0)
+    assert writer.finish() == StagedPart("part", 0, 0)
     assert [*tmp_path.iterdir()] == []
 
 

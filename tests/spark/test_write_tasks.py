@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 import penstock
 from penstock.logs.api import Draft
-from penstock.logs.files.staging import StagedWriter
+from penstock.logs.files.inbox import StagedWriter
 from penstock.logs.files.system import SystemFiles
 from penstock.spark import framing, merging
 from penstock.spark.options import parse
@@ -156,8 +156,8 @@ def test_a_full_disk_has_nothing_left_of_a_task(orders: str, order: Order) -> No
 
 def test_a_sidecar_that_cannot_be_written_is_said_and_removed(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Sidecar:
-        def __init__(self, path: str, schema: pa.Schema) -> None:
-            Path(path).write_bytes(b"some")
+        def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+            file.write(b"some")
 
         def write_table(self, table: pa.Table) -> None:
             raise OSError(errno.ENOSPC, "full")

@@ -16,9 +16,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.logs.columns import Columns
-from penstock.logs.files.drops import MANIFEST, Manifest
-from penstock.logs.files.staging import StagedReader
+from penstock.logs.files.inbox import MANIFEST, StagedReader
 from penstock.logs.files.system import SystemFiles
+from penstock.logs.store import Manifest
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter, StreamWriter

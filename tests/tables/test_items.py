@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Broker, NewItem
-from penstock.broker.store import MemoryStore
 from penstock.errors import CorruptLog, InvalidRequest, StorageFailed
 from penstock.logs import columns as frame_columns
+from penstock.logs.memory import MemoryStore
 from penstock.rules.records import Produced
 from penstock.rules.runs import offsets
 from penstock.tables import building, parts

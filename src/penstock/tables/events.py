@@ -98,6 +98,7 @@ class _Whole:
         self.incarnation, self.partition, self.notes = log.incarnation, log.partition, log.notes
         self.directory = log.directory
         self.recover, self.read, self.offset_at, self.close = log.recover, log.read, log.offset_at, log.close
+        self.published, self.size_bytes = log.published, log.size_bytes
 
     @property
     def first_offset(self) -> int:

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.errors import CorruptLog, InvalidRequest, OutcomeUnknown
+from penstock.errors import CorruptLog, InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.logs.columns import Columns
-from penstock.logs.files import staging
-from penstock.logs.files.drops import MANIFEST, Drops, Manifest, Part, Waiting, drop_file, write_name
-from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.files.inbox import MANIFEST, FileInbox, drop_file
+from penstock.logs.files.system import SystemFiles
+from penstock.logs.store import Inbox, Manifest, StagedPart, Waiting, write_name
 from penstock.testing import SimulatedFiles
 from tests.broker.inbox import ROOT, Outsider, ended_in
 from tests.broker.rig import batch_of
@@ -26,17 +26,17 @@ def one(request: pytest.FixtureRequest, tmp_path: Path) -> Outsider:
     return Outsider(SimulatedFiles())
 
 
-def texts(drops: Drops, files: Files, drop: Waiting) -> list[str]:
+def texts(inbox: Inbox, drop: Waiting) -> list[str]:
     """All that a drop holds, read as its owner reads it."""
     found = []
-    for part in drops.manifest(drop).parts:
-        for frame in staging.frames(files, drops.part(drop, part), drop.incarnation):
+    for part in inbox.manifest(drop).parts:
+        for frame in inbox.frames(drop, part):
             found += [payload.decode() for payload in Columns(frame).batch().payloads]
     return found
 
 
-def only(drops: Drops) -> Waiting:
-    (found,) = drops.waiting()
+def only(inbox: Inbox) -> Waiting:
+    (found,) = inbox.waiting()
     return found
 
 
@@ -44,51 +44,52 @@ def only(drops: Drops) -> Waiting:
 
 
 def test_what_is_published_waits_for_its_owner(one: Outsider) -> None:
-    assert not one.drops.pending(QUEUE, "s", 1)
+    assert not one.inbox.pending(QUEUE, "s", 1)
     assert one.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
-    drop = only(one.drops)
+    drop = only(one.inbox)
     assert (drop.incarnation, drop.is_errand) == (QUEUE, False)
-    assert texts(one.drops, one.files, drop) == ["a", "b", "c"]
-    assert [part.items for part in one.drops.manifest(drop).parts] == [2, 1]
-    assert one.drops.pending(QUEUE, "s", 1)
-    assert not one.drops.pending(QUEUE, "s", 2) and not one.drops.pending(OTHER, "s", 1)
-    one.drops.done(drop)
-    assert not one.drops.pending(QUEUE, "s", 1) and one.left() == []
+    assert texts(one.inbox, drop) == ["a", "b", "c"]
+    assert [part.items for part in one.inbox.manifest(drop).parts] == [2, 1]
+    assert one.inbox.pending(QUEUE, "s", 1)
+    assert not one.inbox.pending(QUEUE, "s", 2) and not one.inbox.pending(OTHER, "s", 1)
+    one.inbox.done(drop)
+    assert not one.inbox.pending(QUEUE, "s", 1) and one.left() == []
 
 
 def test_what_is_staged_is_nobodys_yet(one: Outsider) -> None:
     one.stage(QUEUE, [[batch_of("a")]])
-    assert one.drops.waiting() == []
+    assert one.inbox.waiting() == []
 
 
 def test_the_same_one_is_in_the_inbox_once(one: Outsider) -> None:
     assert one.publish(QUEUE, batch_of("first"))
     assert not one.publish(QUEUE, batch_of("second"))
-    assert texts(one.drops, one.files, only(one.drops)) == ["first"]
-    assert one.left() == [only(one.drops).file]
+    assert texts(one.inbox, only(one.inbox)) == ["first"]
+    assert one.left() == [only(one.inbox).label]
     assert one.publish(QUEUE, batch_of("other number"), number=2)
     assert one.publish(QUEUE, batch_of("other source"), source="t")
     assert one.publish(OTHER, batch_of("other queue"))
-    assert len(one.drops.waiting()) == 4
+    assert len(one.inbox.waiting()) == 4
 
 
 def test_a_write_may_be_begun_twice_and_given_up_twice(one: Outsider) -> None:
     write, _ = one.stage(QUEUE, [[batch_of("a")]])
-    assert one.drops.begin(write) == one.drops.begin(write)
-    one.drops.abandon(write)
-    one.drops.abandon(write)
+    one.inbox.begin(write)
+    one.inbox.begin(write)
+    one.inbox.abandon(write)
+    one.inbox.abandon(write)
     assert one.left() == []
 
 
 def test_a_write_of_nothing_is_a_drop_all_the_same(one: Outsider) -> None:
     assert one.publish(QUEUE, parts=1)
-    assert one.drops.manifest(only(one.drops)).parts == [Part("part-0.frames", 0, 0)]
+    assert one.inbox.manifest(only(one.inbox)).parts == [StagedPart("part-0.frames", 0, 0)]
 
 
 @pytest.mark.parametrize("wrong", [Manifest([], "s", 0), Manifest([], "s", -1), Manifest([], "", 1), Manifest([], "s", 1 << 63)])
 def test_what_the_ledger_could_not_hold_is_not_published(one: Outsider, wrong: Manifest) -> None:
     with pytest.raises(InvalidRequest, match="a number from 1 on"):
-        one.drops.publish(write_name(1), QUEUE, wrong)
+        one.inbox.publish(write_name(1), QUEUE, wrong)
     assert one.left() == []
 
 
@@ -96,15 +97,15 @@ def test_what_the_ledger_could_not_hold_is_not_published(one: Outsider, wrong: M
 def test_what_cannot_be_a_file_name_is_refused(one: Outsider, name: str) -> None:
     if name:
         with pytest.raises(InvalidRequest, match="file name"):
-            one.drops.begin(name)
+            one.inbox.begin(name)
         with pytest.raises(InvalidRequest, match="file name"):
-            one.drops.errand(QUEUE, name, b"")
+            one.inbox.put_errand(QUEUE, name, b"")
     assert one.left() == []
 
 
 def test_it_is_known_when_a_write_began(one: Outsider) -> None:
     one.publish(QUEUE, batch_of("a"), write=write_name(1234))
-    assert one.drops.manifest(only(one.drops)).began == 1234
+    assert one.inbox.manifest(only(one.inbox)).began == 1234
 
 
 # -- cut off -------------------------------------------------------------------------------------------
@@ -120,13 +121,13 @@ def test_publishing_is_all_or_nothing() -> None:
     met = set()
     for disk, done in ended_in(files, publish):
         one = Outsider(disk)
-        found = sorted(texts(one.drops, disk, drop) for drop in one.drops.waiting())
+        found = sorted(texts(one.inbox, drop) for drop in one.inbox.waiting())
         assert found in ([["a", "b", "c"], ["before"]], [["before"]])
         assert len(found) == 2 or not done, "what was answered is there"
         met.add((len(found), done))
         one.publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2, write="again")
-        assert sorted(texts(one.drops, disk, drop) for drop in one.drops.waiting()) == [["a", "b", "c"], ["before"]]
-        one.drops.sweep(1 << 62, {QUEUE})
+        assert sorted(texts(one.inbox, drop) for drop in one.inbox.waiting()) == [["a", "b", "c"], ["before"]]
+        one.inbox.sweep(1 << 62, {QUEUE})
         assert len(one.left()) == 2
     assert met == {(1, False), (2, False), (2, True)}
 
@@ -136,27 +137,27 @@ def test_a_drop_is_taken_out_at_one_stroke() -> None:
     Outsider(files).publish(QUEUE, batch_of("a"), batch_of("b"), parts=2)
 
     def remove(disk: SimulatedFiles) -> None:
-        drops = Drops(disk, ROOT)
-        drops.done(only(drops))
+        inbox = FileInbox(disk, ROOT)
+        inbox.done(only(inbox))
 
     met = set()
     for disk, done in ended_in(files, remove):
         one = Outsider(disk)
-        found = [texts(one.drops, disk, drop) for drop in one.drops.waiting()]
+        found = [texts(one.inbox, drop) for drop in one.inbox.waiting()]
         assert found in ([], [["a", "b"]])
         assert not (found and done)
         met.add(len(found))
-        one.drops.sweep(0, {QUEUE})
-        assert one.left() == [drop.file for drop in one.drops.waiting()]
+        one.inbox.sweep(0, {QUEUE})
+        assert one.left() == [drop.label for drop in one.inbox.waiting()]
     assert met == {0, 1}
 
 
 def test_an_errand_is_there_or_not() -> None:
     files = SimulatedFiles()
-    Drops(files, ROOT).errand(QUEUE, "e", b"old word")
-    for disk, done in ended_in(files, lambda disk: Drops(disk, ROOT).errand(QUEUE, "e", b"new word")):
-        drops = Drops(disk, ROOT)
-        body = drops.body(only(drops))
+    FileInbox(files, ROOT).put_errand(QUEUE, "e", b"old word")
+    for disk, done in ended_in(files, lambda disk: FileInbox(disk, ROOT).put_errand(QUEUE, "e", b"new word")):
+        inbox = FileInbox(disk, ROOT)
+        body = inbox.body(only(inbox))
         assert body == b"new word" or (body == b"old word" and not done)
 
 
@@ -172,7 +173,7 @@ def test_a_name_that_may_not_stay_is_said_so() -> None:
     one = Outsider(Forgetful())
     with pytest.raises(OutcomeUnknown, match="look whether its items come"):
         one.publish(QUEUE, batch_of("a"))
-    assert texts(one.drops, one.files, only(one.drops)) == ["a"]
+    assert texts(one.inbox, only(one.inbox)) == ["a"]
 
 
 # -- removing ------------------------------------------------------------------------------------------
@@ -180,10 +181,10 @@ def test_a_name_that_may_not_stay_is_said_so() -> None:
 
 def test_a_drop_comes_again_whose_removal_failed_half_way(one: Outsider) -> None:
     one.publish(QUEUE, batch_of("a"))
-    drop = only(one.drops)
-    one.files.rename(f"{one.root}/inbox/{drop.file}", f"{one.root}/inbox/{drop.file}.gone")
+    drop = only(one.inbox)
+    one.files.rename(f"{one.root}/inbox/{drop.label}", f"{one.root}/inbox/{drop.label}.gone")
     one.publish(QUEUE, batch_of("a"))
-    one.drops.done(drop)
+    one.inbox.done(drop)
     assert one.left() == []
 
 
@@ -192,23 +193,23 @@ def test_what_was_left_behind_is_swept_away(one: Outsider) -> None:
     young, _ = one.stage(QUEUE, [[batch_of("b")]], write_name(1000))
     unnamed, _ = one.stage(QUEUE, [[batch_of("c")]], "by-hand")
     one.publish(QUEUE, batch_of("d"))
-    one.drops.errand(QUEUE, "e", b"")
-    one.drops.say(QUEUE, "known", b"")
-    one.drops.say(OTHER, "of a queue that is no more".replace(" ", "-"), b"")
-    one.drops.sweep(1000, {QUEUE})
-    assert one.left() == sorted([f"{young}.staged", f"{unnamed}.staged", *(each.file for each in one.drops.waiting())])
-    assert len(one.drops.waiting()) == 2
+    one.inbox.put_errand(QUEUE, "e", b"")
+    one.inbox.put_note(QUEUE, "known", b"")
+    one.inbox.put_note(OTHER, "of a queue that is no more".replace(" ", "-"), b"")
+    one.inbox.sweep(1000, {QUEUE})
+    assert one.left() == sorted([f"{young}.staged", f"{unnamed}.staged", *(each.label for each in one.inbox.waiting())])
+    assert len(one.inbox.waiting()) == 2
     assert one.answers() == [f"{QUEUE:016x}-known"]
-    one.drops.sweep(1000, {QUEUE})
+    one.inbox.sweep(1000, {QUEUE})
 
 
 def test_an_inbox_that_is_not_there_is_empty(one: Outsider) -> None:
-    assert one.drops.waiting() == []
-    assert one.drops.said(QUEUE, "") == []
-    assert one.drops.answer(QUEUE, "x") is None
-    one.drops.forget(QUEUE, "x")
-    one.drops.withdraw(QUEUE, "x")
-    one.drops.sweep(1 << 62, ())
+    assert one.inbox.waiting() == []
+    assert one.inbox.notes(QUEUE, "") == []
+    assert one.inbox.note(QUEUE, "x") is None
+    one.inbox.remove_note(QUEUE, "x")
+    one.inbox.withdraw(QUEUE, "x")
+    one.inbox.sweep(1 << 62, ())
 
 
 # -- errands and answers -------------------------------------------------------------------------------
@@ -216,41 +217,41 @@ def test_an_inbox_that_is_not_there_is_empty(one: Outsider) -> None:
 
 def test_errands_come_before_drops_and_are_replaced(one: Outsider) -> None:
     one.publish(QUEUE, batch_of("a"))
-    one.drops.errand(QUEUE, "zz", b"1")
-    one.drops.errand(QUEUE, "zz", b"2")
-    one.drops.errand(OTHER, "aa", b"3")
-    assert [(each.is_errand, each.incarnation, each.name) for each in one.drops.waiting()][:2] == [(True, QUEUE, "zz"), (True, OTHER, "aa")]
-    assert one.drops.body(one.drops.waiting()[0]) == b"2"
-    one.drops.withdraw(QUEUE, "zz")
-    assert [each.name for each in one.drops.waiting() if each.is_errand] == ["aa"]
+    one.inbox.put_errand(QUEUE, "zz", b"1")
+    one.inbox.put_errand(QUEUE, "zz", b"2")
+    one.inbox.put_errand(OTHER, "aa", b"3")
+    assert [(each.is_errand, each.incarnation, each.name) for each in one.inbox.waiting()][:2] == [(True, QUEUE, "zz"), (True, OTHER, "aa")]
+    assert one.inbox.body(one.inbox.waiting()[0]) == b"2"
+    one.inbox.withdraw(QUEUE, "zz")
+    assert [each.name for each in one.inbox.waiting() if each.is_errand] == ["aa"]
 
 
 def test_an_errand_taken_back_says_nothing(one: Outsider) -> None:
-    one.drops.errand(QUEUE, "e", b"1")
-    errand = only(one.drops)
-    one.drops.withdraw(QUEUE, "e")
-    assert one.drops.body(errand) is None
-    one.drops.done(errand)
+    one.inbox.put_errand(QUEUE, "e", b"1")
+    errand = only(one.inbox)
+    one.inbox.withdraw(QUEUE, "e")
+    assert one.inbox.body(errand) is None
+    one.inbox.done(errand)
 
 
 def test_answers_are_read_by_name_and_forgotten(one: Outsider) -> None:
-    one.drops.say(QUEUE, "grant.s.1", b"first")
-    one.drops.say(QUEUE, "grant.s.1", b"again")
-    one.drops.say(QUEUE, "grant.t.1", b"")
-    one.drops.say(OTHER, "grant.s.1", b"")
-    assert one.drops.answer(QUEUE, "grant.s.1") == b"again"
-    assert one.drops.said(QUEUE, "grant.s.") == ["grant.s.1"]
-    one.drops.forget(QUEUE, "grant.s.1")
-    assert one.drops.answer(QUEUE, "grant.s.1") is None
-    assert one.drops.said(QUEUE, "grant.") == ["grant.t.1"]
+    one.inbox.put_note(QUEUE, "grant.s.1", b"first")
+    one.inbox.put_note(QUEUE, "grant.s.1", b"again")
+    one.inbox.put_note(QUEUE, "grant.t.1", b"")
+    one.inbox.put_note(OTHER, "grant.s.1", b"")
+    assert one.inbox.note(QUEUE, "grant.s.1") == b"again"
+    assert one.inbox.notes(QUEUE, "grant.s.") == ["grant.s.1"]
+    one.inbox.remove_note(QUEUE, "grant.s.1")
+    assert one.inbox.note(QUEUE, "grant.s.1") is None
+    assert one.inbox.notes(QUEUE, "grant.") == ["grant.t.1"]
 
 
 @pytest.mark.parametrize("name", ["nonsense", "x-y.drop", "0a.drop", "-x.errand", "000000000000000a-x.errand.tmp", "LOCK"])
 def test_what_is_not_ours_is_passed_over(one: Outsider, name: str) -> None:
     one.files.make_directory(f"{one.root}/inbox")
     one.files.close(one.files.open(f"{one.root}/inbox/{name}", "append"))
-    assert one.drops.waiting() == []
-    one.drops.sweep(1 << 62, ())
+    assert one.inbox.waiting() == []
+    one.inbox.sweep(1 << 62, ())
     assert one.left() == [name]
 
 
@@ -261,18 +262,18 @@ def test_a_manifest_cut_anywhere_or_with_a_flipped_bit_is_not_taken_for_another(
     files = SimulatedFiles()
     one = Outsider(files)
     one.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
-    drop = only(one.drops)
-    path = f"{ROOT}/inbox/{drop.file}/{MANIFEST}"
-    good, whole = files.content(path), one.drops.manifest(drop)
+    drop = only(one.inbox)
+    path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
+    good, whole = files.content(path), one.inbox.manifest(drop)
     for size in range(len(good)):
         files.plant(path, good[:size])
         with pytest.raises(CorruptLog, match="cannot be read"):
-            one.drops.manifest(drop)
+            one.inbox.manifest(drop)
     for bit in range(8 * len(good)):
         files.plant(path, good)
         files.flip(path, bit)
         try:
-            found = one.drops.manifest(drop)
+            found = one.inbox.manifest(drop)
         except CorruptLog:
             continue
         assert (found.source, found.number) == (whole.source, whole.number)  # what is left shows when the parts are read
@@ -297,20 +298,20 @@ def test_a_manifest_that_is_not_that_of_its_drop_is_refused(changes: dict[str, o
     files = SimulatedFiles()
     one = Outsider(files)
     one.publish(QUEUE, batch_of("a"))
-    drop = only(one.drops)
-    path = f"{ROOT}/inbox/{drop.file}/{MANIFEST}"
+    drop = only(one.inbox)
+    path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
     files.plant(path, msgspec.json.encode({**msgspec.json.decode(files.content(path)), **changes}))
     with pytest.raises(CorruptLog, match=r"write it again|newer Penstock"):
-        one.drops.manifest(drop)
+        one.inbox.manifest(drop)
 
 
 def test_a_part_is_looked_for_in_its_drop_alone(one: Outsider) -> None:
     one.publish(QUEUE, batch_of("a"))
-    drop = only(one.drops)
+    drop = only(one.inbox)
     with pytest.raises(InvalidRequest, match="file name"):
-        one.drops.part(drop, Part("../../penstock.json", 1, 1))
+        one.inbox.frames(drop, StagedPart("../../penstock.json", 1, 1))
     with pytest.raises(CorruptLog, match="lacks its part"):
-        one.drops.part(drop, Part("another.frames", 1, 1))
+        one.inbox.frames(drop, StagedPart("another.frames", 1, 1))
 
 
 def test_a_target_that_appears_meanwhile_is_not_overwritten() -> None:
@@ -324,7 +325,7 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten() -> None:
     one.publish(QUEUE, batch_of("first"))
     assert not one.publish(QUEUE, batch_of("second"))
     assert one.left() == [drop_file(QUEUE, "s", 1)]
-    assert texts(one.drops, one.files, only(one.drops)) == ["first"]
+    assert texts(one.inbox, only(one.inbox)) == ["first"]
 
 
 def test_any_other_failure_of_the_rename_is_told() -> None:
@@ -332,10 +333,10 @@ def test_any_other_failure_of_the_rename_is_told() -> None:
     one = Outsider(files)
     write, said = one.stage(QUEUE, [[batch_of("a")]])
     twin = files.copy()
-    Outsider(twin).drops.publish(write, QUEUE, Manifest(said, "s", 1))
+    Outsider(twin).inbox.publish(write, QUEUE, Manifest(said, "s", 1))
     rename = next(int(line.split()[0]) for line in twin.trace if " rename " in line)
     files.fail(rename, errno.EIO)
-    with pytest.raises(OSError, match="Input/output"):
-        one.drops.publish(write, QUEUE, Manifest(said, "s", 1))
-    assert one.drops.waiting() == []
-    assert one.drops.publish(write, QUEUE, Manifest(said, "s", 1))
+    with pytest.raises(StorageFailed, match="Input/output"):
+        one.inbox.publish(write, QUEUE, Manifest(said, "s", 1))
+    assert one.inbox.waiting() == []
+    assert one.inbox.publish(write, QUEUE, Manifest(said, "s", 1))

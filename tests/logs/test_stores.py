@@ -1,0 +1,371 @@
+"""Every store keeps the contract of store.py: its logs, its inbox and its notes, for the owner and for those beside it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from penstock.logs.api import Log
+from penstock.logs.backends import open_inbox, open_read_only
+from penstock.logs.columns import Columns, encode
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.memory import MemoryStore
+from penstock.logs.store import LASTING_SWEEPS, Inbox, Manifest, ReadStore, StagedPart, Store, Waiting, write_name
+from penstock.rules.records import Produced
+from penstock.testing import SimulatedFiles
+from penstock.words.clock import Moment
+from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
+from tests.broker.rig import batch_of
+from tests.logs.conformance import base_draft, draft, state_draft
+
+QUEUE, OTHER = 0x0A, 0x0B
+
+
+class StoreHome:
+    """A place of a store, which outlives it. A store joins by a subclass and a line in HOMES."""
+
+    def own(self) -> Store:
+        """Open it as its owner; the owner before is closed."""
+        raise NotImplementedError
+
+    def beside(self) -> Inbox:
+        """The inbox for somebody else, while the owner has it open."""
+        raise NotImplementedError
+
+    def read(self) -> ReadStore | None:
+        """Beside the owner, where others can read it."""
+        return None
+
+
+class InMemory(StoreHome):
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+
+    def own(self) -> Store:
+        return self._store
+
+    def beside(self) -> Inbox:
+        return self._store.inbox
+
+
+class InFiles(StoreHome):
+    def __init__(self, root: str, files: Files) -> None:
+        self._root = root
+        self._files = files
+
+    def own(self) -> Store:
+        return Directory.open(self._root, files=self._files)
+
+    def beside(self) -> Inbox:
+        return open_inbox(self._root, self._files)
+
+    def read(self) -> ReadStore:
+        return open_read_only(self._root, self._files)
+
+
+HOMES: dict[str, Callable[[Path], StoreHome]] = {
+    "memory": lambda path: InMemory(),
+    "files": lambda path: InFiles(str(path / "data"), SystemFiles()),
+    "simulated files": lambda path: InFiles("/data", SimulatedFiles()),
+}
+
+
+@pytest.fixture(params=HOMES)
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHome:
+    return HOMES[request.param](tmp_path)
+
+
+@pytest.fixture
+def store(home: StoreHome) -> Iterator[Store]:
+    with closing(home.own()) as found:
+        yield found
+
+
+@pytest.fixture
+def inbox(home: StoreHome, store: Store) -> Inbox:
+    return home.beside()
+
+
+def started(store: Store, incarnation: int = QUEUE, partition: int = 0) -> Log:
+    log = store.log(incarnation, partition)
+    assert [*log.recover()] == []
+    return log
+
+
+# -- logs ------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_found_again(home: StoreHome, store: Store) -> None:
+    log = started(store)
+    log.append([draft(0, 3, b"abc")])
+    log.sync()
+    log.close()
+    store.close()
+    with closing(home.own()) as again:
+        assert len([*again.log(QUEUE, 0, create=False).recover()]) == 1
+
+
+def test_what_is_published_is_read_beside_the_owner(home: StoreHome, store: Store) -> None:
+    log = started(store)
+    log.append([base_draft(0), draft(0, 3, b"abc"), state_draft(3)])
+    log.sync()
+    log.publish()
+    stores = [store, home.read()]
+    for each in [one for one in stores if one is not None]:
+        with closing(each.reader(QUEUE, 0)) as reader:
+            assert len([*reader.recover()]) == 3
+            found = reader.published()
+            assert found == log.published()
+            assert (found.start, found.end, found.first_sequence, found.sequence, found.whole_from) == (0, 3, 1, 3, 1)
+            assert reader.size_bytes() == log.size_bytes() > 0
+
+
+def test_how_far_a_new_log_goes(store: Store) -> None:
+    log = started(store)
+    assert (log.published().start, log.published().end, log.published().first_sequence, log.published().sequence) == (0, 0, 1, 0)
+
+
+def test_how_far_a_log_goes_that_retention_went_over(store: Store) -> None:
+    log = started(store)
+    log.append([base_draft(0), draft(0, 2, b"ab")])
+    for start in (2, 4, 6, 8):
+        log.rotate(base_draft(start))
+        log.append([draft(start, 2, b"cd")])
+    log.sync()
+    assert log.published() == (0, 10, 10, 1, [1, 3, 5, 7, 9])
+    log.drop(1)
+    log.rewrite(0, 1, [])
+    log.sync()
+    log.publish()
+    assert log.published() == (2, 10, 10, 7, [3, 7, 9])
+    with closing(store.reader(QUEUE, 0)) as reader:
+        assert [*reader.recover()] and reader.published() == log.published()
+
+
+def test_the_logs_of_an_incarnation_are_removed(home: StoreHome, store: Store) -> None:
+    store.make(QUEUE, 0, 1)
+    for incarnation, partition in ((QUEUE, 0), (QUEUE, 1), (OTHER, 0)):
+        log = started(store, incarnation, partition)
+        log.append([draft(0, 1, b"a")])
+        log.close()
+    store.remove(QUEUE)
+    store.remove(QUEUE)
+    beside = home.read()
+    if beside is not None:
+        assert set(beside.incarnations()) == {OTHER}
+        with pytest.raises(CorruptLog):
+            beside.reader(QUEUE, 0)
+    assert [*store.log(QUEUE, 0).recover()] == []
+    assert len([*store.log(OTHER, 0, create=False).recover()]) == 1
+
+
+def test_a_log_that_was_never_opened_is_known_to_be_empty(store: Store) -> None:
+    store.make(QUEUE, 0)
+    assert store.summary(QUEUE, 0) == b""
+    log = started(store)
+    log.append([draft(0, 1, b"a")])
+    assert store.summary(QUEUE, 0) is None
+
+
+def test_what_runs_beside_the_turns(store: Store) -> None:
+    log = started(store)
+    log.append([draft(0, 1, b"a")])
+    ends: list[object] = []
+    store.commit([log], lambda log: True, lambda log, failure: ends.append(failure), here=log)
+    store.run(QUEUE, 0, lambda: ends.append("ran"))
+    store.close()
+    assert ends == [None, "ran"]
+
+
+# -- drops -----------------------------------------------------------------------------------------------
+
+
+def stage(inbox: Inbox, write: str, *parts: list[str]) -> list[StagedPart]:
+    """Each text a frame."""
+    inbox.begin(write)
+    found = []
+    for number, texts in enumerate(parts):
+        writer = inbox.writer(write, f"part-{number}", QUEUE)
+        for text in texts:
+            writer.add(encode([Produced(0, batch_of(text))], Moment(0, 0)))
+        found.append(writer.finish())
+    return found
+
+
+def publish(inbox: Inbox, *parts: list[str], write: str = "", number: int = 1) -> bool:
+    write = write or write_name(1_000)
+    return inbox.publish(write, QUEUE, Manifest(stage(inbox, write, *parts), "s", number))
+
+
+def texts(inbox: Inbox, drop: Waiting) -> list[str]:
+    frames = [frame for part in inbox.manifest(drop).parts for frame in inbox.frames(drop, part)]
+    return [payload.decode() for frame in frames for payload in Columns(frame).batch().payloads]
+
+
+def test_what_is_published_waits_for_the_owner(store: Store, inbox: Inbox) -> None:
+    assert not inbox.pending(QUEUE, "s", 1) and inbox.has_owner()
+    assert publish(inbox, ["a", "b"], ["c"])
+    (drop,) = store.inbox.waiting()
+    assert (drop.incarnation, drop.is_errand) == (QUEUE, False)
+    assert texts(store.inbox, drop) == ["a", "b", "c"]
+    manifest = store.inbox.manifest(drop)
+    assert [(part.frames, part.items) for part in manifest.parts] == [(2, 2), (1, 1)]
+    assert (manifest.source, manifest.number, manifest.began, manifest.once) == ("s", 1, 1_000, False)
+    assert inbox.pending(QUEUE, "s", 1) and not inbox.pending(QUEUE, "s", 2) and not inbox.pending(OTHER, "s", 1)
+    store.inbox.done(drop)
+    assert store.inbox.waiting() == [] and not inbox.pending(QUEUE, "s", 1)
+
+
+def test_the_same_drop_waits_once(store: Store, inbox: Inbox) -> None:
+    assert publish(inbox, ["first"]) and not publish(inbox, ["second"]) and publish(inbox, ["third"], number=2)
+    assert sorted(texts(store.inbox, drop) for drop in store.inbox.waiting()) == [["first"], ["third"]]
+    assert len({drop.label for drop in store.inbox.waiting()}) == 2
+
+
+def test_only_what_the_manifest_names_is_handed_over(store: Store, inbox: Inbox) -> None:
+    write = write_name(1)
+    parts = stage(inbox, write, ["a"], ["of an attempt that failed"])
+    inbox.publish(write, QUEUE, Manifest(parts[:1], "s", 1))
+    (drop,) = store.inbox.waiting()
+    assert texts(store.inbox, drop) == ["a"]
+    with pytest.raises(CorruptLog, match="lacks its part"):
+        store.inbox.frames(drop, parts[1])
+
+
+def test_a_write_that_is_abandoned_is_nobodys(store: Store, inbox: Inbox) -> None:
+    stage(inbox, "w", ["a"])
+    inbox.abandon_empty("w")
+    assert texts_of_part(inbox, "w", "part-0") == "a", "it is not empty"
+    inbox.abandon("w")
+    inbox.abandon("w")
+    with pytest.raises(StorageFailed):
+        inbox.writer("w", "late", QUEUE).begin()
+    inbox.begin("w")
+    inbox.abandon_empty("w")
+    inbox.abandon_empty("w")
+    with pytest.raises(StorageFailed):
+        inbox.writer("w", "late", QUEUE).begin()
+    inbox.writer("w", "late", QUEUE, make=True).begin()
+    assert store.inbox.waiting() == []
+
+
+def texts_of_part(inbox: Inbox, write: str, name: str) -> str:
+    with closing(inbox.part(write, name, QUEUE)) as part:
+        return Columns(part.at(0, 1)).batch().payloads[0].decode()
+
+
+def test_a_part_that_is_discarded_is_not_there(inbox: Inbox) -> None:
+    inbox.begin("w")
+    writer = inbox.writer("w", "p", QUEUE)
+    writer.begin()
+    writer.add(encode([Produced(0, batch_of("a"))], Moment(0, 0)))
+    writer.discard()
+    writer.discard()
+    inbox.abandon_empty("w")
+    with pytest.raises(StorageFailed):
+        inbox.writer("w", "late", QUEUE).begin()
+
+
+def test_frames_are_read_where_they_were_said_to_begin(inbox: Inbox) -> None:
+    inbox.begin("w")
+    writer = inbox.writer("w", "p", QUEUE)
+    places = [writer.add(encode([Produced(0, batch_of(text))], Moment(0, 0)), 3) for text in ("a", "bb", "c")]
+    assert writer.finish() == StagedPart("p", 3, 3)
+    with closing(inbox.part("w", "p", QUEUE)) as part:
+        found = [part.at(place, sequence) for sequence, place in enumerate(places, 1)]
+        assert [Columns(frame).batch().payloads[0] for frame in found] == [b"a", b"bb", b"c"]
+        assert [frame.sequence for frame in found] == [1, 2, 3]
+        with pytest.raises(CorruptLog):
+            part.at(places[1], 3)
+    with pytest.raises(InvalidRequest):
+        writer.add(draft(5))
+
+
+@pytest.mark.parametrize("name", ["a/b", "ü", "a" * 151, "a b"])
+def test_names_are_those_that_any_store_can_keep(inbox: Inbox, name: str) -> None:
+    for step in (
+        inbox.begin,
+        inbox.abandon,
+        lambda name: inbox.put_errand(QUEUE, name, b""),
+        lambda name: inbox.put_note(QUEUE, name, b""),
+    ):
+        with pytest.raises(InvalidRequest):
+            step(name)
+
+
+def test_what_could_not_be_adopted_is_not_published(store: Store, inbox: Inbox) -> None:
+    with pytest.raises(InvalidRequest, match="a number from 1 on"):
+        publish(inbox, ["a"], number=0)
+    assert store.inbox.waiting() == []
+
+
+# -- errands and notes -------------------------------------------------------------------------------------
+
+
+def test_errands_come_before_drops_and_are_replaced(store: Store, inbox: Inbox) -> None:
+    publish(inbox, ["a"])
+    inbox.put_errand(QUEUE, "e", b"old")
+    inbox.put_errand(QUEUE, "e", b"new")
+    errand, drop = store.inbox.waiting()
+    assert (errand.is_errand, errand.incarnation, errand.name, drop.is_errand) == (True, QUEUE, "e", False)
+    assert store.inbox.body(errand) == b"new"
+    inbox.withdraw(QUEUE, "e")
+    assert store.inbox.body(errand) is None
+    store.inbox.done(errand, b"new")
+    assert store.inbox.waiting() == [drop]
+
+
+def test_an_errand_put_in_the_place_of_one_that_is_done_waits_on(store: Store, inbox: Inbox) -> None:
+    inbox.put_errand(QUEUE, "e", b"first")
+    (errand,) = store.inbox.waiting()
+    inbox.put_errand(QUEUE, "e", b"second")
+    store.inbox.done(errand, b"first")
+    (waits,) = store.inbox.waiting()
+    assert store.inbox.body(waits) == b"second"
+    store.inbox.done(waits, b"second")
+    assert store.inbox.waiting() == []
+
+
+def test_notes_are_kept_by_name(store: Store, inbox: Inbox) -> None:
+    assert inbox.notes(QUEUE, "") == [] and inbox.note(QUEUE, "grant.s.1") is None
+    inbox.remove_note(QUEUE, "grant.s.1")
+    for name, body in (("grant.s.1", b"first"), ("grant.s.1", b"again"), ("grant.t.1", b""), ("answer", b"")):
+        store.inbox.put_note(QUEUE, name, body)
+    store.inbox.put_note(OTHER, "grant.s.1", b"")
+    assert inbox.note(QUEUE, "grant.s.1") == b"again"
+    assert inbox.notes(QUEUE, "grant.s.") == ["grant.s.1"] and sorted(inbox.notes(QUEUE, "")) == ["answer", "grant.s.1", "grant.t.1"]
+    inbox.remove_note(QUEUE, "grant.s.1")
+    assert inbox.note(QUEUE, "grant.s.1") is None and inbox.note(OTHER, "grant.s.1") == b""
+
+
+def test_a_sweep_removes_what_is_left_over(store: Store, inbox: Inbox) -> None:
+    for write in (write_name(999), write_name(1_000), "by-hand"):
+        stage(inbox, write, ["a"])
+    publish(inbox, ["a"], number=7)
+    inbox.put_errand(QUEUE, "e", b"")
+    store.inbox.put_note(QUEUE, "answer", b"")
+    store.inbox.put_note(QUEUE, "grant.s.1", b"")
+    store.inbox.put_note(OTHER, "grant.s.1", b"")
+    store.inbox.sweep(1_000, {QUEUE})
+    assert sorted(inbox.notes(QUEUE, "")) == ["answer", "grant.s.1"] and inbox.notes(OTHER, "") == []
+    store.inbox.sweep(1_000, {QUEUE})
+    assert inbox.notes(QUEUE, "") == ["grant.s.1"]
+    for _ in range(LASTING_SWEEPS - 1):
+        assert inbox.notes(QUEUE, "") == ["grant.s.1"]
+        store.inbox.sweep(1_000, {QUEUE})
+    assert inbox.notes(QUEUE, "") == [] and len(store.inbox.waiting()) == 2
+    texts_of_part(inbox, "by-hand", "part-0")
+
+
+def test_sidecars_lie_beside_parts_until_they_are_published(tmp_path: Path) -> None:
+    for inbox in (MemoryStore().inbox, open_inbox(tmp_path)):
+        inbox.begin("w")
+        writer = inbox.writer("w", "p", QUEUE)
+        writer.begin()
+        with writer.sidecar() as file:
+            file.write(b"some notes")
+        with inbox.sidecar("w", "p") as file:
+            assert file.read() == b"some notes"
+        assert inbox.publish("w", QUEUE, Manifest([writer.finish()], "s", 1))
