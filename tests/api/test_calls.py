@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock import ListedItem, NewItem, QueueInfo, reports
 from penstock.api import arguments as calls
-from penstock.api.leases import Chosen, Grant, HeldBatch, HeldLease
+from penstock.api.leases import Chosen, LeasedPart, HeldBatch, HeldLease
 from penstock.api.items import to_batch
 from penstock.api.options import info_of, to_catalog
 from penstock.api.redrive import chooser
@@ -127,7 +127,7 @@ class Batch_(HeldBatch[HeldLease]):
     """A batch that cannot settle anything."""
 
     @staticmethod
-    def _lease(port: Any, grant: Grant, items: Items, index: int) -> HeldLease:
+    def _lease(port: Any, grant: LeasedPart, items: Items, index: int) -> HeldLease:
         return HeldLease(port, grant, items, index)
 
 
@@ -137,7 +137,7 @@ def batch_of(*sizes: int, incarnation: int = 1) -> Batch_:
     for partition, size in enumerate(sizes):
         granted = Granted(partition + 100, 0, [0, size], {0: 2})
         handed = Handed(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
-        grants.append(Grant(incarnation, handed, wall=1_000_000))
+        grants.append(LeasedPart(incarnation, handed, wall=1_000_000))
     return Batch_(None, grants)
 
 

@@ -106,9 +106,9 @@ class Embedded:
         self._loops: dict[int, Loop] = {}
         self._runners = Runners(self.clock)
         self._blocking = Pool(BLOCKING)
-        self._delivery = Delivery(self._loops, self._entry)
+        self._delivery = Delivery(self._loops, self.entry)
         self._closed = self._forked = False
-        self.streams = Streams(store.inbox, self)
+        self.streams: Streams = Streams(store.inbox, self)
         self.inbox = InboxKeeper(store.inbox, self)
         try:
             self.catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)

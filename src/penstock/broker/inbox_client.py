@@ -8,7 +8,7 @@ or whoever opens the broker next (broker/inbox.py). It holds no lock and no thre
 import os
 from collections.abc import Callable
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -45,12 +45,12 @@ class InboxClient:
     def call(self, operation: Operation[A], /) -> A:
         """Where no answer comes in time: StorageFailed if the operation was still there to be taken back, else OutcomeUnknown."""
         if isinstance(operation, Query):
-            return self._snapshot().call(operation)
+            found: A = self._snapshot().call(operation)
+            return found
         if isinstance(operation, PublishWrite):
             manifest = Manifest([*operation.parts], operation.source, operation.number)
             published: Any = self._store.inbox.publish(operation.write, operation.queue, manifest)
-            found: A = published
-            return found
+            return cast(A, published)
         return self._ask(operation)
 
     def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:

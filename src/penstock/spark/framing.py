@@ -22,7 +22,7 @@ from penstock.logs.failures import storage_failed
 from penstock.logs.store import PartWriter
 from penstock.spark.ordering import Order, in_place
 from penstock.words.clock import Clock
-from penstock.words.errors import InvalidRequest, PenstockError
+from penstock.words.errors import InvalidRequest, StorageFailed
 from penstock.words.limits import MAX_BATCH_ITEMS, MIB
 
 GATHERED_BYTES = 64 * MIB
@@ -40,7 +40,7 @@ class StagedFrame(NamedTuple):
     """The partition, or FREE."""
     items: int
     position: int
-    """Where it begins in the part."""
+    """Where it begins in the file."""
 
 
 class Run(NamedTuple):
@@ -93,12 +93,10 @@ class Framer:
 
     def discard(self) -> None:
         """Remove what was written, as far as that can be done: why it is not wanted is what the caller is to hear."""
-        if self._sidecar is not None:
-            with contextlib.suppress(OSError, pa.ArrowException):
-                self._close_sidecar()
-            self._sidecar = None
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._end_sidecar()
         for writer in self._writers:
-            with contextlib.suppress(OSError, PenstockError):
+            with contextlib.suppress(StorageFailed):
                 writer.discard()
 
     # -- steps ---------------------------------------------------------------------------------------
@@ -154,25 +152,32 @@ class Framer:
                 self._sidecar = pa.ipc.new_file(self._sidecar_file, order.schema)
             self._sidecar.write_table(order)
         except OSError as error:
-            raise storage_failed(error, "writing", f"the order of {writer.name}") from error
+            raise storage_failed(error, "writing", self._sidecar_name(writer)) from error
         for home, _, stop in groups:
             self._last[home] = order.take([stop - 1])  # a copy: a slice would keep everything
-
-    def _close_sidecar(self) -> None:
-        assert self._sidecar is not None and self._sidecar_file is not None
-        try:
-            self._sidecar.close()
-        finally:
-            self._sidecar_file.close()
 
     def _end_run(self) -> None:
         if self._writer is None:
             return
-        if self._sidecar is not None:
-            try:
-                self._close_sidecar()
-            except OSError as error:
-                raise storage_failed(error, "writing", f"the order of {self._writer.name}") from error
-        staged = self._writer.finish()
-        self._runs.append(Run(staged.name, staged.items, self._frames))
-        self._writer, self._sidecar, self._frames, self._last = None, None, [], {}
+        name = self._sidecar_name(self._writer)
+        try:
+            self._end_sidecar()
+        except OSError as error:
+            raise storage_failed(error, "writing", name) from error
+        part = self._writer.finish()
+        self._runs.append(Run(part.name, part.items, self._frames))
+        self._writer, self._frames, self._last = None, [], {}
+
+    def _sidecar_name(self, writer: PartWriter) -> str:
+        """For messages: its path, where it is a file."""
+        return getattr(self._sidecar_file, "name", f"the sidecar of {writer.name}")
+
+    def _end_sidecar(self) -> None:
+        writer, file = self._sidecar, self._sidecar_file
+        self._sidecar = self._sidecar_file = None
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            if file is not None:
+                file.close()

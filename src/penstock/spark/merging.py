@@ -8,13 +8,14 @@ frame that is made of them; open is one file.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs.drafting import FREE, Sheet, cuts
-from penstock.logs.store import PartReader, PartWriter
+from penstock.logs.store import PartWriter
 from penstock.operations import Staging
 from penstock.spark.framing import ORDERED_BYTES, SIZE, Run, StagedFrame
 from penstock.spark.ordering import Order
@@ -38,13 +39,17 @@ class Merger:
         involved = [run for run in runs if run.homes & shared]
         if not involved:
             return [*runs]
-        self._orders = {run.name: self._read_sidecar(run.name) for run in involved}
+        self._orders = {run.name: self._read_sidecar(run) for run in involved}
         others = [run for run in runs if not run.homes & shared]
         places = self._sorted(involved)
         if self._follow(involved, places, shared):
             return [*others, *(involved[place] for place in places)]
         homes = sorted(set().union(*(run.homes for run in involved)))
         return [*others, *(self._merge(involved, home, begin(place)) for place, home in enumerate(homes))]
+
+    def _read_sidecar(self, run: Run) -> pa.Table:
+        with self._staging.sidecar(self._write, run.name) as file:
+            return pa.ipc.open_file(file).read_all()
 
     # -- whether it is enough to sort them -----------------------------------------------------------
 
@@ -87,7 +92,7 @@ class Merger:
         origin = pa.concat_arrays([pa.repeat(pa.scalar(place, pa.int32()), order.num_rows) for place, order in enumerate(orders)]).take(
             rows
         )
-        sources = [_Source(lambda run=run: self._staging.part(self._write, run.name, self._incarnation), run, home) for run in having]
+        sources = [_Source(self._staging, self._write, self._incarnation, run, home) for run in having]
         placed: list[StagedFrame] = []
         for start, stop in pairwise(cuts(whole[SIZE].take(rows), ORDERED_BYTES)):
             counts = dict(zip(*_counted(origin.slice(start, stop - start)), strict=True))
@@ -95,19 +100,15 @@ class Merger:
             # Of each run the next rows are taken: joined, they stand as their indexes would if sorted. The inverse mends that.
             sheet = sheet.take(pc.array_sort_indices(pc.array_sort_indices(rows.slice(start, stop - start))))
             placed.append(StagedFrame(home, stop - start, writer.add(sheet.draft(self._clock.read()), max(home, 0))))
-        staged = writer.finish()
-        return Run(staged.name, staged.items, placed)
-
-    def _read_sidecar(self, name: str) -> pa.Table:
-        with self._staging.sidecar(self._write, name) as file:
-            return pa.ipc.open_file(file).read_all()
+        part = writer.finish()
+        return Run(part.name, part.items, placed)
 
 
 class _Source:
     """The rows of one home in one run, one after the other."""
 
-    def __init__(self, open_part: Callable[[], PartReader], run: Run, home: int) -> None:
-        self._open = open_part
+    def __init__(self, staging: Staging, write: str, incarnation: int, run: Run, home: int) -> None:
+        self._open = partial(staging.part, write, run.name, incarnation)
         self._sheets = self._read(run, home)
         self._rest = next(self._sheets)
 

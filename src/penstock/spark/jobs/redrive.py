@@ -119,8 +119,8 @@ def redrive(
         for done, batch in _batches(places):
             if progress is not None:
                 progress("redriving", done, len(places))
-            source, to = owner.find(batch[0].queue), owner.find(batch[0].to or batch[0].queue)
-            answered = owner.call(RedriveItems(queue=source, items=_items(batch), to=to))
+            source, destination = owner.find(batch[0].queue), owner.find(batch[0].to or batch[0].queue)
+            answered = owner.call(RedriveItems(queue=source, items=_items(batch), to=destination))
             sent += answered
             changed += _changed(target, source, batch) if answered < len(batch) else []
         owner.settle()

@@ -18,6 +18,7 @@ from penstock.spark.jobs.figures import STAGES, ReportFigures
 from penstock.spark.jobs.measure import Frame, Tables, measure
 from penstock.spark.jobs.progress import Progress, translated
 from penstock.spark.source import NAME, register
+from penstock.spark.tables import QueueTables
 from penstock.words import values
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import InvalidRequest
