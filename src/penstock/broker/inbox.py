@@ -26,7 +26,7 @@ from penstock.logs.columns import Columns
 from penstock.logs.store import Inbox, Manifest, Waiting
 from penstock.loop.catalog import Catalog
 from penstock.loop.requests import Produce, Request
-from penstock.operations import FindWrite, Operation, PublishWrite, WriteState
+from penstock.operations import FindWrite, LeaseItems, Operation, PublishWrite, WriteState
 from penstock.rules.catalog import ONCE, Entry
 from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
@@ -182,7 +182,10 @@ class InboxKeeper:
             operation = operations.decode(bytes(errand.operation))
             if operation.queue != waiting.incarnation:
                 raise InvalidRequest("the errand is about another queue than its name says; use the same Penstock on both sides")
-            self._broker.entry(operation.queue)  # or it was deleted
+            if operation.queue:
+                self._broker.entry(operation.queue)  # or it was deleted
+            if isinstance(operation, LeaseItems):
+                operation.wait = 0  # nobody waits in the inbox: others would wait with it
             reply = Reply(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(operation))))
         except PenstockError as error:
             if error.retryable and not isinstance(error, QueueHeld):
@@ -208,7 +211,7 @@ class InboxKeeper:
         now = self._clock.read()
         self._sweep_at = now.elapsed + SWEEP_EVERY
         try:
-            self._inbox.sweep(now.wall - STALE, self._queues)
+            self._inbox.sweep(now.wall - STALE, {0, *self._queues})
         except PenstockError as error:
             _log.warning("the inbox cannot be tidied up: %s", error)
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.loop.requests import Lease, Request, Settle
+from penstock.words.errors import Refused
 
 BUCKETS = 100
 GROWTH = 1.25
@@ -72,11 +73,13 @@ class Meter:
                 self._items("leased", sum(handed.granted.count for handed in request.answer))
 
     def _settled(self, request: Settle) -> None:
-        done = sum(one.done for one in request.answer or () if not isinstance(one, Exception))
-        refused = sum(1 for one in request.answer or () if isinstance(one, Exception))
+        done = 0
+        for one in request.answer or ():
+            if isinstance(one, Refused):
+                self.errors[one.code] = self.errors.get(one.code, 0) + 1
+            else:
+                done += one.done
         self._items(_PAST[request.action], done)
-        if refused:
-            self.errors["lease_lost"] = self.errors.get("lease_lost", 0) + refused
 
     def _items(self, what: str, number: int) -> None:
         self.items[what] = self.items.get(what, 0) + number

@@ -1,0 +1,459 @@
+"""What every home does with operations, whichever it is."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from penstock import operations
+from penstock.broker.snapshot import Snapshot
+from penstock.logs.columns import encode
+from penstock.logs.store import StagedPart, write_name
+from penstock.loop.requests import Handed, Part
+from penstock.operations import (
+    OPERATIONS,
+    AwaitItems,
+    ClearItems,
+    CompactQueue,
+    CreateQueue,
+    DeleteQueue,
+    EndStream,
+    ExplainItem,
+    FailGranted,
+    FindOffsets,
+    FindQueue,
+    FindWrite,
+    Home,
+    LeaseItems,
+    ListCursors,
+    ListHeldKeys,
+    ListItems,
+    ListQueues,
+    MoveCursor,
+    NoteProgress,
+    Operation,
+    PauseQueue,
+    ProduceItems,
+    PublishWrite,
+    Query,
+    ReadGrant,
+    ReadHistory,
+    ReadItems,
+    ReadMetrics,
+    ReadSlotMap,
+    ReadStats,
+    RedriveItems,
+    ReleaseCursor,
+    ReleaseKey,
+    RenewStream,
+    ResizeQueue,
+    SeekItems,
+    SetReadOnly,
+    SettleItems,
+    TakeGrant,
+    TraceItem,
+    UpdateQueue,
+    answer_type,
+)
+from penstock.rules.commands import Settled
+from penstock.rules.records import Produced
+from penstock.rules.routing import key_id
+from penstock.words.clock import SECOND, Moment
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueNotFound, Refused
+from tests.conformance.homes import HOMES, Ground
+from tests.support import items
+
+SAMPLES: list[Operation[Any]] = [
+    ProduceItems(queue=1, batch=items(["a"], keys=["k"]), wait=5, request=b"r"),
+    LeaseItems(queue=1, count=3, wait=7, consumer="c", timeout=9, per_key=2, request=b"r"),
+    SettleItems(queue=1, action="retry", parts=[Part(0, 5, [1, 2]), Part(1, 6)], delay=3, reason="x", counted=False, request=b"r"),
+    SettleItems(queue=1, action="complete", parts=[Part(0, 5)], then=[(2, items(["b"]))]),
+    NoteProgress(queue=1, partition=0, lease=5, offset=7, text="half"),
+    FindQueue(name="q"),
+    ListQueues(prefix="a", after="b", limit=3),
+    CreateQueue(name="q", options={"max_attempts": 3}, partitions=2, exist_ok=True, given={"partitions": 2}),
+    UpdateQueue(queue=1, changes={"max_attempts": 4}),
+    ResizeQueue(queue=1, partitions=4),
+    SetReadOnly(queue=1, partition=0, read_only=False),
+    DeleteQueue(queue=1, wait=5),
+    ReadSlotMap(queue=1),
+    PauseQueue(queue=1, lease=True, produce=None, partition=0),
+    CompactQueue(queue=1, partition=0),
+    ReadStats(queue=1),
+    ReadMetrics(),
+    ExplainItem(queue=1, partition=0, offset=5, follow=False),
+    TraceItem(queue=1, partition=0, offset=5),
+    ReadHistory(queue=1, partition=0, offset=5),
+    ListItems(queue=1, states=["ready"], after=(0, 5), limit=3),
+    ListHeldKeys(queue=1, limit=3),
+    ClearItems(queue=1, states=["ready", "buried"], partition=0),
+    SeekItems(queue=1, start={0: 5}),
+    SeekItems(queue=1, start=1_700_000_000_000_000),
+    RedriveItems(queue=1, items={0: [1, 2]}, to=2),
+    ReleaseKey(queue=1, key=77),
+    ReadItems(queue=1, start={0: 5}, limit=3),
+    AwaitItems(queue=1, start={0: 5}, wait=3),
+    FindOffsets(queue=1, at="oldest"),
+    FindOffsets(queue=1, at=1_700_000_000_000_000),
+    ListCursors(queue=1),
+    MoveCursor(queue=1, name="c", to={0: 5}, onward=True),
+    ReleaseCursor(queue=1, name="c"),
+    TakeGrant(queue=1, stream="s", run="r", done=0, want=5, per_key=1, timeout=SECOND),
+    RenewStream(queue=1, stream="s", run="r", timeout=SECOND, again=3),
+    EndStream(queue=1, stream="s", run="r"),
+    ReadGrant(queue=1, stream="s", number=3),
+    FailGranted(queue=1, action="bury", lots=[("why", {0: [1]})], delay=3),
+    PublishWrite(queue=1, write="w", source="s", number=1, parts=[StagedPart("p", 1, 2)]),
+    FindWrite(queue=1, source="s", number=1),
+]
+
+
+@pytest.fixture(params=list(HOMES))
+def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+    ground = HOMES[request.param](tmp_path)
+    with ground.stack:
+        yield ground
+
+
+@pytest.fixture
+def home(ground: Ground) -> Home:
+    return ground.home
+
+
+def create(home: Home, name: str = "q", partitions: int = 1, **options: Any) -> int:
+    return home.call(CreateQueue(name=name, partitions=partitions, options=options)).incarnation
+
+
+def produce(home: Home, queue: int, *texts: str, **options: Any) -> list[int]:
+    """The offsets of items that one partition takes."""
+    (placed,) = home.call(ProduceItems(queue=queue, batch=items(texts, **options)))
+    assert placed.stored is not None
+    return [*placed.stored.offsets]
+
+
+def lease(home: Home, queue: int, count: int = 1, **options: Any) -> Handed:
+    (handed,) = home.call(LeaseItems(queue=queue, count=count, **options))
+    return handed
+
+
+def settle(home: Home, queue: int, action: Any, handed: Handed, **options: Any) -> Settled | Refused:
+    parts = [Part(handed.partition, handed.granted.lease)]
+    (answer,) = home.call(SettleItems(queue=queue, action=action, parts=parts, **options))
+    return answer
+
+
+def texts(handed: Handed) -> list[str]:
+    return [payload.decode() for part in handed.items for payload in part.batch.payloads]
+
+
+# -- the list itself -----------------------------------------------------------------------------------
+
+
+def test_every_kind_of_operation_has_a_sample() -> None:
+    assert {type(sample) for sample in SAMPLES} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
+def test_an_operation_survives_as_bytes(sample: Operation[Any]) -> None:
+    assert operations.decode(operations.encode(sample)) == sample
+
+
+def test_every_operation_names_its_answer_and_its_scope() -> None:
+    for kind in OPERATIONS:
+        assert answer_type(kind) is not Any
+        assert kind.scope in ("look", "read", "produce", "consume", "admin")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Nope", operations.encode(SAMPLES[0])[:-3]])
+def test_bytes_that_are_no_operation_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be understood"):
+        operations.decode(raw)
+
+
+# -- queues --------------------------------------------------------------------------------------------
+
+
+def test_queues_are_made_found_listed_changed_and_deleted(home: Home) -> None:
+    queue = create(home, "b", partitions=2, max_attempts=3)
+    create(home, "a")
+    assert home.call(FindQueue(name="b")).incarnation == queue
+    assert [found.name for found in home.call(ListQueues())] == ["a", "b"]
+    assert [found.name for found in home.call(ListQueues(after="a"))] == ["b"]
+    assert home.call(UpdateQueue(queue=queue, changes={"max_attempts": 5})).options.policy.max_attempts == 5
+    assert home.call(ResizeQueue(queue=queue, partitions=3)).partitions == 3
+    assert home.call(SetReadOnly(queue=queue, partition=0)).read_only == [0]
+    assert len(home.call(ReadSlotMap(queue=queue))) > 0
+    home.call(DeleteQueue(queue=queue))
+    with pytest.raises(QueueNotFound):
+        home.call(FindQueue(name="b"))
+
+
+def test_what_is_wrong_is_raised_as_what_it_is(home: Home) -> None:
+    create(home, "q")
+    with pytest.raises(QueueExists):
+        home.call(CreateQueue(name="q"))
+    with pytest.raises(QueueNotFound):
+        home.call(ReadStats(queue=12345))
+    with pytest.raises(QueueNotFound):
+        home.call(ProduceItems(queue=12345, batch=items(["a"])))
+    with pytest.raises(InvalidRequest):
+        home.call(CreateQueue(name="no spaces please"))
+
+
+# -- items ---------------------------------------------------------------------------------------------
+
+
+def test_items_are_produced_leased_and_settled(home: Home) -> None:
+    queue = create(home)
+    assert produce(home, queue, "a", "b", "c") == [0, 1, 2]
+    first, second = lease(home, queue, consumer="me"), lease(home, queue, 2)
+    assert (texts(first), texts(second)) == (["a"], ["b", "c"])
+    assert home.call(LeaseItems(queue=queue)) == []
+    assert settle(home, queue, "complete", first) == Settled(1)
+    assert settle(home, queue, "retry", second, reason="later") == Settled(2)
+    lost = settle(home, queue, "complete", second)
+    assert isinstance(lost, Refused) and isinstance(lost.error(), LeaseLost)
+    again = lease(home, queue, 2)
+    assert settle(home, queue, "extend", again, timeout=30 * SECOND) == Settled(2)
+    home.call(NoteProgress(queue=queue, partition=0, lease=again.granted.lease, offset=1, text="half"))
+    assert settle(home, queue, "bury", again, reason="bad") == Settled(2)
+    assert [(one.offset, one.state, one.reason) for one in home.call(ListItems(queue=queue, states=["buried"]))] == [
+        (1, "buried", "bad"),
+        (2, "buried", "bad"),
+    ]
+
+
+def test_a_part_that_is_refused_says_why_and_the_others_are_done(home: Home) -> None:
+    queue = create(home)
+    produce(home, queue, "a")
+    handed = lease(home, queue)
+    parts = [Part(0, 999_999), Part(0, handed.granted.lease)]
+    lost, done = home.call(SettleItems(queue=queue, action="complete", parts=parts))
+    assert isinstance(lost, Refused) and lost.code == LeaseLost.code and done == Settled(1)
+
+
+def test_a_repeated_request_adds_nothing(home: Home) -> None:
+    queue = create(home)
+    operation = ProduceItems(queue=queue, batch=items(["a"]), request=b"once")
+    (first,), (second,) = home.call(operation), home.call(operation)
+    assert first.stored is not None and second.stored is not None
+    assert (first.stored.offsets, first.stored.again) == (range(1), False) and second.stored.again
+    assert home.call(ReadStats(queue=queue)).produced == 1
+
+
+def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
+    queue, other = create(home), create(home, "other")
+    produce(home, queue, "a")
+    assert settle(home, queue, "complete", lease(home, queue), then=[(other, items(["next"]))]) == Settled(1)
+    assert texts(leased_soon(home, other)) == ["next"]
+
+
+def leased_soon(home: Home, queue: int) -> Handed:
+    """What is on its way."""
+    found: list[Handed] = []
+    while not found:
+        found = home.call(LeaseItems(queue=queue, wait=SECOND))
+    return found[0]
+
+
+def test_items_are_explained_traced_and_told_of(home: Home) -> None:
+    dead, queue = create(home, "dead"), create(home, dead_queue="dead", max_attempts=1)
+    produce(home, queue, "a")
+    assert home.call(ExplainItem(queue=queue, partition=0, offset=0)).state == "ready"
+    settle(home, queue, "retry", lease(home, queue), reason="bad")
+    there = leased_soon(home, dead)
+    assert texts(there) == ["a"]
+    told = home.call(ReadHistory(queue=queue, partition=0, offset=0))
+    assert [event.event for event in told][:3] == ["produced", "leased", "buried"] and {event.queue for event in told} == {"q", "dead"}
+    assert home.call(TraceItem(queue=queue, partition=0, offset=0)).went_to == (dead, 0, 0)
+    moved = home.call(ExplainItem(queue=queue, partition=0, offset=0, follow=False))
+    assert moved.moved_to == (dead, 0, 0)
+    assert home.call(ExplainItem(queue=queue, partition=0, offset=0)).queue == "dead"
+
+
+def test_an_operators_words(home: Home) -> None:
+    queue = create(home, on_bury="park")
+    produce(home, queue, "a", "b", keys=["k", "k"])
+    home.call(PauseQueue(queue=queue, lease=True))
+    assert home.call(LeaseItems(queue=queue)) == []
+    home.call(PauseQueue(queue=queue, lease=False))
+    settle(home, queue, "bury", lease(home, queue))
+    (held,) = home.call(ListHeldKeys(queue=queue))
+    assert (held.key, held.why, held.item) == (b"k", "parked", "0-0")
+    assert home.call(ReleaseKey(queue=queue, key=key_id(b"k"))) == 1
+    assert home.call(RedriveItems(queue=queue, items={0: [0]}, to=queue)) == 1
+    assert home.call(ClearItems(queue=queue, states=["ready"])) == 2
+    assert home.call(SeekItems(queue=queue, start={0: 1})) == 1
+    assert texts(lease(home, queue)) == ["b"]
+    assert len(home.call(CompactQueue(queue=queue))) == 1
+
+
+def test_items_are_sent_to_another_queue(home: Home) -> None:
+    queue, other = create(home), create(home, "other")
+    produce(home, queue, "a", "b")
+    assert home.call(RedriveItems(queue=queue, items={0: [1], 7: [1]}, to=other)) == 1
+    assert texts(leased_soon(home, other)) == ["b"]
+    with pytest.raises(QueueNotFound):
+        home.call(RedriveItems(queue=queue, items={0: [0]}, to=12345))
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def test_items_are_read_and_a_cursor_is_kept(home: Home) -> None:
+    queue = create(home)
+    produce(home, queue, "a", "b", "c")
+    assert home.call(FindOffsets(queue=queue, at="oldest")) == {0: 0}
+    assert home.call(FindOffsets(queue=queue, at="newest")) == {0: 3}
+    assert home.call(FindOffsets(queue=queue, at=1)) == {0: 0}
+    page = home.call(ReadItems(queue=queue, start={0: 1}, limit=10))
+    assert [payload for _, part in page.items for payload in part.batch.payloads] == [b"b", b"c"] and page.behind == {0: 3}
+    home.call(MoveCursor(queue=queue, name="audit", to={0: 2}))
+    home.call(MoveCursor(queue=queue, name="audit", to={0: 1}, onward=True))
+    assert home.call(ListCursors(queue=queue)) == {"audit": {0: 2}}
+    home.call(ReleaseCursor(queue=queue, name="audit"))
+    assert home.call(ListCursors(queue=queue)) == {}
+    assert home.call(AwaitItems(queue=queue, start={0: 2})) is True
+    assert home.call(AwaitItems(queue=queue, start={0: 3}, wait=1)) is False
+
+
+def test_the_log_tells_what_is_published(home: Home) -> None:
+    queue = create(home)
+    produce(home, queue, "a", "b")
+    with closing(home.log(queue, 0)) as log:
+        published = log.published()
+        assert (published.start, published.end) == (0, 2) and published.sequence > 0
+        assert len([*log.frames()]) >= 2
+
+
+def test_metrics_tell_what_was_done(ground: Ground) -> None:
+    queue = create(ground.owner)
+    produce(ground.owner, queue, "a")
+    assert ground.owner.call(ReadMetrics()).queues["q"].requests["produce"] == 1
+
+
+# -- streams and staged writes -------------------------------------------------------------------------
+
+
+def test_a_stream_takes_grants_and_completes_them(home: Home) -> None:
+    queue = create(home)
+    produce(home, queue, "a", "b", "c")
+    stream = {"queue": queue, "stream": "s", "run": "r", "timeout": 30 * SECOND}
+    taken = home.call(TakeGrant(done=0, want=2, per_key=1, **stream))  # type: ignore[arg-type]
+    assert (taken.grant, taken.items, taken.ready) == (1, 2, 1)
+    home.call(RenewStream(**stream))  # type: ignore[arg-type]
+    assert home.call(ReadGrant(queue=queue, stream="s", number=1)).items == 2
+    assert home.call(FailGranted(queue=queue, action="bury", lots=[("bad", {0: [1, 2]})])) == (1, [(0, 2)])
+    last = home.call(TakeGrant(done=1, want=0, per_key=1, **stream))  # type: ignore[arg-type]
+    assert (last.grant, last.items) == (1, 0)
+    stats = home.call(ReadStats(queue=queue))
+    assert (stats.completed, stats.buried, stats.ready) == (1, 1, 1)
+    home.call(EndStream(queue=queue, stream="s", run="r"))
+    assert texts(lease(home, queue)) == ["c"]
+
+
+def test_a_staged_write_becomes_items_once(ground: Ground) -> None:
+    home, queue = ground.home, create(ground.home)
+    query = FindWrite(queue=queue, source="job", number=1)
+    assert home.call(query) == "unknown"
+    for again in (False, True):
+        write, staging = write_name(ground.owner.clock.read().wall), home.staging()
+        staging.begin(write)
+        writer = staging.writer(write, "part-0", queue)
+        writer.add(encode([Produced(0, items(["a", "b"]))], Moment(0, 0)))
+        part = writer.finish()
+        home.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[part]))
+        while home.call(query) == "waiting":
+            ground.owner.inbox.look()
+        assert home.call(query) == "adopted", f"again: {again}"
+    ground.owner.inbox.look()
+    assert home.call(ReadStats(queue=queue)).produced == 2
+
+
+# -- without waiting -----------------------------------------------------------------------------------
+
+
+def test_submit_tells_the_answer_or_the_error(home: Home) -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    queue = create(home)
+    home.submit(ProduceItems(queue=queue, batch=items(["a"])), answers.put)
+    assert answers.get(timeout=20)[0].stored.count == 1
+    home.submit(FindQueue(name="q"), answers.put)
+    assert answers.get(timeout=20).incarnation == queue
+    home.submit(FindQueue(name="nobody"), answers.put)
+    assert isinstance(answers.get(timeout=20), QueueNotFound)
+
+
+def test_submit_without_anybody_who_waits_is_done_all_the_same(ground: Ground) -> None:
+    home, queue = ground.home, create(ground.home)
+    produce(home, queue, "a")
+    home.submit(MoveCursor(queue=queue, name="audit", to={0: 1}))
+    while home.call(ListCursors(queue=queue)) != {"audit": {0: 1}}:
+        ground.owner.inbox.look()
+
+
+def test_a_lease_that_waits_is_answered_or_given_up(ground: Ground) -> None:
+    if not ground.waits:
+        return
+    home, queue = ground.home, create(ground.home)
+    answers: SimpleQueue[Any] = SimpleQueue()
+    cancel = home.submit(LeaseItems(queue=queue, wait=60 * SECOND, consumer="gone"), answers.put)
+    while not home.call(ReadStats(queue=queue)).waiting_consumers:
+        pass
+    cancel()
+    home.submit(LeaseItems(queue=queue, wait=60 * SECOND, consumer="stays"), answers.put)
+    produce(home, queue, "a")
+    found = answers.get(timeout=20) or answers.get(timeout=20)
+    assert texts(found[0]) == ["a"] and home.call(ReadStats(queue=queue)).consumers == {"stays": 1}
+
+
+def test_a_lease_is_kept_until_it_is_let_go(ground: Ground) -> None:
+    home, queue = ground.home, create(ground.home)
+    produce(home, queue, "a")
+    handed = lease(home, queue)
+    if not ground.keeps:
+        with pytest.raises(PenstockError):
+            home.keep(queue, handed.partition, handed.granted.lease)
+        return
+    home.keep(queue, handed.partition, handed.granted.lease)
+    home.let_go(queue, handed.partition, handed.granted.lease)
+    assert settle(home, queue, "complete", handed) == Settled(1)
+
+
+# -- a home that only looks ----------------------------------------------------------------------------
+
+
+def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) -> None:
+    ground = HOMES["directory"](tmp_path)
+    with ground.stack:
+        queue = create(ground.owner)
+        produce(ground.owner, queue, "a", "b")
+        handed = lease(ground.owner, queue)
+        settle(ground.owner, queue, "complete", handed)
+        with Snapshot.open(str(tmp_path / "data")) as snapshot:
+            for query in (
+                FindQueue(name="q"),
+                ListQueues(),
+                FindOffsets(queue=queue, at="newest"),
+                ListCursors(queue=queue),
+                ListItems(queue=queue),
+                ListHeldKeys(queue=queue),
+                ReadItems(queue=queue, start={}),
+                ExplainItem(queue=queue, partition=0, offset=1),
+                TraceItem(queue=queue, partition=0, offset=0),
+                ReadHistory(queue=queue, partition=0, offset=0),
+                ReadSlotMap(queue=queue),
+            ):
+                assert str(snapshot.call(query)) == str(ground.owner.call(query)), query  # type: ignore[arg-type]
+            before = snapshot.call(ReadStats(queue=queue))
+            assert (before.ready, before.completed) == (1, 1)
+            for sample in SAMPLES:
+                if not isinstance(sample, Query):
+                    with pytest.raises(InvalidRequest, match=f"read-only; {type(sample).__name__} is for the owner"):
+                        snapshot.call(sample)
+            snapshot.refresh()
+            after = snapshot.call(ReadStats(queue=queue))
+            assert (after.ready, after.completed, after.produced) == (before.ready, before.completed, before.produced)
