@@ -4,8 +4,9 @@
     python scripts/hops.py --write         put them into docs/architecture.md
     python scripts/hops.py --calls NAME    print every call of one of them, indented by depth
 
-Each scenario runs once to warm up and once under `sys.setprofile`, in every thread. A hop is a module of Penstock that the call enters for
-the first time, with the function by which it does; modules of `words/` are left out (ids, limits, errors, clock: they lead nowhere).
+Each scenario runs once to warm up and once under `sys.setprofile`, in every thread. Its path are the modules on the call stack when one of
+the steps is reached for which it is made: a decision, a change of state, an append to a log, a sync, a look at the state. Everything else
+that is called (ids, limits, checks, encodings) returns to where it was called from and leads nowhere; it counts among the modules and calls.
 """
 
 import argparse
@@ -32,8 +33,20 @@ class Call(NamedTuple):
 
     module: str
     function: str
-    depth: int
-    thread: int
+    stack: tuple["Call", ...]
+
+
+STEPS = {
+    ("rules/machine", "decide"),
+    ("rules/machine", "apply"),
+    ("logs/files/filelog", "append"),
+    ("logs/files/system", "sync"),
+    ("logs/files/inbox", "publish"),
+    ("logs/files/inbox", "put_errand"),
+    ("logs/files/inbox", "put_note"),
+    ("broker/queries", "stats"),
+}
+"""What a call is made for: modules, and their functions."""
 
 
 class Recorder:
@@ -41,26 +54,31 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._depth: dict[int, int] = {}
+        self._stacks: dict[int, list[Call]] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         if event not in ("call", "return") or not frame.f_code.co_filename.startswith(PACKAGE):
             return
-        thread = threading.get_ident()
-        depth = self._depth.get(thread, 0)
+        stack = self._stacks.setdefault(threading.get_ident(), [])
         if event == "return":
-            self._depth[thread] = max(0, depth - 1)
+            if stack:
+                stack.pop()
             return
         module = frame.f_code.co_filename.removeprefix(PACKAGE + "/").removesuffix(".py")
-        self.calls.append(Call(module, frame.f_code.co_qualname, depth, thread))
-        self._depth[thread] = depth + 1
+        call = Call(module, frame.f_code.co_qualname, tuple(stack))
+        self.calls.append(call)
+        stack.append(call)
 
-    def hops(self) -> list[Call]:
-        """The first call into each module, but for those of words/."""
+    def modules(self) -> set[str]:
+        return {call.module for call in self.calls}
+
+    def path(self) -> list[Call]:
+        """Of the modules on the way to the steps, the call by which each is entered first."""
         found: dict[str, Call] = {}
         for call in self.calls:
-            if not call.module.startswith("words/") and not re.search(r"<(lambda|genexpr|listcomp|dictcomp)>$", call.function):
-                found.setdefault(call.module, call)
+            if (call.module, call.function.rpartition(".")[2]) in STEPS:
+                for one in (*call.stack, call):
+                    found.setdefault(one.module, one)
         return [*found.values()]
 
 
@@ -100,22 +118,63 @@ def on_a_queue(folder: str) -> Iterator[tuple[str, Recorder]]:
             queue.produce(b"bad")
         failing = [queue.lease(), queue.lease()]
         yield "retry to the dead queue", record(lambda: failing.pop().retry())
+        dead = broker.queue("dead")
+        while dead.stats().ready < 2:  # the letters are on their way
+            pass
         yield "redrive", record(lambda: broker.redrive("dead", to="others", limit=1))
         yield "stats", record(queue.stats)
+
+
+def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
+    """What Spark's driver and tasks do, without a JVM, beside the owner, which looks into its inbox whenever the driver waits."""
+    import pyarrow as pa
+
+    from penstock.broker.embedded import Embedded
+    from penstock.broker.inbox_client import InboxClient
+    from penstock.operations import CreateQueue
+    from penstock.spark import consume, home, staging
+    from penstock.spark.options import STREAM, parse
+    from penstock.spark.order import Order
+
+    owner = Embedded.open(folder, threaded=False)
+    owner.call(CreateQueue(name="orders"))
+    consume.home_of = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.look, **options)  # type: ignore[assignment]
+    writes, order = staging.StagedWrites(home.target_of(folder)), Order.parse("")
+    destination = writes.find("orders")
+    rows = pa.record_batch({"payload": [b"a", b"b"], "key": [b"k", b"l"]})
+
+    def write() -> None:
+        name = writes.begin()
+        writes.prepare(name)
+        runs = writes.stage(name, destination, order, iter([rows]), "task-0")
+        writes.publish(name, destination, order, name, 1, runs)
+        owner.inbox.look()
+
+    yield "a Spark write, staged by a task, published by the driver, adopted by the owner", record(write)
+    reader = consume.ConsumingReader(parse({"broker": folder, "queue": "orders", "consume": "true"}, STREAM), ["id", "payload"])
+    offsets = [reader.initialOffset()]
+
+    def take() -> None:
+        offsets.append(reader.latestOffset(offsets[-1], consume.ReadMaxRows(1)))
+
+    yield "a Spark consume: a grant is taken, and the one before completed", record(take)
+    reader.stop()
+    owner.close()
 
 
 def scenarios() -> Iterator[tuple[str, Recorder]]:
     with tempfile.TemporaryDirectory() as folder:
         yield from on_a_queue(f"{folder}/data")
+        yield from in_spark(f"{folder}/spark")
 
 
 # -- output ------------------------------------------------------------------------------------------
 
 
 def told(name: str, recorder: Recorder) -> str:
-    hops = recorder.hops()
-    path = " → ".join(f"`{call.module}` {call.function.rpartition('.')[2]}" for call in hops)
-    return f"**{name}** ({len(hops)} modules, {len(recorder.calls)} calls): {path}"
+    path = recorder.path()
+    shown = " → ".join(f"`{call.module}` {call.function.rpartition('.')[2]}" for call in path)
+    return f"**{name}**: {len(path)} hops ({len(recorder.modules())} modules, {len(recorder.calls)} calls in all): {shown}"
 
 
 def main() -> int:
@@ -126,7 +185,7 @@ def main() -> int:
     found = dict(scenarios())
     if given.calls:
         for call in found[given.calls].calls:
-            print(f"{'  ' * call.depth}{call.module} {call.function}")
+            print(f"{'  ' * len(call.stack)}{call.module} {call.function}")
         return 0
     text = "\n\n".join(told(name, recorder) for name, recorder in found.items())
     if not given.write:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock import ListedItem, NewItem, QueueInfo, reports
 from penstock.api import arguments as calls
-from penstock.api.leases import Chosen, LeasedPart, HeldBatch, HeldLease
 from penstock.api.items import to_batch
+from penstock.api.leases import Chosen, HeldBatch, HeldLease, LeasedPart
 from penstock.api.options import info_of, to_catalog
 from penstock.api.redrive import chooser
 from penstock.loop.blocks import Items

@@ -6,8 +6,8 @@ import pytest
 
 import penstock
 from penstock.spark import errands
-from penstock.spark.jobs import asking
-from penstock.spark.jobs.asking import Owner
+from penstock.spark.jobs import owner as asking
+from penstock.spark.jobs.owner import Owner
 from penstock.words.clock import MILLISECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, QueueNotFound, StorageFailed
 

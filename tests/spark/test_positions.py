@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.rules.runs import RunSet, count, offsets
 from penstock.spark.positions import Position, advanced, behind, parse, shares
-from penstock.spark.splits import cut, split
+from penstock.spark.ranges import cut, split
 from penstock.words.errors import InvalidRequest
 
 BACKLOGS = st.dictionaries(st.integers(0, 12), st.integers(-5, 500), max_size=8)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import penstock
 from penstock.logs.drafting import FREE
 from penstock.rules import slots
-from penstock.spark import framing
+from penstock.spark import frames as framing
 from penstock.spark.home import Destination
-from penstock.spark.ordering import Order, in_place
+from penstock.spark.order import Order, in_place
 from penstock.spark.outgoing import DirectoryWriting
 from tests.spark.writes import Row, dropped, inbox
 

@@ -16,9 +16,10 @@ import penstock
 from penstock.logs.api import Draft
 from penstock.logs.files.inbox import StagedWriter
 from penstock.logs.files.system import SystemFiles
-from penstock.spark import framing, merging
+from penstock.spark import frames as framing
+from penstock.spark import merge as merging
 from penstock.spark.options import parse
-from penstock.spark.ordering import Order
+from penstock.spark.order import Order
 from penstock.spark.outgoing import DirectoryWriting
 from penstock.spark.writer import BatchWriter, Staged, StreamWriter
 from penstock.words.errors import QueueNotFound, StorageFailed

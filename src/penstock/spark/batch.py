@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.reports import QueueInfo
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
-from penstock.spark.starts import FIRST, LAST, Ends, begin, of_sequences
+from penstock.spark.ranges import FIRST, LAST, Ends, begin, of_sequences
 from penstock.spark.tables import DeadPlace, QueueTables
 from penstock.words.errors import InvalidRequest
 

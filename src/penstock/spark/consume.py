@@ -28,7 +28,7 @@ from penstock.reports import QueueInfo, TakenGrant
 from penstock.rules.runs import RunSet
 from penstock.spark.home import home_of, target_of
 from penstock.spark.options import SourceOptions, present
-from penstock.spark.splits import split
+from penstock.spark.ranges import split
 from penstock.spark.stream import Range
 from penstock.spark.tables import QueueTables
 from penstock.words.clock import MILLISECOND, SECOND, Clock, SystemClock

@@ -15,7 +15,7 @@ from penstock.rules.routing import SLOT_MASK
 from penstock.rules.slots import SlotMap
 from penstock.spark.home import target_of
 from penstock.spark.options import WRITE, parse, present
-from penstock.spark.ordering import Order
+from penstock.spark.order import Order
 from penstock.spark.staging import StagedWrites
 from penstock.spark.writer import check_columns
 from penstock.words.errors import InvalidRequest

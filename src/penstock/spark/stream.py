@@ -22,8 +22,7 @@ from penstock.rules.runs import RunSet, count, pairs
 from penstock.spark.home import home_of
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import Position, advanced, behind, parse
-from penstock.spark.splits import Split, split
-from penstock.spark.starts import Ends, at_latest, begin, of_sequences
+from penstock.spark.ranges import Ends, Split, at_latest, begin, of_sequences, split
 from penstock.spark.tables import QueueTables
 from penstock.words.errors import InvalidRequest, QueueNotFound
 

@@ -17,7 +17,7 @@ from penstock.spark.jobs import files as source_files
 from penstock.spark.jobs.files import FILE, absolute
 from penstock.spark.jobs.progress import Progress, translated, watching
 from penstock.spark.jobs.rows import DETAIL, RAW, REASON, REASONS, Mapping, checked
-from penstock.spark.ordering import Order
+from penstock.spark.order import Order
 from penstock.spark.routing import write
 from penstock.spark.staging import StagedWrites
 from penstock.words.errors import InvalidRequest

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from penstock.operations import RedriveItems, TraceItem
 from penstock.spark.home import Target, home_of, target_of
-from penstock.spark.jobs.asking import Owner
+from penstock.spark.jobs.owner import Owner
 from penstock.spark.jobs.progress import Progress, ours, said_by, watching
 from penstock.spark.tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from penstock.logs.drafting import FREE, Sheet, cuts
 from penstock.logs.store import PartWriter
 from penstock.operations import Staging
-from penstock.spark.framing import ORDERED_BYTES, SIZE, Run, StagedFrame
-from penstock.spark.ordering import Order
+from penstock.spark.frames import ORDERED_BYTES, SIZE, Run, StagedFrame
+from penstock.spark.order import Order
 from penstock.words.clock import Clock
 
 

@@ -20,7 +20,7 @@ from penstock.api.arrow import COLUMNS, read_columns
 from penstock.logs.drafting import Sheet
 from penstock.logs.failures import storage_failed
 from penstock.logs.store import PartWriter
-from penstock.spark.ordering import Order, in_place
+from penstock.spark.order import Order, in_place
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest, StorageFailed
 from penstock.words.limits import MAX_BATCH_ITEMS, MIB

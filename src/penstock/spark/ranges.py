@@ -1,13 +1,18 @@
-"""Where a stream begins that has no checkpoint yet.
+"""What is to be read of a queue: where it begins and ends, and how it is cut into tasks.
 
-Owns: `begin`, and `Ends`, the range that there is (`of_sequences`: of events). Whatever lies outside it is refused.
+Owns: `Ends`, the range that there is (`of_sequences`: of events), `begin`, where a read begins in it, `Split`, what a task is told to read, and
+`split`. Whatever lies outside of what there is, is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace
 from typing import NamedTuple
+
+import msgspec
 
 from penstock.logs.api import Published
 from penstock.reports import QueueInfo
+from penstock.rules.runs import count, pairs
 from penstock.spark.options import SourceOptions
 from penstock.spark.tables import QueueTables
 from penstock.words.clock import SystemClock
@@ -69,3 +74,43 @@ def _place(options: SourceOptions, queue: QueueInfo, ends: Ends, partition: int,
             f"give {start} or more, earliest, or failOnDataLoss=false"
         )
     return max(number, start)
+
+
+# -- cut into tasks ------------------------------------------------------------------------------------
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Numbers of one partition: offsets of items or log sequences, as flat runs."""
+
+    partition: int
+    runs: list[int]
+
+
+def split(wanted: Mapping[int, Sequence[int]], least: int = 0) -> list[Split]:
+    """A split for each partition that has something, and more of them, evenly cut, until there are `least` or nothing is left to cut."""
+    sizes = {partition: count(list(runs)) for partition, runs in wanted.items()}
+    parts = {partition: 1 for partition, size in sizes.items() if size}
+    heaviest = [(-float(size), partition) for partition, size in sizes.items() if size]  # by the size of a part
+    heapify(heaviest)
+    for _ in range(min(least, sum(sizes.values())) - len(parts)):
+        _, partition = heaviest[0]
+        parts[partition] += 1
+        heapreplace(heaviest, (-sizes[partition] / parts[partition], partition))
+    return [Split(partition, piece) for partition in sorted(parts) for piece in cut(wanted[partition], parts[partition])]
+
+
+def cut(runs: Sequence[int], pieces: int) -> list[list[int]]:
+    """Flat runs in so many pieces of sizes that differ by one at most."""
+    size = count(list(runs))
+    edges = [size * number // pieces for number in range(pieces + 1)]
+    found: list[list[int]] = [[] for _ in range(pieces)]
+    seen = piece = 0
+    for start, stop in pairs(runs):
+        while start < stop:
+            while edges[piece + 1] <= seen:
+                piece += 1
+            end = min(stop, start + edges[piece + 1] - seen)
+            found[piece] += (start, end)
+            seen += end - start
+            start = end
+    return [one for one in found if one]
