@@ -6,11 +6,10 @@
 
 Each scenario runs once to warm up and once under `sys.setprofile`, in every thread. Its path are the modules on the call stack when one of
 the steps is reached for which it is made: a decision, a change of state, an append to a log, a sync, a look at the state. Everything else
-that is called (ids, limits, checks, encodings) returns to where it was called from and leads nowhere; it counts among the modules and calls.
+that is called (ids, limits, checks, encodings) returns to where it was called from; it counts among the modules and calls.
 """
 
 import argparse
-import re
 import sys
 import tempfile
 import threading

@@ -1,7 +1,7 @@
 """What is to be read of a queue: where it begins and ends, and how it is cut into tasks.
 
-Owns: `Ends`, the range that there is (`of_sequences`: of events), `begin`, where a read begins in it, `Split`, what a task is told to read, and
-`split`. Whatever lies outside of what there is, is refused.
+Owns: `Ends`, the range that there is (`of_sequences`: of events), `begin`, where a read begins in it, `Split`, what a task is told to
+read, and `split`. Whatever lies outside of what there is, is refused.
 """
 
 from collections.abc import Mapping, Sequence
