@@ -6,6 +6,8 @@ The rules are DESIGN §11 and STYLE's habits; where one of these fails, the sour
 import ast
 import re
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -90,6 +92,30 @@ def test_imports_go_downward() -> None:
 
 def test_nothing_imports_testing() -> None:
     assert [module for module in modules_outside_testing() for name in own_imports(module) if folder(name) == "testing"] == []
+
+
+def test_the_wheel_holds_the_package_alone() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/penstock"]}
+    beside = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"src"}
+    assert [f"{module} imports {name}" for module in sources() for name in imports(module) if name.split(".")[0] in beside] == []
+
+
+def test_the_simulation_imports_only_the_package_and_what_that_needs() -> None:
+    allowed = {"penstock", "simulation", "msgspec", *sys.stdlib_module_names}
+    paths = list((ROOT / "simulation").rglob("*.py"))
+    assert paths
+    found = [(path.name, name) for path in paths for name in imported(ast.parse(path.read_text("utf-8")))]
+    assert [f"{path} imports {name}" for path, name in found if name.split(".")[0] not in allowed] == []
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """What is imported, as it is written."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
 
 
 def test_no_import_cycle() -> None:

@@ -1,18 +1,15 @@
-"""Damaged files under a whole broker: what becomes of the items of its queues.
+"""A copy of a simulated broker's disk is damaged, at rest or while a broker has it open, and used.
 
-Owns: `examine`: a twin of a simulated broker's disk is damaged, at rest or while a broker has it open, and then used as a broker is used:
-cursors read, items are listed, some are redriven to another queue, the rest is leased and completed. As with one partition (damage.py),
-the story goes on as if nothing had happened.
+Owns: `examine`. Cursors read, items are listed, some are redriven to another queue, the rest is leased and completed.
 What must hold: every undamaged item is read, listed and, if it was not done, delivered, once; exactly the damaged ones are counted as lost;
 no queue runs turn after turn without end.
 """
 
 import copy
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from penstock.broker.embedded import Embedded
 from penstock.loop import requests
 from penstock.loop.requests import Handed, Part
 from penstock.rules.life import State as Life
@@ -20,10 +17,10 @@ from penstock.rules.runs import offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
-from simulation.partition.damage import Harm, payloads
+from simulation.broker.turns import MOST_TURNS, ROOT, open_broker, wanting
+from simulation.damage import LogDamage, check_served, payloads
+from simulation.simulation import Narration
 
-MOST_TURNS = 400
-"""So many turns in a row without any time passing are no progress any more."""
 ROUNDS = [MINUTE, 6 * MINUTE, *[HOUR] * 2, *[DAY] * 3]
 """How long to wait before each round of work."""
 OPTIONS = {"max_attempts": 0, "retention": {"max_age": 0, "max_bytes": 0, "max_segments": 0}, "max_items": 0}
@@ -34,28 +31,19 @@ Spot: TypeAlias = tuple[int, int, int]
 """Incarnation, partition, offset."""
 
 
-class Twin:
+class BrokerCopy:
     """A broker on a copy of a disk."""
 
-    def __init__(self, files: SimulatedFiles, clock: ManualClock, root: str, segment_bytes: int, rng: random.Random) -> None:
+    def __init__(self, files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random) -> None:
         self.files = files
         self.clock = clock
         self.rng = rng
-        self._root = root
         self._segment_bytes = segment_bytes
         self._entropy = random.Random(rng.random())
         self.open()
 
     def open(self) -> None:
-        self.broker = Embedded.open(
-            self._root,
-            files=self.files,
-            clock=self.clock,
-            entropy=self._entropy.randbytes,
-            threaded=False,
-            segment_bytes=self._segment_bytes,
-            compression=False,
-        )
+        self.broker = open_broker(self.files, self.clock, self._entropy, self._segment_bytes)
 
     @property
     def queues(self) -> list[int]:
@@ -64,11 +52,10 @@ class Twin:
     def rest(self) -> None:
         """Run turns until no queue wants one."""
         for _ in range(MOST_TURNS):
-            now, loops = self.broker.now(), self.broker.loops()
-            wanting = [loop for loop in loops if loop.busy or (loop.turns.next_run is not None and loop.turns.next_run <= now)]
-            if not wanting:
+            loops = wanting(self.broker)
+            if not loops:
                 return
-            self.rng.choice(wanting).turn()
+            self.rng.choice(loops).turn()
         raise AssertionError("a damaged broker finds no rest")
 
     def calm(self) -> None:
@@ -124,36 +111,34 @@ class Twin:
         return found
 
 
-def examine(
-    files: SimulatedFiles, clock: ManualClock, root: str, segment_bytes: int, rng: random.Random, say: Callable[[str], None]
-) -> None:
-    """Damage a twin of a broker's disk, whose process is gone, and use it."""
+def examine(files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random, say: Narration) -> None:
+    """Damage a copy of a broker's disk, whose process is gone, and use it."""
     files = files.copy()
     files.mend()
     files.fill(None)
     files.readonly(False)
     files.kill()
-    twin = Twin(files, copy.deepcopy(clock), root, segment_bytes, rng)
+    twin = BrokerCopy(files, copy.deepcopy(clock), segment_bytes, rng)
     for queue in twin.queues:
         twin.broker.update(queue, OPTIONS)
         twin.ask(queue, "pause", lease=False, produce=False)
     twin.calm()
-    use = _Use(twin)
+    use = DamagedBroker(twin)
     twin.broker.close()
     in_use = rng.random() < 0.4
     if in_use:
         twin.open()
-    use.hurt(root, say)
+    use.hurt(say)
     if not in_use:
         twin.open()
     twin.calm()
     use.everything(sure=not in_use)
 
 
-class _Use:
+class DamagedBroker:
     """What was there before the damage, and what is found after it."""
 
-    def __init__(self, twin: Twin) -> None:
+    def __init__(self, twin: BrokerCopy) -> None:
         self._twin = twin
         self._read = {spot: payload for queue in twin.queues for spot, payload in twin.read(queue).items()}
         self._listed = {spot: payload for queue in twin.queues for spot, payload in twin.listed(queue).items()}
@@ -170,11 +155,11 @@ class _Use:
         self._logs = sorted({spot[:2] for spot in self._there})
         self._sure = True
 
-    def hurt(self, root: str, say: Callable[[str], None]) -> None:
+    def hurt(self, say: Narration) -> None:
         """Damage one log, or two."""
         rng = self._twin.rng
         for queue, partition in rng.sample(self._logs, min(len(self._logs), rng.choice([1, 1, 2]))):
-            harm = Harm(self._twin.files, f"{root}/logs/{queue:016x}/{partition:05d}/", rng, say)
+            harm = LogDamage(self._twin.files, f"{ROOT}/logs/{queue:016x}/{partition:05d}/", rng, say)
             self._damaged |= {(queue, partition, offset) for offset in harm.items}
 
     def everything(self, *, sure: bool) -> None:
@@ -201,10 +186,7 @@ class _Use:
         self._check({spot: p for queue in self._twin.queues for spot, p in self._twin.listed(queue).items()}, self._listed, "listed")
 
     def _check(self, found: dict[Spot, bytes], before: dict[Spot, bytes], what: str) -> None:
-        missed = before.keys() - self._damaged - found.keys()
-        assert not missed, f"{_named(missed)} are whole, and were not {what}"
-        wrong = found.keys() - before.keys() | (found.keys() & self._damaged if self._sure else set())
-        assert not wrong, f"{_named(wrong)} were {what}, and are damaged or new"
+        check_served(found, before, self._damaged, what, sure=self._sure, named=_named)
         changed = {spot for spot, payload in found.items() if before[spot] != payload}
         assert not changed, f"{_named(changed)} are not what they were"
 
@@ -233,12 +215,9 @@ class _Use:
                 twin.ask(queue, "clear", **CLEARED)
             for queue in twin.queues:
                 found += self._drain(queue)
-        whole = {payload for spot, payload in self._wanted.items() if spot not in self._damaged}
-        missed = whole - set(found)
-        assert not missed, f"{sorted(missed)} are whole, and were not delivered"
-        wrong = set(found) - (whole if self._sure else set(self._wanted.values()))
-        assert not wrong, f"{sorted(wrong)} were delivered: they are damaged, or done"
-        assert len(found) == len(set(found)), f"some of {found} were delivered twice"
+        wanted = set(self._wanted.values())
+        damaged = wanted - {payload for spot, payload in self._wanted.items() if spot not in self._damaged}
+        check_served(found, wanted, damaged, "delivered", sure=self._sure, named=sorted)
 
     def _redrive(self) -> None:
         """Everything that a queue has leaves for another."""

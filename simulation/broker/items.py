@@ -1,7 +1,7 @@
 """What is known of one item and of one lease in a simulated broker, from the answers that were seen.
 
 Owns: `Tag` (an item, followed by its payload through all queues), `Held` (a lease in somebody's hands), `Place`.
-Times are the world's: microseconds that have passed since it began, which no reboot and no setting of the date changes.
+Times are those of the model: microseconds that have passed since the simulation began, which no reboot and no setting of the date changes.
 """
 
 from collections.abc import Iterable

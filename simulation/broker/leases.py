@@ -1,37 +1,66 @@
 """Who holds what in a simulated broker, and whether the answers to lease, complete, retry, bury and extend are right.
 
-Owns: `Leases`. It knows of each lease what its holder knows. A lease is *surely valid* while its deadline lies ahead and nothing was
-lost that it rests on: then nobody else may have its items, and its holder may not be refused. It is *surely stale* when its items were
-given to someone else, or its deadline is past: then it must be refused. Between the two lies what a power cut or a lost answer leave in
-doubt. A write that fails, or an interrupt, takes back no lease that was answered.
+Owns: `Facts`, which the model and the leases share, and `Leases`, which knows of each lease what its holder knows.
+A lease is *surely valid* while its deadline lies ahead and nothing was lost that it rests on: then nobody else may have its items, and its
+holder may not be refused. It is *surely stale* when its items were given to someone else, or its deadline is past: then it must be
+refused. Between the two lies what a power cut or a lost answer leave in doubt. A write that fails, or an interrupt,
+takes back no lease that was answered.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Handed
+from penstock.reports import QueueInfo
 from penstock.rules.commands import Settled
 from penstock.rules.runs import offsets
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError
-from simulation.broker.book import Book
+from simulation.broker.census import Census
 from simulation.broker.items import Held, Place, Tag
-from simulation.broker.sent import SentLease, SentSettle
+from simulation.broker.order import KeyOrder, PriorityOrder
+from simulation.broker.sent import Sent, SentLease, SentSettle
 
 GRACE = 2 * SECOND
 """So long no lease of a slow partition ends when it is back."""
 LONGEST = 5 * MINUTE
 """No lease is asked for longer than this."""
+REMEMBERED = 15 * MINUTE
+"""So long a request is known by its id, at least."""
+
+
+class Facts:
+    """The time, every item that was ever sent, the queues there are, and the census: what every judge of a simulated broker needs."""
+
+    def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
+        self.now = 0
+        self.era = 0
+        """How often the machine was rebooted: then nobody can say how much time has passed."""
+        self.tags: dict[bytes, Tag] = {}
+        self.queues: dict[int, QueueInfo] = {}
+        self.census = Census(self._tag_of, undisturbed)
+        self.order = KeyOrder(self.census)
+        self.priorities = PriorityOrder(self.census)
+
+    def _tag_of(self, payload: bytes) -> Tag:
+        tag = self.tags.get(payload)
+        assert tag is not None, f"{payload!r} was found, which nobody produced"
+        return tag
+
+    def remembers(self, sent: Sent, later: int = 0) -> bool:
+        """Whether a request is surely known by its id, now or so much later."""
+        return self.era == sent.era and self.now + later - sent.since < REMEMBERED
 
 
 class Leases:
     """Every lease in somebody's hands."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self._census = book.census
-        self._order = book.order
-        self._precedence = book.precedence
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._census = facts.census
+        self._order = facts.order
+        self._priorities = facts.priorities
         self.held: list[Held] = []
         self.unknown_until: dict[int, int] = {}
         """Queue → until when items may be leased to somebody who never learnt of it."""
@@ -51,7 +80,7 @@ class Leases:
 
     @property
     def now(self) -> int:
-        return self._book.now
+        return self._facts.now
 
     # -- time and trouble ----------------------------------------------------------------------------
 
@@ -61,7 +90,7 @@ class Leases:
             held.doubtful = held.doubtful or power or held.deadline <= ended
             held.deadline = self.now + held.timeout
         self._unopened.update(self._census.rooms)
-        for tag in self._book.tags.values():
+        for tag in self._facts.tags.values():
             tag.not_before = 0
             tag.attempt = 0 if power else tag.attempt
         for incarnation in self.unknown_until:  # also what was over, if nobody came by to notice it
@@ -108,9 +137,9 @@ class Leases:
 
     def unknown(self, sent: SentLease) -> None:
         self.lost += 1
-        if sent.incarnation not in self._book.queues:
+        if sent.incarnation not in self._facts.queues:
             return
-        until = self.now + max(sent.timeout, self._book.queues[sent.incarnation].options.policy.lease_timeout)
+        until = self.now + max(sent.timeout, self._facts.queues[sent.incarnation].options.policy.lease_timeout)
         self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))
 
     def spare(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
@@ -147,7 +176,8 @@ class Leases:
 
     def _handed(self, sent: SentLease, handed: Handed) -> None:
         granted = handed.granted
-        given = {part.start + index: self._book.tags[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)}
+        tags = self._facts.tags
+        given = {part.start + index: tags[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)}
         assert list(given) == offsets(granted.runs), f"{sent} was given {granted.runs} and got the items at {list(given)}"
         token = (sent.incarnation, handed.partition, granted.lease)
         known = [one for one in self.held if (one.incarnation, one.partition, one.lease) == token]
@@ -170,7 +200,7 @@ class Leases:
         self._check_contents(handed, given)
         self._order.check(held, sent.per_key, self.held, self.now)
         if sent.ran_at is None:  # else what waits now did not wait then
-            self._precedence.check(held, self.now)
+            self._priorities.check(held, self.now)
         self.held.append(held)
 
     def _check_given(self, held: Held, offset: int, tag: Tag) -> None:
@@ -239,7 +269,7 @@ class Leases:
     def settled(self, sent: SentSettle, answer: list[Settled | PenstockError], error: PenstockError | None) -> None:
         if error is not None:
             answer = [error] * len(sent.parts)
-        if sent.answered is not None and self._book.remembers(sent) and not any(isinstance(one, PenstockError) for one in sent.answered):
+        if sent.answered is not None and self._facts.remembers(sent) and not any(isinstance(one, PenstockError) for one in sent.answered):
             same = [one for one in answer if not isinstance(one, PenstockError)]
             assert len(same) < len(answer) or same == sent.answered, f"{sent} was answered with {answer}, and before with {sent.answered}"
         for (held, wanted), result in zip(sent.wanted, answer, strict=True):
@@ -257,7 +287,7 @@ class Leases:
             return
         assert not held.surely_left, f"{sent} was refused, and yet somebody else has {sorted(held.surely_left)} of {held}: {error}"
         if isinstance(error, LeaseLost) and not sent.unknown:
-            sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._book.queues
+            sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._facts.queues
             sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)
             sure = sure and not (sent.then and held.early(wanted))
             assert not sure, f"{sent} was refused though {held} is valid for another {(held.deadline - self.now) / SECOND} s: {error}"
@@ -323,7 +353,7 @@ class Leases:
     def _do(self, sent: SentSettle, held: Held, done: list[int]) -> None:
         """What the answer means."""
         if sent.action == "extend":
-            if sent.latest_era == self._book.era:
+            if sent.latest_era == self._facts.era:
                 held.deadline = max(sent.ran(self.now) + (sent.timeout or held.timeout), held.spared_until)
             else:  # the machine was rebooted before anybody learnt of it: every lease was given its time anew
                 held.doubtful = True
@@ -335,7 +365,7 @@ class Leases:
                 self._complete(held, offset, tag, sure=True)
             else:
                 spot = self._census.lives_in(tag, held.incarnation)
-                known = spot is not None and not spot.buried and sent.latest_era == self._book.era
+                known = spot is not None and not spot.buried and sent.latest_era == self._facts.era
                 if sent.action == "retry" and sent.delay:
                     tag.not_before = sent.ran(self.now) + sent.delay if known else 0  # an earlier delay says nothing any more
                 if sent.action == "retry" and not sent.counted:

@@ -1,31 +1,37 @@
-"""The operator of a simulated broker: queues made, changed, resized and tidied up.
+"""The operator of a simulated broker: queues are made, changed, resized and cleared, and looked at.
 
-Owns: `Operator`. Everything here is done at once, in a turn of its own, and told to the model before anything else is judged.
+Owns: `Operator`: everything is done at once, in a turn of its own, and told to the model before anything else is judged; `Inspector`: what
+`explain`, `listed`, `read` and cursors answer must be what the census found.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.reports import ListedItem, QueueInfo
+from penstock.reports import Explained, ListedItem, QueueInfo
+from penstock.rules.life import State as Life
 from penstock.rules.routing import key_id
-from simulation.broker.chance import Chance
-from simulation.broker.world import World
+from penstock.words import ids
+from simulation.broker.census import Spot
+from simulation.broker.harness import BrokerHarness
+from simulation.broker.input import RandomInput
+from simulation.broker.items import Place, Tag
 
 MOST_PARTITIONS = 4
+MOVED = "moved"
 
 
 class Operator:
     """Whoever looks after the queues."""
 
-    def __init__(self, world: World, chance: Chance) -> None:
-        self._world = world
+    def __init__(self, harness: BrokerHarness, chance: RandomInput) -> None:
+        self._harness = harness
         self._chance = chance
         self._former: dict[int, int] = {}
         """Queue → how many partitions it had before."""
 
     @property
     def _broker(self) -> Any:
-        return self._world.broker
+        return self._harness.broker
 
     def begin(self) -> None:
         self._create("dead", {})
@@ -36,12 +42,12 @@ class Operator:
     def _create(self, name: str, extra: dict[str, object]) -> None:
         options = {**self._chance.options(), **self._chance.habitual(), **extra}
         partitions = self._chance.pick([1, 1, 2, 3])
-        info = self._world.operate(f"create {name}", lambda: self._broker.create(name, options, partitions, False, {}))
+        info = self._harness.operate(f"create {name}", lambda: self._broker.create(name, options, partitions, False, {}))
         if isinstance(info, QueueInfo):
-            self._world.model.created(info)
+            self._harness.model.created(info)
 
     def _queue(self) -> QueueInfo:
-        model = self._world.model
+        model = self._harness.model
         return model.queues[self._chance.pick(sorted(model.queues))]
 
     # -- width and options ---------------------------------------------------------------------------
@@ -54,7 +60,7 @@ class Operator:
         self.resize_to(queue.incarnation, partitions)
 
     def resize_to(self, incarnation: int, partitions: int) -> None:
-        queue = self._world.model.queues.get(incarnation)
+        queue = self._harness.model.queues.get(incarnation)
         if queue is None:
             return
         self._former[queue.incarnation] = len(queue.active)
@@ -67,7 +73,7 @@ class Operator:
         self.set_read_only(queue.incarnation, number, off)
 
     def set_read_only(self, incarnation: int, number: int, off: bool) -> None:
-        queue = self._world.model.queues.get(incarnation)
+        queue = self._harness.model.queues.get(incarnation)
         if queue is not None:
             self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.set_read_only(incarnation, number, off))
 
@@ -80,18 +86,18 @@ class Operator:
         self.change(f"update {queue.name} {changes}", queue, lambda: self._broker.update(queue.incarnation, changes))
 
     def set_options(self, queue: int, changes: dict[str, object]) -> None:
-        self.change(f"update {changes}", self._world.model.queues[queue], lambda: self._broker.update(queue, changes))
+        self.change(f"update {changes}", self._harness.model.queues[queue], lambda: self._broker.update(queue, changes))
 
     def change(self, what: str, queue: QueueInfo, action: Any) -> None:
         def then(answer: Any) -> None:
-            self._world.model.changed(queue.incarnation, answer)
+            self._harness.model.changed(queue.incarnation, answer)
 
-        self._world.model.unsure_queues.add(queue.incarnation)
-        self._world.operate(what, action, then, leads=queue.incarnation)
+        self._harness.model.unsure_queues.add(queue.incarnation)
+        self._harness.operate(what, action, then, leads=queue.incarnation)
 
     def look_up(self, queue: int) -> None:
         """An operator that was interrupted looks at what a queue is now."""
-        model = self._world.model
+        model = self._harness.model
         found = {info.incarnation: info for info in self._broker.list()}
         if queue in model.unsure_queues and queue in found:
             model.queues[queue] = found[queue]
@@ -100,17 +106,17 @@ class Operator:
         """Delete a queue and make another of that name."""
         queue = self._queue()
         if self._chance.happens(0.4):
-            self._world.rest()
+            self._harness.rest()
         else:
             self.redrive_some(to=queue.incarnation)  # with items on their way to it
         self.change(f"delete {queue.name}", queue, lambda: self._broker.delete(queue.name, 0))
-        if queue.name not in [info.name for info in self._world.model.queues.values()]:
+        if queue.name not in [info.name for info in self._harness.model.queues.values()]:
             self._create(queue.name, {})
 
     # -- items ---------------------------------------------------------------------------------------
 
     def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
-        return self._world.operate(
+        return self._harness.operate(
             f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then, None if verb == "explain" else queue
         )
 
@@ -134,7 +140,7 @@ class Operator:
         for item in items:
             chosen.setdefault(item.partition, []).append(item.offset)
         if chosen:
-            model = self._world.model
+            model = self._harness.model
             model.order.sending([model.tags[item.batch.payloads[item.index]] for item in items], queue, to)
             self.ask(queue, "send", partition_offsets=chosen, to=to)
 
@@ -145,7 +151,7 @@ class Operator:
         self.ask(queue, "redrive", partition_offsets=None)
 
     def release(self) -> None:
-        model = self._world.model
+        model = self._harness.model
         parked = sorted(place for place, holders in model.order.parked.items() if holders and place[0] in model.queues)
         if parked:
             queue, key = self._chance.pick(parked)
@@ -154,7 +160,7 @@ class Operator:
 
     def free(self, queue: int, key: bytes) -> None:
         """Let a parked key go on without what was given up."""
-        model = self._world.model
+        model = self._harness.model
         model.order.release(queue, key)
         answer = self.ask(queue, "release", key_id=key_id(key))
         if isinstance(answer, int) and model.census.whole:
@@ -172,7 +178,7 @@ class Operator:
         self.ask(self._queue().incarnation, "pause", lease=False, produce=False)
 
     def clear(self) -> None:
-        model = self._world.model
+        model = self._harness.model
         queue = self._queue()
         partition = self._chance.pick([None, None, *queue.active])
         chosen = {name: self._chance.happens(0.4) for name in ("ready", "scheduled", "leased", "buried")}
@@ -193,13 +199,13 @@ class Operator:
         """Keys that were parked for what was cleared go on."""
         held = self.ask(queue, "keys", limit=1_000) if keys else []
         for one in held if isinstance(held, list) else ():
-            wrong = one.key in keys and one.why == "parked" and not self._world.model.order.is_parked(queue, one.key)
+            wrong = one.key in keys and one.why == "parked" and not self._harness.model.order.is_parked(queue, one.key)
             assert not wrong, f"what parked key {one.key!r} was cleared, and it is parked: {one}"
 
     def seek(self) -> None:
         queue = self._queue()
         self.first_run(queue.incarnation)
-        model = self._world.model
+        model = self._harness.model
         ends = self.ask(queue.incarnation, "ends")
         if not isinstance(ends, dict):
             return
@@ -213,9 +219,94 @@ class Operator:
 
     def first_run(self, incarnation: int) -> None:
         """Let what waits in a queue's inbox, or for its disks, be done before."""
-        self._world.let_disks_answer(incarnation)
+        self._harness.let_disks_answer(incarnation)
         for loop in self._broker.loops():
             if loop.turns.incarnation == incarnation:
-                self._world.turn(loop)
-                while loop in self._world.wanting():
-                    self._world.turn(loop)
+                self._harness.turn(loop)
+                while loop in self._harness.wanting():
+                    self._harness.turn(loop)
+
+
+class Inspector:
+    """Asks what the broker says of its items, and compares it with the census."""
+
+    def __init__(self, harness: BrokerHarness, chance: RandomInput, operator: Operator) -> None:
+        self._harness = harness
+        self._chance = chance
+        self._operator = operator
+
+    def look(self) -> None:
+        """Ask one thing or another."""
+        queue = self._chance.pick(sorted(self._harness.model.queues))
+        for other in sorted(self._harness.model.queues):  # so that nothing else happens between what is said and what is found
+            self._operator.first_run(other)
+        self._chance.pick([self._explain, self._list, self._read, self._cursor])(queue)
+
+    def _explain(self, queue: int) -> None:
+        """An item answers to every id it ever had."""
+        model = self._harness.model
+        known = [(tag, place) for tag in model.tags.values() for place in tag.places if place.incarnation == queue and not tag.void]
+        if not known:
+            return
+        tag, place = self._chance.pick(known)
+        said = self._operator.ask(queue, "explain", partition=place.partition, offset=place.offset)
+        if isinstance(said, Explained) and model.census.whole and said.state != MOVED:
+            self._compare(tag, place, said)
+
+    def _compare(self, tag: Tag, place: Place, said: Explained) -> None:
+        """What is said is true of the copy it is said of; and where there is a living copy, it is said of that."""
+        model = self._harness.model
+        name = model.queues.get(place.incarnation)
+        where = Place(next((q for q, info in model.queues.items() if info.name == said.queue), 0), *ids.parse_id(said.id))
+        assert model.census.at(where) is tag, f"{tag} was explained as {said}, where {model.census.at(where)} is ({name})"
+        spots: dict[Place, Spot] = {spot.place: spot for spot in model.census.of(tag).spots()}
+        assert spots[where].life.value == said.state, f"{tag} is {model.census.of(tag)} and was explained as {said}"
+
+    def _list(self, queue: int) -> None:
+        """Every item in a state is listed once."""
+        model = self._harness.model
+        states = [life for life in Life if self._chance.happens(0.5)] or [Life.READY]
+        dropped = self._dropped(queue)
+        listed = self._operator.ask(queue, "listed", states=[life.value for life in states], limit=1_000)
+        if not isinstance(listed, list) or not model.census.whole:
+            return
+        taken = self._dropped(queue) - dropped  # by retention when the turn was committed, perhaps after they were listed
+        found = sorted(place for place in ((item.partition, item.offset) for item in listed) if place not in taken)
+        left = {place[1:] for place in model.census.left(queue)}  # they are listed where they are now
+        expected = [
+            (partition, offset) for (incarnation, partition), room in model.census.rooms.items() if incarnation == queue
+            for offset, life in enumerate(room.lives) if life in states and offset not in room.dropped and (partition, offset) not in left
+        ]  # fmt: skip
+        assert found == sorted(expected), f"listed were {found}, and there are {sorted(expected)}"
+
+    def _dropped(self, queue: int) -> set[tuple[int, int]]:
+        """What retention has taken, as far as was seen."""
+        rooms = self._harness.model.census.rooms.items()
+        return {(number, offset) for (incarnation, number), room in rooms if incarnation == queue for offset in room.dropped}
+
+    def _read(self, queue: int) -> None:
+        """History has every item that was ever here and is kept; one that was only moved within the queue, once."""
+        model = self._harness.model
+        answer = self._operator.ask(queue, "read", offsets={}, limit=10_000)
+        if not isinstance(answer, tuple) or not model.census.whole:
+            return
+        read = [model.tags[payload] for _, items in answer[0] for payload in items.batch.payloads]
+        for tag in model.tags.values():
+            here = [place for place in tag.places if place.incarnation == queue and model.census.at(place) is tag]
+            kept = [place for place in here if place.offset not in model.census.rooms[place[:2]].dropped]
+            assert bool(kept) == (tag in read) or len(here) > len(kept), f"{tag} was {'not ' * (tag not in read)}read, and is at {kept}"
+            assert read.count(tag) <= max(1, len(kept)), f"{tag} was read {read.count(tag)} times"
+
+    def _cursor(self, queue: int) -> None:
+        """A cursor is where it was put."""
+        ends = self._operator.ask(queue, "ends")
+        if not isinstance(ends, dict):
+            return
+        if self._chance.happens(0.3):
+            self._operator.ask(queue, "release_cursor", name="audit")
+            return
+        offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
+        moved = self._operator.ask(queue, "move_cursor", name="audit", offsets=offsets)
+        found = self._operator.ask(queue, "cursor", name="audit")
+        if moved is None and isinstance(found, dict) and self._harness.model.census.whole:
+            assert found == offsets, f"the cursor was moved to {offsets} and is at {found}"

@@ -1,20 +1,25 @@
-"""Whose turn is it in a whole queue? Keys are strict, whatever partitions an item of a key lies in.
+"""Which item of a whole queue is next?
 
-Owns: `Order`: in which order items of a key were stored, which keys an item that was given up parks, and the check of every lease
-that was handed out. An item loses its place in the order when nobody can say what it is: it was scheduled, sought, sent to another
-queue, given up without parking its key, or the answer to its produce was lost.
+Owns: `KeyOrder` and `PriorityOrder`, which check every lease that was handed out. Times are those of the model: what has passed since the
+simulation began.
+Keys are strict, whatever partitions the items of a key lie in. `KeyOrder` knows in which order items of a key were stored, and which keys
+are parked by an item that was given up. An item loses its place in the order when nobody can say what it is: it was scheduled, sought,
+sent to another queue, given up without parking its key, or the answer to its produce was lost.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from penstock.rules.life import State as Life
+from penstock.words.clock import SECOND
 from simulation.broker.census import Census, Spot
-from simulation.broker.items import Held, Place, Tag
+from simulation.broker.items import ENDLESS, Held, Place, Tag
+from simulation.partition.order import UNSURE, lifted
 
 HOLDS = (Life.READY, Life.LEASED, Life.SCHEDULED)
 
 
-class Order:
+class KeyOrder:
     """The order of keys, queue by queue."""
 
     def __init__(self, census: Census) -> None:
@@ -24,7 +29,7 @@ class Order:
         """Queue and key → items that hold it though they were given up, each with the place where that happened."""
         self.perhaps: set[tuple[int, bytes]] = set()
         """Keys that are parked unless an operator's word, never answered, has freed them."""
-        self._graves: dict[Place, Tag] = {}
+        self._burials: dict[Place, Tag] = {}
         """Places where an item was found buried, or as it left for a dead queue."""
         self._former: set[Tag] = set()
         """Items that are buried, or were at the last look."""
@@ -43,20 +48,20 @@ class Order:
     def follow(self) -> None:
         """Items that were given up, came back, or left."""
         self._just_parked.clear()
-        graves = {place: tag for place, tag in self._graves.items() if not self._census.healthy(place)}
+        burials = {place: tag for place, tag in self._burials.items() if not self._census.healthy(place)}
         for tag, found in self._census.found.items():
             for spot in (*found.live, *found.moving):
                 if spot.buried:
-                    graves[spot.place] = tag
-                    if spot.place not in self._graves:
+                    burials[spot.place] = tag
+                    if spot.place not in self._burials:
                         self._give_up(tag, spot)
                 elif tag.key is not None and spot.life in HOLDS:
                     self._return(tag, spot)
                 elif spot.life is Life.MOVING:
                     tag.attempt = 0
                     tag.forget_order()
-        self._former = {*self._graves.values(), *graves.values()}
-        self._graves = graves
+        self._former = {*self._burials.values(), *burials.values()}
+        self._burials = burials
         self._on_bury = {owner: room.policy.on_bury for owner, room in self._census.rooms.items()}
 
     def _give_up(self, tag: Tag, spot: Spot) -> None:
@@ -107,7 +112,7 @@ class Order:
         """Somebody sets out to clear what was given up; says which keys that lets go on."""
         freed: list[bytes] = []
         for (queue, key), holders in self.parked.items():
-            chosen = [tag for tag, grave in holders.items() if queue == incarnation and partition in (None, grave.partition)]
+            chosen = [tag for tag, buried_in in holders.items() if queue == incarnation and partition in (None, buried_in.partition)]
             for tag in chosen:
                 del holders[tag]
                 tag.forget_order()
@@ -154,9 +159,9 @@ class Order:
     def _check_parked(self, held: Held, tag: Tag, others: list[Tag]) -> None:
         """Nothing goes past an item that was given up and parks the key; one that was not behind it may have been given just before."""
         assert tag.key is not None
-        for holder, grave in self.parked.get((held.incarnation, tag.key), {}).items():
+        for holder, buried_in in self.parked.get((held.incarnation, tag.key), {}).items():
             later = holder.order is not None and tag.order is not None and holder.order.before(tag.order)
-            passed = holder not in others and (later or (grave.partition == held.partition and holder not in self._just_parked))
+            passed = holder not in others and (later or (buried_in.partition == held.partition and holder not in self._just_parked))
             assert not passed, f"{held} was given {tag}, whose key is parked because {holder} was given up"
 
     def _check_earlier(self, held: Held, tag: Tag, before: list[Tag]) -> None:
@@ -168,3 +173,93 @@ class Order:
                 continue
             spot = self._census.lives_in(earlier, tag.queue)
             assert spot is None or spot.life not in HOLDS, f"{tag} was given before {earlier}, which is {self._census.of(earlier)}"
+
+
+# -- ages and priorities -----------------------------------------------------------------------------
+
+
+class Wait(NamedTuple):
+    """An item that is ready: where, and since when at the earliest and at the latest."""
+
+    place: Place
+    earliest: int
+    latest: int
+
+
+class PriorityOrder:
+    """Ages and priorities across the partitions of a queue: no lease takes an item while a clearly better one is ready elsewhere.
+
+    Only items without a key are judged: what holds or frees a key is for `KeyOrder`. Only partitions count that were in order and not
+    paused before and after the turn. A partition knows how long an item waits to a second (items that became ready within one are kept
+    together), and a lease may stay in a partition for what is up to a second younger than the oldest elsewhere.
+    """
+
+    def __init__(self, census: Census) -> None:
+        self._census = census
+        self._waiting: dict[Tag, Wait] = {}
+        self._before: dict[Tag, Wait] = {}
+        """As it was at the look before the last."""
+        self._giving: dict[tuple[int, int], object] = {}
+        """Partitions that are in order and not paused, each with what tells whether it was opened anew since."""
+        self._gave: dict[tuple[int, int], object] = {}
+        self._sought: set[int] = set()
+        """Queues of which items were sought: those stand before older ones, and at another priority."""
+        self._rebooted = False
+        self.judging = True
+        """False while answers of a process that is gone are judged: what was ready then is not known."""
+
+    def rebooted(self) -> None:
+        """The date says how long the machine was off, and it may be wrong: what waits is younger or older than it seems."""
+        self._rebooted = True
+
+    def look(self, now: int, seeking: set[int]) -> None:
+        """See what waits after a turn."""
+        self._sought |= seeking
+        giving: dict[tuple[int, int], object] = {
+            owner: room.state for owner, room in self._census.rooms.items() if room.healthy and not room.paused
+        }
+        self._gave, self._giving = self._giving, giving
+        self._before, self._waiting = self._waiting, {}
+        for tag, found in self._census.found.items():
+            for spot in found.live:
+                if spot.life is Life.READY:
+                    self._waiting[tag] = self._wait(self._before.get(tag), spot.place, now)
+        self._rebooted = False
+
+    def _wait(self, known: Wait | None, place: Place, now: int) -> Wait:
+        if known is not None and known.place == place and not self._rebooted:
+            return known
+        seen = place[:2] in self._gave and not self._rebooted  # else it may have become ready while nobody could look
+        return Wait(place, now if seen else -ENDLESS, now)
+
+    def check(self, held: Held, now: int) -> None:
+        """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
+        if not self.judging or held.incarnation in self._sought or not self._steady((held.incarnation, held.partition)):
+            return
+        if held.incarnation in self._census.looking_on:
+            return
+        aging = self._census.rooms[held.incarnation, held.partition].policy.priority_aging
+        passed = [(tag, wait) for tag, wait in self._waiting.items() if self._before.get(tag) == wait and self._elsewhere(held, tag, wait)]
+        for offset, tag in held.open.items() if passed else ():
+            place = Place(held.incarnation, held.partition, offset)
+            taken = self._before.get(tag, Wait(place, now, now))
+            if tag.key is not None or taken.place != place:
+                continue
+            best = lifted(tag.priority, now + UNSURE - taken.earliest, aging)
+            for other, wait in passed:
+                its = lifted(other.priority, now - wait.latest, aging)
+                older = taken.earliest - wait.latest
+                ahead = its < best or (its == best and older >= UNSURE)
+                assert not ahead, (
+                    f"{held} was given {tag} of priority {tag.priority}, while {other} of priority {other.priority}, "
+                    f"{older / SECOND} s older, waits in partition {wait.place.partition}"
+                )
+
+    def _elsewhere(self, held: Held, tag: Tag, wait: Wait) -> bool:
+        """Whether an item lay in another partition of the queue all the time, and could have been leased there."""
+        owner = wait.place[:2]
+        return tag.key is None and owner[0] == held.incarnation and owner[1] != held.partition and self._steady(owner)
+
+    def _steady(self, owner: tuple[int, int]) -> bool:
+        """Whether a partition was in order before the turn and is so after it, and nothing happened to it in between."""
+        return owner in self._gave and self._gave[owner] is self._giving.get(owner)

@@ -1,29 +1,29 @@
-"""Whole brokers in a world that goes wrong, run from one seed.
+"""The simulation of whole brokers: callers, operators, time, faults, crashes.
 
-Owns: `Simulation`: what happens next. Callers produce, workers lease and settle at once, late, or never; operators redrive, resize, pause
-and clear; time passes, the date is set back, files fail, the process is killed, the power is cut. World (broker_world.py) sees to it
-that after every turn the broker is what its model says. At the end everything that is left must come out. Now and then a copy of the
-broker is damaged and used (broker_damage.py).
-A failure is an AssertionError that ends in the line to repeat it: `python -m simulation.broker.simulation --seed 1234`.
+Owns: `BrokerSimulation`: what happens next. Callers produce, workers lease and settle at once, late, or never; operators redrive, resize,
+pause and clear; time passes, the date is set back, files fail, the process is killed, the power is cut. The harness checks after every turn
+that the broker is what its model says. At the end everything that is left must be delivered: what was given up is redriven, dead letters
+whose keys are parked go home, workers lease and complete whatever there is, for as many days as it takes. Now and then a copy of the
+broker is damaged and used (damage.py).
 """
 
-import argparse
+import errno
 import random
 from collections.abc import Callable
 
-from penstock.testing.disk import Halt
+from penstock.reports import ListedItem
+from penstock.testing.disk import Fault
 from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
-from simulation.broker.callers import Callers
-from simulation.broker.chance import Chance
-from simulation.broker.crowd import Crowd
-from simulation.broker.finish import finish
-from simulation.broker.inspector import Inspector
-from simulation.broker.operator import Operator
-from simulation.broker.world import FAULTS, World
+from simulation.broker.callers import Callers, Crowd
+from simulation.broker.harness import BrokerHarness
+from simulation.broker.input import RandomInput
+from simulation.broker.operator import Inspector, Operator
+from simulation.broker.sent import SentLease, SentSettle
+from simulation.simulation import Simulation
 
-STEPS = 80
-DAMAGED = 0.012
-"""How often, per step, a copy is damaged."""
+FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt"]
+ROUNDS = [6 * MINUTE, MINUTE, *[HOUR] * 4, *[DAY] * 8]
+"""How long to wait before each round of work: at first until every lease is over."""
 HANGS = [200 * MILLISECOND, 450 * MILLISECOND, 700 * MILLISECOND, 3 * SECOND, 9 * SECOND, 15 * SECOND]
 """How long a disk does not answer: less and more than a partition may be out before it counts as slow."""
 SHORT_WAITS = [100 * MILLISECOND, 300 * MILLISECOND, 600 * MILLISECOND, 1500 * MILLISECOND]
@@ -44,109 +44,140 @@ MOODS: dict[str, dict[str, int]] = {
 """What there is more of in some seeds, and how many times more."""
 
 
-def _silence(line: str) -> None:
-    """Nobody listens."""
+class BrokerSimulation(Simulation):
+    """The run of one seed."""
 
+    name = "broker"
+    usual_steps = 80
+    damage_rate = 0.012
 
-class Simulation:
-    """One seed's story."""
+    def __init__(self, seed: int, steps: int | None = None, say: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, steps, say)
+        self.harness = BrokerHarness(seed, self.say)
+        chance = self.chance = RandomInput(self.harness.rng)
+        more = MOODS[chance.pick(list(MOODS))]
+        callers, self._operator = Callers(self.harness, chance), Operator(self.harness, chance)
+        inspector = Inspector(self.harness, chance, self._operator)
+        crowd = Crowd(self.harness, chance, callers, self._operator)
+        weights = {name: weight * more.get(name, 1) for name, weight in STEP_WEIGHTS.items()}
+        self.use(weights, self, callers, self._operator, inspector, crowd)
+        self._duration = chance.duration
 
-    def __init__(self, seed: int, steps: int = STEPS, say: Callable[[str], None] = _silence) -> None:
-        self.seed = seed
-        self.steps = steps
-        self._say = say
-        self.world = World(seed, say)
-        self._chance = Chance(self.world.rng)
-        more = MOODS[self._chance.pick(list(MOODS))]
-        self._weights = {name: weight * more.get(name, 1) for name, weight in STEP_WEIGHTS.items()}
-        self._callers = Callers(self.world, self._chance)
-        self._operator = Operator(self.world, self._chance)
-        self._inspector = Inspector(self.world, self._chance, self._operator)
-        self._crowd = Crowd(self.world, self._chance, self._callers, self._operator)
-        self._harm = random.Random(f"damage {seed}")
+    def begin(self) -> None:
+        self._operator.begin()
 
-    def run(self) -> None:
-        """Live through all steps; raises AssertionError when something is not as it should be."""
-        try:
-            self._operator.begin()
-            for number in range(self.steps):
-                self._step(number)
-                if self._harm.random() < DAMAGED:
-                    self._say("   damage to a copy")
-                    self.world.damage_a_copy(self._harm)
-            self._say("-- finish")
-            finish(self.world, self._operator)
-        except Exception as error:
-            what = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-            steps = "" if self.steps == STEPS else f" --steps {self.steps}"
-            raise AssertionError(f"{what}\npython -m simulation.broker.simulation --seed {self.seed}{steps}") from error
+    def finish(self) -> None:
+        self.say("-- finish")
+        _finish(self.harness, self._operator)
 
-    def _step(self, number: int) -> None:
-        kind = self._chance.rng.choices(list(self._weights), list(self._weights.values()))[0]
-        self._say(f"-- {number} {kind}")
-        try:
-            for owner in (self, self._callers, self._operator, self._inspector, self._crowd):
-                action = getattr(owner, kind, None)
-                if action is not None:
-                    action()
-                    return
-            raise NotImplementedError(kind)
-        except Halt:
-            self.world.die(power=self._chance.happens(0.5))
+    def die(self, power: bool) -> None:
+        self.harness.die(power)
+
+    def damage_a_copy(self, rng: random.Random) -> None:
+        self.harness.damage_a_copy(rng)
 
     # -- time and trouble ----------------------------------------------------------------------------
 
     def turn(self) -> None:
         """A queue runs a turn: mostly one that wants to."""
-        loops = self.world.wanting()
-        self.world.turn(self._chance.pick(loops if loops and self._chance.happens(0.9) else list(self.world.broker.loops())))
+        loops = self.harness.wanting()
+        self.harness.turn(self.chance.pick(loops if loops and self.chance.happens(0.9) else list(self.harness.broker.loops())))
 
     def rest(self) -> None:
-        self.world.rest()
+        self.harness.rest()
 
     def let_time_pass(self) -> None:
-        self.world.advance(self._chance.duration())
+        self.harness.advance(self._duration())
 
     def step_wall(self) -> None:
-        self.world.step_wall(self._chance.pick([-DAY, -HOUR, -SECOND, SECOND, HOUR, DAY]))
+        self.harness.step_wall(self.chance.pick([-DAY, -HOUR, -SECOND, SECOND, HOUR, DAY]))
 
     def wait_a_little(self) -> None:
-        self.world.advance(self._chance.pick(SHORT_WAITS))
+        self.harness.advance(self.chance.pick(SHORT_WAITS))
 
     def hold_up(self) -> None:
         """The disks of some partitions of a queue do not answer for a while."""
-        info = self.world.model.queues[self._chance.pick(sorted(self.world.model.queues))]
-        duration = self._chance.pick(HANGS)
-        for number in self._chance.rng.sample(info.active, self._chance.rng.randint(1, len(info.active))):
-            self.world.hold_up(info.incarnation, number, duration)
+        info = self.harness.model.queues[self.chance.pick(sorted(self.harness.model.queues))]
+        duration = self.chance.pick(HANGS)
+        for number in self.chance.rng.sample(info.active, self.chance.rng.randint(1, len(info.active))):
+            self.harness.hold_up(info.incarnation, number, duration)
 
     def disturb(self) -> None:
-        if self._chance.happens(0.1):
-            self.world.fill_disk(self._chance.rng.randrange(400))
+        if self.chance.happens(0.1):
+            self.harness.fill_disk(self.chance.rng.randrange(400))
         else:
-            self.world.arm(self._chance.pick(FAULTS), self._chance.rng.randint(1, 14))
+            self.harness.arm(self.chance.pick(FAULTS), self.chance.rng.randint(1, 14))
 
     def calm(self) -> None:
-        self.world.calm()
+        self.harness.calm()
 
     def kill(self) -> None:
-        self.world.die(power=False)
+        self.harness.die(power=False)
 
     def cut_power(self) -> None:
-        self.world.die(power=True)
+        self.harness.die(power=True)
 
     def restart(self) -> None:
-        self.world.restart(self._chance.pick([None, None, MINUTE, DAY]))
+        self.harness.restart(self.chance.pick([None, None, MINUTE, DAY]))
 
 
-def main() -> None:
-    """Run one seed and tell every step of it."""
-    parser = argparse.ArgumentParser(description="Run one simulated broker and print each step.")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    given = parser.parse_args()
-    Simulation(given.seed, given.steps, say=print).run()
+# -- the end -----------------------------------------------------------------------------------------
 
 
-if __name__ == "__main__":
-    main()
+def _finish(harness: BrokerHarness, operator: Operator) -> None:
+    """Let everything that is left be worked on."""
+    harness.calm()
+    for queue in list(harness.model.queues):
+        operator.ask(queue, "pause", lease=False, produce=False)
+        operator.set_options(queue, {"max_attempts": 0})
+    for pause in ROUNDS:
+        harness.advance(pause)
+        harness.calm()
+        _work_off(harness, operator)
+        if not harness.model.left():
+            break
+    left = harness.model.left()
+    assert not left, f"{left[0]} never came: {harness.model.census.of(left[0])}"
+    harness.calm()
+    harness.model.check_end(harness.broker.loops())
+    harness.replay()
+
+
+def _work_off(harness: BrokerHarness, operator: Operator) -> None:
+    """Bring back what was given up, then lease and complete whatever there is."""
+    queues = harness.model.queues
+    for queue, key in harness.model.order.stuck():
+        if queue in queues:
+            operator.free(queue, key)
+    for queue in queues:
+        operator.ask(queue, "redrive", partition_offsets=None)
+        _send_home(harness, operator, queue)
+    harness.rest()
+    for queue in queues:
+        _drain(harness, queue)
+
+
+def _send_home(harness: BrokerHarness, operator: Operator, queue: int) -> None:
+    """Dead letters whose keys are parked go back to where they came from."""
+    model = harness.model
+    homes: dict[int, list[ListedItem]] = {}
+    for item in operator.ask(queue, "redrivable", limit=1_000):
+        tag = model.tags[item.batch.payloads[item.index]]
+        for (home, _), holders in model.order.parked.items():
+            if tag in holders and home != queue and home in model.queues:
+                homes.setdefault(home, []).append(item)
+    for home, items in homes.items():
+        operator.send(queue, items, home)
+
+
+def _drain(harness: BrokerHarness, queue: int) -> None:
+    leases = harness.model.leases
+    while True:
+        before = len(leases.held)
+        harness.submit(SentLease(queue, 100, 0, 3, None))
+        harness.rest()
+        if len(leases.held) == before:
+            return
+        for held in leases.held[before:]:
+            harness.submit(SentSettle("complete", [(held, None)], None))
+        harness.rest()

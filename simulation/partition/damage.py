@@ -1,23 +1,18 @@
-"""Damaged files: what becomes of a partition's items when bits are flipped in its log, or segments of it are deleted.
+"""A copy of a simulated partition is damaged and used.
 
-Owns: `Harm` (damage to one log, and which items it took) and `examine` (one partition, on a twin of its disk, damaged and used).
-The story of a simulation goes on as if nothing had happened: the damage is done to a copy. Chance comes from a generator of its own, so
-that the story is the same with and without.
+Owns: `examine`.
 What must hold: every undamaged item is read, listed, explained and delivered, once; exactly the damaged ones are recorded as lost; `verify`
 tells of the damage before, and nothing after a repair; and all of that takes a bounded number of steps.
 """
 
 import copy
 import random
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 
-from penstock.logs.api import Durability, FrameType
+from penstock.logs.api import Durability
 from penstock.logs.files.directory import DURABILITIES, Directory
-from penstock.logs.files.segment import parse_name
-from penstock.logs.frame import CHECKSUM_BYTES, HEADER_BYTES, frame_bytes, parse_header
 from penstock.loop import inspection
 from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
@@ -28,76 +23,17 @@ from penstock.rules.runs import RunSet, offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.clock import DAY
-from penstock.words.limits import Retention
+from simulation.damage import LogDamage, check_served, payloads
+from simulation.partition.commands import KEEP_ALL
+from simulation.simulation import Narration
 
-KEEP_ALL = Retention(max_age=0, max_bytes=0)
 ROUNDS = 4
 """Steps that a lease may take before it must be asked again."""
 DAYS = 4
-MOST_FLIPS = 3
 
 
-class Written(NamedTuple):
-    """A frame as it lies in a file."""
-
-    path: str
-    start: int
-    stop: int
-    """Behind its last byte that counts: what pads it is not looked at."""
-    sequence: int
-    type: int
-    base: int
-    count: int  # type: ignore[assignment]  # tuple.count is not missed
-
-    @property
-    def items(self) -> set[int]:
-        return set(range(self.base, self.base + self.count)) if self.type == FrameType.DATA else set()
-
-
-def written(files: SimulatedFiles, path: str) -> list[Written]:
-    """The frames of a segment that is whole."""
-    content, at, found = files.content(path), 0, []
-    while at < len(content):
-        header = parse_header(content[at : at + HEADER_BYTES])
-        stop = at + HEADER_BYTES + header.stored_bytes + CHECKSUM_BYTES
-        found.append(Written(path, at, stop, header.sequence, header.type, header.base, header.count))
-        at += frame_bytes(header.stored_bytes)
-    return found
-
-
-class Harm:
-    """Damage to one log whose files are whole and synced. Frames that hold no items are spared, as far as no segment is deleted."""
-
-    def __init__(self, files: SimulatedFiles, folder: str, rng: random.Random, say: Callable[[str], None]) -> None:
-        paths = [path for path in sorted(files.contents()) if path.startswith(folder) and path.endswith(".log")]
-        self.items: set[int] = set()
-        """Those that were taken; some of them may have been let go by retention before."""
-        deleted = rng.choice(paths[:-1]) if len(paths) > 1 and rng.random() < 0.5 else ""
-        data = [frame for path in paths if path != deleted for frame in _valid(files, path, paths) if frame.items]
-        for frame in rng.sample(data, min(len(data), rng.randint(0 if deleted else 1, MOST_FLIPS))):
-            bit = rng.randrange(8 * frame.start, 8 * frame.stop)
-            files.flip(frame.path, bit)
-            self.items |= frame.items
-            say(f"   damage: bit {bit} of {frame.path}")
-        if deleted:
-            for frame in _valid(files, deleted, paths):
-                self.items |= frame.items
-            files.remove(deleted)
-            say(f"   damage: {deleted} is deleted")
-
-
-def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[Written]:
-    """The frames of a segment that count: behind a failed sync, what the next segment has again does not."""
-    next_path = next((other for other in paths if other > path), None)
-    name = None if next_path is None else parse_name(next_path.rpartition("/")[2])
-    return [frame for frame in written(files, path) if name is None or frame.sequence < name.first_sequence]
-
-
-# -- one partition -----------------------------------------------------------------------------------
-
-
-class Copy:
-    """A twin of a partition, which can be damaged."""
+class PartitionCopy:
+    """A partition on a copy of a disk, which can be damaged."""
 
     def __init__(
         self,
@@ -153,13 +89,13 @@ def examine(
     owner: tuple[int, int],
     segment_bytes: int,
     rng: random.Random,
-    say: Callable[[str], None],
+    say: Narration,
 ) -> None:
-    """Damage a twin of a partition and use it; raises AssertionError when an undamaged item is missed, or anything else is not right."""
+    """Damage a copy of a partition and use it; raises AssertionError when an undamaged item is missed, or anything else is not right."""
     if rng.random() < 0.15:
-        _lose_everything(Copy(files, clock, root, owner, segment_bytes, rng.choice(DURABILITIES)), rng)
+        _lose_everything(PartitionCopy(files, clock, root, owner, segment_bytes, rng.choice(DURABILITIES)), rng)
         return
-    twin = Copy(files, clock, root, owner, segment_bytes)
+    twin = PartitionCopy(files, clock, root, owner, segment_bytes)
     twin.ask(c.Configure(msgspec.structs.replace(twin.partition.state.policy, retention=KEEP_ALL, max_attempts=0)))
     twin.ask(c.Pause(False, False))
     state = twin.partition.state
@@ -172,7 +108,7 @@ def examine(
     twin.close()
     if in_use:
         twin.open()
-    damaged = Harm(twin.files, twin.folder, rng, say).items & set(before)
+    damaged = LogDamage(twin.files, twin.folder, rng, say).items & set(before)
     if not in_use:
         assert not damaged or not twin.verified(), f"{sorted(damaged)} are damaged, and verify says nothing"
         if damaged and rng.random() < 0.3:
@@ -180,10 +116,10 @@ def examine(
             twin.repair()
             assert twin.verified(), "damage was mended, and verify still finds it"
         twin.open()
-    _Use(twin, before, damaged, wanted, rng, sure=not in_use).everything()
+    DamagedPartition(twin, before, damaged, wanted, rng, sure=not in_use).everything()
 
 
-def _lose_everything(twin: Copy, rng: random.Random) -> None:
+def _lose_everything(twin: PartitionCopy, rng: random.Random) -> None:
     """Delete every segment: whatever the durability mode, that is noticed."""
     state = twin.partition.state
     there = state.dropped.missing(0, state.next_offset)
@@ -205,11 +141,11 @@ def _lose_everything(twin: Copy, rng: random.Random) -> None:
     assert twin.partition.gaps, "every segment is missing, and nobody says so"
 
 
-class _Use:
+class DamagedPartition:
     """Everything that can be asked of a damaged partition, in any order."""
 
     def __init__(
-        self, twin: Copy, before: dict[int, bytes], damaged: set[int], wanted: set[int], rng: random.Random, *, sure: bool
+        self, twin: PartitionCopy, before: dict[int, bytes], damaged: set[int], wanted: set[int], rng: random.Random, *, sure: bool
     ) -> None:
         self._twin = twin
         self._before = before
@@ -245,7 +181,7 @@ class _Use:
             if not items:
                 break
             at = stop
-        self._check(found, self._before, "read")
+        check_served(found, self._before, self._damaged, "read", sure=self._sure, named=sorted)
         self._check_lost()
 
     def _explain(self) -> None:
@@ -267,7 +203,7 @@ class _Use:
             twin.partition.commit()
             twin.ask(c.Redrive())
             found += self._work_off()
-        self._check(found, self._wanted, "delivered")
+        check_served(found, self._wanted, self._damaged, "delivered", sure=self._sure, named=sorted)
         self._wanted = set()
         most = 40 * (len(self._before) + 10) * DAYS
         assert twin.partition.changes - changes < most, f"{twin.partition.changes - changes} records for {len(self._before)} items"
@@ -288,16 +224,3 @@ class _Use:
         for offset, payload in payloads(items).items():
             assert self._before.get(offset) == payload, f"item {offset} is {payload!r}, and was {self._before.get(offset)!r}"
         return list(payloads(items))
-
-    def _check(self, found: list[int], wanted: Iterable[int], what: str) -> None:
-        whole = set(wanted) - self._damaged
-        missed = whole - set(found)
-        assert not missed, f"{sorted(missed)} are whole, and were not {what}"
-        wrong = set(found) - (whole if self._sure else set(wanted))
-        assert not wrong, f"{sorted(wrong)} were {what}: they are damaged, or done"
-        assert len(found) == len(set(found)), f"some of {found} were {what} twice"
-
-
-def payloads(items: Sequence[Items]) -> dict[int, bytes]:
-    """Offset → payload."""
-    return {offset: payload for part in items for offset, payload in enumerate(part.batch.payloads, part.start)}

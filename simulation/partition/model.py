@@ -1,7 +1,7 @@
-"""The rules of DESIGN §3 and §4 for one partition once more, as plainly as they can be said.
+"""The rules of DESIGN §3 and §4 for one partition once more, written as simply as possible.
 
-Owns: `Model`: one plain object per item, lists and loops, O(n) everywhere. Read order.py (whose turn is it), ledger.py (the facts),
-this file, settling.py and passing.py: that is all of it.
+Owns: `PartitionModel`: one plain object per item, lists and loops, O(n) everywhere. Read order.py (which item is next), ledger.py (the
+facts), then this file.
 Written from the design, not from `penstock.rules`, of which it uses only the words (states, commands, answers).
 A model is shown each command together with the answer it got. Where one answer is right the model demands it; where several are
 (which items a lease gives, how much `due` does at a time) it judges whether this one is legal, and follows it.
@@ -9,20 +9,21 @@ A wrong answer is an AssertionError.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.rules import commands as c
+from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
 from penstock.rules.life import State
 from penstock.words.clock import Moment
-from penstock.words.errors import InvalidRequest, PenstockError, QueueHeld
-from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE
-from simulation.partition import settling
-from simulation.partition.ledger import SPENT, Holding, Ledger
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueHeld
+from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_LEASE_TIMEOUT
+from simulation.partition.ledger import EXPIRED, LEASE_EXPIRED, SPENT, Holding, Ledger
 from simulation.partition.order import Item, available, earlier_of_key, holder_of_key, someone_ahead
-from simulation.partition.passing import come_due
+
+Settle: TypeAlias = Complete | Retry | Bury | Extend
 
 
-class Model(Ledger):
+class PartitionModel(Ledger):
     """What one partition should be doing."""
 
     def judge(self, command: c.Command, now: Moment, answer: c.Answer | PenstockError) -> None:
@@ -33,7 +34,7 @@ class Model(Ledger):
     def due(self, now: Moment, seen: Sequence[State], overdue: Iterable[int], *, finished: bool) -> None:
         """Check what was done of what is due, and do it."""
         self.step += 1
-        come_due(self, now, seen, overdue, finished=finished)
+        _come_due(self, now, seen, overdue, finished=finished)
 
     def retain(self, dropped: Iterable[int]) -> None:
         """Check what retention dropped, and drop it."""
@@ -133,7 +134,155 @@ def _take(ledger: Ledger, item: Item, per_key: int, units: dict[bytes, int], now
     item.state, item.jumps = State.LEASED, False
 
 
-# -- an operator's word ------------------------------------------------------------------------------
+# -- complete, retry, bury and extend ----------------------------------------------------------------
+# Items of one key under one lease are a unit: settled in order, and when one goes back or is buried the later ones return to their places.
+
+
+def _complete(ledger: Ledger, command: Complete, now: Moment, answer: Any) -> None:
+    if _settled_before(ledger, command, now, answer):
+        return
+    holding = ledger.holdings.get(command.lease)
+    if holding is None or _over(holding, now):
+        _complete_ended(ledger, holding, command, now, answer)
+        return
+    wanted = list(holding.open) if command.offsets is None else command.offsets
+    good, early = _sort(ledger, holding, wanted)
+    again = [offset for offset in wanted if offset in holding.done]
+    refused = [offset for offset in wanted if offset not in {*early, *good, *again}]
+    _expect(answer, len(good) + len(again), refused, early)
+    for offset in good:
+        ledger.resolve(ledger.items[offset])
+    holding.done += good
+    holding.close(good, now)
+    if good:
+        ledger.remember(command.request, now, answer)
+
+
+def _over(holding: Holding, now: Moment) -> bool:
+    """Ended, or past its deadline, whether or not its items were taken back yet."""
+    return holding.ended_at is not None or holding.deadline <= now.elapsed
+
+
+def _complete_ended(ledger: Ledger, holding: Holding | None, command: Complete, now: Moment, answer: Any) -> None:
+    """What was completed under a lease may be completed again for a while; all else is refused."""
+    lost = isinstance(answer, LeaseLost) or answer.refused == list(command.offsets or [])
+    if holding is None:
+        assert lost, f"a lease never given was taken: {answer}"
+    elif holding.ended_at is None:
+        assert lost if command.offsets is None else set(command.offsets) - set(answer.refused) <= set(holding.done), (
+            f"an overdue lease was taken: {answer}"
+        )
+    elif now.elapsed >= min(holding.ended_at, holding.given_at + MAX_LEASE_TIMEOUT) + ledger.policy.remember:
+        return  # forgotten, or not yet; a lease extended beyond the longest timeout may be forgotten as soon as it ends
+    elif command.offsets is None:
+        assert answer == Settled(0) if holding.finished else lost, f"an ended lease was taken: {answer}"
+    else:
+        _check_repeated(ledger, holding, command.offsets, answer)
+
+
+def _check_repeated(ledger: Ledger, holding: Holding, wanted: Sequence[int], answer: Any) -> None:
+    done = [offset for offset in wanted if offset not in answer.refused]
+    completed = [offset for offset in wanted if ledger.items[offset].state is State.COMPLETED]
+    # Of a lease that finished only its number is kept, so any item that is completed passes for one of its own.
+    fine = [offset for offset in done if offset in holding.done or (holding.finished and offset in completed)]
+    missed = [offset for offset in answer.refused if offset in holding.done and offset in completed]
+    assert (answer.done, done) == (len(done), fine), f"an ended lease completed {done}"
+    assert not missed, f"a repeated complete was refused for {missed}"
+
+
+def _retry(ledger: Ledger, command: Retry, now: Moment, answer: Any) -> None:
+    found = _held(ledger, command, now, answer)
+    if found is None:
+        return
+    holding, chosen = found
+    first = [offset for offset in chosen if not any(offset in _behind(ledger, holding, other) for other in chosen)]
+    back = {later for offset in first for later in _behind(ledger, holding, offset)}
+    _give_back(ledger, back, now)
+    for number, offset in enumerate(first):
+        item = ledger.items[offset]
+        if item.overdue or (command.counted and ledger.attempts_spent(item)):
+            ledger.bury(item, EXPIRED if item.overdue else SPENT, counted=True)
+        else:
+            ledger.come_back(item, now, command.reason, command.delay, ("retried", 0, number), counted=command.counted)
+    holding.close([*first, *back], now)
+
+
+def _bury(ledger: Ledger, command: Bury, now: Moment, answer: Any) -> None:
+    found = _held(ledger, command, now, answer)
+    if found is None:
+        return
+    holding, chosen = found
+    back = {later for offset in chosen for later in _behind(ledger, holding, offset)} - set(chosen)
+    for offset in chosen:
+        ledger.bury(ledger.items[offset], command.reason, counted=True)
+    _give_back(ledger, back, now)
+    holding.close([*chosen, *back], now)
+
+
+def _extend(ledger: Ledger, command: Extend, now: Moment, answer: Any) -> None:
+    if _settled_before(ledger, command, now, answer):
+        return
+    holding = ledger.holdings.get(command.lease)
+    if holding is None or _over(holding, now):
+        assert isinstance(answer, LeaseLost), f"a stale lease was extended: {answer}"
+        return
+    _expect(answer, len(holding.open), [], [])
+    holding.deadline = now.elapsed + (command.timeout or holding.timeout)
+    ledger.remember(command.request, now, answer)
+
+
+def _held(ledger: Ledger, command: Retry | Bury, now: Moment, answer: Any) -> tuple[Holding, list[int]] | None:
+    """The lease and what of it is to be settled; None when nothing is."""
+    if _settled_before(ledger, command, now, answer):
+        return None
+    holding = ledger.holdings.get(command.lease)
+    if holding is None or _over(holding, now):
+        assert isinstance(answer, LeaseLost), f"a stale lease was taken: {answer}"
+        return None
+    wanted = list(holding.open) if command.offsets is None else command.offsets
+    chosen, early = _sort(ledger, holding, wanted)
+    _expect(answer, len(chosen), [offset for offset in wanted if offset not in holding.open], early)
+    if chosen:
+        ledger.remember(command.request, now, answer)
+    return holding, chosen
+
+
+def _sort(ledger: Ledger, holding: Holding, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of what a lease holds: what may be settled, and what must wait for an earlier item of its unit."""
+    missing = [other for other in holding.open if other not in wanted]
+    early = {later for other in missing for later in _behind(ledger, holding, other) if later in wanted}
+    return [offset for offset in wanted if offset in holding.open and offset not in early], sorted(early)
+
+
+def _behind(ledger: Ledger, holding: Holding, offset: int) -> list[int]:
+    """Open items of the same key that were given after this one."""
+    key = ledger.items[offset].key
+    if key is None:
+        return []
+    return [other for other in holding.open[holding.open.index(offset) + 1 :] if ledger.items[other].key == key]
+
+
+def _give_back(ledger: Ledger, offsets: Iterable[int], now: Moment) -> None:
+    """Later items of a unit go back to their places, their attempt given back."""
+    for item in map(ledger.items.__getitem__, offsets):
+        ledger.to_place(item, now)
+        item.spared = item.spared and not item.overdue
+        item.overdue = False  # what has outlived its ttl is buried now that it waits
+
+
+def _settled_before(ledger: Ledger, command: Settle, now: Moment, answer: Any) -> bool:
+    known = ledger.known(command.request, now)
+    assert known is None or answer == known, f"the repeated request gave {answer}, not {known}"
+    return known is not None
+
+
+def _expect(answer: Any, done: int, refused: list[int], early: list[int]) -> None:
+    assert isinstance(answer, Settled), f"settling a live lease gave {answer!r}"
+    expected = (done, sorted(refused), sorted(early))
+    assert (answer.done, sorted(answer.refused), sorted(answer.early)) == expected, f"{answer}, not {expected}"
+
+
+# -- operators' commands -----------------------------------------------------------------------------
 
 
 def _configure(ledger: Ledger, command: c.Configure, now: Moment, answer: Any) -> None:
@@ -195,13 +344,81 @@ def _release_cursor(ledger: Ledger, command: c.ReleaseCursor, now: Moment, answe
     assert (known is None) == isinstance(answer, InvalidRequest), f"releasing a cursor at {known} gave {answer}"
 
 
+# -- what comes due as time passes -------------------------------------------------------------------
+# How much is done at a time is the partition's choice; what is done must be due, and when it says that nothing is left, nothing may be.
+
+
+def _come_due(ledger: Ledger, now: Moment, seen: Sequence[State], overdue: Iterable[int], *, finished: bool) -> None:
+    """`seen` tells which items moved, `overdue` which were found to have outlived their ttl under a lease."""
+    late = set(overdue)
+    for item, state in zip(ledger.items, seen, strict=True):
+        if state is not item.state:
+            _came_due(ledger, item, state, now)
+        elif item.state is State.LEASED and _ttl_over(item, now):
+            item.overdue = item.overdue or (finished and not item.spared) or item.offset in late
+    for holding in ledger.live():
+        gone = [offset for offset in holding.open if ledger.items[offset].state is not State.LEASED]
+        assert not gone or gone == holding.open, f"a lease ended in part: {holding}"
+        holding.close(gone, now)
+    if finished:
+        left = [item for item in ledger.items if _is_due(ledger, item, now, certain=True)]
+        assert not left, f"{left[0]} is due and was left"
+
+
+def _came_due(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
+    assert _is_due(ledger, item, now), f"{item} became {state} before its time"
+    if item.state is State.LEASED:
+        _lease_ended(ledger, item, state, now)
+    elif state is State.BURIED:
+        assert _ttl_over(item, now), f"{item} was buried before its ttl"
+        ledger.bury(item, EXPIRED)
+    else:
+        assert state is State.READY, f"{item} became {state}"
+        _arrived(ledger, item, now)
+
+
+def _lease_ended(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
+    given_up = item.overdue or ledger.attempts_spent(item)
+    assert (state is State.BURIED) == given_up, f"{item} became {state} when its lease ended"
+    if given_up:
+        ledger.bury(item, EXPIRED if item.overdue else SPENT, counted=True)
+    else:
+        holding = ledger.holding(item)
+        ledger.come_back(item, now, LEASE_EXPIRED, 0, ("expiry", holding.deadline, _rank(holding, item)))
+
+
+def _rank(holding: Holding, item: Item) -> int:
+    return holding.number * 1_000 + holding.open.index(item.offset)
+
+
+def _arrived(ledger: Ledger, item: Item, now: Moment) -> None:
+    if item.backs_off and item.key is not None:
+        ledger.to_place(item, now)
+    else:
+        ledger.to_tail(item, now, cause=("wall" if item.at else "delay", item.at or item.due, item.offset))
+    item.at = item.due = 0
+
+
+def _is_due(ledger: Ledger, item: Item, now: Moment, *, certain: bool = False) -> bool:
+    """Whether something may, or must, happen to an item by itself."""
+    if item.state is State.LEASED:
+        return ledger.holding(item).deadline <= now.elapsed
+    if item.waits and _ttl_over(item, now) and not (certain and item.spared):
+        return True
+    return item.state is State.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)
+
+
+def _ttl_over(item: Item, now: Moment) -> bool:
+    return 0 < item.ttl_deadline <= now.elapsed
+
+
 _JUDGES: dict[type, Callable[[Ledger, Any, Moment, Any], None]] = {
     c.Produce: _produce,
     c.Lease: _lease,
-    c.Complete: settling.complete,
-    c.Retry: settling.retry,
-    c.Bury: settling.bury,
-    c.Extend: settling.extend,
+    c.Complete: _complete,
+    c.Retry: _retry,
+    c.Bury: _bury,
+    c.Extend: _extend,
     c.Configure: _configure,
     c.Pause: _pause,
     c.Clear: _clear,

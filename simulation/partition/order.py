@@ -1,4 +1,4 @@
-"""Whose turn is it? The order of DESIGN §4, judged on plain items, one at a time.
+"""Which item of a partition is next? The order of DESIGN §4, judged on plain items, one at a time.
 
 Owns: `Item` and the questions of order. O(n) everywhere, nothing kept: each question looks at all items anew.
 Where two items became ready so closely together that the rules do not say which is first, either may be.
@@ -11,7 +11,8 @@ from penstock.rules.life import State
 from penstock.words.clock import SECOND
 
 UNSURE = 2 * SECOND
-"""By so much an item may count as waiting longer than it does: items ready within a second of each other are kept together."""
+"""By so much an item may count as waiting longer than it does: items ready within a second of each other are kept together,
+and a lease stays in a partition for what is up to a second younger than the oldest elsewhere."""
 
 
 @dataclass(slots=True, repr=False)
@@ -119,7 +120,12 @@ def _ahead(head: Item, item: Item, now: int, aging: int) -> bool:
 
 
 def _lifted(item: Item, now: int, aging: int) -> int:
-    return max(0, item.lane - (now - item.ready_since) // aging) if aging else item.lane
+    return lifted(item.lane, now - item.ready_since, aging)
+
+
+def lifted(priority: int, age: int, aging: int) -> int:
+    """The priority that an item has gained by waiting: one step for each `aging`."""
+    return max(0, priority - age // aging) if aging else priority
 
 
 def _before(one: Item, other: Item) -> bool:

@@ -10,7 +10,7 @@ from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words import origin
 from penstock.words.errors import PenstockError
 from penstock.words.origin import Origin
-from simulation.broker.faults import InterruptingClock
+from simulation.machine import InterruptingClock
 from tests.broker.crashes import cut_off, prepared
 from tests.broker.grounds import Simulated
 from tests.broker.rig import Desk, Rig, batch_of, moving_key

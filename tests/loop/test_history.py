@@ -25,7 +25,7 @@ from penstock.rules.life import State as Life
 from penstock.testing import ManualClock
 from penstock.words.errors import BrokerClosed
 from penstock.words.limits import Retention
-from simulation.partition.simulation import Simulation
+from simulation.partition.simulation import PartitionSimulation
 from tests.history import everything
 from tests.logs.conformance import noise
 from tests.support import INCARNATION, PARTITION, Bench, FileHome
@@ -107,9 +107,9 @@ def test_events_lead_to_the_state() -> None:
     """Through kills, power cuts and retention: each item's events follow the table, as far back as they are told, to where it is."""
     items = 0
     for seed in range(7_000, 7_020):
-        simulation = Simulation(seed)
+        simulation = PartitionSimulation(seed)
         simulation.run()
-        partition = simulation.world.partition
+        partition = simulation.harness.partition
         lives: dict[int, Life] = {}
         for event in events(partition.log, whole_since(partition.log)):
             lives[event.offset] = life_after(lives.get(event.offset), event)

@@ -14,8 +14,8 @@ from penstock.rules.records import Completed, Leased, Lost, Opened, Produced, Re
 from penstock.rules.state import State
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Moment
-from simulation.broker.simulation import Simulation as BrokerSimulation
-from simulation.broker.world import World as BrokerWorld
+from simulation.broker.harness import BrokerHarness
+from simulation.broker.simulation import BrokerSimulation
 from simulation.partition.checks import Witness
 from tests.history import everything
 from tests.support import ELSEWHERE, Bench, given, items
@@ -78,12 +78,12 @@ def test_what_is_told_of_a_broker_is_what_happens() -> None:
     for seed in range(9_000, 9_008):  # in some of them every queue is deleted at the end
         simulation = BrokerSimulation(seed)
         simulation.run()
-        kinds.update(kind for log in logs_of(simulation.world) for kind in looked_through(log))
+        kinds.update(kind for log in logs_of(simulation.harness) for kind in looked_through(log))
     assert {Kind.PRODUCED, Kind.LEASED, Kind.COMPLETED} <= kinds
 
 
-def logs_of(world: BrokerWorld) -> Iterator[list[Frame]]:
-    for loop in world.broker.loops():
+def logs_of(harness: BrokerHarness) -> Iterator[list[Frame]]:
+    for loop in harness.broker.loops():
         for member in loop.turns.members.values():
             yield [frame for frame in member.open.log.frames() if isinstance(frame, Frame)]
 

@@ -28,7 +28,7 @@ from penstock.words.clock import MINUTE, SECOND, Moment
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 from simulation.partition.ledger import EXPIRED, View
-from simulation.partition.model import Model
+from simulation.partition.model import PartitionModel
 from simulation.partition.order import Item
 from tests.rules.test_fencing import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
@@ -63,7 +63,7 @@ class Fence:
         return covered and item.earliest >= self.since
 
 
-class Moving(Model):
+class Moving(PartitionModel):
     """What a partition should be doing that has fences and an outbox."""
 
     def __init__(self, policy: Policy) -> None:

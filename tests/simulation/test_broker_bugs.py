@@ -32,7 +32,7 @@ from penstock.rules.lanes import Rank, best_rank
 from penstock.rules.state import Counts, Outgoing, Peek, State
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from simulation.broker.simulation import Simulation
+from simulation.broker.simulation import BrokerSimulation
 
 Patch = pytest.MonkeyPatch
 BUGS: list[tuple[Callable[[Patch], None], int]] = []
@@ -51,7 +51,7 @@ def bug(most_seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch]
 def failure(seed: int) -> str | None:
     """How a seed fails; that it breaks (some other error) proves nothing."""
     try:
-        Simulation(seed).run()
+        BrokerSimulation(seed).run()
     except AssertionError as caught:
         if not isinstance(caught.__cause__, AssertionError):
             raise

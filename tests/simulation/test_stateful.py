@@ -22,7 +22,7 @@ from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.errors import PenstockError
 from penstock.words.limits import Policy
 from simulation.partition import checks
-from simulation.partition.model import Model
+from simulation.partition.model import PartitionModel
 
 START = Moment(1 * HOUR, 1_000 * HOUR)
 KEYS = st.sampled_from([None, b"a", b"b"])
@@ -61,7 +61,7 @@ class RulesBesideTheModel(RuleBasedStateMachine):
 
     @initialize(policy=POLICIES)
     def begin(self, policy: Policy) -> None:
-        self.state, self.model, self.peek, self.now = State(policy), Model(policy), AllAtHand(), START
+        self.state, self.model, self.peek, self.now = State(policy), PartitionModel(policy), AllAtHand(), START
         self.sent: dict[bytes, c.Command] = {}
         self._apply([Opened(1, "boot", 0)])
 

@@ -1,29 +1,37 @@
-"""One partition that dies and lives on, and a model that keeps account of what it owes.
+"""One partition that is killed and opened again, beside a model that knows what it has promised.
 
-Owns: `World`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and the promises made.
-- Every step is judged by the model and compared with it; nothing is believed.
+Owns: `PartitionHarness`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and
+`Account`, which takes the model back to what was found after a crash.
+- Every step is judged by the model and compared with it.
 - What was committed and synced is there after anything; what was committed is there after a process kill, and after a failed write or
   an interrupt, leases that were not synced included; of later appends any beginning may be there, each whole. After a death the model
   is brought to what is found, which must be one of these.
 """
 
+import pickle
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple, TypeVar
 
+from penstock.logs.api import Draft, Frame, Gap
 from penstock.logs.files.directory import Directory
+from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.runs import offsets
 from penstock.testing.clock import ManualClock
-from penstock.testing.disk import Fault, Halt, SimulatedFiles
+from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import Policy
+from simulation.machine import Machine
 from simulation.partition import checks, damage
-from simulation.partition.account import Account
-from simulation.partition.chance import Chance
-from simulation.partition.model import Model
+from simulation.partition.commands import RandomCommands
+from simulation.partition.model import PartitionModel
+from simulation.simulation import Narration
+
+T = TypeVar("T")
 
 ROOT = "/data"
 INCARNATION, PARTITION = 0x5EED, 3
@@ -33,14 +41,91 @@ DISPOSABLE = (".idx", "synced", "checkpoint", "penstock.json")
 """Files that may be deleted: what they say can be told from the logs."""
 
 
-class World:
-    """A partition, its model, and what is between them."""
+class Append(NamedTuple):
+    """Frames that were written together."""
 
-    def __init__(self, seed: int, say: Callable[[str], None]) -> None:
-        self.say = say
-        self.chance = Chance(random.Random(seed))
-        self.clock = ManualClock()
-        self.files = SimulatedFiles(random.Random(seed))
+    last_sequence: int
+    steps: int
+    """How many steps had been taken by then."""
+
+
+class Account:
+    """A model, and how to take it back to what was found after a crash.
+
+    It watches a log's appends, so that it knows exactly which of the steps are there: an append is found whole or not at all, and none
+    without those before it. Whether those that were promised are among them is for the harness to check.
+    """
+
+    def __init__(self, model: PartitionModel) -> None:
+        self.model = model
+        self.appended = 0
+        """How many of the steps that a power cut may take back were appended, found again or not."""
+        self.written = 0
+        """How many of them a process kill may not take back."""
+        self._appends: list[Append] = []
+        self._steps: list[Callable[[PartitionModel], None]] = []
+        self._kept = pickle.dumps(model)  # the model before them
+        self._opening = True
+
+    def take(self, step: Callable[[PartitionModel], None]) -> None:
+        """The model takes a step."""
+        step(self.model)
+        self._steps.append(step)
+
+    def watch(self, log: FileLog) -> None:
+        """Take note of what is appended to a log, and, when it is recovered, forget what is not there any more."""
+        append, recover = log.append, log.recover
+        opened: list[int] = []
+
+        def noting_append(drafts: Sequence[Draft]) -> int:
+            last = log.sequence + len(drafts)
+            if not self._opening:
+                self.appended = len(self._steps)
+                self._appends.append(Append(last, self.appended))  # also if it fails: it may be there
+            elif opened:  # behind the record of the opening, which is no step: leases that were answered, once more
+                self._appends.append(Append(last, self.written))
+            opened.append(last)
+            return append(drafts)
+
+        def noting_recover() -> Iterator[Frame | Gap]:
+            last, self._opening = 0, True
+            opened.clear()
+            for found in recover():
+                last = found.sequence if isinstance(found, Frame) else last
+                yield found
+            self._appends = [one for one in self._appends if one.last_sequence <= last]
+
+        log.append, log.recover = noting_append, noting_recover  # type: ignore[method-assign]
+
+    def committed(self) -> None:
+        """Answers leave: from now on a process kill may take nothing back."""
+        self.written = self.appended
+
+    def all_kept(self) -> None:
+        """Whatever happens from now on, everything up to here must be found."""
+        self._kept = pickle.dumps(self.model)
+        self._steps.clear()
+        self._appends.clear()
+        self.appended, self.written, self._opening = 0, 0, False
+
+    @property
+    def found(self) -> int:
+        """How many steps are there."""
+        return self._appends[-1].steps if self._appends else 0
+
+    def go_back(self, steps: int) -> None:
+        """Make the model what it was after so many steps."""
+        self.model = pickle.loads(self._kept)
+        for step in self._steps[:steps]:
+            step(self.model)
+
+
+class PartitionHarness(Machine):
+    """A partition and its model."""
+
+    def __init__(self, seed: int, say: Narration) -> None:
+        super().__init__(seed, ManualClock(), say)
+        self.chance = RandomCommands(random.Random(seed))
         self._segment_bytes = self.chance.segment_bytes()
         self._produced: dict[int, checks.Content] = {}
         self._produced_at: dict[int, int] = {}
@@ -52,13 +137,13 @@ class World:
         self._owes_sync = False
         """The turn did more than give out leases."""
         policy = self.chance.policy()
-        self._account = Account(Model(policy))
+        self._account = Account(PartitionModel(policy))
         self._open(policy)
         self._state = self.partition.state
         self._account.all_kept()
 
     @property
-    def model(self) -> Model:
+    def model(self) -> PartitionModel:
         return self._account.model
 
     # -- what is asked of the partition --------------------------------------------------------------
@@ -68,41 +153,35 @@ class World:
         now = self.partition.now()
         answer: c.Answer | PenstockError
         try:
-            answer = self.partition.run(command)
-        except (StorageFailed, OutcomeUnknown) as failure:
-            self._failed(failure)
-            return None
-        except KeyboardInterrupt:
-            self._interrupted()
-            return None
+            done = self._attempt(lambda: self.partition.run(command))
         except PenstockError as refusal:
             answer = refusal
-        self.say(f"   {command} → {answer!r}")
+        else:
+            if done is None:
+                return None
+            answer = done[0]
+        self.say("   %s → %r", command, answer)
         if isinstance(command, c.Produce) and isinstance(answer, c.Stored):
             for offset, content in zip(answer.offsets, checks.contents(command.batch), strict=False):
                 self._produced.setdefault(offset, content)
                 self._produced_at.setdefault(offset, now.elapsed)
-        self._follow(type(command).__name__, partial(Model.judge, command=command, now=now, answer=answer))
+        self._follow(type(command).__name__, partial(PartitionModel.judge, command=command, now=now, answer=answer))
         return answer
 
     def due(self, limit: int) -> int:
-        """Let it do some of what is due; says how many records that took."""
+        """Let the partition do some of what is due; returns how many records that took."""
         now = self.partition.now()
-        try:
-            done = self.partition.due(limit)
-        except (StorageFailed, OutcomeUnknown) as failure:
-            self._failed(failure)
+        found = self._attempt(lambda: self.partition.due(limit))
+        if found is None:
             return 0
-        except KeyboardInterrupt:
-            self._interrupted()
-            return 0
+        done = found[0]
         state = self.partition.state
         seen, overdue = checks.look(state, now).states, offsets(state.overdue.runs)
-        self.say(f"   due: {done} records")
-        self._follow("due", partial(Model.due, now=now, seen=seen, overdue=overdue, finished=not done))
+        self.say("   due: %d records", done)
+        self._follow("due", partial(PartitionModel.due, now=now, seen=seen, overdue=overdue, finished=not done))
         return done
 
-    def _follow(self, kind: str, step: Callable[[Model], None]) -> None:
+    def _follow(self, kind: str, step: Callable[[PartitionModel], None]) -> None:
         """The model takes a step, and what it shows must be what the partition shows."""
         now, state = self.partition.now(), self.partition.state
         before = self.model.view(now)
@@ -115,28 +194,17 @@ class World:
         self._owes_sync = self._owes_sync or (kind != "Lease" and real[:6] != before[:6])
 
     def commit(self) -> bool:
-        """Write the turn; says whether its answers may leave."""
-        try:
-            self.partition.commit()
-        except (StorageFailed, OutcomeUnknown) as failure:
-            self._failed(failure)
-            return False
-        except KeyboardInterrupt:
-            self._interrupted()
+        """Write the turn; returns whether its answers may leave."""
+        if self._attempt(self.partition.commit) is None:
             return False
         self._committed()
         return True
 
     def compact(self) -> None:
         """Let go of whatever may go."""
-        try:
-            freed = self.partition.compact()
-        except (StorageFailed, OutcomeUnknown) as failure:
-            self._failed(failure)
-        except KeyboardInterrupt:
-            self._interrupted()
-        else:
-            self.say(f"   {freed}")
+        freed = self._attempt(self.partition.compact)
+        if freed is not None:
+            self.say("   %s", freed[0])
             self._committed()
 
     def upkeep(self) -> None:
@@ -145,13 +213,7 @@ class World:
             when = self.partition.next_retention()
             if when is None or when > self.partition.now().elapsed:
                 return
-            try:
-                self.partition.upkeep()
-            except (StorageFailed, OutcomeUnknown) as failure:
-                self._failed(failure)
-                return
-            except KeyboardInterrupt:
-                self._interrupted()
+            if self._attempt(self.partition.upkeep) is None:
                 return
             self._committed()
         raise AssertionError("retention always wants another look")
@@ -204,24 +266,32 @@ class World:
     # -- trouble -------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        self._calls = self.files.calls
+        self._calls = self.disk.calls
 
     def arm(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""
-        call = self.files.calls + ahead
-        self.say(f"   call {call} will meet {fault}")
-        self.files.fail(call, fault)
+        super().arm(fault, ahead)
         if fault != "halt":
-            self._errors.append(call)
+            self._errors.append(self.disk.calls + ahead)
+
+    def _attempt(self, action: Callable[[], T]) -> tuple[T] | None:
+        """Do something; None when storage failed or somebody interrupted it."""
+        try:
+            return (action(),)
+        except (StorageFailed, OutcomeUnknown) as failure:
+            self._failed(failure)
+        except KeyboardInterrupt:
+            self._interrupted()
+        return None
 
     def _failed(self, failure: PenstockError) -> None:
         """Storage refused something: nothing of the turn is stored, or (OutcomeUnknown) nobody knows."""
-        self.say(f"   {failure!r}")
+        self.say("   %r", failure)
         if isinstance(failure, OutcomeUnknown):
             if self.chance.happens(0.5):
                 self._reopen(refused=False)
             else:
-                self.files.mend()
+                self.disk.mend()
                 self.die(power=False, sure=0)
         elif self.partition.state is not self._state:
             self._settle(least=self._account.written, refused=True)
@@ -236,36 +306,30 @@ class World:
 
     def _reopen(self, *, refused: bool) -> None:
         """Open the partition anew in the same process: what was answered stands, also leases that were not synced."""
-        self.files.mend()
+        self.disk.mend()
         self.partition.reopen()
         self._settle(least=self._account.written, refused=refused)
 
     def die(self, power: bool, sure: int | None = None) -> None:
         """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
         if sure is None:  # going back after an error, it may have dropped what was not synced
-            sure = 0 if any(self._calls < call <= self.files.calls for call in self._errors) else self._account.written
+            sure = 0 if any(self._calls < call <= self.disk.calls for call in self._errors) else self._account.written
         rebooted = False
         while True:
             if power:
                 sure, rebooted = 0, True
-            self._end_process(power)
+                self.cut_power(self.chance.pick([0, MINUTE, HOUR]))
+            else:
+                self.end_process()
             try:
                 self._open()
                 break
             except Halt:
                 power = self.chance.happens(0.5)
             except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
-                self.files.mend()
+                self.disk.mend()
                 power = False
         self._settle(least=sure, rebooted=rebooted)
-
-    def _end_process(self, power: bool) -> None:
-        if power:
-            self.files.crash()
-            self.clock.reboot(self.chance.pick([0, MINUTE, HOUR]))
-        else:
-            self.files.kill()
-        self.say(f"   {'power cut' if power else 'killed'}: {self.files!r}")
 
     def restart(self, reboot: int | None, delete: float) -> None:
         """Close and open again, perhaps after a reboot that took so long, and without some of the files that may be missing."""
@@ -276,26 +340,26 @@ class World:
             went_back = self.partition.state is not self._state and not self.partition.failed  # and appended answered leases again
             self.die(power=False, sure=self._account.written if went_back else None)
             return
-        self.files.mend()
+        self.disk.mend()
         if reboot is not None:
             self.clock.reboot(reboot)
-        self._delete(path for path in self.files.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
+        self._delete(path for path in self.disk.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
         self._open()
         self._settle(least=self._account.appended, rebooted=reboot is not None)
 
     def _delete(self, paths: Iterable[str]) -> None:
         for path in list(paths):
-            self.say(f"   {path} is deleted")
-            self.files.remove(path)
+            self.say("   %s is deleted", path)
+            self.disk.remove(path)
 
     def damage_a_copy(self, rng: random.Random) -> None:
         """Items of a partition like this one, of which some are damaged: the others are served."""
-        damage.examine(self.files, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
+        damage.examine(self.disk, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
 
     # -- living on -----------------------------------------------------------------------------------
 
     def _open(self, policy: Policy | None = None) -> None:
-        self._directory = Directory.open(ROOT, files=self.files, clock=self.clock, entropy=bytes)
+        self._directory = Directory.open(ROOT, files=self.disk, clock=self.clock, entropy=bytes)
         log = self._directory.log(INCARNATION, PARTITION)
         self._account.watch(log)
         self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
@@ -306,7 +370,7 @@ class World:
         self._state = self.partition.state
         moment = self._state.moment
         account = self._account
-        self.say(f"   found {account.found} steps (at least {least}, at most {account.written if refused else account.appended})")
+        self.say("   found %d steps (at least %d, at most %d)", account.found, least, account.written if refused else account.appended)
         assert not refused or account.found <= account.written, "a turn that was refused was found"
         account.go_back(max(account.found, least))
         self._follow_drops()

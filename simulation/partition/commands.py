@@ -1,12 +1,10 @@
-"""What callers and operators might ask next: random commands, drawn from one generator.
+"""Random commands to a partition, from callers and operators.
 
-Owns: `Chance`. It knows which leases, keys and ids have been in play, so that what it asks for is often possible and sometimes stale.
-Each seed has its own habits (how often a key, a priority, a ttl …), so that rare mixtures come up somewhere.
+Owns: `RandomCommands`. It knows which leases, keys and ids have been used, so that what it asks for is often possible and sometimes stale.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from itertools import accumulate
 
 import msgspec
 
@@ -16,10 +14,10 @@ from penstock.rules.life import State
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.limits import MIB, Policy, Retention
+from simulation.chance import Chance
 from simulation.partition.ledger import Holding
-from simulation.partition.model import Model
+from simulation.partition.model import PartitionModel
 
-T = TypeVar("T")
 KEYS = [b"a", b"b", b"", b"customer-42", bytes(range(40))]
 STALE_LEASE = 77
 KEEP_ALL = Retention(max_age=0, max_bytes=0)
@@ -29,22 +27,19 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-class Chance:
-    """Where the next command comes from."""
+_KINDS, _CUMULATIVE = list(WEIGHTS), list(accumulate(WEIGHTS.values()))
+HABITS = ("keyed", "priority", "at", "ttl", "dedup", "text", "big", "request", "retention")
+
+
+class RandomCommands(Chance):
+    """Draws the next command."""
+
+    request_rate = 0.5
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self._habits = {name: rng.random() for name in ("keyed", "priority", "at", "ttl", "dedup", "text", "big", "request", "retention")}
-        self._keys = KEYS[: rng.randint(1, len(KEYS))]
+        super().__init__(rng, HABITS, KEYS)
         self._sent: list[c.Command] = []
-        self._ids = 0
         self._transfers = 0
-
-    def happens(self, probability: float) -> bool:
-        return self.rng.random() < probability
-
-    def pick(self, among: Sequence[T]) -> T:
-        return self.rng.choice(among)
 
     def policy(self) -> Policy:
         return Policy(
@@ -54,15 +49,15 @@ class Chance:
             priority_aging=self.pick([0, 0, 5 * SECOND, 60 * SECOND]),
             dedup_window=self.pick([5 * SECOND, 1 * MINUTE, 1 * HOUR]),
             on_bury=self.pick(["release", "park"]),
-            retention=self._retention() if self._habits["retention"] < 0.4 else KEEP_ALL,
+            retention=self._retention() if self.habits["retention"] < 0.4 else KEEP_ALL,
         )
 
     def _retention(self) -> Retention:
         return Retention(self.pick([0, 1 * MINUTE, 3 * HOUR]), self.pick([0, 0, 1_000, 5_000]), self.pick([0, 0, 2]), self.pick([1, 2]))
 
-    def command(self, model: Model, now: Moment) -> c.Command:
+    def command(self, model: PartitionModel, now: Moment) -> c.Command:
         """The next thing somebody asks."""
-        kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        kind = self.rng.choices(_KINDS, cum_weights=_CUMULATIVE)[0]
         command: c.Command = getattr(self, "_" + kind)(model, now)
         if getattr(command, "request", None) is not None:
             self._sent.append(command)
@@ -70,77 +65,65 @@ class Chance:
 
     # -- consumers and producers ---------------------------------------------------------------------
 
-    def _produce(self, model: Model, now: Moment) -> c.Produce:
+    def _produce(self, model: PartitionModel, now: Moment) -> c.Produce:
         batch = self.batch(self.pick([1, 1, 2, 3, 6]), now)
         if self.happens(0.05):
             self._transfers += self.pick([0, 1])
             batch.dedups = None  # a transfer is told from its repetition by its sequence
             return c.Produce(batch, source=b"another queue", sequence=self._transfers)
-        return c.Produce(batch, self._request())
+        return c.Produce(batch, self.request_id())
 
     def batch(self, count: int, now: Moment) -> Batch:
-        keys = self._column(count, "keyed", lambda: self.pick(self._keys))
-        dedups = self._column(count, "dedup", lambda: routing.digest(b"", self.pick([b"one", b"two", b"three", b"four"])))
+        keys = self.column(count, "keyed", lambda: self.pick(self.keys))
+        dedups = self.column(count, "dedup", lambda: routing.digest(b"", self.pick([b"one", b"two", b"three", b"four"])))
         return Batch(
             [self._payload() for _ in range(count)],
             keys,
             routing.key_ids(keys) if keys else None,
-            self._column(count, "text", lambda: msgspec.msgpack.encode({"trace": self.rng.randrange(1_000)})),
-            self._column(count, "text", lambda: self.pick(["invoice", "", "mail"])),
-            self._column(count, "text", lambda: self.pick(["json", "text"])),
-            self._column(count, "text", lambda: f"reference {self.rng.randrange(9)}"),
+            self.column(count, "text", lambda: msgspec.msgpack.encode({"trace": self.rng.randrange(1_000)})),
+            self.column(count, "text", lambda: self.pick(["invoice", "", "mail"])),
+            self.column(count, "text", lambda: self.pick(["json", "text"])),
+            self.column(count, "text", lambda: f"reference {self.rng.randrange(9)}"),
             bytes(value if value is not None else 5 for value in priorities)
-            if (priorities := self._column(count, "priority", lambda: self.rng.randrange(10)))
+            if (priorities := self.column(count, "priority", lambda: self.rng.randrange(10)))
             else None,
-            self._numbers(self._column(count, "at", lambda: now.wall + self.pick([-1 * HOUR, 50_000, 2 * SECOND, 40 * SECOND, 2 * HOUR]))),
-            self._numbers(self._column(count, "ttl", lambda: self.pick([1, 10, 60, 7_200]) * SECOND)),
+            self._numbers(self.column(count, "at", lambda: now.wall + self.pick([-1 * HOUR, 50_000, 2 * SECOND, 40 * SECOND, 2 * HOUR]))),
+            self._numbers(self.column(count, "ttl", lambda: self.pick([1, 10, 60, 7_200]) * SECOND)),
             dedups,
         )
-
-    def _column(self, count: int, habit: str, value: Callable[[], T]) -> list[T | None] | None:
-        """A column, or None: as often as the habit of this seed has it, and then not for every item."""
-        if not self.happens(self._habits[habit]):
-            return None
-        return [value() if self.happens(0.8) else None for _ in range(count)]
 
     @staticmethod
     def _numbers(column: list[int | None] | None) -> list[int] | None:
         return [value or 0 for value in column] if column else None
 
     def _payload(self) -> bytes:
-        if self.happens(0.05 * self._habits["big"]):
+        if self.happens(0.05 * self.habits["big"]):
             return bytes([self.rng.randrange(256)]) * self.rng.randrange(2_000)
         return self.rng.randbytes(self.rng.randrange(24))
 
-    def _lease(self, model: Model, now: Moment) -> c.Lease:
+    def _lease(self, model: PartitionModel, now: Moment) -> c.Lease:
         timeout = self.pick([0, 0, 0, 2 * SECOND, 10 * MINUTE])
         per_key = self.pick([1, 1, 2, 3])
-        return c.Lease(self.pick([1, 2, 3, 10, 100]), self.pick(["", "host-1"]), timeout, per_key, self._request())
+        return c.Lease(self.pick([1, 2, 3, 10, 100]), self.pick(["", "host-1"]), timeout, per_key, self.request_id())
 
-    def _complete(self, model: Model, now: Moment) -> c.Complete:
-        return c.Complete(*self._some(model), self._request())
+    def _complete(self, model: PartitionModel, now: Moment) -> c.Complete:
+        return c.Complete(*self._some(model), self.request_id())
 
-    def _retry(self, model: Model, now: Moment) -> c.Retry:
+    def _retry(self, model: PartitionModel, now: Moment) -> c.Retry:
         delay = self.pick([0, 0, 1, 2 * SECOND, 30 * SECOND, 2 * HOUR])
-        return c.Retry(*self._some(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self._request())
+        return c.Retry(*self._some(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self.request_id())
 
-    def _bury(self, model: Model, now: Moment) -> c.Bury:
-        return c.Bury(*self._some(model), self.pick(["", "poison"]), self._request())
+    def _bury(self, model: PartitionModel, now: Moment) -> c.Bury:
+        return c.Bury(*self._some(model), self.pick(["", "poison"]), self.request_id())
 
-    def _extend(self, model: Model, now: Moment) -> c.Extend:
-        return c.Extend(self._holding(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self._request())
+    def _extend(self, model: PartitionModel, now: Moment) -> c.Extend:
+        return c.Extend(self._holding(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self.request_id())
 
-    def _repeat(self, model: Model, now: Moment) -> c.Command:
+    def _repeat(self, model: PartitionModel, now: Moment) -> c.Command:
         """An answer was lost: the caller asks again with the same request id."""
         return self.pick(self._sent[-12:]) if self._sent else self._produce(model, now)
 
-    def _request(self) -> bytes | None:
-        if not self.happens(0.5 * self._habits["request"]):
-            return None
-        self._ids += 1
-        return routing.digest(b"request", b"%d" % self._ids)
-
-    def _holding(self, model: Model) -> Holding:
+    def _holding(self, model: PartitionModel) -> Holding:
         """Mostly a live lease; else one that ended, or was never given."""
         live = model.live()
         if live and self.happens(0.9):
@@ -148,7 +131,7 @@ class Chance:
         past = list(model.holdings.values())[-8:]
         return self.pick(past) if past and self.happens(0.9) else Holding(STALE_LEASE, 0, 0, [], [], 0, 0)
 
-    def _some(self, model: Model) -> tuple[int, list[int] | None]:
+    def _some(self, model: PartitionModel) -> tuple[int, list[int] | None]:
         """A lease and some of its items, now and then with some that it does not hold."""
         holding = self._holding(model)
         if self.happens(0.5):
@@ -161,24 +144,24 @@ class Chance:
 
     # -- operators -----------------------------------------------------------------------------------
 
-    def _configure(self, model: Model, now: Moment) -> c.Configure:
+    def _configure(self, model: PartitionModel, now: Moment) -> c.Configure:
         other = self.policy()
         names = [name for name in Policy.__struct_fields__ if self.happens(0.5)]
         return c.Configure(msgspec.structs.replace(model.policy, **{name: getattr(other, name) for name in names}))
 
-    def _pause(self, model: Model, now: Moment) -> c.Pause:
+    def _pause(self, model: PartitionModel, now: Moment) -> c.Pause:
         return c.Pause(*self.pick([(True, None), (None, True), (True, True)]))
 
-    def _resume(self, model: Model, now: Moment) -> c.Pause:
+    def _resume(self, model: PartitionModel, now: Moment) -> c.Pause:
         return c.Pause(False, False)
 
-    def _clear(self, model: Model, now: Moment) -> c.Clear:
+    def _clear(self, model: PartitionModel, now: Moment) -> c.Clear:
         return c.Clear(*(self.happens(0.4) for _ in range(4)))
 
-    def _seek(self, model: Model, now: Moment) -> c.Seek:
+    def _seek(self, model: PartitionModel, now: Moment) -> c.Seek:
         return c.Seek(self.rng.randrange(len(model.items) + 2))
 
-    def _redrive(self, model: Model, now: Moment) -> c.Redrive:
+    def _redrive(self, model: PartitionModel, now: Moment) -> c.Redrive:
         buried = [item.offset for item in model.items if item.state is State.BURIED]
         if self.happens(0.4):
             return c.Redrive()
@@ -187,10 +170,10 @@ class Chance:
             chosen.append(self.rng.randrange(len(model.items)))
         return c.Redrive(chosen)
 
-    def _move_cursor(self, model: Model, now: Moment) -> c.MoveCursor:
+    def _move_cursor(self, model: PartitionModel, now: Moment) -> c.MoveCursor:
         return c.MoveCursor(self.pick(["audit", "lake"]), self.rng.randrange(len(model.items) + 2))
 
-    def _release_cursor(self, model: Model, now: Moment) -> c.ReleaseCursor:
+    def _release_cursor(self, model: PartitionModel, now: Moment) -> c.ReleaseCursor:
         return c.ReleaseCursor(self.pick(["audit", "lake"]))
 
     # -- time and place ------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
-"""The disk and the clock of a simulated broker, and how they go wrong.
+"""The machine that a simulation runs on: its disk and its clock, and how they go wrong.
 
-Owns: `Disk`, which can be looked at without disturbing it and tells interrupts from failures; `InterruptingClock`.
+Owns: `Disk`, which can be looked at without disturbing it and tells interrupts from failures; `InterruptingClock`; `Machine`.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, SimulatedFiles
 from penstock.words.clock import Moment
+from simulation.simulation import Narration
 
 
 class Disk(SimulatedFiles):
@@ -78,3 +80,28 @@ class InterruptingClock(ManualClock):
                 self.interrupt_after = None
                 raise KeyboardInterrupt
         return super().read()
+
+
+class Machine:
+    """The disk and the clock that something is run on, and how it is switched off."""
+
+    def __init__(self, seed: int, clock: ManualClock, say: Narration) -> None:
+        self.say = say
+        self.clock = clock
+        self.disk = Disk(random.Random(seed))
+
+    def arm(self, fault: Fault, ahead: int) -> None:
+        """One of the next file calls will go wrong."""
+        self.say("   call %d will meet %s", self.disk.calls + ahead, fault)
+        self.disk.fail(self.disk.calls + ahead, fault)
+
+    def end_process(self) -> None:
+        """Kill the process: everything that it wrote is there."""
+        self.disk.kill()
+        self.say("   killed: %r", self.disk)
+
+    def cut_power(self, downtime: int) -> None:
+        """Cut the power: what was not synced is kept, lost or torn, and elapsed time begins anew."""
+        self.disk.crash()
+        self.clock.reboot(downtime)
+        self.say("   power cut: %r", self.disk)

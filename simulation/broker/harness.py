@@ -1,17 +1,14 @@
-"""A broker that dies and lives on: on a simulated disk, under a manual clock, every turn run by hand.
+"""A broker that is killed and opened again, on a simulated disk, under a manual clock, every turn run by hand, beside its model.
 
-Owns: `World`: the broker and its fate. Requests are put into a queue's inbox and answered by whichever turn comes; turns of different
-queues interleave as chance has it. After every turn the census is taken, the answers that were seen are judged by the model, and
-both must agree. Its disk and its clock are in broker_faults.py.
+Owns: `BrokerHarness`. Requests are put into a queue's inbox and answered by whichever turn comes; turns of different queues interleave
+at random. After every turn the census is taken, the answers that were seen are judged by the model, and both must agree.
 """
 
-import errno
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from penstock.broker.embedded import Embedded
 from penstock.loop.loop import Loop
 from penstock.loop.member import SLOW_AFTER, Member
 from penstock.loop.reading import Reader
@@ -21,27 +18,24 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE, SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
-from simulation.broker import damage as broker_damage
-from simulation.broker.faults import Disk, InterruptingClock
-from simulation.broker.rest import Model
+from simulation.broker import damage
+from simulation.broker.model import BrokerModel
 from simulation.broker.sent import Sent, SentLease, SentProduce, SentSettle
+from simulation.broker.turns import MOST_TURNS, open_broker, wanting
+from simulation.machine import InterruptingClock, Machine
 from simulation.partition import checks
-
-ROOT = "/data"
-FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt"]
-MOST_TURNS = 400
-"""So many turns in a row without any time passing are no progress any more."""
+from simulation.simulation import Narration
 
 
-class World:
-    """A broker, what it owes, and its bad luck."""
+class BrokerHarness(Machine):
+    """A broker and its model."""
 
-    def __init__(self, seed: int, say: Callable[[str], None]) -> None:
-        self.say = say
+    clock: InterruptingClock
+
+    def __init__(self, seed: int, say: Narration) -> None:
+        super().__init__(seed + 1, InterruptingClock(), say)
         self.rng = random.Random(seed)
-        self.clock = InterruptingClock()
-        self.disk = Disk(random.Random(seed + 1))
-        self.model = Model(self.disk.undisturbed, say)
+        self.model = BrokerModel(self.disk.undisturbed)
         self.model.census.reader_of = lambda incarnation, number: Reader(self.broker.store.reader(incarnation, number), self.clock)
         self.segment_bytes = self.rng.choice([600, 2_000, 1 << 20])
         self._entropy = random.Random(seed + 2)
@@ -91,7 +85,7 @@ class World:
         self._digest()
 
     def _ready(self, sent: Sent) -> None:
-        self.say(f"   {sent}")
+        self.say("   %s", sent)
         sent.make(ManualClock.read(self.clock).elapsed)  # an interrupt is for whoever runs the turn
         sent.request.on_done = partial(self._note, sent)
         sent.calm = not self.disk.failing
@@ -107,7 +101,7 @@ class World:
 
     def cancel(self, sent: Sent) -> None:
         """The caller is gone and will not see the answer."""
-        self.say(f"   gone: {sent}")
+        self.say("   gone: %s", sent)
         if isinstance(sent, SentLease) and sent.ran_at is not None:  # what it was given goes back when the answer is there
             self.model.leases.unknown(sent)
         self.broker.cancel(sent.incarnation, sent.request)
@@ -157,7 +151,7 @@ class World:
         except KeyboardInterrupt:
             answer = OutcomeUnknown("the operator was interrupted")
             self._go_on(leads or queue)
-        self.say(f"   {what} → {answer!r:.300}")
+        self.say("   %s → %.300r", what, answer)
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops() if queue in (None, loop.turns.incarnation))
         self._digest(lambda: then(answer) if then is not None else None)
         return answer
@@ -166,7 +160,7 @@ class World:
 
     def hold_up(self, incarnation: int, partition: int, duration: int) -> None:
         """For so long the disk of a partition does not answer."""
-        self.say(f"   the disk of partition {partition} of {incarnation:x} hangs for {duration / SECOND} s")
+        self.say("   the disk of partition %d of %x hangs for %s s", partition, incarnation, duration / SECOND)
         self._held_up[incarnation, partition] = self.model.now + duration
 
     def let_disks_answer(self, incarnation: int) -> None:
@@ -240,7 +234,7 @@ class World:
 
     def turn(self, loop: Loop) -> None:
         """One turn of one queue."""
-        self.say(f"   turn of {loop.turns.name}")
+        self.say("   turn of %s", loop.turns.name)
         self.model.census.changed.add(loop.turns.incarnation)
         try:
             loop.turn()
@@ -259,8 +253,7 @@ class World:
 
     def wanting(self) -> list[Loop]:
         """Queues that would run a turn by themselves now."""
-        now = self.broker.now()
-        return [loop for loop in self.broker.loops() if loop.busy or (loop.turns.next_run is not None and loop.turns.next_run <= now)]
+        return wanting(self.broker)
 
     def rest(self) -> None:
         """Run turns, in any order, until no queue wants one."""
@@ -289,7 +282,7 @@ class World:
         for sent in [sent for sent in self._pending if not sent.first and not self.model.remembers(sent, duration)]:
             self.cancel(sent)  # whoever repeats a request does not wait until it is forgotten
             self.model.lost(sent)
-        self.say(f"   {duration / SECOND} s pass")
+        self.say("   %s s pass", duration / SECOND)
         self.clock.advance(duration)
         self.model.pass_time(duration, self.clock.read().wall)
 
@@ -312,7 +305,7 @@ class World:
         answers, self._answers = self._answers, []
         for sent in answers:
             self._pending = [other for other in self._pending if other is not sent]
-            self.say(f"   answer to {sent}: {sent.request.error or sent.request.answer!r:.400}")
+            self.say("   answer to %s: %.400r", sent, sent.request.error or sent.request.answer)
             model.judge(sent)
             self._check_quiet(sent)
             self._check_calm(sent)
@@ -348,13 +341,12 @@ class World:
 
     def arm(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""
-        self.say(f"   call {self.disk.calls + ahead} will meet {fault}")
         self._expect(fault)
-        self.disk.fail(self.disk.calls + ahead, fault)
+        super().arm(fault, ahead)
 
     def arm_after_sync(self, path: str, fault: Fault, ahead: int) -> None:
         """A file call soon after the next sync of such a file will go wrong."""
-        self.say(f"   call {ahead} after a sync of {path} will meet {fault}")
+        self.say("   call %d after a sync of %s will meet %s", ahead, path, fault)
         self._expect(fault)
         self.disk.fail_after_sync(path, fault, ahead)
 
@@ -375,7 +367,7 @@ class World:
 
     def interrupt_at_clock(self, ahead: int) -> None:
         """Whoever reads the clock then is interrupted."""
-        self.say(f"   interrupted after {ahead} more looks at the clock")
+        self.say("   interrupted after %d more looks at the clock", ahead)
         self._doubt_missed()
         self.clock.interrupt_after = ahead
 
@@ -386,7 +378,7 @@ class World:
 
     def damage_a_copy(self, rng: random.Random) -> None:
         """A broker like this one, of whose items some are damaged: the others are served."""
-        broker_damage.examine(self.disk, self.clock, ROOT, self.segment_bytes, rng, self.say)
+        damage.examine(self.disk, self.clock, self.segment_bytes, rng, self.say)
 
     def die(self, power: bool) -> None:
         """The process ends here; then another one finds what there is."""
@@ -406,19 +398,17 @@ class World:
         self.model.leases.look_back(self.broker.loops())
         if power:
             downtime = self.rng.choice([0, MINUTE, HOUR])
-            self.disk.crash()
-            self.clock.reboot(downtime)
+            self.cut_power(downtime)
             self.model.rebooted(downtime, self.clock.read().wall, power=True)
         else:
-            self.disk.kill()
-        self.say(f"   {'power cut' if power else 'killed'}: {self.disk!r}")
+            self.end_process()
 
     def restart(self, reboot: int | None) -> None:
         """Close and open again, perhaps after a reboot that took so long."""
         try:
             self.broker.close()
         except (StorageFailed, OutcomeUnknown) as error:
-            self.say(f"   closing: {error!r}")
+            self.say("   closing: %r", error)
             self.die(power=False)
             return
         self._unjudged, self._answers = self._answers, []
@@ -434,15 +424,7 @@ class World:
     def _open(self) -> None:
         while True:
             try:
-                self.broker = Embedded.open(
-                    ROOT,
-                    files=self.disk,
-                    clock=self.clock,
-                    entropy=self._entropy.randbytes,
-                    threaded=False,
-                    segment_bytes=self.segment_bytes,
-                    compression=False,
-                )
+                self.broker = open_broker(self.disk, self.clock, self._entropy, self.segment_bytes)
                 break
             except Halt:
                 power = self.rng.random() < 0.5
@@ -453,7 +435,7 @@ class World:
                 else:
                     self.disk.kill()
             except (StorageFailed, OutcomeUnknown) as error:
-                self.say(f"   opening: {error!r}")
+                self.say("   opening: %r", error)
                 self.disk.heal()
                 self.disk.kill()
         self._out.clear()

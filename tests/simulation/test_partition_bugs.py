@@ -31,7 +31,7 @@ from penstock.rules.window import Window
 from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
-from simulation.partition.simulation import Simulation
+from simulation.partition.simulation import PartitionSimulation
 
 MOST_SEEDS = 500
 Patch = pytest.MonkeyPatch
@@ -48,7 +48,7 @@ def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Pa
     plant(monkeypatch)
     for seed in range(MOST_SEEDS):
         try:
-            Simulation(seed).run()
+            PartitionSimulation(seed).run()
         except AssertionError as caught:
             print(f"\n{plant.__name__}: seed {seed}: {str(caught).splitlines()[0][:120]}")
             return

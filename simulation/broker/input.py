@@ -1,37 +1,34 @@
-"""What callers of a simulated broker might ask next, drawn from one generator.
+"""Random input for a simulated broker: batches, options, durations.
 
-Owns: `Chance`. Each seed has its own habits (how often a key, a schedule, a dedup id …), so that rare mixtures come up somewhere.
+Owns: `RandomInput`.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from penstock.rules import routing
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND
 from simulation.broker.items import Tag
+from simulation.chance import Chance
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"customer-42", b"", b"e", b"zz"]
 DEDUPS = [b"one", b"two", b"three"]
 
 
-class Chance:
-    """Where the next request comes from."""
+HABITS = ("keyed", "priority", "at", "ttl", "dedup", "request", "big", "retention", "limit")
+
+
+class RandomInput(Chance):
+    """Draws batches, options and durations."""
+
+    request_rate = 0.7
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.habits = {name: rng.random() for name in ("keyed", "priority", "at", "ttl", "dedup", "request", "big", "retention", "limit")}
-        self._keys = KEYS[: rng.randint(1, len(KEYS))]
+        super().__init__(rng, HABITS, KEYS)
         self._items = 0
-        self._requests = 0
-
-    def happens(self, probability: float) -> bool:
-        return self.rng.random() < probability
-
-    def pick(self, among: Sequence[T]) -> T:
-        return self.rng.choice(among)
 
     def options(self) -> dict[str, object]:
         return {
@@ -52,11 +49,11 @@ class Chance:
 
     def batch(self, incarnation: int, count: int, wall: int, *, plain: bool = False) -> tuple[Batch, list[Tag]]:
         """Items that nobody has produced before."""
-        keys = self._column(count, "keyed", lambda: self.pick(self._keys))
-        priorities = self._column(count, "priority", lambda: self.rng.randrange(10), rare=0.3) if not plain else None
-        ats = self._column(count, "at", lambda: wall + self.pick([50_000, 2 * SECOND, 40 * SECOND, 1 * HOUR]), rare=0.3)
-        ttls = self._column(count, "ttl", lambda: self.pick([5, 60]) * SECOND, rare=0.3)
-        dedups = self._column(count, "dedup", lambda: self.pick(DEDUPS), rare=0.4) if not plain else None
+        keys = self.column(count, "keyed", lambda: self.pick(self.keys))
+        priorities = self.column(count, "priority", lambda: self.rng.randrange(10), rate=0.3) if not plain else None
+        ats = self.column(count, "at", lambda: wall + self.pick([50_000, 2 * SECOND, 40 * SECOND, 1 * HOUR]), rate=0.3)
+        ttls = self.column(count, "ttl", lambda: self.pick([5, 60]) * SECOND, rate=0.3)
+        dedups = self.column(count, "dedup", lambda: self.pick(DEDUPS), rate=0.4) if not plain else None
         tags = [self._tag(incarnation) for _ in range(count)]
         for index, tag in enumerate(tags):
             tag.key = keys[index] if keys else None
@@ -77,12 +74,9 @@ class Chance:
             dedups=named if dedups else None,
         ), tags
 
-    def key(self) -> bytes:
-        return self.pick(self._keys)
-
     def some_keys(self) -> list[tuple[bytes | None, bytes | None]]:
         """Some of the keys that this seed uses, each without a dedup id."""
-        return [(key, None) for key in self.rng.sample(self._keys, self.rng.randint(1, len(self._keys)))]
+        return [(key, None) for key in self.rng.sample(self.keys, self.rng.randint(1, len(self.keys)))]
 
     def keyed(self, incarnation: int, names: Sequence[tuple[bytes | None, bytes | None]]) -> tuple[Batch, list[Tag]]:
         """New items with these keys and dedup ids, ready at once and without any other option."""
@@ -97,18 +91,6 @@ class Chance:
         self._items += 1
         padding = self.rng.randrange(300) if self.happens(0.2 * self.habits["big"]) else 3
         return Tag(b"%d:" % self._items + b"." * padding, incarnation)
-
-    def _column(self, count: int, habit: str, value: Callable[[], T], rare: float = 1.0) -> list[T | None] | None:
-        """A column, or None: as often as the habit of this seed has it, and then not for every item."""
-        if not self.happens(rare * self.habits[habit]):
-            return None
-        return [value() if self.happens(0.8) else None for _ in range(count)]
-
-    def request_id(self) -> bytes | None:
-        if not self.happens(0.7 * self.habits["request"]):
-            return None
-        self._requests += 1
-        return routing.digest(b"request", b"%d" % self._requests)
 
     def duration(self) -> int:
         return self.pick([1, 50_000, 1 * SECOND, 3 * SECOND, 6 * SECOND, 20 * SECOND, 70 * SECOND, 20 * MINUTE])

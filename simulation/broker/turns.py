@@ -1,0 +1,27 @@
+"""A real broker on a simulated disk whose turns are run by hand.
+
+Owns: how such a broker is opened (`open_broker`), and which of its queues want a turn (`wanting`).
+"""
+
+import random
+
+from penstock.broker.embedded import Embedded
+from penstock.loop.loop import Loop
+from penstock.testing.clock import ManualClock
+from penstock.testing.disk import SimulatedFiles
+
+ROOT = "/data"
+MOST_TURNS = 400
+"""So many turns in a row without any time passing are no progress any more."""
+
+
+def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Random, segment_bytes: int) -> Embedded:
+    return Embedded.open(
+        ROOT, files=files, clock=clock, entropy=entropy.randbytes, threaded=False, segment_bytes=segment_bytes, compression=False
+    )
+
+
+def wanting(broker: Embedded) -> list[Loop]:
+    """Queues that would run a turn by themselves now."""
+    now = broker.now()
+    return [loop for loop in broker.loops() if loop.busy or (loop.turns.next_run is not None and loop.turns.next_run <= now)]

@@ -1,0 +1,94 @@
+"""Damage to a log: bits flipped in its files, or a segment deleted.
+
+Owns: `LogDamage` (damage to one log, and which items it took) and `check_served` (which of them may and must be found again).
+Damage is done to a copy of a simulated disk; the simulation itself goes on undamaged. Random numbers come from a generator of its own, so
+that the other steps of a seed are the same with and without damage.
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from penstock.logs.api import FrameType
+from penstock.logs.files.segment import parse_name
+from penstock.logs.frame import CHECKSUM_BYTES, HEADER_BYTES, frame_bytes, parse_header
+from penstock.loop.blocks import Items
+from penstock.testing.disk import SimulatedFiles
+from simulation.simulation import Narration
+
+T = TypeVar("T")
+MOST_FLIPS = 3
+
+
+class Written(NamedTuple):
+    """A frame as it lies in a file."""
+
+    path: str
+    start: int
+    stop: int
+    """Behind its last byte that counts: what pads it is not looked at."""
+    sequence: int
+    type: int
+    base: int
+    count: int  # type: ignore[assignment]  # tuple.count is not missed
+
+    @property
+    def items(self) -> set[int]:
+        return set(range(self.base, self.base + self.count)) if self.type == FrameType.DATA else set()
+
+
+def written(files: SimulatedFiles, path: str) -> list[Written]:
+    """The frames of a segment that is whole."""
+    content, at, found = files.content(path), 0, []
+    while at < len(content):
+        header = parse_header(content[at : at + HEADER_BYTES])
+        stop = at + HEADER_BYTES + header.stored_bytes + CHECKSUM_BYTES
+        found.append(Written(path, at, stop, header.sequence, header.type, header.base, header.count))
+        at += frame_bytes(header.stored_bytes)
+    return found
+
+
+class LogDamage:
+    """Damage to one log whose files are whole and synced. Frames that hold no items are spared, as far as no segment is deleted."""
+
+    def __init__(self, files: SimulatedFiles, folder: str, rng: random.Random, say: Narration) -> None:
+        paths = [path for path in sorted(files.contents()) if path.startswith(folder) and path.endswith(".log")]
+        self.items: set[int] = set()
+        """Those that were taken; some of them may have been let go by retention before."""
+        deleted = rng.choice(paths[:-1]) if len(paths) > 1 and rng.random() < 0.5 else ""
+        data = [frame for path in paths if path != deleted for frame in _valid(files, path, paths) if frame.items]
+        for frame in rng.sample(data, min(len(data), rng.randint(0 if deleted else 1, MOST_FLIPS))):
+            bit = rng.randrange(8 * frame.start, 8 * frame.stop)
+            files.flip(frame.path, bit)
+            self.items |= frame.items
+            say("   damage: bit %d of %s", bit, frame.path)
+        if deleted:
+            for frame in _valid(files, deleted, paths):
+                self.items |= frame.items
+            files.remove(deleted)
+            say("   damage: %s is deleted", deleted)
+
+
+def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[Written]:
+    """The frames of a segment that count: behind a failed sync, what the next segment has again does not."""
+    next_path = next((other for other in paths if other > path), None)
+    name = None if next_path is None else parse_name(next_path.rpartition("/")[2])
+    return [frame for frame in written(files, path) if name is None or frame.sequence < name.first_sequence]
+
+
+def check_served(
+    found: Collection[T], before: Iterable[T], damaged: set[T], what: str, *, sure: bool, named: Callable[[set[T]], object]
+) -> None:
+    """Of the items there were before, every whole one was found, once, and, if it is `sure` that damage shows, none of the damaged."""
+    there = set(before)
+    whole = there - damaged
+    missed = whole - set(found)
+    assert not missed, f"{named(missed)} are whole, and were not {what}"
+    wrong = set(found) - (whole if sure else there)
+    assert not wrong, f"{named(wrong)} were {what}: they are damaged, done or new"
+    assert len(found) == len(set(found)), f"some of {found} were {what} twice"
+
+
+def payloads(items: Sequence[Items]) -> dict[int, bytes]:
+    """Offset → payload."""
+    return {offset: payload for part in items for offset, payload in enumerate(part.batch.payloads, part.start)}

@@ -1,0 +1,119 @@
+"""The skeleton of both simulations: random steps from one seed, told line by line, and a failure that says how to repeat it.
+
+Owns: `Simulation` (the loop over the steps, the repro line, the command line) and `Narration` (who is told what happens).
+A failure is an AssertionError whose last line repeats it: `python -m simulation.partition --seed 1234`, run from the repository root.
+"""
+
+import argparse
+import gc
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import ClassVar
+
+from penstock.testing.disk import Halt
+from simulation.chance import Chance
+
+
+class Narration:
+    """Tells what happens, if anybody listens. A line is formatted only then, as in logging: `say("%d items", count)`."""
+
+    def __init__(self, listener: Callable[[str], None] | None) -> None:
+        self._listener = listener
+
+    def __call__(self, line: str, *values: object) -> None:
+        if self._listener is not None:
+            self._listener(line % values if values else line)
+
+
+class Simulation(ABC):
+    """The run of one seed. A subclass sets `chance` and calls `use` before it is run."""
+
+    name: ClassVar[str]
+    """The package: what the repro line names."""
+    usual_steps: ClassVar[int]
+    damage_rate: ClassVar[float]
+    """How often, per step, a copy of the disk is damaged and used."""
+    chance: Chance
+
+    def __init__(self, seed: int, steps: int | None = None, say: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.steps = self.usual_steps if steps is None else steps
+        self.say = Narration(say)
+        self._damage_rng = random.Random(f"damage {seed}")
+        """Of its own, so that the other steps are the same with and without damage."""
+
+    def use(self, weights: Mapping[str, int], *actors: object) -> None:
+        """Take the steps from these: a step is a method of the first actor that has one of that name."""
+        self._kinds = list(weights)
+        self._weights = list(accumulate(weights.values()))
+        self._actions: dict[str, Callable[[], None]] = {
+            kind: next(getattr(actor, kind) for actor in actors if hasattr(actor, kind)) for kind in weights
+        }
+
+    def run(self) -> None:
+        """Take all steps; raises AssertionError when something is not as it should be."""
+        with _rare_collections():
+            try:
+                self.begin()
+                for number in range(self.steps):
+                    kind = self.chance.rng.choices(self._kinds, cum_weights=self._weights)[0]
+                    self.say("-- %d %s", number, kind)
+                    self.step(self._actions[kind])
+                    if self._damage_rng.random() < self.damage_rate:
+                        self.say("   damage to a copy")
+                        self.damage_a_copy(self._damage_rng)
+                self.finish()
+            except Exception as error:
+                what = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+                steps = "" if self.steps == self.usual_steps else f" --steps {self.steps}"
+                raise AssertionError(f"{what}\npython -m simulation.{self.name} --seed {self.seed}{steps}") from error
+
+    def step(self, action: Callable[[], None]) -> None:
+        """Take one step; when a file call halts the simulated process, another process goes on."""
+        try:
+            action()
+        except Halt:
+            self.die(power=self.chance.happens(0.5))
+
+    @abstractmethod
+    def begin(self) -> None:
+        """What comes before the first step."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Let everything that is left be worked on: it must all be delivered."""
+
+    @abstractmethod
+    def die(self, power: bool) -> None:
+        """End the process, perhaps by a power cut, and start another one."""
+
+    @abstractmethod
+    def damage_a_copy(self, rng: random.Random) -> None:
+        """Damage a copy of the disk and use it."""
+
+    @classmethod
+    def main(cls) -> None:
+        """Run one seed and print every step of it."""
+        parser = argparse.ArgumentParser(
+            prog=f"python -m simulation.{cls.name}", description=f"Run one simulated {cls.name} and print each step."
+        )
+        parser.add_argument("--seed", type=int, required=True)
+        parser.add_argument("--steps", type=int, default=cls.usual_steps)
+        given = parser.parse_args()
+        cls(given.seed, given.steps, say=print).run()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Collect garbage once a run instead of thousands of times: what one seed leaves behind is small."""
+    enabled = gc.isenabled()
+    gc.collect(1)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,56 @@
+"""Whole runs of both simulations, one per seed, and that a failing one can be repeated."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from penstock.rules import settled
+from simulation.broker.simulation import BrokerSimulation
+from simulation.partition.simulation import PartitionSimulation
+from simulation.simulation import Simulation
+
+both = pytest.mark.parametrize("simulation", [PartitionSimulation, BrokerSimulation], ids=lambda simulation: simulation.name)
+
+
+def test_the_partition_is_what_the_model_says_through_everything(seeds: range) -> None:
+    for seed in seeds:
+        PartitionSimulation(seed).run()
+
+
+def test_the_broker_is_what_the_model_says_through_everything(seeds: range) -> None:
+    for seed in seeds:
+        BrokerSimulation(seed).run()
+
+
+@both
+def test_a_seed_tells_the_same_story_every_time(simulation: type[Simulation]) -> None:
+    assert told(simulation, 12) == told(simulation, 12) != told(simulation, 13)
+
+
+def told(simulation: type[Simulation], seed: int) -> list[str]:
+    lines: list[str] = []
+    simulation(seed, say=lines.append).run()
+    return lines
+
+
+@both
+def test_a_failure_ends_in_the_line_that_repeats_it(simulation: type[Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled, "note_failure", lambda *_: None)
+    with pytest.raises(AssertionError) as caught:
+        run_all(simulation, range(40), steps=50)
+    assert re.fullmatch(rf"python -m simulation\.{simulation.name} --seed \d+ --steps 50", str(caught.value).splitlines()[-1])
+
+
+def run_all(simulation: type[Simulation], seeds: range, steps: int) -> None:
+    for seed in seeds:
+        simulation(seed, steps).run()
+
+
+@both
+def test_the_line_runs_the_seed_and_tells_each_step(simulation: type[Simulation]) -> None:
+    command = [sys.executable, "-m", f"simulation.{simulation.name}", "--seed", "5", "--steps", "12"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    last = {"partition": "drain", "broker": "finish"}[simulation.name]
+    assert [line.split()[1] for line in output.splitlines() if line.startswith("--")] == [*map(str, range(12)), last]
