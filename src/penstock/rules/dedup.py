@@ -2,8 +2,8 @@
 
 Owns: `DedupIds`. An id is a 16-byte digest; its first two bytes choose a bucket, in which it lies as 30 bytes: the rest of the
 digest, the offset of the first item produced with it (if that lies elsewhere its number, words/ids.py), the deadline. Entries of a
-bucket come in the order in which they were put, so what is over is trimmed from the front whenever the bucket is used. A million
-ids take some 35 MB; looking one up searches a few hundred bytes.
+bucket come in the order in which they were put, so what is over is trimmed from the front whenever the bucket is used, and everywhere
+when there are too many (`limit`). A million ids take some 35 MB; looking one up searches a few hundred bytes.
 """
 
 import struct
@@ -27,6 +27,13 @@ class DedupIds:
 
     def __len__(self) -> int:
         return self.total
+
+    def count(self, now: int) -> int:
+        """How many ids are remembered at `now`. Unlike `len` it does not count those that are over, and looks at all when some may be."""
+        if now < self.next_over:
+            return self.total
+        known = (len({rest for rest, _, deadline in _REST.iter_unpack(bucket) if deadline > now}) for bucket in self._buckets.values())
+        return sum(known)
 
     def get(self, name: bytes, now: int) -> int | None:
         """The offset that an id led to, if its window is not over."""
@@ -64,6 +71,11 @@ class DedupIds:
         if over:
             del bucket[:over]
             self.total -= over // _REST.size
+
+    def limit(self, most: int, now: int) -> None:
+        """Let go of what is over when there are more than `most` and an eighth: so seldom that it costs little for each id."""
+        if self.total > most + most // 8 and now >= self.next_over:
+            self.forget(now)
 
     def forget(self, now: int) -> None:
         """Let go of everything that is over."""

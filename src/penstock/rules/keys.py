@@ -4,13 +4,14 @@ Owns: `Keys` and `Line`. A key is in here only while something holds it or waits
 items passed over. A key that is merely leased costs one dict entry (key id → lease); one with more to say has a `Line`. Waiting
 runs are joined, so a hot key with a million items in a row stays cheap. A free line with waiting items stands in `ready`, a heap
 per lane ordered by the position of its head: a key competes with its head's priority. Entries of `ready` are only hints and are
-checked against the line when they come up.
+checked against the line when they come up; `tidy` takes out those that hold good no longer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from penstock.rules.barriers import Fences
+from penstock.rules.heaps import in_order
 from penstock.rules.runs import RunSet, offsets
 from penstock.rules.waiting import Packed, Waiting
 from penstock.words.limits import LAST_PRIORITY
@@ -105,15 +106,22 @@ class Keys:
             return None
         return found if (first.lane, first.position, first.start) == (lane, position, offset) else None
 
-    def first_free(self, lane: int) -> tuple[tuple[int, int, int], Line] | None:
-        """The entry of the first free key of a lane, and its line. Entries that hold good no longer are dropped on the way."""
-        ready = self.ready[lane]
-        while ready:
-            line = self.head(lane, *ready[0])
+    def free(self, lane: int) -> Iterator[tuple[tuple[int, int, int], Line]]:
+        """The entries of the free keys of a lane, best first, each with its line. A key may come twice."""
+        for entry in in_order(self.ready[lane]):
+            line = self.head(lane, *entry)
             if line is not None:
-                return ready[0], line
-            heappop(ready)
-        return None
+                yield entry, line
+
+    def first_free(self, lane: int) -> Line | None:
+        """The line of the first free key of a lane."""
+        return next((line for _, line in self.free(lane)), None) if self.ready[lane] else None
+
+    def tidy(self) -> None:
+        """Take entries that hold good no longer from the tops of `ready`, so that nobody looks at them twice."""
+        for lane, ready in enumerate(self.ready):
+            while ready and self.head(lane, *ready[0]) is None:
+                heappop(ready)
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
         """A lease holds these keys."""

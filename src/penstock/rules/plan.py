@@ -7,7 +7,6 @@ Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, 
 """
 
 from collections import Counter
-from heapq import heappop, heappush
 from itertools import islice
 
 from penstock.rules.barriers import ENDLESS
@@ -53,18 +52,15 @@ class Plan:
         self._touched: set[int] = set()  # keys of which this plan takes no more
         self._left: dict[int, int] = {}  # keys of which it may take some more
         self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
-        self._lanes = sorted(self._walks.keys() | {lane for lane, heads in enumerate(state.keys.ready) if heads})
-        self._popped: list[tuple[int, tuple[int, int, int]]] = []
+        self._free_keys = {lane: state.keys.free(lane) for lane, heads in enumerate(state.keys.ready) if heads}
+        self._top_heads = {lane: next(heads, None) for lane, heads in self._free_keys.items()}
+        self._lanes = sorted(self._walks.keys() | self._free_keys.keys())
 
     def fill(self) -> None:
-        try:
-            while self.room and self.lost is None and not self.strays and self._step():
-                if self._jumped or self.scanned >= SCAN_ITEMS:
-                    self.more = True
-                    return
-        finally:
-            for lane, entry in self._popped:
-                heappush(self.state.keys.ready[lane], entry)
+        while self.room and self.lost is None and not self.strays and self._step():
+            if self._jumped or self.scanned >= SCAN_ITEMS:
+                self.more = True
+                return
 
     def _step(self) -> bool:
         """Take from the best candidate; False when there is none or the plan must stop here."""
@@ -143,14 +139,16 @@ class Plan:
 
     def _top_head(self, lane: int) -> Candidate | None:
         """The first free key of a lane that this plan has not touched."""
-        while (found := self.state.keys.first_free(lane)) is not None:
-            entry, line = found
-            if entry[2] not in self._touched:
-                first = line.waiting.first
-                since = first.ready_at
-                return Candidate((self._lifted(lane, since), entry[0], first.fresh, since, lane), lane, since, entry, line)
-            self._popped.append((lane, heappop(self.state.keys.ready[lane])))
-        return None
+        found = self._top_heads.get(lane)
+        while found is not None and found[0][2] in self._touched:
+            found = self._top_heads[lane] = next(self._free_keys[lane], None)
+        if found is None:
+            return None
+        entry, line = found
+        first = line.waiting.first
+        return Candidate(
+            (self._lifted(lane, first.ready_at), entry[0], first.fresh, first.ready_at, lane), lane, first.ready_at, entry, line
+        )
 
     def _take_head(self, entry: tuple[int, int, int], line: Line | None) -> None:
         assert line is not None

@@ -31,7 +31,6 @@ def validate_retry(command: Retry) -> Retry:
     within("delay", command.delay, 0, MAX_DELAY)
     if type(command.counted) is not bool:
         raise InvalidRequest(f"counted is {type(command.counted).__name__}; give True or False")
-    command.reason = cut_reason(command.reason)
     return command
 
 
@@ -85,6 +84,7 @@ def _check_whole(command: Complete, refused: list[int]) -> None:
 def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
     _validate(command)
     validate_retry(command)
+    reason = cut_reason(command.reason)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
@@ -94,12 +94,12 @@ def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple
     spent = [offset for offset in first if most and state.attempts(offset) + 1 >= most and offset not in state.overdue]
     back = [offset for offset in first if offset not in expired and offset not in spent] if expired or spent else first
     records: list[Record] = []
-    for given_up, why in ((expired, EXPIRED), (spent, _because(SPENT, command.reason))):
+    for given_up, why in ((expired, EXPIRED), (spent, _because(SPENT, reason))):
         if given_up:
             records.append(_bury(state, grant, given_up, why))
     if back:
         due = now.elapsed + command.delay if command.delay else 0
-        records.append(Retried(command.lease, from_offsets(back), due, command.reason, command.counted, _behind(grant, back)))
+        records.append(Retried(command.lease, from_offsets(back), due, reason, command.counted, _behind(grant, back)))
     return _with_answer(command, records, Settled(len(chosen), refused, early))
 
 

@@ -266,9 +266,9 @@ class State:
         """
         found = []
         for lane, extents in enumerate(self.lanes.lanes):
-            free = self.keys.first_free(lane) if self.keys.ready[lane] else None
+            free = self.keys.first_free(lane)
             if free is not None:
-                since = free[1].waiting.first.ready_at
+                since = free.waiting.first.ready_at
                 found.append(Rank(lane, min(since, extents[0].ready_at) if extents else since))
             elif extents:
                 found.append(Rank(lane, extents[0].ready_at))
