@@ -21,12 +21,11 @@ from penstock.rules import admin, due, machine, records, retention, settle, sett
 from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.commands import Settled
 from penstock.rules.dedup import DedupIds
-from penstock.rules.keys import Line
+from penstock.rules.keys import Line, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
 from penstock.rules.leases import Grant, Leases
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
-from penstock.rules.waiting import Packed
 from penstock.rules.window import Window
 from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
@@ -101,7 +100,7 @@ def one_attempt_too_many_is_allowed(patch: Patch) -> None:
 
 @bug
 def a_retried_item_with_a_key_goes_behind_its_followers(patch: Patch) -> None:
-    patch.setattr(Packed, "appendleft", Packed.append)
+    patch.setattr(PackedExtents, "appendleft", PackedExtents.append)
 
 
 @bug

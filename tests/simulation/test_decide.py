@@ -19,6 +19,10 @@ def decisions_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("simulation", [PartitionSimulation, BrokerSimulation], ids=["partition", "broker"])
 def test_deciding_changes_nothing(simulation: type[PartitionSimulation] | type[BrokerSimulation]) -> None:
+    run_all(simulation)
+
+
+def run_all(simulation: type[PartitionSimulation] | type[BrokerSimulation]) -> None:
     for seed in range(SEEDS):
         simulation(seed).run()
 
@@ -33,5 +37,4 @@ def test_a_decision_that_changes_something_is_seen(change: Callable[[Keys], obje
     monkeypatch.setattr(Keys, "tidy", lambda self: None)
     monkeypatch.setattr(Keys, "free", free)
     with pytest.raises(AssertionError, match="changed the state"):
-        for seed in range(SEEDS):
-            PartitionSimulation(seed).run()
+        run_all(PartitionSimulation)

@@ -27,7 +27,6 @@ from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
 from penstock.rules.settle import SPENT
 from penstock.rules.settled import leave_line
 from penstock.rules.state import Peek, State, find_all, lost_runs
-from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import DEFAULT_PRIORITY, Policy, within
@@ -200,7 +199,7 @@ def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
         line = state.keys.line(key) if key in state.keys.map else None
         if line is not None and offset in line.parked:
             line.parked.remove(offset)
-            line.push(Waiting(offset, offset + 1, tag & PRIORITY_MASK, line.position(offset), now.elapsed))
+            line.push(Extent(offset, offset + 1, tag & PRIORITY_MASK, line.position(offset), now.elapsed))
             state.passed.add(offset, offset + 1)
             state.keys.settle(key, line)
     for offset, tag in zip(chosen, record.tags, strict=True):

@@ -6,7 +6,7 @@ never buries an item that is leased, but one that comes back overdue.
 """
 
 from penstock.rules.calendar import Calendar
-from penstock.rules.lanes import KEYED, PRIORITY_MASK
+from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
 from penstock.rules.leases import Grant
 from penstock.rules.records import Aged, Buried, Due, Expired, Lost, Record, pack_keys
 from penstock.rules.routing import NO_KEY
@@ -14,7 +14,6 @@ from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT
 from penstock.rules.settled import come_back
 from penstock.rules.state import Peek, State, find_all, lost_runs
-from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 
 
@@ -128,7 +127,7 @@ def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
     state.passed.add(offset, offset + 1)
     line = state.keys.line(key)
     line.backing_off = None
-    line.waiting.appendleft(Waiting(offset, offset + 1, lane, line.position(offset), now.elapsed))
+    line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset), now.elapsed))
     state.keys.settle(key, line)
 
 

@@ -12,12 +12,11 @@ from itertools import islice
 from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
 from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE, Rank, lifted
+from penstock.rules.lanes import KEYED, SPARSE, Extent, Rank, lifted
 from penstock.rules.records import Head, Take, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
 from penstock.rules.state import Block, Peek, State
-from penstock.rules.waiting import Waiting
 from penstock.rules.walk import Candidate, Walk
 from penstock.words.clock import Moment
 
@@ -70,9 +69,9 @@ class Plan:
         lane, walk = best.lane, self._walks.get(best.lane)
         if best.head is None:
             assert walk is not None and walk.extent is not None
-            if not walk.extent.flags:
+            if not walk.extent.tag:
                 self._take_plain(walk, walk.extent.stop)
-            elif not walk.extent.flags & KEYED or self._may_go(walk.position + walk.extent.fresh, lane):
+            elif not walk.extent.tag & KEYED or self._may_go(walk.position + walk.extent.fresh, lane):
                 self._take_block(walk)
             else:
                 return False
@@ -166,7 +165,7 @@ class Plan:
             if stop <= run.start or run.position > unread:
                 break
             allowed -= stop - run.start
-            self.heads.append(Head(key, run.lane, run.start, stop))
+            self.heads.append(Head(key, run.tag, run.start, stop))
             self._took([run.start, stop])
 
     def _took(self, runs: list[int]) -> None:
@@ -201,9 +200,9 @@ class Plan:
         if block is None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
-        if walk.extent.fresh and walk.extent.flags & KEYED:
+        if walk.extent.fresh and walk.extent.tag & KEYED:
             stop = min(stop, self._unread(walk.lane))  # beyond it, an earlier item of a key may lie in another lane
-        mixed = walk.extent.flags & SPARSE
+        mixed = walk.extent.tag & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
         elif block.key_ids is None or mixed or self._fenced or self.state.away.within(walk.start, stop):
@@ -300,7 +299,7 @@ class Plan:
         if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
             return False
         position = walk.position_of(offset)
-        self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
+        self._jumped = Extent(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
         return self._jumped
 
     def _take_some(self, walk: Walk, block: Block, stop: int) -> None:
@@ -331,7 +330,7 @@ class Plan:
         """(offset, key) of the items of this lane that are ready here."""
         wanted = offsets(self.state.away.missing(walk.start, stop))
         base = block.base
-        if walk.extent is not None and walk.extent.flags & SPARSE:
+        if walk.extent is not None and walk.extent.tag & SPARSE:
             wanted = [offset for offset in wanted if block.priority_of(offset) == walk.lane]
         if block.key_ids is None:
             return [(offset, NO_KEY) for offset in wanted]
@@ -359,7 +358,7 @@ class Plan:
     def _read_ahead(self, position: int, own_lane: int | None) -> None:
         """Pass the keyed items of other lanes from before a position into their lines and leave the others; nothing is taken."""
         lanes = self.state.lanes.lanes
-        walks = [Walk(lane, (extent for extent in lanes[lane] if extent.flags & KEYED)) for lane in self._walks if lane != own_lane]
+        walks = [Walk(lane, (extent for extent in lanes[lane] if extent.tag & KEYED)) for lane in self._walks if lane != own_lane]
         while self.scanned < SCAN_ITEMS and self.lost is None and not self.strays:
             unread = [walk for walk in walks if walk.extent is not None and walk.position < position]
             if not unread:

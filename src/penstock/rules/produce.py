@@ -11,12 +11,11 @@ import msgspec
 
 from penstock.rules.commands import Produce, Stored
 from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE
+from penstock.rules.lanes import KEYED, SPARSE, Extent
 from penstock.rules.records import Answered, Produced, Record
 from penstock.rules.routing import NO_KEY, key_ids
 from penstock.rules.runs import from_offsets, pairs
 from penstock.rules.state import Peek, Remembered, State
-from penstock.rules.waiting import Waiting
 from penstock.words import origin
 from penstock.words.batch import Batch, check_request, validate
 from penstock.words.clock import Moment
@@ -156,7 +155,7 @@ def _put_in_places(state: State, record: Produced, now: Moment) -> set[int]:
         if line is not None:
             line.parked.remove(old)
             line.places[new] = line.places.pop(old, old)
-            line.push(Waiting(new, new + 1, _lane(batch, new - base), line.position(new), now.elapsed))
+            line.push(Extent(new, new + 1, _lane(batch, new - base), line.position(new), now.elapsed))
             state.passed.add(new, new + 1)
             state.away.add(new, new + 1)
             state.keys.settle(key, line)

@@ -4,13 +4,12 @@ Owns: the application of Completed, Retried, Extended, Buried and Answered, and 
 `leave_line`, `inter`).
 """
 
-from penstock.rules.lanes import KEYED
+from penstock.rules.lanes import KEYED, Extent
 from penstock.rules.leases import Grant
 from penstock.rules.records import Answered, Buried, Completed, Extended, Noted, Retried, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import offsets
 from penstock.rules.state import Burial, Failure, Remembered, State
-from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 
 NOTES = 1_000
@@ -110,7 +109,7 @@ def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: 
         state.scheduled.add(offset, offset + 1)
         state.by_elapsed.add(due, offset, offset + 1, lane | KEYED)
     else:
-        line.waiting.appendleft(Waiting(offset, offset + 1, lane, line.position(offset), now.elapsed))
+        line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset), now.elapsed))
         state.passed.add(offset, offset + 1)
     state.keys.settle(key, line)
 
