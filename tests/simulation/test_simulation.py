@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.rules import settled
+from penstock.rules import settle
 from simulation.partition.simulation import Simulation
 
 
@@ -26,7 +26,7 @@ def told(seed: int) -> list[str]:
 
 
 def test_a_failure_ends_in_the_line_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settled, "note_failure", lambda *_: None)
+    monkeypatch.setattr(settle, "note_failure", lambda *_: None)
     with pytest.raises(AssertionError) as caught:
         run_all(range(100), steps=40)
     assert re.fullmatch(r"python -m simulation\.partition\.simulation --seed \d+ --steps 40", str(caught.value).splitlines()[-1])

@@ -15,7 +15,7 @@ from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.rules import commands
-from penstock.rules.barriers import ENDLESS, Departed, Fence, pack_slots, unpack_slots
+from penstock.rules.fences import ENDLESS, Departed, Fence, pack_slots, unpack_slots
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, Extent
 from penstock.rules.records import Barrier, pack_keys, unpack_keys

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
-from penstock.rules.barriers import Fences
+from penstock.rules.fences import Fences
 from penstock.rules.heaps import in_order
 from penstock.rules.lanes import Extent
 from penstock.rules.runs import RunSet, offsets

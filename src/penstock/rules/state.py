@@ -14,14 +14,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.rules.calendar import Calendar
-from penstock.rules.dedup import DedupIds
+from penstock.rules.grants import EPOCH_SHIFT, Leases
 from penstock.rules.keys import Keys
 from penstock.rules.lanes import Lanes, Rank, best_rank
-from penstock.rules.leases import EPOCH_SHIFT, Leases
 from penstock.rules.life import State as LifeState
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
-from penstock.rules.window import Window
+from penstock.rules.window import DedupIds, Window
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 
