@@ -19,7 +19,6 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop.opening import replay
 from penstock.loop.partition import Partition
 from penstock.rules import base, routing
-from penstock.rules.barriers import Departed, pack_slots
 from penstock.rules.commands import (
     Bury,
     Clear,
@@ -50,6 +49,7 @@ from penstock.rules.commands import (
     Stored,
     Strayed,
 )
+from penstock.rules.fences import Departed, pack_slots
 from penstock.rules.lanes import Rank
 from penstock.rules.life import State as Life
 from penstock.rules.outbox import destination

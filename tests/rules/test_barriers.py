@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.rules import base, routing
-from penstock.rules.barriers import ENDLESS, Departed, Fences, pack_slots, unpack_slots
 from penstock.rules.commands import Counted, FenceOff
+from penstock.rules.fences import ENDLESS, Departed, Fences, pack_slots, unpack_slots
 from penstock.rules.records import Barrier
 from penstock.words import ids
 from penstock.words.clock import SECOND

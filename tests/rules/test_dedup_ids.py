@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.rules.dedup import DedupIds
+from penstock.rules.window import DedupIds
 
 NAMES = st.sampled_from([bytes([first, 0]) + bytes([rest]) * 14 for first in (0, 1) for rest in (0, 1, 255)] + [b"\0\0" + b"\0\1" * 7])
 STEPS = st.lists(st.tuples(NAMES, st.integers(0, 30), st.integers(1, 50)), max_size=60)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.rules import base, routing
-from penstock.rules.barriers import pack_slots
 from penstock.rules.commands import FenceOff
+from penstock.rules.fences import pack_slots
 from penstock.rules.life import State
 from penstock.rules.records import Barrier, pack_keys
 from tests.support import Bench, given, key_id, slot

@@ -60,7 +60,7 @@ def test_what_is_left_by_a_trim_is_known_to_have_no_keys() -> None:
     lanes = Lanes()
     lanes.add(5, 0, 10, KEYED, 0, 0)
     lanes.trim(5, 2, 6, [3, 5])
-    assert [(extent.start, extent.stop, extent.flags) for extent in lanes.lanes[5]] == [(0, 2, KEYED), (3, 5, 0), (6, 10, KEYED)]
+    assert [(extent.start, extent.stop, extent.tag) for extent in lanes.lanes[5]] == [(0, 2, KEYED), (3, 5, 0), (6, 10, KEYED)]
 
 
 @given(SIZES, st.sets(st.integers(0, 60)))

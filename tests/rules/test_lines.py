@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.rules.keys import Keys, Line
+from penstock.rules.lanes import Extent
 from penstock.rules.runs import RunSet
-from penstock.rules.waiting import Waiting
 
 KEY, OTHER = 11, 22
 
@@ -14,8 +14,8 @@ def offsets(line: Line) -> list[int]:
     return [offset for run in line.waiting for offset in range(run.start, run.stop)]
 
 
-def waiting(start: int, stop: int | None = None, *, lane: int = 5, position: int | None = None, ready_at: int = 0) -> Waiting:
-    return Waiting(start, stop or start + 1, lane, start if position is None else position, ready_at)
+def waiting(start: int, stop: int | None = None, *, lane: int = 5, position: int | None = None, ready_at: int = 0) -> Extent:
+    return Extent(start, stop or start + 1, lane, start if position is None else position, ready_at)
 
 
 @given(st.permutations(range(12)))

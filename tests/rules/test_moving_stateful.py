@@ -15,8 +15,8 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 
 from penstock.rules import commands as c
 from penstock.rules import machine, routing
-from penstock.rules.barriers import pack_slots, unpack_slots
 from penstock.rules.explain import explain
+from penstock.rules.fences import pack_slots, unpack_slots
 from penstock.rules.life import TRANSITIONS, Event
 from penstock.rules.life import State as Life
 from penstock.rules.outbox import destination, moved_to

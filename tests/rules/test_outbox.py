@@ -4,7 +4,7 @@ import pytest
 
 from penstock.rules import base
 from penstock.rules.commands import Send
-from penstock.rules.leases import EPOCH_SHIFT
+from penstock.rules.grants import EPOCH_SHIFT
 from penstock.rules.life import State
 from penstock.rules.outbox import destination, moved_to, place_of
 from penstock.words.clock import SECOND

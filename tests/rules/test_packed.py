@@ -3,11 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.rules.waiting import Packed, Waiting
+from penstock.rules.keys import PackedExtents
+from penstock.rules.lanes import Extent
 
 
-def _run(start: int, size: int, fresh: bool, lane: int) -> Waiting:
-    return Waiting(start, start + size, lane, start if fresh else start + 1_000, 0)
+def _run(start: int, size: int, fresh: bool, lane: int) -> Extent:
+    return Extent(start, start + size, lane, start if fresh else start + 1_000, 0)
 
 
 RUNS = st.builds(_run, st.integers(0, 100), st.integers(1, 4), st.booleans(), st.integers(0, 9))
@@ -15,8 +16,8 @@ STEPS = st.lists(st.tuples(st.sampled_from(["back", "front", "step"]), RUNS), ma
 
 
 @given(STEPS)
-def test_it_holds_what_a_list_would(steps: list[tuple[str, Waiting]]) -> None:
-    packed, plain = Packed(), list[Waiting]()
+def test_it_holds_what_a_list_would(steps: list[tuple[str, Extent]]) -> None:
+    packed, plain = PackedExtents(), list[Extent]()
     for verb, run in steps:
         if verb == "back":
             packed.append(run)

@@ -136,6 +136,16 @@ def test_more_dedup_ids_than_the_limit_are_refused_rather_than_forgotten(bench: 
     assert bench.counts.ready == 2
 
 
+def test_dedup_ids_whose_window_is_over_do_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.rules.produce.MAX_DEDUP_IDS", 2)
+    bench.produce("a", "b", dedups=["1", "2"])
+    bench.advance(5 * 60)
+    assert bench.produce("c", "d", dedups=["1", "2"]) == [2, 3]
+    with pytest.raises(QueueFull):
+        bench.produce("e", dedups=["3"])
+    assert len(bench.partition.state.dedup) == 2, "what is over went when the new ones came"
+
+
 def test_a_transfer_is_taken_once_by_its_sequence(bench: Bench) -> None:
     bench.store(items("a"), source=b"queue-1", sequence=1)
     bench.restart()

@@ -25,9 +25,9 @@ from penstock.loop.settling import Settling
 from penstock.loop.stock import BestFirst, Stock
 from penstock.loop.turn import Turns
 from penstock.reports import ListedItem
-from penstock.rules import admin, catalog, commands, fencing, machine, outbox, produce, records, settle, settled, summary
-from penstock.rules.barriers import ENDLESS, Fences
+from penstock.rules import admin, catalog, commands, machine, outbox, produce, records, resize, settle, summary
 from penstock.rules.catalog import Reshaped
+from penstock.rules.fences import ENDLESS, Fences
 from penstock.rules.lanes import Rank, best_rank
 from penstock.rules.state import Counts, Outgoing, Peek, State
 from penstock.words.batch import Batch
@@ -227,7 +227,7 @@ def strays_are_leased_where_they_are(patch: Patch) -> None:
 @bug(120)
 def dedup_windows_do_not_move(patch: Patch) -> None:
     def decide(state: State, command: commands.FenceOff, now: Moment, peek: Peek) -> Any:
-        return fencing.decide_fence(state, msgspec.structs.replace(command, adopted=()), now, peek)
+        return resize.decide_fence(state, msgspec.structs.replace(command, adopted=()), now, peek)
 
     patch.setitem(machine._DECIDE, commands.FenceOff, decide)
 
@@ -236,7 +236,7 @@ def dedup_windows_do_not_move(patch: Patch) -> None:
 def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
     def decide(state: State, command: commands.FenceOff, now: Moment, peek: Peek) -> Any:
         adopted = [(digest, left, item + 1_000) for digest, left, item in command.adopted]
-        return fencing.decide_fence(state, msgspec.structs.replace(command, adopted=adopted), now, peek)
+        return resize.decide_fence(state, msgspec.structs.replace(command, adopted=adopted), now, peek)
 
     patch.setitem(machine._DECIDE, commands.FenceOff, decide)
 
@@ -327,7 +327,7 @@ def answers_leave_before_the_commit(patch: Patch) -> None:
 
 @bug(40)
 def attempts_are_not_counted(patch: Patch) -> None:
-    patch.setattr(settled, "note_failure", lambda *_: None)
+    patch.setattr(settle, "note_failure", lambda *_: None)
 
 
 @bug(40)

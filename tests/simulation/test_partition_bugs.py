@@ -17,17 +17,15 @@ from penstock.loop import retention as planning
 from penstock.loop.blocks import Blocks, Frames, Held
 from penstock.loop.partition import Partition
 from penstock.loop.reading import History, retained
-from penstock.rules import admin, due, machine, records, retention, settle, settled
+from penstock.rules import admin, due, machine, records, retention, settle
 from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.commands import Settled
-from penstock.rules.dedup import DedupIds
-from penstock.rules.keys import Line
+from penstock.rules.grants import Grant, Leases
+from penstock.rules.keys import Line, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
-from penstock.rules.leases import Grant, Leases
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
-from penstock.rules.waiting import Packed
-from penstock.rules.window import Window
+from penstock.rules.window import DedupIds, Window
 from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
@@ -88,7 +86,7 @@ def a_late_finisher_is_believed(patch: Patch) -> None:
 
 @bug
 def attempts_are_not_counted(patch: Patch) -> None:
-    patch.setattr(settled, "note_failure", lambda *_: None)
+    patch.setattr(settle, "note_failure", lambda *_: None)
 
 
 @bug
@@ -101,7 +99,7 @@ def one_attempt_too_many_is_allowed(patch: Patch) -> None:
 
 @bug
 def a_retried_item_with_a_key_goes_behind_its_followers(patch: Patch) -> None:
-    patch.setattr(Packed, "appendleft", Packed.append)
+    patch.setattr(PackedExtents, "appendleft", PackedExtents.append)
 
 
 @bug

@@ -21,6 +21,7 @@ from penstock.operations import EndStream, FailGranted, Operation, ReadGrant, Re
 from penstock.reports import Grant, GrantFailure, TakenGrant
 from penstock.rules.catalog import Entry
 from penstock.rules.commands import Settled
+from penstock.rules.removal import parks
 from penstock.rules.routing import digest
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import cut_reason
@@ -206,7 +207,7 @@ class Streams:
         In a key's line whatever stands behind a retried one comes back with it; behind one that is buried only if that parks its key.
         """
         grant = self._grant(incarnation, stream, number)
-        park = self._broker.entry(incarnation).options.policy.on_bury == "park"
+        park = parks(self._broker.entry(incarnation).options.policy)
         later = [failed for failed in grant.failed if park or failed.action == "retry"]
         for failed in [] if park else grant.failed:
             if failed.action == "bury":

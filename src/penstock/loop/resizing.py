@@ -15,14 +15,13 @@ from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.rules import commands
-from penstock.rules.barriers import ENDLESS, Departed, Fence, pack_slots, unpack_slots
+from penstock.rules.fences import ENDLESS, Departed, Fence, pack_slots, unpack_slots
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, Extent
 from penstock.rules.records import Barrier, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot
 from penstock.rules.slots import Move, SlotMap, moves
 from penstock.rules.state import State
-from penstock.rules.waiting import Waiting
 from penstock.words import ids
 from penstock.words.errors import PenstockError
 
@@ -441,7 +440,7 @@ def drained(state: State, mark: int) -> bool:
     """Whether nothing with a key stands in a lane from before `mark`: all that is left of that time is known by its key."""
     if state.next_offset == state.away.total:
         return True
-    return not any(extent.flags & KEYED and _before(extent, mark) for lane in state.lanes.lanes for extent in lane)
+    return not any(extent.tag & KEYED and _before(extent, mark) for lane in state.lanes.lanes for extent in lane)
 
 
 def unresolved(state: State, key: int, mark: int, waiter: int = -1) -> bool:
@@ -461,6 +460,6 @@ def unresolved(state: State, key: int, mark: int, waiter: int = -1) -> bool:
     return not any(fence.source == waiter and fence.covers(key) and head.position >= fence.since for fence in state.keys.fences)
 
 
-def _before(run: Extent | Waiting, mark: int) -> bool:
+def _before(run: Extent, mark: int) -> bool:
     """Whether it stood there when the mark was set. What came late stands at the offset that was to be given next: at the mark itself."""
     return run.position < mark or (run.position == mark and not run.fresh)

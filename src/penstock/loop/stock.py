@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from penstock.loop.member import Member
 from penstock.loop.partition import Partition
-from penstock.rules.barriers import ENDLESS
+from penstock.rules.fences import ENDLESS
 from penstock.rules.lanes import Rank, best_rank
 from penstock.words.clock import SECOND
 

@@ -9,7 +9,6 @@ from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
 from penstock.rules.life import Event, after
 from penstock.rules.outbox import moved_runs
 from penstock.rules.records import (
-    Buried,
     Cleared,
     Configured,
     Lost,
@@ -22,12 +21,10 @@ from penstock.rules.records import (
     pack_keys,
     unpack_keys,
 )
+from penstock.rules.removal import SPENT, bury_waiting, is_spent, leave_line
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
-from penstock.rules.settle import SPENT
-from penstock.rules.settled import leave_line
 from penstock.rules.state import Peek, State, find_all, lost_runs
-from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import DEFAULT_PRIORITY, Policy, within
@@ -53,15 +50,12 @@ def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) 
     if policy == state.policy:
         return [], Counted(0)
     records: list[Record] = [Configured(policy)]
-    most = policy.max_attempts
-    spent = sorted(o for o, failure in state.failures.items() if most and failure.attempts >= most and _waits(state, o))
+    spent = sorted(o for o, failure in state.failures.items() if is_spent(policy, failure.attempts) and _waits(state, o))
     if spent:
-        park = policy.on_bury == "park"
-        blocks = find_all(peek, spent)
-        if lost := lost_runs(state, blocks):
-            return [Lost(lost)], Again()
-        keys = [block.key_of(offset) for offset, block in zip(spent, blocks, strict=True)]
-        records.append(Buried(0, from_offsets(spent), SPENT, pack_keys(keys) if any(keys) else b"", park=park))
+        buried = bury_waiting(state, policy, from_offsets(spent), SPENT, peek)
+        if isinstance(buried, Lost):
+            return [buried], Again()
+        records.append(buried)
     return records, Counted(len(spent))
 
 
@@ -200,7 +194,7 @@ def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
         line = state.keys.line(key) if key in state.keys.map else None
         if line is not None and offset in line.parked:
             line.parked.remove(offset)
-            line.push(Waiting(offset, offset + 1, tag & PRIORITY_MASK, line.position(offset), now.elapsed))
+            line.push(Extent(offset, offset + 1, tag & PRIORITY_MASK, line.position(offset), now.elapsed))
             state.passed.add(offset, offset + 1)
             state.keys.settle(key, line)
     for offset, tag in zip(chosen, record.tags, strict=True):

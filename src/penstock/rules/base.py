@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from penstock.rules.calendar import Calendar, Entry
+from penstock.rules.grants import Grant, Leases
 from penstock.rules.keys import Line
 from penstock.rules.lanes import Extent
-from penstock.rules.leases import Grant, Leases
 from penstock.rules.records import Barrier, Leased, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Burial, Failure, Outgoing, Remembered, State
-from penstock.rules.waiting import Waiting
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
 from penstock.words.limits import Policy
@@ -257,7 +256,7 @@ def _load_line(state: State, image: _LineImage) -> None:
     line.backing_off, line.until, line.parked = image.backing_off, image.until, image.parked
     line.places = dict(image.places)
     for run in image.waiting:
-        line.waiting.append(Waiting(*run))
+        line.waiting.append(Extent(*run))
         state.passed.add(run[0], run[1])
     if line.backing_off is not None:
         state.backing_off[line.backing_off[0]] = image.key

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.rules.barriers import Departed
+from penstock.rules.fences import Departed
 from penstock.rules.lanes import Rank
 from penstock.rules.records import Barrier
 from penstock.words.batch import Batch

@@ -6,15 +6,13 @@ never buries an item that is leased, but one that comes back overdue.
 """
 
 from penstock.rules.calendar import Calendar
-from penstock.rules.lanes import KEYED, PRIORITY_MASK
-from penstock.rules.leases import Grant
-from penstock.rules.records import Aged, Buried, Due, Expired, Lost, Record, pack_keys
-from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
-from penstock.rules.settle import EXPIRED, LEASE_EXPIRED, SPENT
-from penstock.rules.settled import come_back
-from penstock.rules.state import Peek, State, find_all, lost_runs
-from penstock.rules.waiting import Waiting
+from penstock.rules.grants import Grant
+from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
+from penstock.rules.records import Aged, Due, Expired, Lost, Record
+from penstock.rules.removal import EXPIRED, LEASE_EXPIRED, SPENT, bury_held, bury_waiting, is_spent
+from penstock.rules.runs import RunSet, pairs
+from penstock.rules.settle import come_back
+from penstock.rules.state import Peek, State
 from penstock.words.clock import Moment
 
 
@@ -47,21 +45,15 @@ def _due(state: State, calendar: Calendar, now: int, limit: int, *, by_wall: boo
 
 def _end_lease(state: State, grant: Grant) -> list[Record]:
     """What is spent or overdue is buried, the rest goes back."""
-    most = state.policy.max_attempts
-    records: list[Record] = []
     given_up: dict[str, list[int]] = {EXPIRED: [], f"{SPENT}: {LEASE_EXPIRED}": []}
     overdue, spent = given_up.values()
-    if state.overdue or (most and (most == 1 or state.failures)):
+    if state.overdue or state.failures or is_spent(state.policy, 1):
         for offset in grant.open:
             if offset in state.overdue:
                 overdue.append(offset)
-            elif most and state.attempts(offset) + 1 >= most:
+            elif is_spent(state.policy, state.attempts(offset) + 1):
                 spent.append(offset)
-    park = state.policy.on_bury == "park"
-    for reason, chosen in given_up.items():
-        if chosen:
-            keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
-            records.append(Buried(grant.number, from_offsets(chosen), reason, keys, park=park))
+    records: list[Record] = [bury_held(state, grant, chosen, reason) for reason, chosen in given_up.items() if chosen]
     if len(overdue) + len(spent) < grant.count:
         records.append(Expired(grant.number))
     return records
@@ -81,23 +73,11 @@ def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
             break
     records: list[Record] = []
     if waiting:
-        park = state.policy.on_bury == "park"
-        keys, lost = _keys_of(state, waiting.runs, park, peek)
-        if lost:  # first out of the way, then judge the others
-            return [Lost(lost)]
-        records.append(Buried(0, waiting.runs, EXPIRED, pack_keys(keys) if any(keys) else b"", park=park))
+        records.append(bury_waiting(state, state.policy, waiting.runs, EXPIRED, peek))
+        if type(records[0]) is Lost:  # first out of the way, then judge the others
+            return records
     records.append(Aged(entry.when, stop - 1, leased.runs))
     return records
-
-
-def _keys_of(state: State, runs: list[int], park: bool, peek: Peek) -> tuple[list[int], list[int]]:
-    """The key of each item whose line is touched by burying it (those in lines, or, to park their keys, all), and what damage took."""
-    found = [state.backing_off.get(offset, NO_KEY) for offset in offsets(runs)]
-    asked = [(index, offset) for index, offset in enumerate(offsets(runs)) if not found[index] and (park or offset in state.passed)]
-    blocks = find_all(peek, [offset for _, offset in asked])
-    for (index, offset), block in zip(asked, blocks, strict=True):
-        found[index] = block.key_of(offset)
-    return found, lost_runs(state, blocks)
 
 
 def apply_due(state: State, record: Due, now: Moment) -> None:
@@ -128,7 +108,7 @@ def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
     state.passed.add(offset, offset + 1)
     line = state.keys.line(key)
     line.backing_off = None
-    line.waiting.appendleft(Waiting(offset, offset + 1, lane, line.position(offset), now.elapsed))
+    line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset), now.elapsed))
     state.keys.settle(key, line)
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.rules import machine, records
-from penstock.rules.leases import Grant
+from penstock.rules.grants import Grant
 from penstock.rules.life import Event as Kind
 from penstock.rules.outbox import destination, place_of
+from penstock.rules.removal import EXPIRED, LEASE_EXPIRED
 from penstock.rules.runs import RunSet, offsets, pairs
-from penstock.rules.settle import EXPIRED, LEASE_EXPIRED
 from penstock.rules.state import State
 from penstock.words.clock import Moment
 from penstock.words.ids import format_id

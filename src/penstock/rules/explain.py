@@ -5,7 +5,7 @@ Owns: `explain`. Reads the state; needs the item's block only when its key must 
 
 import msgspec
 
-from penstock.rules.barriers import Fence
+from penstock.rules.fences import Fence
 from penstock.rules.keys import Line
 from penstock.rules.life import State as LifeState
 from penstock.rules.outbox import moved_to, place_of

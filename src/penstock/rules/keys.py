@@ -1,19 +1,115 @@
 """Strict keys: which keys are busy, and who waits behind them.
 
-Owns: `Keys` and `Line`. A key is in here only while something holds it or waits behind it: a lease, a back-off, a parked burial,
-items passed over. A key that is merely leased costs one dict entry (key id → lease); one with more to say has a `Line`. Waiting
-runs are joined, so a hot key with a million items in a row stays cheap. A free line with waiting items stands in `ready`, a heap
-per lane ordered by the position of its head: a key competes with its head's priority. Entries of `ready` are only hints and are
-checked against the line when they come up.
+Owns: `Keys`, `Line` and `PackedExtents`. A key is in here only while something holds it or waits behind it: a lease, a back-off, a
+parked burial, items passed over. A key that is merely leased costs one dict entry (key id → lease); one with more to say has a `Line`.
+Waiting extents are joined, so a hot key with a million items in a row stays cheap. A free line with waiting items stands in `ready`, a
+heap per lane ordered by the position of its head: a key competes with its head's priority. Entries of `ready` are only hints and are
+checked against the line when they come up; `tidy` takes out those that hold good no longer.
 """
 
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
-from penstock.rules.barriers import Fences
+from penstock.rules.fences import Fences
+from penstock.rules.heaps import in_order
+from penstock.rules.lanes import Extent
 from penstock.rules.runs import RunSet, offsets
-from penstock.rules.waiting import Packed, Waiting
 from penstock.words.limits import LAST_PRIORITY
+
+_FIELDS = 5
+_STOP = -4  # of the last extent, counted from the end
+
+
+class PackedExtents:
+    """The extents of a line, in order, 40 bytes each. What it hands out are copies.
+
+    Extents come and go at the ends; anything in the middle is rare and rebuilds the whole.
+    """
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, runs: Iterable[Extent] = ()) -> None:
+        self._data = array("q")
+        self._at = 0  # runs before it are gone
+        for run in runs:
+            self.append(run)
+
+    def __len__(self) -> int:
+        return (len(self._data) - self._at) // _FIELDS
+
+    def __iter__(self) -> Iterator[Extent]:
+        return (Extent(*self._data[at : at + _FIELDS]) for at in range(self._at, len(self._data), _FIELDS))
+
+    @property
+    def first(self) -> Extent:
+        return Extent(*self._data[self._at : self._at + _FIELDS])
+
+    @property
+    def last(self) -> Extent:
+        return Extent(*self._data[-_FIELDS:])
+
+    def append(self, run: Extent) -> None:
+        self._data.extend(run.astuple())
+
+    def appendleft(self, run: Extent) -> None:
+        if self._at:
+            self._at -= _FIELDS
+            self._data[self._at : self._at + _FIELDS] = array("q", run.astuple())
+        else:
+            self._data[0:0] = array("q", run.astuple())
+
+    def extend_last(self, stop: int) -> None:
+        """The last run goes on to `stop`."""
+        self._data[_STOP] = stop
+
+    def drop(self, offset: int) -> bool:
+        """Take one item out, wherever it stands."""
+        data = self._data
+        starts = data[self._at :: _FIELDS]
+        index = bisect_right(starts, offset) - 1  # where it is as long as everything stands at its own offset
+        if index < 0 or not starts[index] <= offset < data[self._at + index * _FIELDS + 1]:
+            stops = data[self._at + 1 :: _FIELDS]
+            index = next((at for at, (start, stop) in enumerate(zip(starts, stops, strict=True)) if start <= offset < stop), -1)
+        if index < 0:
+            return False
+        at = self._at + index * _FIELDS
+        left = Extent(*data[at : at + _FIELDS]).without(offset)
+        data[at : at + _FIELDS] = array("q", [number for run in left for number in run.astuple()])
+        return True
+
+    def insert(self, new: Extent) -> bool:
+        """Put a run in by position; False when it falls inside another or beside its equal, which is for the caller to sort out."""
+        data = self._data
+        positions = data[self._at + 3 :: _FIELDS]
+        index = bisect_left(positions, new.position)
+        start = self._at + (index - 1) * _FIELDS
+        before = Extent(*data[start : start + _FIELDS]) if index else None
+        if (index < len(positions) and positions[index] == new.position) or (
+            before is not None and before.fresh and new.position < before.stop
+        ):
+            return False
+        at = self._at + index * _FIELDS
+        data[at:at] = array("q", new.astuple())
+        return True
+
+    def step(self) -> None:
+        """The first item leaves."""
+        data, at = self._data, self._at
+        start, stop, _, position, _ = data[at : at + _FIELDS]
+        if start + 1 < stop:
+            data[at] = start + 1
+            data[at + 3] = start + 1 if position == start else position
+            return
+        self._at += _FIELDS
+        if self._at * 2 > len(data):
+            del data[: self._at]
+            self._at = 0
+
+    def clear(self) -> None:
+        del self._data[:]
+        self._at = 0
 
 
 class Line:
@@ -29,7 +125,7 @@ class Line:
         self.parked: list[int] = []
         self.places: dict[int, int] = {}
         """offset → position of items that came back by a transfer to where they stood before they were buried (produce.py)."""
-        self.waiting = Packed()
+        self.waiting = PackedExtents()
 
     @property
     def busy(self) -> bool:
@@ -44,23 +140,23 @@ class Line:
         """Where an item of this key stands whenever it returns: at its own offset, or in the place it came back to."""
         return self.places.get(offset, offset)
 
-    def push(self, new: Waiting) -> None:
+    def push(self, new: Extent) -> None:
         """Queue up by position: nearly always at the back."""
         last = self.waiting.last if self.waiting else None
-        if last is not None and last.joins(new):
+        if last is not None and last.goes_on(new.start, new.tag, new.position, new.ready_at):
             self.waiting.extend_last(new.stop)
         elif last is None or (last.order < new.order and not (last.fresh and new.position < last.stop)):
             self.waiting.append(new)
         else:
             self._insert(new)
 
-    def _insert(self, new: Waiting) -> None:
+    def _insert(self, new: Extent) -> None:
         if self.waiting.insert(new):
             return
         runs = [new]
         for run in self.waiting:
-            runs += run.cut(new.position) if run.fresh and run.start < new.position < run.stop else (run,)
-        self.waiting = Packed(sorted(runs, key=lambda run: run.order))
+            runs += run.cut([new.position])
+        self.waiting = PackedExtents(sorted(runs, key=lambda run: run.order))
 
     def drop(self, offset: int) -> bool:
         """Take one item out of the line."""
@@ -103,17 +199,24 @@ class Keys:
         first = found.waiting.first
         if self.fences and first.position >= self.fences.limit(key):
             return None
-        return found if (first.lane, first.position, first.start) == (lane, position, offset) else None
+        return found if (first.tag, first.position, first.start) == (lane, position, offset) else None
 
-    def first_free(self, lane: int) -> tuple[tuple[int, int, int], Line] | None:
-        """The entry of the first free key of a lane, and its line. Entries that hold good no longer are dropped on the way."""
-        ready = self.ready[lane]
-        while ready:
-            line = self.head(lane, *ready[0])
+    def free(self, lane: int) -> Iterator[tuple[tuple[int, int, int], Line]]:
+        """The entries of the free keys of a lane, best first, each with its line. A key may come twice."""
+        for entry in in_order(self.ready[lane]):
+            line = self.head(lane, *entry)
             if line is not None:
-                return ready[0], line
-            heappop(ready)
-        return None
+                yield entry, line
+
+    def first_free(self, lane: int) -> Line | None:
+        """The line of the first free key of a lane."""
+        return next((line for _, line in self.free(lane)), None) if self.ready[lane] else None
+
+    def tidy(self) -> None:
+        """Take entries that hold good no longer from the tops of `ready`, so that nobody looks at them twice."""
+        for lane, ready in enumerate(self.ready):
+            while ready and self.head(lane, *ready[0]) is None:
+                heappop(ready)
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
         """A lease holds these keys."""
@@ -151,11 +254,11 @@ class Keys:
             first = line.waiting.first
             if self.fences and first.position >= self.fences.limit(key):
                 return
-            heappush(self.ready[first.lane], (first.position, first.start, key))
+            heappush(self.ready[first.tag], (first.position, first.start, key))
         else:
             del self.map[key]
 
-    def pass_over(self, key: int, run: Waiting) -> None:
+    def pass_over(self, key: int, run: Extent) -> None:
         """Items join the line of their key, and are offered at once if nothing holds it."""
         line = self.line(key)
         before = line.waiting.first.start if line.waiting else None

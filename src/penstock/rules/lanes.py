@@ -45,14 +45,15 @@ def best_rank(heads: Iterable[Rank], aging: int, now: int) -> Rank | None:
 
 
 class Extent:
-    """Offsets [start, stop) of one lane."""
+    """Offsets [start, stop) that stand together in a lane, or in the line of a key (keys.py)."""
 
-    __slots__ = ("flags", "position", "ready_at", "start", "stop")
+    __slots__ = ("position", "ready_at", "start", "stop", "tag")
 
-    def __init__(self, start: int, stop: int, flags: int, position: int, ready_at: int) -> None:
+    def __init__(self, start: int, stop: int, tag: int, position: int, ready_at: int) -> None:
         self.start = start
         self.stop = stop
-        self.flags = flags
+        self.tag = tag
+        """In a lane: KEYED and SPARSE, or 0. In a key's line: the lane of its items."""
         self.position = position
         self.ready_at = ready_at
 
@@ -66,15 +67,33 @@ class Extent:
         """By position; what stands there because it came later than its offset says came before the item of that offset."""
         return (self.position, self.fresh, self.ready_at, self.start)
 
+    def part(self, start: int, stop: int) -> "Extent":
+        """Some of its items, where they stand."""
+        return Extent(start, stop, self.tag, start if self.fresh else self.position, self.ready_at)
+
+    def parts(self, runs: Iterable[int]) -> "list[Extent]":
+        """Its items in these runs (flat; empty ones do not count)."""
+        return [self.part(start, stop) for start, stop in pairs(runs) if start < stop]
+
     def cut(self, positions: Iterable[int]) -> "list[Extent]":
         """The extent in parts: where something that came late stands between its items, one ends and the next begins."""
         if not self.fresh:
             return [self]
         edges = [self.start, *(position for position in positions if self.start < position < self.stop), self.stop]
-        return [Extent(start, stop, self.flags, start, self.ready_at) for start, stop in pairwise(edges)]
+        return [self.part(start, stop) for start, stop in pairwise(edges)]
+
+    def without(self, offset: int) -> "list[Extent]":
+        """What is left when one item goes."""
+        return self.parts((self.start, offset, offset + 1, self.stop))
+
+    def goes_on(self, start: int, tag: int, position: int, ready_at: int) -> bool:
+        """Whether an extent that begins so can be joined to the end of this one."""
+        if self.stop != start or self.tag != tag or not 0 <= ready_at - self.ready_at < JOIN_WITHIN:
+            return False
+        return position == start if self.fresh else self.position == position != start
 
     def astuple(self) -> tuple[int, int, int, int, int]:
-        return (self.start, self.stop, self.flags, self.position, self.ready_at)
+        return (self.start, self.stop, self.tag, self.position, self.ready_at)
 
     def __repr__(self) -> str:
         return f"Extent{self.astuple()}"
@@ -91,17 +110,10 @@ class Lanes:
     def add(self, lane: int, start: int, stop: int, flags: int, position: int, ready_at: int) -> None:
         """Put [start, stop) at the tail of a lane, joined with what is there when it carries on."""
         extents = self.lanes[lane]
-        if extents:
-            tail = extents[-1]
-            if (
-                tail.stop == start
-                and tail.flags == flags
-                and ready_at - tail.ready_at < JOIN_WITHIN
-                and (tail.fresh if position == start else tail.position == position)
-            ):
-                tail.stop = stop
-                return
-        extents.append(Extent(start, stop, flags, position, ready_at))
+        if extents and extents[-1].goes_on(start, flags, position, ready_at):
+            extents[-1].stop = stop
+        else:
+            extents.append(Extent(start, stop, flags, position, ready_at))
 
     def trim(self, lane: int, start: int, stop: int, left: Iterable[int] = ()) -> Extent | None:
         """Take [start, stop) out of the first extent that holds some of it, and return what that was; `left` stays, without keys."""
@@ -109,22 +121,16 @@ class Lanes:
         index, extent = next(((at, one) for at, one in enumerate(extents) if one.start < stop and start < one.stop), (0, None))
         if extent is None:
             return None
-        kept: list[Extent] = []
-        self._keep(kept, extent, extent.start, start, extent.flags)
-        for first, last in pairs(left):
-            self._keep(kept, extent, first, last, 0)
-        self._keep(kept, extent, stop, extent.stop, extent.flags)
+        plain = extent.parts(left)
+        for one in plain:
+            one.tag = 0
+        kept = [*extent.parts((extent.start, start)), *plain, *extent.parts((stop, extent.stop))]
         if index == 0:
             extents.popleft()
             extents.extendleft(reversed(kept))
         else:
             self.lanes[lane] = deque([*list(extents)[:index], *kept, *list(extents)[index + 1 :]])
         return extent
-
-    @staticmethod
-    def _keep(kept: list[Extent], old: Extent, start: int, stop: int, flags: int) -> None:
-        if start < stop:
-            kept.append(Extent(start, stop, flags, start if old.fresh else old.position, old.ready_at))
 
     @property
     def keyed(self) -> bool:
@@ -133,7 +139,7 @@ class Lanes:
 
     def first_keyed(self, lane: int) -> Extent | None:
         """The first extent of a lane in which keys must be looked at."""
-        return next((extent for extent in self.lanes[lane] if extent.flags & KEYED), None)
+        return next((extent for extent in self.lanes[lane] if extent.tag & KEYED), None)
 
     def merge(self, returning: list[tuple[int, Extent]]) -> None:
         """Put extents (with their lanes) back among the others, in order of position."""
@@ -149,10 +155,7 @@ class Lanes:
         """Take offsets out wherever an extent covers them, as it does when they were resolved where they stood."""
         gone = RunSet(runs)
         for lane, extents in enumerate(self.lanes):
-            kept: list[Extent] = []
-            for extent in extents:
-                for start, stop in pairs(gone.missing(extent.start, extent.stop)):
-                    self._keep(kept, extent, start, stop, extent.flags)
+            kept = (part for extent in extents for part in extent.parts(gone.missing(extent.start, extent.stop)))
             self.lanes[lane] = deque(kept)
 
     def clear(self) -> None:

@@ -6,13 +6,12 @@ Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned i
 from itertools import groupby
 
 from penstock.rules.commands import Again, Answer, Granted, Lease, Strayed
-from penstock.rules.lanes import Rank, lifted
-from penstock.rules.leases import EPOCH_SHIFT, Grant
+from penstock.rules.grants import EPOCH_SHIFT, Grant
+from penstock.rules.lanes import Extent, Rank, lifted
 from penstock.rules.plan import Plan
 from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
 from penstock.rules.runs import offsets, pairs
 from penstock.rules.state import Peek, State
-from penstock.rules.waiting import Waiting
 from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
@@ -62,7 +61,7 @@ def _plain(state: State, command: Lease, now: int) -> Take | None:
         return None
     extent = state.lanes.lanes[filled[0]][0]
     stop = extent.start + command.want
-    if extent.flags or stop > extent.stop or state.away.overlaps(extent.start, stop):
+    if extent.tag or stop > extent.stop or state.away.overlaps(extent.start, stop):
         return None
     if command.until is not None:
         priority = lifted(filled[0], extent.ready_at, state.policy.priority_aging, now)
@@ -116,5 +115,5 @@ def _apply_take(state: State, take: Take, lease: int, now: Moment) -> None:
         for key, same in groupby(zip(keys, range(start, stop)), lambda pair: pair[0]):  # noqa: B905 (keys go on)
             items = [offset for _, offset in same]
             position = items[0] if extent is None or extent.fresh else extent.position
-            state.keys.pass_over(key, Waiting(items[0], items[-1] + 1, take.lane, position, ready_at))
+            state.keys.pass_over(key, Extent(items[0], items[-1] + 1, take.lane, position, ready_at))
         del keys[: stop - start]

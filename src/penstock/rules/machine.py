@@ -8,7 +8,7 @@ Owns: the two tables that join commands and records to their rules, and nothing 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, consume, due, fencing, lease, outbox, produce, records, retention, settle, settled
+from penstock.rules import admin, commands, due, lease, outbox, produce, records, resize, retention, settle
 from penstock.rules.due import decide_due
 from penstock.rules.state import Peek, State
 from penstock.words.clock import Moment
@@ -20,7 +20,7 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Reco
     commands.Complete: settle.decide_complete,
     commands.Retry: settle.decide_retry,
     commands.Bury: settle.decide_bury,
-    commands.Consume: consume.decide_consume,
+    commands.Consume: settle.decide_consume,
     commands.Extend: settle.decide_extend,
     commands.Note: settle.decide_note,
     commands.Configure: admin.decide_configure,
@@ -33,9 +33,9 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Reco
     commands.ReleaseCursor: retention.decide_release,
     commands.Send: outbox.decide_send,
     commands.Confirm: outbox.decide_confirm,
-    commands.FenceOff: fencing.decide_fence,
-    commands.Narrow: fencing.decide_narrow,
-    commands.Lift: fencing.decide_lift,
+    commands.FenceOff: resize.decide_fence,
+    commands.Narrow: resize.decide_narrow,
+    commands.Lift: resize.decide_lift,
     commands.Release: admin.decide_release,
 }
 
@@ -43,13 +43,13 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Produced: produce.apply_produced,
     records.Leased: lease.apply_leased,
     records.Passed: lease.apply_passed,
-    records.Completed: settled.apply_completed,
-    records.Consumed: consume.apply_consumed,
-    records.Retried: settled.apply_retried,
-    records.Extended: settled.apply_extended,
-    records.Noted: settled.apply_noted,
-    records.Buried: settled.apply_buried,
-    records.Answered: settled.apply_answered,
+    records.Completed: settle.apply_completed,
+    records.Consumed: settle.apply_consumed,
+    records.Retried: settle.apply_retried,
+    records.Extended: settle.apply_extended,
+    records.Noted: settle.apply_noted,
+    records.Buried: settle.apply_buried,
+    records.Answered: settle.apply_answered,
     records.Expired: due.apply_expired,
     records.Due: due.apply_due,
     records.Aged: due.apply_aged,
@@ -66,9 +66,9 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Sent: outbox.apply_sent,
     records.Promised: outbox.apply_promised,
     records.Delivered: outbox.apply_delivered,
-    records.Fenced: fencing.apply_fenced,
-    records.Narrowed: fencing.apply_narrowed,
-    records.Lifted: fencing.apply_lifted,
+    records.Fenced: resize.apply_fenced,
+    records.Narrowed: resize.apply_narrowed,
+    records.Lifted: resize.apply_lifted,
     records.Released: admin.apply_released,
 }
 
@@ -84,6 +84,7 @@ def decide(state: State, command: commands.Command, now: Moment, peek: Peek) -> 
 def apply(state: State, record: records.Record, now: Moment) -> None:
     """What a record does."""
     _APPLY[type(record)](state, record, now)
+    state.keys.tidy()
     state.moment = now
 
 

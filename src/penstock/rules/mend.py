@@ -13,7 +13,6 @@ from penstock.rules.outbox import moved_to
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, offsets, pairs
 from penstock.rules.state import Burial, State
-from penstock.rules.waiting import Waiting
 from penstock.words.limits import DEFAULT_PRIORITY
 
 
@@ -117,8 +116,8 @@ def _mend_line(state: State, key: int, line: Line, leased: RunSet) -> None:
         ready = RunSet((run.start, run.stop))
         for firmer in (state.resolved, state.buried_set, state.moving, leased, state.scheduled, state.passed):
             ready.remove_all(firmer.within(run.start, run.stop))
-        for start, stop in pairs(ready.runs):
-            new.push(Waiting(start, stop, run.lane, start if run.fresh else run.position, run.ready_at))
+        for part in run.parts(ready.runs):
+            new.push(part)
         state.passed.add_all(ready.runs)
     if new.busy or new.waiting:
         state.keys.map[key] = new

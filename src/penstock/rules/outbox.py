@@ -10,10 +10,10 @@ import struct
 from collections.abc import Sequence
 
 from penstock.rules.commands import Again, Confirm, Counted, Letter, Send
-from penstock.rules.leases import EPOCH_SHIFT
-from penstock.rules.leaving import keys_in_line, leave_lines
+from penstock.rules.grants import EPOCH_SHIFT
 from penstock.rules.life import Event, after
 from penstock.rules.records import Delivered, Lost, Promised, Record, Sent
+from penstock.rules.removal import keys_in_line, leave_lines
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.state import Outgoing, Peek, State
 from penstock.words.clock import Moment

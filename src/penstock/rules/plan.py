@@ -7,20 +7,62 @@ Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, 
 """
 
 from collections import Counter
-from heapq import heappop, heappush
+from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
-from penstock.rules.barriers import ENDLESS
 from penstock.rules.commands import Lease
+from penstock.rules.fences import ENDLESS
 from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE, Rank, lifted
+from penstock.rules.lanes import KEYED, SPARSE, Extent, Rank, lifted
 from penstock.rules.records import Head, Take, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
 from penstock.rules.state import Block, Peek, State
-from penstock.rules.waiting import Waiting
-from penstock.rules.walk import Candidate, Walk
 from penstock.words.clock import Moment
+
+
+class Candidate(NamedTuple):
+    """Something that could be given next: an extent of a lane, or the head of a key's line."""
+
+    rank: tuple[int, int, bool, int, int]
+    """What goes first has the lowest: priority lifted by age, position, whether it stands there because it is the item of that offset,
+    since when it is ready (what came back stands at one position with others), lane."""
+    lane: int
+    since: int
+    head: tuple[int, int, int] | None = None
+    line: Line | None = None
+
+
+class Walk:
+    """Where a plan stands in a lane."""
+
+    __slots__ = ("_rest", "extent", "lane", "start")
+
+    def __init__(self, lane: int, extents: Iterable[Extent]) -> None:
+        self.lane = lane
+        self._rest = iter(extents)
+        self.extent: Extent | None = None
+        self.start = 0
+        self.advance(0)
+
+    @property
+    def position(self) -> int:
+        assert self.extent is not None
+        return self.start if self.extent.fresh else self.extent.position
+
+    def position_of(self, offset: int) -> int:
+        """The position at which an item of the extent stands."""
+        assert self.extent is not None
+        return offset if self.extent.fresh else self.extent.position
+
+    def advance(self, stop: int) -> None:
+        """On to `stop`, and to the next extent when this one ends there."""
+        self.start = stop
+        if self.extent is None or stop >= self.extent.stop:
+            self.extent = next(self._rest, None)
+            self.start = self.extent.start if self.extent is not None else 0
+
 
 SCAN_ITEMS = 20_000
 STRAY_ITEMS = 1_000
@@ -53,18 +95,15 @@ class Plan:
         self._touched: set[int] = set()  # keys of which this plan takes no more
         self._left: dict[int, int] = {}  # keys of which it may take some more
         self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
-        self._lanes = sorted(self._walks.keys() | {lane for lane, heads in enumerate(state.keys.ready) if heads})
-        self._popped: list[tuple[int, tuple[int, int, int]]] = []
+        self._free_keys = {lane: state.keys.free(lane) for lane, heads in enumerate(state.keys.ready) if heads}
+        self._top_heads = {lane: next(heads, None) for lane, heads in self._free_keys.items()}
+        self._lanes = sorted(self._walks.keys() | self._free_keys.keys())
 
     def fill(self) -> None:
-        try:
-            while self.room and self.lost is None and not self.strays and self._step():
-                if self._jumped or self.scanned >= SCAN_ITEMS:
-                    self.more = True
-                    return
-        finally:
-            for lane, entry in self._popped:
-                heappush(self.state.keys.ready[lane], entry)
+        while self.room and self.lost is None and not self.strays and self._step():
+            if self._jumped or self.scanned >= SCAN_ITEMS:
+                self.more = True
+                return
 
     def _step(self) -> bool:
         """Take from the best candidate; False when there is none or the plan must stop here."""
@@ -74,9 +113,9 @@ class Plan:
         lane, walk = best.lane, self._walks.get(best.lane)
         if best.head is None:
             assert walk is not None and walk.extent is not None
-            if not walk.extent.flags:
+            if not walk.extent.tag:
                 self._take_plain(walk, walk.extent.stop)
-            elif not walk.extent.flags & KEYED or self._may_go(walk.position + walk.extent.fresh, lane):
+            elif not walk.extent.tag & KEYED or self._may_go(walk.position + walk.extent.fresh, lane):
                 self._take_block(walk)
             else:
                 return False
@@ -143,14 +182,16 @@ class Plan:
 
     def _top_head(self, lane: int) -> Candidate | None:
         """The first free key of a lane that this plan has not touched."""
-        while (found := self.state.keys.first_free(lane)) is not None:
-            entry, line = found
-            if entry[2] not in self._touched:
-                first = line.waiting.first
-                since = first.ready_at
-                return Candidate((self._lifted(lane, since), entry[0], first.fresh, since, lane), lane, since, entry, line)
-            self._popped.append((lane, heappop(self.state.keys.ready[lane])))
-        return None
+        found = self._top_heads.get(lane)
+        while found is not None and found[0][2] in self._touched:
+            found = self._top_heads[lane] = next(self._free_keys[lane], None)
+        if found is None:
+            return None
+        entry, line = found
+        first = line.waiting.first
+        return Candidate(
+            (self._lifted(lane, first.ready_at), entry[0], first.fresh, first.ready_at, lane), lane, first.ready_at, entry, line
+        )
 
     def _take_head(self, entry: tuple[int, int, int], line: Line | None) -> None:
         assert line is not None
@@ -168,7 +209,7 @@ class Plan:
             if stop <= run.start or run.position > unread:
                 break
             allowed -= stop - run.start
-            self.heads.append(Head(key, run.lane, run.start, stop))
+            self.heads.append(Head(key, run.tag, run.start, stop))
             self._took([run.start, stop])
 
     def _took(self, runs: list[int]) -> None:
@@ -203,9 +244,9 @@ class Plan:
         if block is None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
-        if walk.extent.fresh and walk.extent.flags & KEYED:
+        if walk.extent.fresh and walk.extent.tag & KEYED:
             stop = min(stop, self._unread(walk.lane))  # beyond it, an earlier item of a key may lie in another lane
-        mixed = walk.extent.flags & SPARSE
+        mixed = walk.extent.tag & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
         elif block.key_ids is None or mixed or self._fenced or self.state.away.within(walk.start, stop):
@@ -302,7 +343,7 @@ class Plan:
         if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
             return False
         position = walk.position_of(offset)
-        self._jumped = Waiting(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
+        self._jumped = Extent(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
         return self._jumped
 
     def _take_some(self, walk: Walk, block: Block, stop: int) -> None:
@@ -333,7 +374,7 @@ class Plan:
         """(offset, key) of the items of this lane that are ready here."""
         wanted = offsets(self.state.away.missing(walk.start, stop))
         base = block.base
-        if walk.extent is not None and walk.extent.flags & SPARSE:
+        if walk.extent is not None and walk.extent.tag & SPARSE:
             wanted = [offset for offset in wanted if block.priority_of(offset) == walk.lane]
         if block.key_ids is None:
             return [(offset, NO_KEY) for offset in wanted]
@@ -361,7 +402,7 @@ class Plan:
     def _read_ahead(self, position: int, own_lane: int | None) -> None:
         """Pass the keyed items of other lanes from before a position into their lines and leave the others; nothing is taken."""
         lanes = self.state.lanes.lanes
-        walks = [Walk(lane, (extent for extent in lanes[lane] if extent.flags & KEYED)) for lane in self._walks if lane != own_lane]
+        walks = [Walk(lane, (extent for extent in lanes[lane] if extent.tag & KEYED)) for lane in self._walks if lane != own_lane]
         while self.scanned < SCAN_ITEMS and self.lost is None and not self.strays:
             unread = [walk for walk in walks if walk.extent is not None and walk.position < position]
             if not unread:

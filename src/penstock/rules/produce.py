@@ -11,12 +11,11 @@ import msgspec
 
 from penstock.rules.commands import Produce, Stored
 from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE
+from penstock.rules.lanes import KEYED, SPARSE, Extent
 from penstock.rules.records import Answered, Produced, Record
 from penstock.rules.routing import NO_KEY, key_ids
 from penstock.rules.runs import from_offsets, pairs
 from penstock.rules.state import Peek, Remembered, State
-from penstock.rules.waiting import Waiting
 from penstock.words import origin
 from penstock.words.batch import Batch, check_request, validate
 from penstock.words.clock import Moment
@@ -28,7 +27,7 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
     base = state.next_offset
     batch = command.batch
     if isinstance(batch, Batch) and batch.keys is not None and batch.key_ids is None:
-        batch = command.batch = msgspec.structs.replace(batch, key_ids=_ids_of(batch.keys))
+        batch = msgspec.structs.replace(batch, key_ids=_ids_of(batch.keys))
     if (
         command.source is None and not command.checked
     ):  # a transfer was checked when it was first produced, and may be larger than a caller's
@@ -78,9 +77,7 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
             if name is not None:
                 seen[name] = first
         ids.append(first)
-    if len(state.dedup) + len(seen) > MAX_DEDUP_IDS and now.elapsed >= state.dedup.next_over:
-        state.dedup.forget(now.elapsed)  # what is over does not count
-    if len(state.dedup) + len(seen) > MAX_DEDUP_IDS:
+    if len(state.dedup) + len(seen) > MAX_DEDUP_IDS and state.dedup.count(now.elapsed) + len(seen) > MAX_DEDUP_IDS:
         raise QueueFull(f"the partition remembers {MAX_DEDUP_IDS} dedup ids; wait for the window to pass or shorten it")
     if len(fresh) == len(batch):
         return batch, None
@@ -122,6 +119,7 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
         for index, name in enumerate(batch.dedups):
             if name is not None:
                 state.dedup.put(name, base + index, now.elapsed, state.policy.dedup_window)
+        state.dedup.limit(MAX_DEDUP_IDS, now.elapsed)
     if record.request is not None:
         state.requests.put(record.request, Remembered(base, len(batch), record.ids), now.elapsed, state.policy.remember)
     if record.source is not None:
@@ -157,7 +155,7 @@ def _put_in_places(state: State, record: Produced, now: Moment) -> set[int]:
         if line is not None:
             line.parked.remove(old)
             line.places[new] = line.places.pop(old, old)
-            line.push(Waiting(new, new + 1, _lane(batch, new - base), line.position(new), now.elapsed))
+            line.push(Extent(new, new + 1, _lane(batch, new - base), line.position(new), now.elapsed))
             state.passed.add(new, new + 1)
             state.away.add(new, new + 1)
             state.keys.settle(key, line)

@@ -1,37 +1,52 @@
-"""Settling leases: complete, retry, bury, extend. The lease number is the fence.
+"""Settling leases: complete, retry, bury, extend, note. The lease number is the fence.
 
-Owns: the decisions and their application. A lease that is not live holds nothing: what it presents is refused, except a repeated
-`complete` of what was completed under it. In a batch each item has its own result; good ones are done even when others are
-refused. Several items of one key under one lease are one unit: settled in order; when one goes back or is buried, the later ones
-return to their places, their attempt given back. Whoever has handled them all may bury some of them alone.
+Owns: the decisions and their application, and `come_back`, the way of items from a lease to their places. A lease that is not live holds
+nothing: what it presents is refused, except a repeated `complete` of what was completed under it. In a batch each item has its own
+result; good ones are done even when others are refused. Several items of one key under one lease are one unit: settled in order; when
+one goes back or is buried, the later ones return to their places, their attempt given back. Whoever has handled them all may bury some
+of them alone.
+There is also completion by right, not by lease (`decide_consume`): a Spark stream that holds the consumer right may be away for longer
+than its leases last; what it committed is done all the same, if nobody has taken it since: then it is ready, and still its own.
 """
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from penstock.rules.commands import Bury, Complete, Extend, Note, Retry, Settled
-from penstock.rules.leases import Grant
+from penstock.rules.commands import Again, Bury, Complete, Consume, Counted, Extend, Note, Retry, Settled
+from penstock.rules.grants import Grant
+from penstock.rules.lanes import KEYED, Extent
+from penstock.rules.life import State as Life
 from penstock.rules.outbox import promises
-from penstock.rules.records import Answered, Buried, Completed, Extended, Noted, Record, Retried, pack_keys
+from penstock.rules.records import Answered, Buried, Completed, Consumed, Extended, Lost, Noted, Record, Retried, unpack_keys
+from penstock.rules.removal import (
+    EXPIRED,
+    LEASE_EXPIRED,
+    SPENT,
+    bury_held,
+    is_spent,
+    keys_in_line,
+    leave_line,
+    leave_lines,
+    note_burial,
+    parks,
+)
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets
-from penstock.rules.state import Peek, State
-from penstock.words.batch import check_request
+from penstock.rules.state import Failure, Peek, Remembered, State
+from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost
 from penstock.words.limits import MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_REASON_BYTES, MIN_LEASE_TIMEOUT, within
 
 Settle: TypeAlias = Complete | Retry | Bury | Extend
-SPENT = "attempts spent"
-EXPIRED = "expired"
-LEASE_EXPIRED = "lease expired"
+NOTES = 1_000
+"""About so many notes of leases that have ended may lie about."""
 
 
 def validate_retry(command: Retry) -> Retry:
     within("delay", command.delay, 0, MAX_DELAY)
     if type(command.counted) is not bool:
         raise InvalidRequest(f"counted is {type(command.counted).__name__}; give True or False")
-    command.reason = cut_reason(command.reason)
     return command
 
 
@@ -85,21 +100,21 @@ def _check_whole(command: Complete, refused: list[int]) -> None:
 def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
     _validate(command)
     validate_retry(command)
+    reason = cut_reason(command.reason)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
     first = _firsts(grant, chosen)
     expired = [offset for offset in first if offset in state.overdue]
-    most = state.policy.max_attempts if command.counted else 0
-    spent = [offset for offset in first if most and state.attempts(offset) + 1 >= most and offset not in state.overdue]
+    spent = [o for o in first if command.counted and o not in state.overdue and is_spent(state.policy, state.attempts(o) + 1)]
     back = [offset for offset in first if offset not in expired and offset not in spent] if expired or spent else first
     records: list[Record] = []
-    for given_up, why in ((expired, EXPIRED), (spent, _because(SPENT, command.reason))):
+    for given_up, why in ((expired, EXPIRED), (spent, _because(SPENT, reason))):
         if given_up:
             records.append(_bury(state, grant, given_up, why))
     if back:
         due = now.elapsed + command.delay if command.delay else 0
-        records.append(Retried(command.lease, from_offsets(back), due, command.reason, command.counted, _behind(grant, back)))
+        records.append(Retried(command.lease, from_offsets(back), due, reason, command.counted, _behind(grant, back)))
     return _with_answer(command, records, Settled(len(chosen), refused, early))
 
 
@@ -108,7 +123,7 @@ def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[l
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
-    alone = command.alone and state.policy.on_bury != "park"
+    alone = command.alone and not parks(state.policy)
     if alone and early:
         chosen, early = sorted([*chosen, *early]), []
     records: list[Record] = [_bury(state, grant, chosen, cut_reason(command.reason), alone)] if chosen else []
@@ -132,6 +147,19 @@ def decide_note(state: State, command: Note, now: Moment, peek: Peek) -> tuple[l
     if not chosen:
         raise _lost(command.lease)
     return [Noted(command.lease, command.offset, text)], Settled(1)
+
+
+def decide_consume(state: State, command: Consume, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
+    check_name("consumer", command.consumer)
+    chosen = [offset for offset in sorted(set(command.offsets)) if state.state_of(offset) is Life.READY]
+    if command.lapsed:  # one that was done by others and sought again since is to be handled again
+        chosen = [offset for offset in chosen if (known := state.failures.get(offset)) is not None and known.reason == LEASE_EXPIRED]
+    if not chosen:
+        return [], Counted(0)
+    keys = keys_in_line(state, chosen, peek)
+    if isinstance(keys, Lost):
+        return [keys], Again()
+    return [Consumed(from_offsets(chosen), command.consumer, keys)], Counted(len(chosen))
 
 
 def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tuple[list[Record], Settled]:
@@ -224,13 +252,176 @@ def _behind(grant: Grant, chosen: list[int]) -> list[int]:
 
 
 def _bury(state: State, grant: Grant, chosen: list[int], reason: str, alone: bool = False) -> Buried:
-    park = state.policy.on_bury == "park"
-    keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
     returned = RunSet(() if alone else _behind(grant, chosen))
     for offset in chosen:
         returned.remove(offset, offset + 1)
-    return Buried(grant.number, from_offsets(chosen), reason, keys, returned.runs, park)
+    return bury_held(state, grant, chosen, reason, returned.runs)
 
 
 def _because(what: str, reason: str) -> str:
     return f"{what}: {reason}" if reason else what
+
+
+# -- applying -----------------------------------------------------------------------------------------
+
+
+def apply_completed(state: State, record: Completed, now: Moment) -> None:
+    grant = state.leases.live.get(record.lease)
+    if grant is None:  # damage took the record of the lease
+        state.resolved.add_all(record.runs or ())
+        state.away.add_all(record.runs or ())
+        return
+    if record.runs is None:
+        runs = grant.runs()
+        state.keys.release(grant.keys(), grant.number)
+        if grant.count < grant.size:
+            grant.note_done(runs)
+            grant.count = 0
+    else:
+        runs = record.runs
+        for offset in offsets(runs):
+            _, key = grant.close(offset)
+            _let_go(state, grant, key)
+        grant.note_done(runs)
+    _resolve(state, runs)
+    if record.runs is None or not grant.count:
+        state.leases.end(grant, now.elapsed, state.policy.remember)
+
+
+def apply_consumed(state: State, record: Consumed, now: Moment) -> None:
+    leave_lines(state, record.runs, record.keys)
+    state.resolved.add_all(record.runs)
+
+
+def _resolve(state: State, runs: list[int]) -> None:
+    state.resolved.add_all(runs)
+    if state.overdue:
+        state.overdue.remove_all(runs)
+    if state.failures:
+        for offset in offsets(runs):
+            state.failures.pop(offset, None)
+
+
+def _let_go(state: State, grant: Grant, key: int) -> None:
+    """The lease holds a key no longer, unless another of its open items has it."""
+    if key != NO_KEY and not grant.sharing[key]:
+        state.keys.release((key,), grant.number)
+
+
+def apply_retried(state: State, record: Retried, now: Moment) -> None:
+    grant = state.leases.live.get(record.lease)
+    if grant is None:
+        return
+    _give_back(state, grant, record.returned, now)
+    come_back(state, grant, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted)
+
+
+def _give_back(state: State, grant: Grant, returned: list[int], now: Moment) -> None:
+    """The later items of a unit return to their places; one whose ttl ended meanwhile is judged anew, now that it waits."""
+    chosen = set(offsets(returned))
+    for offset in reversed([offset for offset in grant.open if offset in chosen] if chosen else []):  # as they were given, the last first
+        lane, key = grant.close(offset)
+        _to_front(state, offset, lane, key, now)
+        if offset in state.overdue:
+            state.overdue.remove(offset, offset + 1)
+            state.ttl.add(now.elapsed, offset, offset + 1)
+
+
+def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True) -> None:
+    """Items of a lease return: to the tail of their lane, or, with a key, to the front of its line."""
+    alike: dict[Failure, Failure] = {}
+    for offset in _returning(grant, failed):
+        lane, key = grant.close(offset)
+        if counted:
+            note_failure(state, offset, now, reason, alike)
+        if key != NO_KEY:
+            _to_front(state, offset, lane, key, now, due)
+        elif due:
+            state.by_elapsed.add(due, offset, offset + 1, lane)
+            state.scheduled.add(offset, offset + 1)
+        else:
+            state.away.remove(offset, offset + 1)
+            state.lanes.add(lane, offset, offset + 1, 0, state.next_offset, now.elapsed)
+    _end_if_empty(state, grant, now)
+
+
+def _returning(grant: Grant, failed: list[int]) -> list[int]:
+    """The order in which items go back: those of one key last first, since each goes to the front of its line."""
+    if not grant.sharing:
+        return failed
+    plain = [offset for offset in failed if grant.open[offset][1] == NO_KEY]
+    return plain + [offset for offset in reversed(failed) if grant.open[offset][1] != NO_KEY]
+
+
+def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: int = 0) -> None:
+    """A keyed item keeps its place: first in line, and with a delay the whole line waits."""
+    line = state.keys.line(key)
+    line.lease = 0
+    if due:
+        line.backing_off, line.until = (offset, lane), due
+        state.backing_off[offset] = key
+        state.scheduled.add(offset, offset + 1)
+        state.by_elapsed.add(due, offset, offset + 1, lane | KEYED)
+    else:
+        line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset), now.elapsed))
+        state.passed.add(offset, offset + 1)
+    state.keys.settle(key, line)
+
+
+def note_failure(state: State, offset: int, now: Moment, reason: str, alike: dict[Failure, Failure] | None = None) -> None:
+    """One more attempt failed. Items that failed alike share one note: a million of them may."""
+    known = state.failures.get(offset)
+    first = known.first_failed_at if known else now.wall
+    note = Failure((known.attempts if known else 0) + 1, first, now.wall, reason)
+    state.failures[offset] = note if alike is None else alike.setdefault(note, note)
+
+
+def _end_if_empty(state: State, grant: Grant, now: Moment) -> None:
+    if not grant.count:
+        state.leases.end(grant, now.elapsed, state.policy.remember)
+
+
+def apply_extended(state: State, record: Extended, now: Moment) -> None:
+    grant = state.leases.live.get(record.lease)
+    if grant is not None:
+        state.leases.extend(grant, record.deadline)
+
+
+def apply_noted(state: State, record: Noted, now: Moment) -> None:
+    if len(state.notes) > 2 * NOTES + len(state.leases.live):
+        state.notes = state.live_notes()
+    state.notes[record.offset] = (record.lease, record.text)
+
+
+def apply_answered(state: State, record: Answered, now: Moment) -> None:
+    answer = Remembered(count=record.count, ids=record.ids, lease=record.lease, refused=record.refused, early=record.early)
+    state.requests.put(record.request, answer, now.elapsed, state.policy.remember)
+
+
+def apply_buried(state: State, record: Buried, now: Moment) -> None:
+    if not record.lease:
+        _bury_waiting(state, record, now)
+        return
+    grant = state.leases.live.get(record.lease)
+    if grant is None:
+        return
+    for offset in offsets(record.runs):
+        note_failure(state, offset, now, record.reason)
+        _, key = grant.close(offset)
+        note_burial(state, offset, record.reason, now)
+        if record.park and key != NO_KEY:
+            state.keys.line(key).parked.append(offset)  # before the lease lets go of it
+        _let_go(state, grant, key)
+    _give_back(state, grant, record.returned, now)
+    _end_if_empty(state, grant, now)
+
+
+def _bury_waiting(state: State, record: Buried, now: Moment) -> None:
+    """Bury items that nobody holds: out of their lane, their schedule or their key's line."""
+    chosen = offsets(record.runs)
+    keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
+    for offset, key in zip(chosen, keys, strict=True):
+        leave_line(state, offset, key, park=record.park)
+        note_burial(state, offset, record.reason, now)
+    state.scheduled.remove_all(record.runs)
+    state.away.add_all(record.runs)

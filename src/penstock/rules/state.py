@@ -14,14 +14,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.rules.calendar import Calendar
-from penstock.rules.dedup import DedupIds
+from penstock.rules.grants import EPOCH_SHIFT, Leases
 from penstock.rules.keys import Keys
 from penstock.rules.lanes import Lanes, Rank, best_rank
-from penstock.rules.leases import EPOCH_SHIFT, Leases
 from penstock.rules.life import State as LifeState
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
-from penstock.rules.window import Window
+from penstock.rules.window import DedupIds, Window
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 
@@ -266,9 +265,9 @@ class State:
         """
         found = []
         for lane, extents in enumerate(self.lanes.lanes):
-            free = self.keys.first_free(lane) if self.keys.ready[lane] else None
+            free = self.keys.first_free(lane)
             if free is not None:
-                since = free[1].waiting.first.ready_at
+                since = free.waiting.first.ready_at
                 found.append(Rank(lane, min(since, extents[0].ready_at) if extents else since))
             elif extents:
                 found.append(Rank(lane, extents[0].ready_at))

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.loop.reading import Reader
-from penstock.rules.leases import Grant
+from penstock.rules.grants import Grant
 from penstock.rules.life import State as Life
 from penstock.rules.runs import RunSet, count, offsets, pairs
 from penstock.rules.state import State

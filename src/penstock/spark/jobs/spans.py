@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from penstock.rules.events import RETURNED
 from penstock.rules.life import Event
-from penstock.rules.settle import EXPIRED, SPENT
-from penstock.rules.settle import LEASE_EXPIRED as RAN_OUT
+from penstock.rules.removal import EXPIRED, SPENT
+from penstock.rules.removal import LEASE_EXPIRED as RAN_OUT
 
 EVENT_COLUMNS = ("event", "partition", "offset", "at", "attempt", "reason", "lease", "sequence")
 ARRIVED = (Event.PRODUCED.value, Event.SCHEDULED.value)

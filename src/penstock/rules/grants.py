@@ -10,6 +10,7 @@ from collections import Counter
 from heapq import heappop, heappush
 from itertools import repeat
 
+from penstock.rules.heaps import in_order
 from penstock.rules.records import Leased, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, pairs
@@ -140,30 +141,32 @@ class Leases:
     def extend(self, grant: Grant, deadline: int) -> None:
         grant.deadline = deadline
         heappush(self._deadlines, (deadline, grant.number))
+        self._tidy()
 
-    def next_deadline(self) -> int | None:
-        """When the first lease ends."""
+    def _tidy(self) -> None:
+        """Take deadlines of leases that were extended or have ended from the top: the first one is always that of a live lease."""
         while self._deadlines:
             deadline, number = self._deadlines[0]
             grant = self.live.get(number)
             if grant is not None and grant.deadline == deadline:
-                return deadline
-            heappop(self._deadlines)  # extended or settled since
-        return None
+                return
+            heappop(self._deadlines)
+
+    def next_deadline(self) -> int | None:
+        """When the first lease ends."""
+        return self._deadlines[0][0] if self._deadlines else None
 
     def overdue(self, now: int, limit: int) -> list[Grant]:
         """Leases that have ended, up to `limit` items' worth (at least one lease)."""
         found: dict[int, Grant] = {}
-        kept: list[tuple[int, int]] = []
         items = 0
-        while items < limit and (deadline := self.next_deadline()) is not None and deadline <= now:
-            kept.append(heappop(self._deadlines))
-            grant = self.live[kept[-1][1]]
-            if grant.number not in found:
-                found[grant.number] = grant
+        for deadline, number in in_order(self._deadlines):
+            if items >= limit or deadline > now:
+                break
+            grant = self.live.get(number)
+            if grant is not None and grant.deadline == deadline and number not in found:
+                found[number] = grant
                 items += grant.count
-        for entry in kept:
-            heappush(self._deadlines, entry)
         return [*found.values()]
 
     def rearm(self, now: int) -> None:
@@ -174,6 +177,7 @@ class Leases:
     def end(self, grant: Grant, now: int, remember: int) -> None:
         """The lease is over; if it was never settled in part, everything under it was completed."""
         del self.live[grant.number]
+        self._tidy()
         if grant.clean:
             self.finished.add(grant.number, grant.number + 1)
         elif grant.done:

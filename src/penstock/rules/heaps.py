@@ -1,0 +1,20 @@
+"""Reading a heap in order without changing it.
+
+Owns: `in_order`.
+"""
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import TypeVar
+
+Entry = TypeVar("Entry", bound=tuple[int, ...])
+
+
+def in_order(heap: Sequence[Entry]) -> Iterator[Entry]:
+    """The entries of a heap (heapq), lowest first. The first k of them cost O(k log k), however large the heap is."""
+    edge = [(heap[0], 0)] if heap else []
+    while edge:
+        entry, at = heappop(edge)
+        yield entry
+        for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+            heappush(edge, (heap[below], below))

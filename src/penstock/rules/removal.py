@@ -1,0 +1,107 @@
+"""Taking items out of the order in which they wait: those that are given up, and those that leave for other reasons.
+
+Owns: the rules of giving up (`is_spent`, `parks`, and the two ways to a Buried record: `bury_held`, `bury_waiting`), and the steps by
+which chosen items leave their keys' lines (`keys_in_line`, `leave_lines`, `leave_line`, `note_burial`).
+"""
+
+from collections.abc import Sequence
+
+from penstock.rules.grants import Grant
+from penstock.rules.records import Buried, Lost, pack_keys, unpack_keys
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import from_offsets, offsets
+from penstock.rules.state import Burial, Failure, Peek, State, find_all, lost_runs
+from penstock.words.clock import Moment
+from penstock.words.limits import Policy
+
+SPENT = "attempts spent"
+EXPIRED = "expired"
+LEASE_EXPIRED = "lease expired"
+"""Reasons that the rules themselves give."""
+
+
+def is_spent(policy: Policy, attempts: int) -> bool:
+    """Whether an item that failed so often is given up."""
+    return 0 < policy.max_attempts <= attempts
+
+
+def parks(policy: Policy) -> bool:
+    """Whether a burial holds its key, until the item is redriven or cleared or the key released."""
+    return policy.on_bury == "park"
+
+
+# -- deciding -----------------------------------------------------------------------------------------
+
+
+def bury_held(state: State, grant: Grant, chosen: Sequence[int], reason: str, returned: Sequence[int] = ()) -> Buried:
+    """The record that buries items of a lease; the runs `returned` go back with them."""
+    park = parks(state.policy)
+    keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
+    return Buried(grant.number, from_offsets(chosen), reason, keys, list(returned), park)
+
+
+def bury_waiting(state: State, policy: Policy, runs: list[int], reason: str, peek: Peek) -> Buried | Lost:
+    """The record that buries items which nobody holds; or what damage took of them, which must be out of the way first.
+
+    It says the key of each item whose line is touched by that: of those in lines, or, to park their keys, of all.
+    """
+    park, chosen = parks(policy), offsets(runs)
+    keys = {offset: state.backing_off[offset] for offset in state.backing_off.keys() & set(chosen)}
+    asked = [offset for offset in chosen if offset not in keys and (park or offset in state.passed)]
+    blocks = find_all(peek, asked)
+    if lost := lost_runs(state, blocks):
+        return Lost(lost)
+    keys.update((offset, block.key_of(offset)) for offset, block in zip(asked, blocks, strict=True))
+    found = [keys.get(offset, NO_KEY) for offset in chosen]
+    return Buried(0, runs, reason, pack_keys(found) if any(found) else b"", park=park)
+
+
+def keys_in_line(state: State, chosen: Sequence[int], peek: Peek) -> bytes | Lost:
+    """Packed key ids of items, NO_KEY for those in no line; nothing when none is. Or what damage took: without its key an item cannot
+    be taken out of its line."""
+    in_line = [offset for offset in chosen if offset in state.passed]
+    blocks = find_all(peek, in_line)
+    if lost := lost_runs(state, blocks):
+        return Lost(lost)
+    keys = {offset: block.key_of(offset) for offset, block in zip(in_line, blocks, strict=True)}
+    return pack_keys(keys.get(offset, NO_KEY) for offset in chosen) if keys else b""
+
+
+# -- applying -----------------------------------------------------------------------------------------
+
+
+def leave_lines(state: State, runs: list[int], packed: bytes) -> None:
+    """The items are out of their lanes and lines, and their failures forgotten."""
+    chosen = offsets(runs)
+    keys = unpack_keys(packed) if packed else [NO_KEY] * len(chosen)
+    for offset, key in zip(chosen, keys, strict=True):
+        if offset in state.passed:
+            leave_line(state, offset, key)
+    for offset in state.failures.keys() & set(chosen) if state.failures else ():
+        del state.failures[offset]
+    state.away.add_all(runs)
+
+
+def leave_line(state: State, offset: int, key: int, *, park: bool = False) -> None:
+    """An item that waited in (or held up) its key's line is gone from there."""
+    key = state.backing_off.pop(offset, key)
+    in_line = offset in state.passed
+    state.passed.remove(offset, offset + 1)
+    if key == NO_KEY:
+        return
+    line = state.keys.line(key)
+    if line.backing_off is not None and line.backing_off[0] == offset:
+        line.backing_off = None
+    elif in_line:
+        line.drop(offset)
+    if park:
+        line.parked.append(offset)
+    state.keys.settle(key, line)
+
+
+def note_burial(state: State, offset: int, reason: str, now: Moment) -> None:
+    """The item is buried, and what was known of its failures goes into the note of that."""
+    failure = state.failures.pop(offset, None) or Failure(0, 0, 0, "")
+    state.overdue.remove(offset, offset + 1)
+    state.buried[offset] = Burial(reason, now.wall, failure.attempts, failure.first_failed_at, failure.last_failed_at, now.elapsed)
+    state.buried_set.add(offset, offset + 1)

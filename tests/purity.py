@@ -1,0 +1,61 @@
+"""A check that deciding changes nothing: neither the state, nor what is derived from it, nor the command.
+
+Owns: `watch_decisions`, which makes every `machine.decide` and `decide_due` of a test fail when it does.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.rules import machine
+from penstock.rules.calendar import Calendar
+from penstock.rules.grants import Grant
+from penstock.rules.state import State
+from penstock.words.batch import Batch
+from penstock.words.limits import Policy
+
+_PLAIN = (int, str, bytes, type(None), Enum, Policy, Batch)
+
+
+def watch_decisions(patch: pytest.MonkeyPatch) -> None:
+    for name in ("decide", "decide_due"):
+        patch.setattr(machine, name, _watched(getattr(machine, name)))
+
+
+def _watched(decide: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(state: State, *args: Any) -> Any:
+        before = _snapshot([state, *args[:-1]])
+        try:
+            return decide(state, *args)
+        finally:
+            assert _snapshot([state, *args[:-1]]) == before, f"deciding {args[0]!r} changed the state or the command"
+
+    return checked
+
+
+def _snapshot(thing: object) -> object:
+    """All that a state holds, down to the last slot, the order inside heaps included.
+
+    Two parts count by their contents only: a Grant opens its items, and a Calendar sorts a bucket, when it is first asked for them.
+    """
+    if isinstance(thing, Grant):
+        fixed = (thing.number, thing.deadline, thing.timeout, thing.consumer, thing.size, thing.count)
+        return fixed, _snapshot(thing.done), [*thing.open.items()]
+    if isinstance(thing, Calendar):
+        return [*thing]
+    if isinstance(thing, _PLAIN):
+        return thing
+    if isinstance(thing, dict):
+        return [(key, _snapshot(value)) for key, value in thing.items()]
+    if isinstance(thing, list | tuple | deque):
+        return [_snapshot(each) for each in thing]
+    if isinstance(thing, msgspec.Struct):
+        return [_snapshot(getattr(thing, name)) for name in thing.__struct_fields__]
+    if type(thing).__module__.startswith("penstock."):
+        names = [*getattr(type(thing), "__slots__", ()), *getattr(thing, "__dict__", ())]
+        return [(name, _snapshot(getattr(thing, name))) for name in names]
+    return repr(thing)  # arrays, bytearrays, sets: all that is in them
