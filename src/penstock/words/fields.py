@@ -57,6 +57,14 @@ class Form(Enum):
     PARTS = ("u32 length, MessagePack", "never")
     """Not of the items, but of the produces that share a frame: logs/columns.py."""
 
+    @property
+    def each(self) -> str:
+        return self.value[0]
+
+    @property
+    def constant(self) -> str:
+        return self.value[1]
+
 
 class Surface(Flag):
     """Where a field is seen."""
