@@ -85,7 +85,7 @@ class Building:
     def headers(self) -> pa.Array:
         if not self._present & BITS["headers"]:
             return nulls(self.rows, HEADERS)
-        return pa.array([None if one is None else _pairs(one) for one in self._values("headers")], HEADERS)
+        return pa.array([None if one is None else values.header_entries(one) for one in self._values("headers")], HEADERS)
 
     def at(self) -> pa.Array:
         return self._number("at", INSTANT)
@@ -145,11 +145,6 @@ _MAKE: Final[dict[str, Callable[[Building], pa.Array]]] = {
     "origin_id": Building.origin_id,
 }
 """The others are as they are stored."""
-
-
-def _pairs(packed: bytes) -> list[tuple[str, bytes]]:
-    """Headers as the entries of a map; every value as bytes: a column has one type."""
-    return [(name, one.encode() if isinstance(one, str) else one) for name, one in values.decode_headers(packed).items()]
 
 
 def offsets_of(runs: Sequence[int]) -> pa.Array:
