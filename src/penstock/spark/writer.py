@@ -20,20 +20,14 @@ from pyspark.sql.types import DataType, StructType
 from penstock.api import arrow
 from penstock.spark.framing import Run
 from penstock.spark.home import Destination
-from penstock.spark.options import SourceOptions, present
+from penstock.spark.options import WRITTEN_AS, SourceOptions, present
 from penstock.spark.ordering import Order
 from penstock.spark.reaching import writing
 from penstock.words.errors import InvalidRequest
+from penstock.words.fields import BY_NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_TYPES = {
-    "priority": "an integer type, such as int",
-    "at": "timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
-    "ttl": "interval day to second, or bigint (microseconds)",
-}
-"""What columns may be in Spark's words, where Arrow has others."""
 
 
 @dataclass
@@ -153,4 +147,4 @@ def _wanted(name: str, kind: DataType) -> str:
     except PySparkException:  # a type that Arrow has no match for
         found = None
     refused = arrow.refusal(name, found)
-    return _TYPES.get(name, refused) if refused else ""
+    return WRITTEN_AS.get(BY_NAME[name].type, refused) if refused else ""
