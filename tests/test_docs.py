@@ -35,7 +35,7 @@ def test_the_table_of_records_is_that_of_the_code() -> None:
 
 def test_the_table_of_columns_is_that_of_the_code() -> None:
     told = {name: 1 << int(bit) for bit, name in re.findall(r"^\| (\d+) \| (\w+) \| (?:bitmap|as kind|n ×|u32)", FORMAT, re.MULTILINE)}
-    assert told == {name: getattr(columns, name.upper()) for name in told}
+    assert told == {name: columns.BITS[name] for name in told}
     assert sum(told.values()) == columns.KNOWN
 
 

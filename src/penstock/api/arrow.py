@@ -16,19 +16,10 @@ from penstock.rules.routing import key_ids
 from penstock.words import values
 from penstock.words.batch import Batch
 from penstock.words.errors import InvalidRequest
+from penstock.words.fields import BY_NAME, GIVEN, Field, Form, Surface, Type, on
+from penstock.words.fields import COLUMNS as BATCH_COLUMNS
 from penstock.words.ids import format_id, format_ids
-from penstock.words.limits import (
-    DEFAULT_PRIORITY,
-    GIB,
-    LAST_PRIORITY,
-    MAX_BATCH_BYTES,
-    MAX_BATCH_ITEMS,
-    MAX_DELAY,
-    MAX_HEADERS_BYTES,
-    MAX_KEY_BYTES,
-    MAX_NAME_BYTES,
-    MAX_PAYLOAD_BYTES,
-)
+from penstock.words.limits import DEFAULT_PRIORITY, GIB, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +31,10 @@ MAX_ARROW_BYTES = 2 * GIB - 1
 """What a column of Arrow's binary type can hold."""
 
 SHOWN_COLUMNS = 8
+COLUMNS = GIVEN
+"""The columns that a table of items may have."""
+_NOTHING = {field.name: column.nothing for field, column in BATCH_COLUMNS if column.form in (Form.SMALL, Form.NUMBERS)}
+"""Of columns of numbers: what stands for none."""
 
 
 def _pyarrow() -> Any:
@@ -63,7 +58,7 @@ def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
     given = _given(data)
     columns = {name: read for name, column in given.items() if (read := _read(name, column, given.get("key"))) is not None}
     if "payload" not in columns:
-        raise InvalidRequest(f"there is no column 'payload'; give one of {_COLUMNS['payload'].types}")
+        raise InvalidRequest(f"there is no column 'payload'; give one of {accepted('payload')}")
     if _is_text(given["payload"].type):
         said = columns.get("encoding")
         columns["encoding"] = _constant(values.TEXT, len(columns["payload"])) if said is None else said.fill_null(values.TEXT)
@@ -72,16 +67,16 @@ def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
 
 def refusal(name: str, kind: "pa.DataType | None") -> str:
     """What a column should be, when items cannot have one of that type (None: one that Arrow does not know); "" when they can."""
-    pa, known = _pyarrow(), _COLUMNS[name]
+    pa = _pyarrow()
     if kind is not None and pa.types.is_null(kind) and name != "payload":
         return ""  # it says nothing
     try:
         if kind is not None:
-            known.read(pa.chunked_array([], kind))
+            _INPUTS[BY_NAME[name].type].read(pa.chunked_array([], kind))
             return ""
     except _WrongType:
         pass
-    return known.types
+    return accepted(name)
 
 
 def not_known(names: Sequence[str]) -> str:
@@ -102,9 +97,9 @@ def _given(data: Any) -> dict[str, Any]:
         columns = [column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in table.columns]
     except (pa.ArrowException, TypeError) as error:
         raise InvalidRequest(f"the items cannot be read as an Arrow table ({error}); give a pyarrow Table or RecordBatch") from None
-    unknown = [name for name in table.schema.names if name not in _COLUMNS]
+    unknown = [name for name in table.schema.names if name not in COLUMNS]
     if unknown:
-        raise InvalidRequest(f"{not_known(unknown)} or use one of {', '.join(_COLUMNS)}")
+        raise InvalidRequest(f"{not_known(unknown)} or use one of {', '.join(COLUMNS)}")
     for name in table.schema.names:
         if table.schema.names.count(name) > 1:
             raise InvalidRequest(f"there are several columns {name!r}; keep one")
@@ -113,29 +108,28 @@ def _given(data: Any) -> dict[str, Any]:
 
 def _read(name: str, column: Any, keys: Any) -> Any:
     """A column in the one type that is worked with, every value within its limits; None if there is no value."""
-    known = _COLUMNS[name]
     if name == "payload" and column.null_count:
         raise InvalidRequest(f"{_row(_first(column.is_null()), keys)}: the payload is null; give bytes or text")
     if name != "payload" and column.null_count == len(column):
         return None
     try:
-        found = known.read(column)
+        found = _INPUTS[BY_NAME[name].type].read(column)
     except _WrongType:
-        raise InvalidRequest(f"the column {name!r} is {column.type}; give {known.types}") from None
+        raise InvalidRequest(f"the column {name!r} is {column.type}; give {accepted(name)}") from None
     except _pyarrow().ArrowException as error:
-        raise InvalidRequest(f"the column {name!r} cannot be read ({error}); give {known.types}") from None
-    _check_limits(name, found, None if name == "key" else keys)
+        raise InvalidRequest(f"the column {name!r} cannot be read ({error}); give {accepted(name)}") from None
+    _check_limits(BY_NAME[name], found, None if name == "key" else keys)
     return found
 
 
-def _check_limits(name: str, column: Any, keys: Any) -> None:
-    pa, known = _pyarrow(), _COLUMNS[name]
+def _check_limits(field: Field, column: Any, keys: Any) -> None:
+    pa = _pyarrow()
     in_bytes = column.type != pa.int64()
     measured = pa.compute.binary_length(column) if in_bytes else column
-    row = _first(pa.compute.or_(pa.compute.less(measured, known.low), pa.compute.greater(measured, known.high)))
+    row = _first(pa.compute.or_(pa.compute.less(measured, field.low), pa.compute.greater(measured, field.high)))
     if row >= 0:
         is_wrong = f"has {measured[row]} bytes" if in_bytes else f"is {measured[row]}"
-        raise InvalidRequest(f"{_row(row, keys)}: the {name} {is_wrong}; give {known.low} to {known.high}{known.unit}")
+        raise InvalidRequest(f"{_row(row, keys)}: the {field.name} {is_wrong}; give {field.low} to {field.high}{_INPUTS[field.type].unit}")
 
 
 def _row(row: int, keys: Any) -> str:
@@ -206,32 +200,27 @@ def _checked(headers: bytes) -> bytes:
     return headers
 
 
-class _Known(NamedTuple):
-    """A column that a table may have: its types, how it is read, and the limits of its values or of their lengths."""
+class _Input(NamedTuple):
+    """What a column of a type may be given as, how it is read, and the unit of its limits."""
 
     types: str
     read: Callable[[Any], Any]
-    high: int
-    low: int = 0
     unit: str = ""
 
 
-_COLUMNS = {
-    "payload": _Known("binary or string", _read_bytes, MAX_PAYLOAD_BYTES),
-    "key": _Known("binary or string", _read_bytes, MAX_KEY_BYTES),
-    "headers": _Known("map<string, string>, map<string, binary>, or binary that is MessagePack", _read_headers, MAX_HEADERS_BYTES),
-    "kind": _Known("string", _read_text, MAX_NAME_BYTES),
-    "encoding": _Known("string", _read_text, MAX_NAME_BYTES),
-    "reference": _Known("string", _read_text, MAX_NAME_BYTES),
-    "priority": _Known("an integer type", _read_number, LAST_PRIORITY),
-    "at": _Known("a timestamp with a timezone, or int64 (microseconds since 1970)", _read_at, values.LAST_INSTANT, unit=" microseconds"),
-    "ttl": _Known("a duration, or int64 (microseconds)", _read_ttl, MAX_DELAY, 1, " microseconds"),
-    "dedup": _Known("binary or string", _read_bytes, MAX_NAME_BYTES),
+_INPUTS = {
+    Type.BYTES: _Input("binary or string", _read_bytes),
+    Type.HEADERS: _Input("map<string, string>, map<string, binary>, or binary that is MessagePack", _read_headers),
+    Type.TEXT: _Input("string", _read_text),
+    Type.SMALL: _Input("an integer type", _read_number),
+    Type.INSTANT: _Input("a timestamp with a timezone, or int64 (microseconds since 1970)", _read_at, " microseconds"),
+    Type.SPAN: _Input("a duration, or int64 (microseconds)", _read_ttl, " microseconds"),
 }
 
 
-COLUMNS = tuple(_COLUMNS)
-"""The columns that a table of items may have."""
+def accepted(name: str) -> str:
+    """The Arrow types that a column of items to be produced may have."""
+    return _INPUTS[BY_NAME[name].type].types
 
 
 def _is_text(kind: Any) -> bool:
@@ -269,21 +258,17 @@ def _batches(columns: Mapping[str, Any]) -> Iterator[Batch]:
 
 
 def _batch(columns: Mapping[str, Any], start: int, stop: int) -> Batch:
-    found = {name: column.slice(start, stop - start).to_pylist() for name, column in columns.items()}
-    keys, priorities = found.get("key"), found.get("priority")
-    return Batch(
-        found["payload"],
-        keys,
-        None if keys is None else key_ids(keys),
-        found.get("headers"),
-        found.get("kind"),
-        found.get("encoding"),
-        found.get("reference"),
-        None if priorities is None else bytes([DEFAULT_PRIORITY if priority is None else priority for priority in priorities]),
-        None if "at" not in found else [at or 0 for at in found["at"]],
-        None if "ttl" not in found else [ttl or 0 for ttl in found["ttl"]],
-        dedup_digests(keys, found.get("dedup")),
-    ).compact()
+    found: dict[str, Any] = {name: column.slice(start, stop - start).to_pylist() for name, column in columns.items()}
+    keys = found.get("key")
+    if keys is not None:
+        found["key_id"] = key_ids(keys)
+    if "dedup" in found:
+        found["dedup"] = dedup_digests(keys, found["dedup"])
+    for name in found.keys() & _NOTHING:
+        found[name] = [_NOTHING[name] if value is None else value for value in found[name]]
+    if "priority" in found:
+        found["priority"] = bytes(found["priority"])
+    return Batch(*(found.get(field.name) for field, _ in BATCH_COLUMNS)).compact()  # type: ignore[arg-type]
 
 
 # -- items to be handled -----------------------------------------------------------------------------
@@ -293,25 +278,9 @@ def _batch(columns: Mapping[str, Any], start: int, stop: int) -> Batch:
 def item_schema() -> "pa.Schema":
     """The columns of items on the way out; every record batch has all of them."""
     pa = _pyarrow()
-    moment = pa.timestamp("us", "UTC")
-    return pa.schema(
-        {
-            "id": pa.string(),
-            "partition": pa.int32(),
-            "offset": pa.int64(),
-            "payload": pa.binary(),
-            "key": pa.binary(),
-            "headers": pa.map_(pa.string(), pa.binary()),
-            "kind": pa.string(),
-            "encoding": pa.string(),
-            "reference": pa.string(),
-            "priority": pa.uint8(),
-            "produced_at": moment,
-            "at": moment,
-            "ttl": pa.duration("us"),
-            "attempts": pa.int32(),
-        }
-    )
+    from penstock.tables.schemas import TYPES
+
+    return pa.schema({field.name: pa.uint8() if field.type is Type.SMALL else TYPES[field.type] for field in on(Surface.LEASED)})
 
 
 def to_arrow(parts: Sequence[Part], usual_attempts: int = 1) -> "pa.RecordBatch":
@@ -337,25 +306,16 @@ def _columns_of(part: Part, usual_attempts: int) -> dict[str, Sequence[Any] | No
     partition, start, batch, produced_at, attempts = part
     count = len(batch)
     offsets = range(start, start + count)
+    found: dict[str, Sequence[Any] | None] = {field.name: getattr(batch, column.name) for field, column in BATCH_COLUMNS}
+    for name in ("at", "ttl"):
+        found[name] = None if (numbers := found[name]) is None else [number or None for number in numbers]
     return {
+        **found,
         "id": format_ids(partition, offsets),
         "partition": [partition] * count,
         "offset": offsets,
-        "payload": batch.payloads,
-        "key": batch.keys,
-        "headers": each(_pairs, batch.headers or (), called=lambda index: f"item {format_id(partition, start + index)}"),
-        "kind": batch.kinds,
-        "encoding": batch.encodings,
-        "reference": batch.references,
+        "headers": each(values.header_entries, batch.headers or (), called=lambda index: f"item {format_id(partition, start + index)}"),
         "priority": batch.priorities or [DEFAULT_PRIORITY] * count,
         "produced_at": [produced_at] * count,
-        "at": None if batch.ats is None else [at or None for at in batch.ats],
-        "ttl": None if batch.ttls is None else [ttl or None for ttl in batch.ttls],
         "attempts": [attempts.get(offset, usual_attempts) for offset in offsets] if attempts else [usual_attempts] * count,
     }
-
-
-def _pairs(headers: bytes) -> list[tuple[str, bytes]]:
-    """Every value as bytes: a column has one type."""
-    decoded = values.decode_headers(headers).items()
-    return [(name, value.encode() if isinstance(value, str) else value) for name, value in decoded]

@@ -4,7 +4,7 @@ Owns: the form of items, queues and times in JSON. Bytes that are not UTF-8 are 
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.api.options import QueueInfo
 from penstock.reports import HeldKey, ItemEvent, QueueStats
 from penstock.words import values
 from penstock.words.errors import InvalidRequest
+from penstock.words.fields import Surface, Type, on
 from penstock.words.origin import Origin
 
 Document = dict[str, Any]
@@ -51,13 +52,7 @@ def item(given: Item) -> Document:
     """An item; what it does not have is left out, but its key."""
     found: Document = {"id": given.id, **textual("key", given.key_bytes), **_payload(given)}
     found |= {"attempts": given.attempts, "priority": given.priority, "produced_at": moment(given.produced_at)}
-    optional = {"kind": given.kind, "encoding": given.encoding, "reference": given.reference, "at": moment(given.at), "ttl": given.ttl}
-    found |= {name: value for name, value in optional.items() if value is not None}
-    if given.headers:
-        found["headers"] = headers(given.headers)
-    if given.origin is not None:
-        found["origin"] = origin(given.origin)
-    return found
+    return found | {name: write(value) for name, write in _OPTIONAL if (value := getattr(given, name)) not in (None, {})}
 
 
 def _payload(given: Item) -> Document:
@@ -83,6 +78,15 @@ def origin(given: Origin) -> Document:
     fields: Document = msgspec.structs.asdict(given)
     times = {name: wall(value) for name, value in fields.items() if name.endswith("_at")}
     return {**fields, **times, "incarnation": f"{given.incarnation:016x}"}
+
+
+_SAID_OF_ALL = ("id", "key", "payload", "attempts", "priority", "produced_at")
+_WRITE: dict[Type, Callable[[Any], Any]] = {Type.INSTANT: moment, Type.HEADERS: headers, Type.ORIGIN: origin}
+_OPTIONAL = [
+    (field.name, _WRITE.get(field.type, lambda value: value))
+    for field in sorted(on(Surface.SHOWN), key=lambda field: field.type in (Type.HEADERS, Type.ORIGIN))  # what has parts comes last
+    if field.name not in _SAID_OF_ALL
+]
 
 
 def queue(given: QueueInfo) -> Document:

@@ -13,6 +13,7 @@ import typer
 from penstock.cli import reading
 from penstock.cli.failures import Failed
 from penstock.words.clock import SECOND, SystemClock
+from penstock.words.fields import BY_NAME, GIVEN, Surface, on
 
 RETENTION = "retention_"
 
@@ -58,22 +59,27 @@ QUEUE_OPTIONS = (
     TextOption("retention_min_segments", "N", "How many of the newest files stay whatever the limits say.", reading.number, default="1"),
 )
 DURABILITY = TextOption("durability", "fsync|interval|os", "When a produce counts as stored. Cannot be changed later.", default="fsync")
+_MEANINGS = {name: f"{BY_NAME[name].meaning}." for name in GIVEN}
 ITEM_OPTIONS = (
-    TextOption("key", "KEY", "Items of one key are handled in order, one at a time."),
-    TextOption("kind", "TEXT", "A word to tell items apart by."),
-    TextOption("reference", "TEXT", "A text of yours."),
-    TextOption("encoding", "TEXT", "How consumers are to read the payload; said by --as unless given."),
-    TextOption("priority", "0…9", "0 comes first.", reading.number, default="5"),
-    TextOption("at", "TIME", "Not before then.", reading.instant),
+    TextOption("key", "KEY", _MEANINGS["key"]),
+    TextOption("kind", "TEXT", _MEANINGS["kind"]),
+    TextOption("reference", "TEXT", _MEANINGS["reference"]),
+    TextOption("encoding", "TEXT", f"{BY_NAME['encoding'].meaning}; said by --as unless given."),
+    TextOption("priority", "0…9", _MEANINGS["priority"], reading.number, default="5"),
+    TextOption("at", "TIME", _MEANINGS["at"], reading.instant),
     TextOption("delay", "DURATION", "Not before so long from now.", reading.duration),
-    TextOption("ttl", "DURATION", "Given up when it has waited so long.", reading.duration),
-    TextOption("dedup", "ID", "A second item of this id adds nothing while the queue remembers the first."),
+    TextOption("ttl", "DURATION", _MEANINGS["ttl"], reading.duration),
+    TextOption("dedup", "ID", _MEANINGS["dedup"]),
 )
-FIELD_OPTIONS = (
-    TextOption("key_field", "NAME", "The field of a JSON line, or the column, that is the key.", alias="--key-column"),
-    TextOption("kind_field", "NAME", "… that is the kind.", alias="--kind-column"),
-    TextOption("reference_field", "NAME", "… that is the reference.", alias="--reference-column"),
-    TextOption("dedup_field", "NAME", "… that is the dedup id.", alias="--dedup-column"),
+_CALLED = {"dedup": "dedup id"}
+FIELD_OPTIONS = tuple(
+    TextOption(
+        f"{field.name}_field",
+        "NAME",
+        f"{'The field of a JSON line, or the column,' if field.name == 'key' else '…'} that is the {_CALLED.get(field.name, field.name)}.",
+        alias=f"--{field.name}-column",
+    )
+    for field in on(Surface.NAMED)
 )
 
 

@@ -207,7 +207,7 @@ def _fields(options: Mapping[str, str | None], cut: str) -> Fields:
             raise Failed(f"--{common}-field is of records; add --jsonl or --csv")
         if options[common] is not None:
             raise Failed(f"--{common} and --{common}-field were both given; leave one out")
-    return Fields(**{name.removesuffix("_field"): field for name, field in found.items()})
+    return {name.removesuffix("_field"): field for name, field in found.items()}
 
 
 def _item(common: dict[str, Any], payload: bytes, **own: Any) -> NewItem:

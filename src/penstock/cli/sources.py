@@ -7,10 +7,10 @@ wrong with it; so the caller decides whether to stop there. Nothing is kept but 
 import csv
 import select
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import UnsupportedOperation
 from os import fstat
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 
@@ -30,18 +30,8 @@ _to_json = msgspec.json.Encoder().encode
 
 Found: TypeAlias = tuple[int, NewItem | str]
 Make: TypeAlias = Callable[..., NewItem]
-
-
-class Fields(NamedTuple):
-    """Which fields (or columns) of a record give what of its item."""
-
-    key: str | None = None
-    kind: str | None = None
-    reference: str | None = None
-    dedup: str | None = None
-
-    def named(self) -> dict[str, str]:
-        return {name: field for name, field in self._asdict().items() if field is not None}
+Fields: TypeAlias = Mapping[str, str]
+"""Field of an item → the field (or column) of a record that gives it."""
 
 
 class Wrong(Exception):
@@ -126,18 +116,17 @@ def lines(source: Lines, form: str, make: Make) -> Iterator[Found]:
 
 def json_lines(source: Lines, fields: Fields, make: Make) -> Iterator[Found]:
     """Each line a JSON value, stored as it is written."""
-    names = fields.named()
     for line in source:
         if line.strip():
-            yield source.number, _tried(_json_line, line, names, make)
+            yield source.number, _tried(_json_line, line, fields, make)
 
 
-def _json_line(line: bytes, names: dict[str, str], make: Make) -> NewItem:
+def _json_line(line: bytes, fields: Fields, make: Make) -> NewItem:
     try:
         value = _from_json(line)
     except (ValueError, RecursionError) as error:
         raise Wrong(f"is not JSON ({error})") from None
-    return make(line.strip(), encoding=values.JSON, **{name: _field(value, path) for name, path in names.items()})
+    return make(line.strip(), encoding=values.JSON, **{name: _field(value, path) for name, path in fields.items()})
 
 
 def _field(value: Any, path: str) -> str | None:
@@ -189,7 +178,7 @@ def _header(reader: "Iterator[list[str]]") -> list[str]:
 
 
 def _check_columns(header: Sequence[str], fields: Fields) -> None:
-    for column in fields.named().values():
+    for column in fields.values():
         if column not in header:
             raise Failed(f"there is no column {column!r}; there are {', '.join(header):.300}")
 
@@ -202,7 +191,7 @@ def _row(row: Sequence[str], header: Sequence[str], fields: Fields, make: Make) 
         payload = _to_json(record)
     except UnicodeEncodeError:
         raise Wrong("is not UTF-8") from None
-    return make(payload, encoding=values.JSON, **{name: record[column] or None for name, column in fields.named().items()})
+    return make(payload, encoding=values.JSON, **{name: record[column] or None for name, column in fields.items()})
 
 
 def _tried(read: Callable[..., NewItem], *args: Any) -> NewItem | str:

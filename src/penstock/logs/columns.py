@@ -8,11 +8,11 @@ The header's `columns` word says which are there: present in the low 16 bits, co
 
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, repeat
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -21,13 +21,18 @@ from penstock.rules.records import Produced
 from penstock.rules.state import Block
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from penstock.words.limits import DEFAULT_PRIORITY
+from penstock.words.fields import COLUMNS, STORED, Column, Form
 
-KEY, HEADERS, KIND, ENCODING, REFERENCE, PRIORITY, AT, TTL, DEDUP, PARTS, ORIGIN = (1 << bit for bit in range(11))
+BITS: Final = {field.name: 1 << column.bit for field, column in STORED if column.bit >= 0}
+PARTS, ORIGIN = BITS["parts"], BITS["origin"]
 CONSTANT_SHIFT: Final = 16
-KNOWN: Final = (1 << 11) - 1
-_TEXTS: Final = {"kinds": KIND, "encodings": ENCODING, "references": REFERENCE}
-_NUMBERS: Final = {"ats": AT, "ttls": TTL}
+KNOWN: Final = sum(set(BITS.values()))
+_COLUMNS: Final = {field.name: column.name for field, column in COLUMNS}
+_TEXTS: Final = {column.name for _, column in STORED if column.form is Form.TEXTS}
+_CONSTANTS: Final = {form for form in Form if form.constant != "never"}
+_LAYOUT: Final = [(field.name, 1 << column.bit, column.form) for field, column in STORED[1:]]
+_RULED: Final = ("priority", "at", "ttl", "dedup")
+"""What `apply` looks at, besides key ids."""
 _TWO_OFFSETS: Final = struct.Struct("<ii")
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
@@ -55,92 +60,101 @@ def encode(records: Sequence[Produced], now: Moment) -> Draft:
     first = records[0]
     alone = len(records) == 1
     batch = first.batch if alone else join([record.batch for record in records])
+    shares = None
+    if not alone or first.request is not None or first.source is not None or first.places is not None:
+        shares = [Part(len(r.batch), r.request, r.ids, r.source, r.sequence, r.places) for r in records]
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
-    columns = 0 if batch.plain else _add_columns(parts, batch)
-    if not alone or first.request is not None or first.source is not None or first.places is not None:
-        columns |= PARTS
-        shares = [Part(len(r.batch), r.request, r.ids, r.source, r.sequence, r.places) for r in records]
-        _add_blob(parts, _parts_encoder.encode(shares))
-    if batch.origins is not None:
-        columns |= ORIGIN
-        _add_nullable(parts, batch.origins)
+    columns = 0 if shares is None and batch.plain else _add_columns(parts, batch, shares)
     return Draft(FrameType.DATA, first.base, len(batch), columns, now.elapsed, now.wall, parts)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
     """One batch of several; a column that only some have is filled up."""
 
-    def column(name: str, missing: Any) -> Any:
-        given = [getattr(batch, name) for batch in batches]
+    def joined(column: Column) -> Any:
+        given = [getattr(batch, column.name) for batch in batches]
         if all(values is None for values in given):
             return None
-        return list(chain.from_iterable(repeat(missing, len(b)) if v is None else v for v, b in zip(given, batches, strict=True)))
+        whole = chain.from_iterable(repeat(column.nothing, len(b)) if v is None else v for v, b in zip(given, batches, strict=True))
+        return bytes(whole) if column.form is Form.SMALL else list(whole)
 
-    priorities = column("priorities", DEFAULT_PRIORITY)
-    numbers = {name: column(name, 0) for name in ("key_ids", *_NUMBERS)}
-    others = {name: column(name, None) for name in ("keys", "headers", *_TEXTS, "dedups", "origins")}
-    payloads = list(chain.from_iterable(batch.payloads for batch in batches))
-    return Batch(payloads, priorities=None if priorities is None else bytes(priorities), **numbers, **others)
+    return Batch(*(joined(column) for _, column in COLUMNS))
 
 
-def _add_columns(parts: list[Buffer], batch: Batch) -> int:
-    """The columns whose bits come before that of the parts."""
-    columns = 0
-    if batch.keys is not None and batch.key_ids is not None:
-        columns |= KEY
-        _add_nullable(parts, batch.keys)
-        _add_padded(parts, array("Q", batch.key_ids).tobytes())
-    if batch.headers is not None:
-        columns |= HEADERS
-        _add_nullable(parts, batch.headers)
-    for name, bit in _TEXTS.items():
-        values = getattr(batch, name)
+def _add_columns(parts: list[Buffer], batch: Batch, shares: list[Part] | None) -> int:
+    """All columns but the payloads; gives the word that says which there are."""
+    word = 0
+    for bit, name, add in _ADD:
+        values = getattr(batch, name) if name else shares
         if values is not None:
-            columns |= bit
-            encoded = [None if value is None else value.encode() for value in values]
-            columns |= _add_constant(parts, bit, encoded, _add_blob) or _add_nullable(parts, encoded)
-    if batch.priorities is not None:
-        columns |= PRIORITY
-        columns |= _add_constant(parts, PRIORITY, batch.priorities, _add_byte) or _add_padded(parts, batch.priorities)
-    for name, bit in _NUMBERS.items():
-        numbers = getattr(batch, name)
-        if numbers is not None:
-            columns |= bit
-            columns |= _add_constant(parts, bit, numbers, _add_number) or _add_padded(parts, array("q", numbers).tobytes())
-    if batch.dedups is not None:
-        columns |= DEDUP
-        _add_padded(parts, _bitmap(batch.dedups))
-        _add_padded(parts, b"".join(digest or bytes(16) for digest in batch.dedups))
-    return columns
+            word |= bit | add(parts, bit, values)
+    return word
 
 
-def _add_constant(parts: list[Buffer], bit: int, values: Sequence[Any], add: Callable[[list[Buffer], Any], int]) -> int:
-    """Store a value that all items share once; gives the bit that says so, or 0 when they do not."""
-    first = values[0]
-    if first is None or any(value != first for value in values):
-        return 0
-    add(parts, first)
+def _add_texts(parts: list[Buffer], bit: int, values: Sequence[str | None]) -> int:
+    encoded = [None if value is None else value.encode() for value in values]
+    if not _same(encoded):
+        return _add_nullable(parts, bit, encoded)
+    _add_blob(parts, encoded[0] or b"")
     return bit << CONSTANT_SHIFT
 
 
-def _add_padded(parts: list[Buffer], data: bytes) -> int:
-    parts.append(data)
-    if len(data) & 7:
-        parts.append(_PADDING[len(data) & 7])
+def _add_small(parts: list[Buffer], bit: int, values: bytes) -> int:
+    same = _same(values)
+    _add_padded(parts, values[:1] if same else values)
+    return bit << CONSTANT_SHIFT if same else 0
+
+
+def _add_numbers(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
+    same = _same(values)
+    _add_padded(parts, array("q", values[:1] if same else values).tobytes())
+    return bit << CONSTANT_SHIFT if same else 0
+
+
+def _add_key_ids(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
+    _add_padded(parts, array("Q", values).tobytes())
     return 0
 
 
-def _add_byte(parts: list[Buffer], number: int) -> int:
-    return _add_padded(parts, bytes([number]))
+def _add_digests(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) -> int:
+    _add_padded(parts, _bitmap(values))
+    _add_padded(parts, b"".join(digest or bytes(16) for digest in values))
+    return 0
 
 
-def _add_number(parts: list[Buffer], number: int) -> int:
-    return _add_padded(parts, array("q", [number]).tobytes())
+def _add_shares(parts: list[Buffer], bit: int, shares: list[Part]) -> int:
+    _add_blob(parts, _parts_encoder.encode(shares))
+    return 0
 
 
-def _add_blob(parts: list[Buffer], data: bytes) -> int:
-    return _add_padded(parts, len(data).to_bytes(4, "little") + data)
+def _add_nullable(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) -> int:
+    _add_padded(parts, _bitmap(values))
+    _add_binary(parts, [value or b"" for value in values])
+    return 0
+
+
+_BY_FORM: Final[Mapping[Form, Callable[[list[Buffer], int, Any], int]]] = {
+    Form.OPTIONAL_BYTES: _add_nullable,
+    Form.KEY_IDS: _add_key_ids,
+    Form.TEXTS: _add_texts,
+    Form.SMALL: _add_small,
+    Form.NUMBERS: _add_numbers,
+    Form.DIGESTS: _add_digests,
+    Form.PARTS: _add_shares,
+}
+_ADD: Final = [(BITS[field.name], column.name, _BY_FORM[column.form]) for field, column in STORED[1:]]
+"""How each column but the payload is added: its bit, its name in a Batch, and what adds the values and says whether they are a constant."""
+
+
+def _same(values: Sequence[object]) -> bool:
+    """Whether all items share a value."""
+    first = values[0]
+    return first is not None and all(value == first for value in values)
+
+
+def _add_blob(parts: list[Buffer], data: bytes) -> None:
+    _add_padded(parts, len(data).to_bytes(4, "little") + data)
 
 
 def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
@@ -152,10 +166,10 @@ def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
     _add_padded(parts, b"".join(values))
 
 
-def _add_nullable(parts: list[Buffer], values: Sequence[bytes | None]) -> int:
-    _add_padded(parts, _bitmap(values))
-    _add_binary(parts, [value or b"" for value in values])
-    return 0
+def _add_padded(parts: list[Buffer], data: bytes) -> None:
+    parts.append(data)
+    if len(data) & 7:
+        parts.append(_PADDING[len(data) & 7])
 
 
 def _bitmap(values: Sequence[object]) -> bytes:
@@ -220,6 +234,18 @@ class Numbers:
         return self.numbers[start:stop].tolist()
 
 
+class Small:
+    """A column of numbers of one byte."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers: bytes) -> None:
+        self.numbers = numbers
+
+    def values(self, start: int, stop: int) -> bytes:
+        return self.numbers[start:stop]
+
+
 class Digests:
     """A column of 16-byte digests, some of them missing."""
 
@@ -234,17 +260,14 @@ class Digests:
         return [bytes(self.data[16 * i : 16 * i + 16]) if there >> i & 1 else None for i in range(start, stop)]
 
 
+Found: TypeAlias = Binary | Constant | Numbers | Small | Digests
+
+
 class Columns:
     """The items of one DATA frame. Nothing is decoded before it is asked for."""
 
-    key: Binary | None = None
-    raw_key_ids: memoryview | None = None
-    headers: Binary | None = None
-    texts: Mapping[str, Binary | Constant] = MappingProxyType({})
-    priorities: bytes | None = None
-    numbers: Mapping[str, Numbers | Constant] = MappingProxyType({})
-    dedup: Digests | None = None
-    origin: Binary | None = None
+    stored: Mapping[str, Found] = MappingProxyType({})
+    """The columns that it has besides the payloads, by the names of the fields."""
 
     def __init__(self, frame: Frame) -> None:
         self.base = frame.base
@@ -256,35 +279,43 @@ class Columns:
         self._parts: list[Part] | None = None
         self.payload = self._binary()
         if frame.columns:
-            self._locate(frame.columns & 0xFFFF, frame.columns >> CONSTANT_SHIFT)
+            self.stored = self._locate(frame.columns & 0xFFFF, frame.columns >> CONSTANT_SHIFT)
 
-    def _locate(self, present: int, constant: int) -> None:
+    def _locate(self, present: int, constant: int) -> dict[str, Found]:
         """Find the columns besides the payloads."""
         if present & ~KNOWN:
             raise ValueError(f"it has columns {present & ~KNOWN:#x}, which are not known here")
+        found: dict[str, Found] = {}
+        for name, bit, form in _LAYOUT:
+            if not present & bit:
+                continue
+            if form is Form.PARTS:
+                self._parts = _parts_decoder.decode(self._blob())
+            else:
+                found[name] = self._take_constant(form) if constant & bit and form in _CONSTANTS else self._take_column(form)
+        return found
+
+    def _take_column(self, form: Form) -> Found:
         count = self._count
-        if present & KEY:
-            self.key = self._nullable()
-            self.raw_key_ids = self._take(8 * count).cast("Q")
-        if present & HEADERS:
-            self.headers = self._nullable()
-        self.texts = {
-            name: Constant(bytes(self._blob())) if constant & bit else self._nullable() for name, bit in _TEXTS.items() if present & bit
-        }
-        if present & PRIORITY:
-            self.priorities = bytes(self._take(1)) * count if constant & PRIORITY else bytes(self._take(count))
-        self.numbers = {
-            name: Constant(self._take(8).cast("q")[0]) if constant & bit else Numbers(self._take(8 * count).cast("q"))
-            for name, bit in _NUMBERS.items()
-            if present & bit
-        }
-        if present & DEDUP:
-            bits = self._take((count + 7) // 8)
-            self.dedup = Digests(self._take(16 * count), bits)
-        if present & PARTS:
-            self._parts = _parts_decoder.decode(self._blob())
-        if present & ORIGIN:
-            self.origin = self._nullable()
+        if form is Form.KEY_IDS:
+            return Numbers(self._take(8 * count).cast("Q"))
+        if form is Form.NUMBERS:
+            return Numbers(self._take(8 * count).cast("q"))
+        if form is Form.SMALL:
+            return Small(bytes(self._take(count)))
+        bits = self._take((count + 7) // 8)
+        return Digests(self._take(16 * count), bits) if form is Form.DIGESTS else self._binary(bits)
+
+    def _take_constant(self, form: Form) -> Found:
+        if form is Form.TEXTS:
+            return Constant(bytes(self._blob()))
+        if form is Form.SMALL:
+            return Small(bytes(self._take(1)) * self._count)
+        return Constant(self._take(8).cast("q")[0])
+
+    def column(self, name: str) -> Found | None:
+        """The column of a field, if the frame has it."""
+        return self.payload if name == "payload" else self.stored.get(name)
 
     @property
     def size_bytes(self) -> int:
@@ -307,12 +338,15 @@ class Columns:
         edges = self._take(4 * (self._count + 1)).cast("i")
         return Binary(edges, self._take(edges[-1]), bits)
 
-    def _nullable(self) -> Binary:
-        return self._binary(self._take((self._count + 7) // 8))
-
     @cached_property
     def key_ids(self) -> list[int] | None:
-        return None if self.raw_key_ids is None else self.raw_key_ids.tolist()
+        found = self.stored.get("key_id")
+        return found.values(0, self._count) if isinstance(found, Numbers) else None
+
+    @property
+    def priorities(self) -> bytes | None:
+        found = self.stored.get("priority")
+        return found.numbers if isinstance(found, Small) else None
 
     def block(self) -> Block:
         """What rules may need to see."""
@@ -332,18 +366,10 @@ class Columns:
         """The items [start, stop) (all by default) as they were produced."""
         low = 0 if start is None else start - self.base
         high = self._count if stop is None else stop - self.base
-        key_ids = self.key_ids
-        return Batch(
-            self.payload.values(low, high),
-            None if self.key is None else self.key.values(low, high),
-            None if key_ids is None else key_ids[low:high],
-            None if self.headers is None else self.headers.values(low, high),
-            priorities=None if self.priorities is None else self.priorities[low:high],
-            dedups=None if self.dedup is None else self.dedup.values(low, high),
-            origins=None if self.origin is None else self.origin.values(low, high),
-            **self._texts(low, high),
-            **self._numbers(low, high),
-        )
+        found: dict[str, Any] = {_COLUMNS[name]: column.values(low, high) for name, column in self.stored.items()}
+        for name in _TEXTS & found.keys():
+            found[name] = [None if value is None else value.decode() for value in found[name]]
+        return Batch(self.payload.values(low, high), **found)
 
     def records(self, *, outline: bool = False) -> list[Produced]:
         """The records that were encoded; as an outline, without what `apply` does not look at."""
@@ -360,21 +386,8 @@ class Columns:
     def _outline(self, start: int, stop: int) -> Batch:
         low, high = start - self.base, stop - self.base
         nothing: Any = range(stop - start)
-        return Batch(
-            nothing,
-            nothing if self.raw_key_ids is not None else None,
-            None if self.raw_key_ids is None else self.raw_key_ids[low:high],
-            priorities=None if self.priorities is None else self.priorities[low:high],
-            dedups=None if self.dedup is None else self.dedup.values(low, high),
-            **self._numbers(low, high),
-        )
-
-    def _texts(self, low: int, high: int) -> dict[str, Any]:
-        return {name: _decoded(column.values(low, high)) for name, column in self.texts.items()}
-
-    def _numbers(self, low: int, high: int) -> dict[str, Any]:
-        return {name: column.values(low, high) for name, column in self.numbers.items()}
-
-
-def _decoded(values: Iterable[bytes | None]) -> list[str | None]:
-    return [None if value is None else value.decode() for value in values]
+        found: dict[str, Any] = {_COLUMNS[name]: self.stored[name].values(low, high) for name in _RULED if name in self.stored}
+        ids = self.stored.get("key_id")
+        if isinstance(ids, Numbers):
+            found |= {"keys": nothing, "key_ids": ids.numbers[low:high]}
+        return Batch(nothing, **found)

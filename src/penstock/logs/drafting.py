@@ -9,7 +9,7 @@ Only what a key or a dedup id hashes to is worked out one by one.
 
 from array import array
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, repeat
 from typing import Any, Final
 
@@ -21,13 +21,12 @@ from penstock.logs.api import Buffer, Draft, Frame, FrameType
 from penstock.logs.arrow import to_arrow
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_digest, dedup_slot, key_ids
 from penstock.words.clock import Moment
-from penstock.words.limits import DEFAULT_PRIORITY, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
+from penstock.words.fields import GIVEN, STORED, Form
+from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS
 
 FREE: Final = -1
 """The home of an item that may go to any partition."""
 KEY_ID, DIGEST = "key_id", "dedup_digest"
-_TEXTS: Final = {"kind": columns.KIND, "encoding": columns.ENCODING, "reference": columns.REFERENCE}
-_NUMBERS: Final = {"at": columns.AT, "ttl": columns.TTL}
 _INT32, _INT64, _UINT64, _UINT8 = pa.int32(), pa.int64(), pa.uint64(), pa.uint8()
 _DIGEST = pa.binary(16)
 _WORKED_WITH: Final = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string(), _UINT8: _INT64}
@@ -67,8 +66,9 @@ class Sheet:
         for place, field in enumerate(table.schema):
             if field.type in _WORKED_WITH:
                 table = table.set_column(place, field.name, table[field.name].cast(_WORKED_WITH[field.type]))
-        if found.dedup is not None:
-            buffers = [pa.py_buffer(found.dedup.bits), pa.py_buffer(found.dedup.data)]
+        digests = found.stored.get("dedup")
+        if isinstance(digests, columns.Digests):
+            buffers = [pa.py_buffer(digests.bits), pa.py_buffer(digests.data)]
             table = table.append_column(DIGEST, pa.Array.from_buffers(_DIGEST, table.num_rows, buffers))
         return cls(table)
 
@@ -119,30 +119,14 @@ class Sheet:
     def draft(self, now: Moment) -> Draft:
         """One DATA frame of all items, base 0."""
         table = self._table
-        names = set(table.column_names)
         parts: list[Buffer] = []
         _add_binary(parts, _whole(table["payload"]))
         word = 0
-        if "key" in names and (keys := _whole(table["key"])).null_count < len(keys):
-            word |= columns.KEY
-            _add_nullable(parts, keys)
-            _add_fixed(parts, _whole(table[KEY_ID]).fill_null(NO_KEY))
-        if "headers" in names and (headers := _whole(table["headers"])).null_count < len(headers):
-            word |= columns.HEADERS
-            _add_nullable(parts, headers)
-        for name, bit in _TEXTS.items():
-            if name in names:
-                word |= _add_texts(parts, bit, _whole(table[name]))
-        if "priority" in names:
-            filled = _whole(table["priority"]).fill_null(DEFAULT_PRIORITY)
-            word |= _add_numbers(parts, columns.PRIORITY, filled.cast(_UINT8), DEFAULT_PRIORITY)
-        for name, bit in _NUMBERS.items():
-            if name in names:
-                word |= _add_numbers(parts, bit, _whole(table[name]).fill_null(0), 0)
-        if DIGEST in names and (digests := _whole(table[DIGEST])).null_count < len(digests):
-            word |= columns.DEDUP
-            _add_padded(parts, _bitmap(digests))
-            _add_fixed(parts, digests.fill_null(bytes(16)) if digests.null_count else digests)
+        for name, bit, nothing, add in _ADD:
+            if name in table.column_names:
+                word |= add(parts, bit, _whole(table[name]), nothing)
+                if name == "key" and word:
+                    _add_fixed(parts, _whole(table[KEY_ID]).fill_null(NO_KEY))
         return Draft(FrameType.DATA, 0, len(self), word, now.elapsed, now.wall, parts)
 
 
@@ -181,30 +165,46 @@ def _add_binary(parts: list[Buffer], column: pa.Array) -> None:
     _add_padded(parts, memoryview(data)[low:high] if high > low else b"")
 
 
-def _add_nullable(parts: list[Buffer], column: pa.Array) -> None:
-    _add_padded(parts, _bitmap(column))
-    _add_binary(parts, column.fill_null(b"" if column.type == pa.large_binary() else "") if column.null_count else column)
-
-
 def _add_fixed(parts: list[Buffer], column: pa.Array) -> None:
     width = column.type.byte_width
     data = memoryview(column.buffers()[1])
     _add_padded(parts, data[column.offset * width : (column.offset + len(column)) * width])
 
 
-def _add_texts(parts: list[Buffer], bit: int, column: pa.Array) -> int:
-    """The bits that say that the column is there, and whether it is stored once; 0 when no item has a text."""
+def _add_optional(parts: list[Buffer], bit: int, column: pa.Array, nothing: None = None) -> int:
+    """The bits that say that the column is there, and whether it is stored once; 0 when no item has a value."""
     if column.null_count == len(column):
         return 0
-    if not column.null_count and _same(column):
-        text = column[0].as_py().encode()
-        _add_padded(parts, len(text).to_bytes(4, "little") + text)
-        return bit | bit << columns.CONSTANT_SHIFT
-    _add_nullable(parts, column)
+    _add_padded(parts, _bitmap(column))
+    _add_binary(parts, column.fill_null(b"" if column.type == pa.large_binary() else "") if column.null_count else column)
     return bit
 
 
+def _add_texts(parts: list[Buffer], bit: int, column: pa.Array, nothing: None) -> int:
+    if column.null_count or not _same(column):
+        return _add_optional(parts, bit, column)
+    text = column[0].as_py().encode()
+    _add_padded(parts, len(text).to_bytes(4, "little") + text)
+    return bit | bit << columns.CONSTANT_SHIFT
+
+
+def _add_digests(parts: list[Buffer], bit: int, column: pa.Array, nothing: None) -> int:
+    if column.null_count == len(column):
+        return 0
+    _add_padded(parts, _bitmap(column))
+    _add_fixed(parts, column.fill_null(bytes(16)) if column.null_count else column)
+    return bit
+
+
+def _add_small(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
+    return _add_filled(parts, bit, column.fill_null(nothing).cast(_UINT8), nothing)
+
+
 def _add_numbers(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
+    return _add_filled(parts, bit, column.fill_null(nothing), nothing)
+
+
+def _add_filled(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
     if not _same(column):
         _add_fixed(parts, column)
         return bit
@@ -212,6 +212,20 @@ def _add_numbers(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) 
         return 0
     _add_fixed(parts, column[:1])
     return bit | bit << columns.CONSTANT_SHIFT
+
+
+_BY_FORM: Final[dict[Form, Callable[[list[Buffer], int, pa.Array, Any], int]]] = {
+    Form.OPTIONAL_BYTES: _add_optional,
+    Form.TEXTS: _add_texts,
+    Form.SMALL: _add_small,
+    Form.NUMBERS: _add_numbers,
+    Form.DIGESTS: _add_digests,
+}
+_ADD: Final = [
+    (DIGEST if column.form is Form.DIGESTS else field.name, 1 << column.bit, column.nothing, _BY_FORM[column.form])
+    for field, column in STORED[1:]
+    if field.name in GIVEN
+]
 
 
 def _same(column: pa.Array) -> bool:

@@ -13,14 +13,10 @@ from penstock.logs import columns
 from penstock.logs.api import Draft, Frame
 from penstock.logs.columns import Columns
 from penstock.rules.records import Produced
-from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from penstock.words.limits import DEFAULT_PRIORITY
-
-_BLANKS: dict[str, Any] = {"payloads": b"", "key_ids": NO_KEY, "priorities": DEFAULT_PRIORITY, "ats": 0, "ttls": 0}
-"""What a blanked item has in a column; None in the others."""
+from penstock.words.fields import COLUMNS, Column, Form
 
 
 def trimmed(frame: Frame, keep: RunSet) -> Draft | None:
@@ -47,11 +43,11 @@ def _blanked(batch: Batch, kept: Sequence[int]) -> Batch:
     if all(alive):
         return batch.compact()
 
-    def column(name: str) -> Any:
-        values, blank = getattr(batch, name), _BLANKS.get(name)
+    def blanked(column: Column) -> Any:
+        values = getattr(batch, column.name)
         if values is None:
             return None
-        left: Any = [value if there else blank for value, there in zip(values, alive, strict=True)]
-        return bytes(left) if name == "priorities" else left
+        left: Any = [value if there else column.nothing for value, there in zip(values, alive, strict=True)]
+        return bytes(left) if column.form is Form.SMALL else left
 
-    return Batch(*(column(name) for name in batch.__struct_fields__)).compact()
+    return Batch(*(blanked(column) for _, column in COLUMNS)).compact()

@@ -20,6 +20,7 @@ from penstock.tables.schemas import TABLES
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
+from penstock.words.fields import Type
 from penstock.words.ids import FOREIGN, LAST_PARTITION
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT
 
@@ -37,6 +38,13 @@ Use: TypeAlias = Literal["read", "stream", "write"]
 """What a source is made for: spark.read, spark.readStream, or either way of writing."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """Options that Spark hands on to the source with those that are meant for it."""
+
+WRITTEN_AS = {
+    Type.SMALL: "an integer type, such as int",
+    Type.INSTANT: "timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
+    Type.SPAN: "interval day to second, or bigint (microseconds)",
+}
+"""What columns that are written may be in Spark's words, where Arrow has others."""
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,20 +19,14 @@ from pyspark.sql.types import DataType, StructType
 
 from penstock.api import arrow
 from penstock.spark.frames import Run
-from penstock.spark.options import SourceOptions, present
+from penstock.spark.options import WRITTEN_AS, SourceOptions, present
 from penstock.spark.order import Order
 from penstock.spark.staging import Destination, StagedWrites
 from penstock.words.errors import InvalidRequest
+from penstock.words.fields import BY_NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_TYPES = {
-    "priority": "an integer type, such as int",
-    "at": "timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
-    "ttl": "interval day to second, or bigint (microseconds)",
-}
-"""What columns may be in Spark's words, where Arrow has others."""
 
 
 @dataclass
@@ -152,4 +146,4 @@ def _wanted(name: str, kind: DataType) -> str:
     except PySparkException:  # a type that Arrow has no match for
         found = None
     refused = arrow.refusal(name, found)
-    return _TYPES.get(name, refused) if refused else ""
+    return WRITTEN_AS.get(BY_NAME[name].type, refused) if refused else ""

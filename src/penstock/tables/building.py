@@ -13,29 +13,17 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.logs.arrow import TYPES
 from penstock.rules.runs import pairs
-from penstock.tables.parts import STORED, Part, always, nulls, repeated, scalar
+from penstock.tables.parts import BITS, Part, always, nulls, repeated, scalar
 from penstock.tables.schemas import HEADERS, INSTANT, SPAN
 from penstock.words import origin, values
+from penstock.words.fields import FIELDS
 from penstock.words.limits import DEFAULT_PRIORITY
 from penstock.words.origin import Origin
 
-NEEDS: Final = {
-    "key": "key",
-    "payload": "payload",
-    "size_bytes": "payload",
-    "headers": "headers",
-    "kind": "kind",
-    "encoding": "encoding",
-    "reference": "reference",
-    "priority": "priority",
-    "at": "at",
-    "ttl": "ttl",
-    "origin_queue": "origin",
-    "origin_id": "origin",
-}
-
-
+NEEDS: Final = {field.name: field.source or field.name for field in FIELDS if field.source or field.stored is not None}
+"""The stored column that a column is made of."""
 A_FEW: Final = 16
 """Values, or edges of runs, that are dealt with one by one."""
 
@@ -86,7 +74,7 @@ class Building:
         return pc.binary_length(self._joined("payload")).cast(pa.int64())
 
     def priority(self) -> pa.Array:
-        if not self._present & STORED["priority"].bit:
+        if not self._present & BITS["priority"]:
             return always(DEFAULT_PRIORITY, pa.int32(), self.rows)
         return self._joined("priority").cast(pa.int32())
 
@@ -95,9 +83,9 @@ class Building:
         return spread(walls, counts, pa.int64()).cast(INSTANT)
 
     def headers(self) -> pa.Array:
-        if not self._present & STORED["headers"].bit:
+        if not self._present & BITS["headers"]:
             return nulls(self.rows, HEADERS)
-        return pa.array([None if one is None else _pairs(one) for one in self._values("headers")], HEADERS)
+        return pa.array([None if one is None else values.header_entries(one) for one in self._values("headers")], HEADERS)
 
     def at(self) -> pa.Array:
         return self._number("at", INSTANT)
@@ -108,7 +96,7 @@ class Building:
     @cached_property
     def origins(self) -> list[Origin | None]:
         """Where each item came from."""
-        if not self._present & STORED["origin"].bit:
+        if not self._present & BITS["origin"]:
             return [None] * self.rows
         return [None if packed is None else origin.decode(packed) for packed in self._values("origin")]
 
@@ -121,22 +109,21 @@ class Building:
     # -- steps ---------------------------------------------------------------------------------------
 
     def _origin(self, what: Callable[[Origin], str]) -> pa.Array:
-        if not self._present & STORED["origin"].bit:
+        if not self._present & BITS["origin"]:
             return nulls(self.rows, pa.string())
         return pa.array([None if known is None else what(known) for known in self.origins], pa.string())
 
     def _number(self, name: str, kind: pa.DataType) -> pa.Array:
         """A column in which 0 means none."""
-        if not self._present & STORED[name].bit:
+        if not self._present & BITS[name]:
             return nulls(self.rows, kind)
         whole = self._joined(name)
         return pc.if_else(pc.equal(whole, scalar(0, pa.int64())), pa.nulls(self.rows, pa.int64()), whole).cast(kind)
 
     def _joined(self, name: str) -> pa.Array:
         """A stored column of all parts."""
-        bit, kind, _, _ = STORED[name]
-        if bit and not self._present & bit:
-            return nulls(self.rows, kind)
+        if BITS[name] and not self._present & BITS[name]:
+            return nulls(self.rows, TYPES[name])
         arrays = [part.array(name) for part in self.parts]
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
@@ -158,11 +145,6 @@ _MAKE: Final[dict[str, Callable[[Building], pa.Array]]] = {
     "origin_id": Building.origin_id,
 }
 """The others are as they are stored."""
-
-
-def _pairs(packed: bytes) -> list[tuple[str, bytes]]:
-    """Headers as the entries of a map; every value as bytes: a column has one type."""
-    return [(name, one.encode() if isinstance(one, str) else one) for name, one in values.decode_headers(packed).items()]
 
 
 def offsets_of(runs: Sequence[int]) -> pa.Array:

@@ -7,16 +7,18 @@ that is quicker), `gathered` (parts that go out together as one batch). A part g
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from penstock.logs import columns as bits
-from penstock.logs.columns import Binary, Columns, Constant, Numbers
+from penstock.logs.arrow import TYPES
+from penstock.logs.columns import BITS as BITS_OF_FRAMES
+from penstock.logs.columns import Binary, Columns, Constant, Digests
 from penstock.rules.runs import pairs
-from penstock.words.limits import DEFAULT_PRIORITY, MIB
+from penstock.words.fields import STORED
+from penstock.words.limits import MIB
 
 ROWS: Final = 10_000
 """Rows of a batch, about: less where payloads are large, and a large part of a frame goes out alone."""
@@ -28,29 +30,10 @@ FEW_ROWS = 64
 """Below so many rows, values cost less than views."""
 
 
-class Stored(NamedTuple):
-    """A column of a frame."""
-
-    bit: int
-    """Set where a frame has it; 0: every frame has."""
-    kind: pa.DataType
-    get: Callable[[Columns], Any]
-    missing: Any = None
-    """What an item has that says nothing."""
-
-
-STORED: Final = {
-    "payload": Stored(0, pa.binary(), lambda columns: columns.payload),
-    "key": Stored(bits.KEY, pa.binary(), lambda columns: columns.key),
-    "headers": Stored(bits.HEADERS, pa.binary(), lambda columns: columns.headers),
-    "kind": Stored(bits.KIND, pa.string(), lambda columns: columns.texts.get("kinds")),
-    "encoding": Stored(bits.ENCODING, pa.string(), lambda columns: columns.texts.get("encodings")),
-    "reference": Stored(bits.REFERENCE, pa.string(), lambda columns: columns.texts.get("references")),
-    "priority": Stored(bits.PRIORITY, pa.uint8(), lambda columns: columns.priorities, DEFAULT_PRIORITY),
-    "at": Stored(bits.AT, pa.int64(), lambda columns: columns.numbers.get("ats"), 0),
-    "ttl": Stored(bits.TTL, pa.int64(), lambda columns: columns.numbers.get("ttls"), 0),
-    "origin": Stored(bits.ORIGIN, pa.binary(), lambda columns: columns.origin),
-}
+BITS: Final = {"payload": 0, **BITS_OF_FRAMES}
+"""Set where a frame has the column; 0: every frame has."""
+NOTHING: Final = {field.name: None if field.name == "payload" else column.nothing for field, column in STORED}
+"""What an item has in a column that says nothing of it."""
 
 
 class Piece(NamedTuple):
@@ -92,24 +75,20 @@ class Piece(NamedTuple):
 
     def array(self, name: str) -> pa.Array:
         """Rows of a stored column, as they lie in the frame."""
-        stored, rows = STORED[name], self.rows
-        column = stored.get(self.columns)
+        column, kind = self.columns.column(name), TYPES[name]
         if column is None:
-            return repeated(stored.missing, stored.kind, rows)
+            return repeated(NOTHING[name], kind, self.rows)
         if isinstance(column, Constant):
-            return repeated(column.value, stored.kind, rows)
+            return repeated(column.value, kind, self.rows)
         if isinstance(column, Binary):
-            return binary_slice(column, self.low, self.high, stored.kind)
-        buffer = pa.py_buffer(column.numbers if isinstance(column, Numbers) else column)
-        return pa.Array.from_buffers(stored.kind, rows, [None, buffer], offset=self.low)
+            return binary_slice(column, self.low, self.high, kind)
+        assert not isinstance(column, Digests)  # no table has them
+        return pa.Array.from_buffers(kind, self.rows, [None, pa.py_buffer(column.numbers)], offset=self.low)
 
     def values(self, name: str) -> list[Any]:
         """The same as values."""
-        stored = STORED[name]
-        column = stored.get(self.columns)
-        if column is None:
-            return [stored.missing] * self.rows
-        return [*column[self.low : self.high]] if isinstance(column, bytes) else column.values(self.low, self.high)
+        column = self.columns.column(name)
+        return [NOTHING[name]] * self.rows if column is None else [*column.values(self.low, self.high)]
 
 
 def repeated(value: int | str | bytes | None, kind: pa.DataType, rows: int) -> pa.Array:
@@ -161,7 +140,7 @@ class Few:
         self.present = 0
         self.runs: list[int] = []
         self.walls: list[tuple[int, int]] = []
-        self._wanted = [(name, STORED[name].bit, STORED[name].get) for name in wanted]
+        self._wanted = [(name, BITS[name]) for name in wanted]
         self._values: dict[str, list[Any]] = {}
 
     def add(self, piece: Piece) -> None:
@@ -173,24 +152,24 @@ class Few:
             self.runs += (start, start + rows)
         self.walls.append((columns.wall, rows))
         self.present |= present
-        for name, bit, get in self._wanted:
-            if bit and not present & bit:
+        for name, bit in self._wanted:
+            column = columns.column(name) if present & bit or not bit else None
+            if column is None:
                 continue
-            column = get(columns)
             values = self._values.get(name)
             if values is None:
                 values = self._values[name] = []
             if len(values) < self.rows:  # the pieces before had none
-                values += [STORED[name].missing] * (self.rows - len(values))
-            values += column[low:high] if isinstance(column, bytes) else column.values(low, high)
+                values += [NOTHING[name]] * (self.rows - len(values))
+            values += column.values(low, high)
         self.rows += rows
 
     def array(self, name: str) -> pa.Array:
-        return pa.array(self.values(name), STORED[name].kind)
+        return pa.array(self.values(name), TYPES[name])
 
     def values(self, name: str) -> list[Any]:
         found = self._values.get(name, [])
-        return found + [STORED[name].missing] * (self.rows - len(found))
+        return found + [NOTHING[name]] * (self.rows - len(found))
 
 
 Part: TypeAlias = Piece | Few

@@ -9,81 +9,55 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from penstock.words.fields import BY_NAME, Surface, Type, on
+
 INSTANT = pa.timestamp("us", "UTC")
 SPAN = pa.duration("us")
 HEADERS = pa.map_(pa.string(), pa.binary())
 
-ITEMS = pa.schema(
-    {
-        "id": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "key": pa.binary(),
-        "payload": pa.binary(),
-        "headers": HEADERS,
-        "kind": pa.string(),
-        "encoding": pa.string(),
-        "reference": pa.string(),
-        "priority": pa.int32(),
-        "produced_at": INSTANT,
-        "at": INSTANT,
-        "ttl": SPAN,
-        "origin_queue": pa.string(),
-        "origin_id": pa.string(),
-    }
-)
+TYPES = {
+    Type.BYTES: pa.binary(),
+    Type.TEXT: pa.string(),
+    Type.SMALL: pa.int32(),
+    Type.INT: pa.int32(),
+    Type.LONG: pa.int64(),
+    Type.INSTANT: INSTANT,
+    Type.SPAN: SPAN,
+    Type.HEADERS: HEADERS,
+}
+
+
+def _schema(*columns: str, **types: Type) -> pa.Schema:
+    """Columns that are fields of an item, or of the types given."""
+    return pa.schema({name: TYPES[types.get(name) or BY_NAME[name].type] for name in columns})
+
+
+_FIRST = ("id", "partition", "offset", "key")
+"""What items are told apart by comes first."""
+ITEMS = _schema(*_FIRST, *(field.name for field in on(Surface.TABLE) if field.name not in _FIRST))
 """What was produced. The origin is that of an item which came from another queue: where it was buried, or sent from by a redrive."""
 
-EVENTS = pa.schema(
-    {
-        "event": pa.string(),
-        "id": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "at": INSTANT,
-        "attempt": pa.int32(),
-        "reason": pa.string(),
-        "consumer": pa.string(),
-        "lease": pa.string(),
-        "destination": pa.string(),
-        "source": pa.string(),
-        "sequence": pa.int64(),
-    }
+EVENTS = _schema(
+    *("event", "id", "partition", "offset", "at", "attempt", "reason", "consumer", "lease", "destination", "source", "sequence"),
+    **dict.fromkeys(("event", "reason", "consumer", "lease", "destination", "source"), Type.TEXT),
+    attempt=Type.INT,
+    sequence=Type.LONG,
 )
 """What happened to items. `lease` is its number in hexadecimal digits; `sequence` that of the frame of the log which tells it."""
 
-STATE = pa.schema(
-    {
-        "id": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "state": pa.string(),
-        "key": pa.binary(),
-        "kind": pa.string(),
-        "reference": pa.string(),
-        "priority": pa.int32(),
-        "attempts": pa.int32(),
-        "reason": pa.string(),
-        "consumer": pa.string(),
-        "produced_at": INSTANT,
-        "ready_at": INSTANT,
-        "lease_until": INSTANT,
-        "size_bytes": pa.int64(),
-    }
+STATE = _schema(
+    *("id", "partition", "offset", "state", "key", "kind", "reference", "priority", "attempts", "reason", "consumer"),
+    *("produced_at", "ready_at", "lease_until", "size_bytes"),
+    **dict.fromkeys(("state", "reason", "consumer"), Type.TEXT),
+    **dict.fromkeys(("ready_at", "lease_until"), Type.INSTANT),
 )
 """What is not completed, now. `ready_at` is when a scheduled item becomes ready, `size_bytes` that of the payload."""
 
-DEAD = pa.schema(
-    [
-        *ITEMS,
-        pa.field("reason", pa.string()),
-        pa.field("attempts", pa.int32()),
-        pa.field("buried_at", INSTANT),
-        pa.field("first_failed_at", INSTANT),
-        pa.field("last_failed_at", INSTANT),
-        pa.field("dead_queue", pa.string()),
-        pa.field("dead_id", pa.string()),
-    ]
+DEAD = _schema(
+    *ITEMS.names,
+    *("reason", "attempts", "buried_at", "first_failed_at", "last_failed_at", "dead_queue", "dead_id"),
+    **dict.fromkeys(("reason", "dead_queue", "dead_id"), Type.TEXT),
+    **dict.fromkeys(("buried_at", "first_failed_at", "last_failed_at"), Type.INSTANT),
 )
 """Dead letters. `id`, `partition` and `offset` are those in the queue that gave them up, `dead_queue` and `dead_id` say where they lie
 now: in a dead queue, or, where they were buried in place, still there."""

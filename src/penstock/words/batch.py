@@ -5,24 +5,14 @@ has it; a present column has one entry per item. Cost is paid per batch: nothing
 `validate` is the one check of what callers give; behind it everything is trusted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import (
-    DEFAULT_PRIORITY,
-    LAST_PRIORITY,
-    MAX_BATCH_BYTES,
-    MAX_BATCH_ITEMS,
-    MAX_DELAY,
-    MAX_HEADERS_BYTES,
-    MAX_KEY_BYTES,
-    MAX_NAME_BYTES,
-    MAX_PAYLOAD_BYTES,
-)
-from penstock.words.origin import MAX_ORIGIN_BYTES
+from penstock.words.fields import BY_NAME, COLUMNS, Field, Form, Type
+from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
 
 Texts = Sequence[str | None] | None
 
@@ -73,19 +63,7 @@ class Batch(msgspec.Struct, gc=False):
     @property
     def plain(self) -> bool:
         """Nothing but payloads."""
-        return (
-            self.key_ids is None
-            and self.keys is None
-            and self.encodings is None
-            and self.headers is None
-            and self.priorities is None
-            and self.kinds is None
-            and self.references is None
-            and self.ats is None
-            and self.ttls is None
-            and self.dedups is None
-            and self.origins is None
-        )
+        return self == Batch(self.payloads)
 
     def own(self) -> "Batch":
         """A batch that its giver cannot change any more."""
@@ -100,15 +78,9 @@ class Batch(msgspec.Struct, gc=False):
             return self
         if self.key_ids is not None and not any(self.key_ids):
             self.keys = self.key_ids = None
-        if self.priorities is not None and self.priorities.count(DEFAULT_PRIORITY) == len(self.priorities):
-            self.priorities = None
-        for name in ("headers", "kinds", "encodings", "references", "dedups", "origins"):
+        for name, nothing in _NOTHING:
             column = getattr(self, name)
-            if column is not None and all(value is None for value in column):
-                setattr(self, name, None)
-        for name in ("ats", "ttls"):
-            column = getattr(self, name)
-            if column is not None and not any(column):
+            if column is not None and (not column or column[0] == nothing) and column.count(nothing) == len(column):
                 setattr(self, name, None)
         return self
 
@@ -116,6 +88,11 @@ class Batch(msgspec.Struct, gc=False):
     def size_bytes(self) -> int:
         """Payload bytes."""
         return sum(map(len, self.payloads))
+
+
+_OPTIONAL = COLUMNS[1:]
+_NOTHING = [(column.name, column.nothing) for field, column in _OPTIONAL if field.name not in ("key", "key_id")]
+"""What columns have that say nothing."""
 
 
 def validate(batch: Batch) -> Batch:
@@ -129,7 +106,7 @@ def validate(batch: Batch) -> Batch:
     count = len(payloads)
     if not 1 <= count <= MAX_BATCH_ITEMS:
         raise InvalidRequest(f"the batch has {count} items; give 1 to {MAX_BATCH_ITEMS}")
-    size = _check_bytes("payload", payloads, MAX_PAYLOAD_BYTES, required=True)
+    size = _check_bytes(BY_NAME["payload"], payloads, required=True)
     if size > MAX_BATCH_BYTES:
         raise InvalidRequest(f"the batch has {size} payload bytes; give at most {MAX_BATCH_BYTES}")
     return batch if plain else _validate_columns(batch, count)
@@ -137,28 +114,15 @@ def validate(batch: Batch) -> Batch:
 
 def _validate_columns(batch: Batch, count: int) -> Batch:
     """Everything but the payloads."""
-    for name in batch.__struct_fields__[1:]:
-        column = getattr(batch, name)
-        if column is not None:
-            _check_sequence(name, column)
-            if len(column) != count:
-                raise InvalidRequest(f"{name} has {len(column)} entries for {count} items; give one each")
-    _check_bytes("key", batch.keys, MAX_KEY_BYTES)
-    _check_bytes("headers", batch.headers, MAX_HEADERS_BYTES)
-    _check_bytes("transfer's origin", batch.origins, MAX_ORIGIN_BYTES)
-    for name in ("kinds", "encodings", "references"):
-        _check_texts(name[:-1], getattr(batch, name))
-    if batch.priorities is not None and not isinstance(batch.priorities, bytes):
-        raise InvalidRequest(f"priorities are {type(batch.priorities).__name__}; give bytes, one byte an item")
-    if batch.priorities is not None and max(batch.priorities) > LAST_PRIORITY:
-        raise InvalidRequest(f"a priority is {max(batch.priorities)}; give 0 (first) to {LAST_PRIORITY}")
-    _check_numbers("key_id", batch.key_ids, (1 << 64) - 1, "numbers")
-    _check_numbers("at", batch.ats, 1 << 62)
-    _check_numbers("ttl", batch.ttls, MAX_DELAY)
+    given = [(field, column, values) for field, column in _OPTIONAL if (values := getattr(batch, column.name)) is not None]
+    for _, column, values in given:
+        _check_sequence(column.name, values)
+        if len(values) != count:
+            raise InvalidRequest(f"{column.name} has {len(values)} entries for {count} items; give one each")
+    for field, column, values in given:
+        _CHECKS[column.form](field, values)
     if (batch.keys is None) != (batch.key_ids is None):
         raise InvalidRequest("keys and key_ids must be given together; fill key_ids with routing.key_ids(keys)")
-    if batch.dedups is not None and any(digest is not None and (type(digest) is not bytes or len(digest) != 16) for digest in batch.dedups):
-        raise InvalidRequest("a dedup digest is not 16 bytes; make it with routing.dedup_digest")
     return batch
 
 
@@ -167,28 +131,57 @@ def _check_sequence(name: str, column: object) -> None:
         raise InvalidRequest(f"{name} are {type(column).__name__}; give a list, one entry an item")
 
 
-def _check_bytes(name: str, column: Sequence[bytes | None] | None, most: int, *, required: bool = False) -> int:
+def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool = False) -> int:
     """How many bytes they are together."""
-    if column is None:
-        return 0
-    kinds = set(map(type, column))
+    name = "transfer's origin" if field.type is Type.ORIGIN else field.name
+    kinds = set(map(type, values))
     if not required:
         kinds.discard(type(None))
     if kinds - {bytes}:
         wrong = next(iter(kinds - {bytes})).__name__
         raise InvalidRequest(f"a {name} is {wrong}; give bytes")
-    sizes = [len(value) for value in column if value is not None]
-    if sizes and max(sizes) > most:
-        raise InvalidRequest(f"{'headers have' if name == 'headers' else f'a {name} has'} {max(sizes)} bytes; give at most {most}")
+    sizes = [len(value) for value in values if value is not None]
+    if sizes and max(sizes) > field.high:
+        have = "headers have" if field.type is Type.HEADERS else f"a {name} has"
+        raise InvalidRequest(f"{have} {max(sizes)} bytes; give at most {field.high}")
     return sum(sizes)
 
 
-def _check_texts(name: str, column: Texts) -> None:
-    wrong = set(map(type, column or ())) - {str, type(None)}
+def _check_texts(field: Field, values: Sequence[str | None]) -> None:
+    wrong = set(map(type, values)) - {str, type(None)}
     if wrong:
-        raise InvalidRequest(f"a {name} is {wrong.pop().__name__}; give a text")
-    for value in set(column or ()) - {None}:
-        check_name(name, value)
+        raise InvalidRequest(f"a {field.name} is {wrong.pop().__name__}; give a text")
+    for value in set(values) - {None}:
+        check_name(field.name, value)
+
+
+def _check_small(field: Field, values: bytes) -> None:
+    if not isinstance(values, bytes):
+        raise InvalidRequest(f"priorities are {type(values).__name__}; give bytes, one byte an item")
+    if max(values) > field.high:
+        raise InvalidRequest(f"a {field.name} is {max(values)}; give 0 (first) to {field.high}")
+
+
+def _check_numbers(field: Field, values: Sequence[int]) -> None:
+    most = 1 << 62 if field.type is Type.INSTANT else field.high
+    if set(map(type, values)) != {int} or min(values) < 0 or max(values) > most:
+        unit = "numbers" if field.type is Type.LONG else "microseconds"
+        raise InvalidRequest(f"{field.name} is out of bounds; give whole {unit} from 0 (none) to {most}")
+
+
+def _check_digests(field: Field, values: Sequence[bytes | None]) -> None:
+    if any(digest is not None and (type(digest) is not bytes or len(digest) != 16) for digest in values):
+        raise InvalidRequest(f"a {field.name} digest is not 16 bytes; make it with routing.dedup_digest")
+
+
+_CHECKS: dict[Form, Callable[[Field, Any], object]] = {
+    Form.OPTIONAL_BYTES: _check_bytes,
+    Form.KEY_IDS: _check_numbers,
+    Form.TEXTS: _check_texts,
+    Form.SMALL: _check_small,
+    Form.NUMBERS: _check_numbers,
+    Form.DIGESTS: _check_digests,
+}
 
 
 def check_name(what: str, text: str | None) -> None:
@@ -207,10 +200,3 @@ def check_request(request: bytes | None) -> None:
     """Say so when a request id is not the digest it must be."""
     if request is not None and (type(request) is not bytes or len(request) != 16):
         raise InvalidRequest("the request id is not a 16-byte digest; make it with routing.digest")
-
-
-def _check_numbers(name: str, column: Sequence[int] | None, most: int, unit: str = "microseconds") -> None:
-    if column is None:
-        return
-    if set(map(type, column)) != {int} or min(column) < 0 or max(column) > most:
-        raise InvalidRequest(f"{name} is out of bounds; give whole {unit} from 0 (none) to {most}")

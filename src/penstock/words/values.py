@@ -157,6 +157,11 @@ def decode_headers(headers: bytes | None) -> dict[str, str | bytes]:
     return found
 
 
+def header_entries(headers: bytes) -> list[tuple[str, bytes]]:
+    """Stored headers as the entries of a map in a column; every value as bytes: a column has one type."""
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in decode_headers(headers).items()]
+
+
 def _check_headers(headers: dict[Any, Any]) -> None:
     for name, value in headers.items():
         if type(name) is not str:

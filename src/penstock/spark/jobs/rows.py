@@ -18,9 +18,9 @@ from penstock.spark.jobs.files import FAULT, FILE, LINE, NOT_UTF8, data_columns,
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
+from penstock.words.fields import BY_NAME, GIVEN, Type
 from penstock.words.limits import LAST_PRIORITY, MAX_DELAY, MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
 
-FIELDS: Final = ("payload", "key", "headers", "kind", "encoding", "reference", "priority", "at", "ttl", "dedup")
 REASON, DETAIL, RAW = "__reason", "__detail", "__raw"
 _HEADER_OVERHEAD = 10
 """Bytes that MessagePack may add to a header's name and value."""
@@ -58,7 +58,7 @@ class Mapping(msgspec.Struct, frozen=True):
         for name, column in chosen.items():
             require(column, f"for the {name}", found)
         if self.payload is not None or "payload" in found:
-            chosen = {**{name: name for name in FIELDS if name in found}, **chosen}
+            chosen = {**{name: name for name in GIVEN if name in found}, **chosen}
         return chosen
 
 
@@ -175,11 +175,12 @@ def _span(micros: int) -> Column:
     return F.make_dt_interval(F.lit(0), F.lit(0), F.lit(0), F.lit(Decimal(micros) / SECOND).cast("decimal(18,6)"))
 
 
-_MAKERS: dict[str, Maker] = {
-    **dict.fromkeys(("payload", "key", "dedup"), _bytes),
-    **dict.fromkeys(("kind", "encoding", "reference"), _text),
-    "headers": _headers,
-    "priority": _priority,
-    "at": _at,
-    "ttl": _ttl,
+_BY_TYPE: dict[Type, Maker] = {
+    Type.BYTES: _bytes,
+    Type.TEXT: _text,
+    Type.HEADERS: _headers,
+    Type.SMALL: _priority,
+    Type.INSTANT: _at,
+    Type.SPAN: _ttl,
 }
+_MAKERS = {name: _BY_TYPE[BY_NAME[name].type] for name in GIVEN}

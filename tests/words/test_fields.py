@@ -1,0 +1,140 @@
+"""The table of fields is what everything else has: a field that is added to it must be added where these tests say, and nowhere else.
+
+What is derived from the table needs no change and is only looked at here. By hand, because people and type checkers read them, stay: the
+columns of `Batch`, the fields of `NewItem` and `to_single`, the properties of `Item`, the parameters of `produce`, the options of the
+command line, and the prose of docs/api.md.
+"""
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.api import arrow
+from penstock.api.items import Item, NewItem, to_single
+from penstock.cli import documents
+from penstock.cli.options import FIELD_OPTIONS, ITEM_OPTIONS
+from penstock.logs import columns
+from penstock.logs.arrow import to_arrow
+from penstock.rules.records import Produced
+from penstock.rules.routing import key_ids
+from penstock.spark.jobs import rows
+from penstock.tables import schemas
+from penstock.words import origin, values
+from penstock.words.batch import Batch
+from penstock.words.clock import Moment
+from penstock.words.fields import BY_NAME, COLUMNS, FIELDS, GIVEN, STORED, Field, Surface, on
+from tests.logs.batches import framed
+
+ROOT = Path(__file__).parents[2]
+API = (ROOT / "docs" / "api.md").read_text()
+FULL = Batch(
+    *([b"p"], [b"k"], key_ids([b"k"]), [values.encode_headers({"a": "b"})], ["k"], ["e"], ["r"], bytes([3]), [1], [2], [bytes(16)]),
+    origins=[origin.encode(origin.Origin("q", 1, "0-1"))],
+)
+"""An item that has everything."""
+
+
+def names(fields: Iterable[Field]) -> list[str]:
+    return [field.name for field in fields]
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+
+def test_the_bits_of_a_frame_are_those_that_are_on_disks() -> None:
+    assert columns.BITS == {
+        "key": 1 << 0,
+        "key_id": 1 << 0,
+        "headers": 1 << 1,
+        "kind": 1 << 2,
+        "encoding": 1 << 3,
+        "reference": 1 << 4,
+        "priority": 1 << 5,
+        "at": 1 << 6,
+        "ttl": 1 << 7,
+        "dedup": 1 << 8,
+        "parts": 1 << 9,
+        "origin": 1 << 10,
+    }
+    assert columns.KNOWN == (1 << 11) - 1
+
+
+def test_names_are_unique_and_bits_ascend() -> None:
+    assert len(BY_NAME) == len(FIELDS)
+    assert [column.bit for _, column in STORED] == sorted(column.bit for _, column in STORED)
+    assert all(field.source in BY_NAME for field in FIELDS if field.source)
+    assert all(field.meaning and not field.meaning.endswith(".") for field in FIELDS)
+
+
+def test_what_can_be_given_is_stored_and_has_a_limit() -> None:
+    assert all(field.stored is not None and field.high > field.low for field in on(Surface.GIVEN))
+
+
+# -- by hand -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_the_stored_columns() -> None:
+    assert list(Batch.__struct_fields__) == [column.name for _, column in COLUMNS]
+    assert all(getattr(FULL, column.name) is not None for _, column in COLUMNS), "the item of these tests has everything"
+
+
+def test_a_new_item_has_what_can_be_given() -> None:
+    assert NewItem.__struct_fields__ == (*GIVEN, "queue")
+    assert tuple(inspect.signature(to_single).parameters) == GIVEN
+
+
+@pytest.mark.parametrize("queue", [penstock.Queue, penstock.AsyncQueue])
+def test_produce_takes_what_can_be_given(queue: type[penstock.Queue] | type[penstock.AsyncQueue]) -> None:
+    taken = list(inspect.signature(queue.produce).parameters)
+    assert taken == ["self", "value", *GIVEN[1:], "request_id", "timeout"]
+    assert f"`queue.produce(value, *, {', '.join(taken[2:])})`" in API
+
+
+def test_an_item_tells_what_is_shown_of_it() -> None:
+    told = {name for name in dir(Item) if not name.startswith("_")}
+    assert {*names(on(Surface.SHOWN)), *names(on(Surface.LEASED))} == told - {"value", "key_bytes"}
+    (shown,) = re.findall(r"^\| `lease\.item` \| `([^`]*)` \|$", API, re.MULTILINE)
+    assert {name.removeprefix(".") for name in shown.split()} == {*names(on(Surface.SHOWN)), "value"}
+
+
+def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> None:
+    assert {option.name for option in ITEM_OPTIONS} == {*GIVEN, "delay"} - {"payload", "headers"}
+
+
+# -- derived -----------------------------------------------------------------------------------------
+
+
+def test_every_derived_set_is_the_tables() -> None:
+    assert arrow.COLUMNS == GIVEN
+    assert tuple(rows._MAKERS) == GIVEN
+    assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(on(Surface.NAMED))]
+    assert sorted(schemas.ITEMS.names) == sorted(names(on(Surface.TABLE)))
+    assert arrow.item_schema().names == names(on(Surface.LEASED))
+
+
+def test_a_document_of_an_item_says_all_that_is_shown() -> None:
+    document = documents.item(Item(0, 1, FULL, 0, 1, 1))
+    assert sorted(document) == sorted(names(on(Surface.SHOWN)))
+    assert list(document) == [  # scripts and people know this order
+        *("id", "key", "payload", "attempts", "priority", "produced_at"),
+        *("kind", "encoding", "reference", "at", "ttl", "headers", "origin"),
+    ]
+
+
+def test_a_frame_gives_every_column_back() -> None:
+    found = columns.Columns(framed(columns.encode([Produced(0, FULL)], Moment(1, 1))))
+    assert found.batch() == FULL
+    assert ["payload", *found.stored] == names(field for field, _ in COLUMNS)
+    assert to_arrow(found).schema.names == [field.name for field, _ in COLUMNS if field.name != "dedup"]
+    assert columns.join([FULL, Batch([b"x"])]).cut(0, 1) == FULL
+
+
+def test_the_tables_of_the_documents_are_written_from_it() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "field_tables.py", "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
