@@ -16,9 +16,8 @@ from penstock.broker import looking, shaping, tracing
 from penstock.broker.live import Live
 from penstock.broker.mail import Mail
 from penstock.broker.outside import Outside
-from penstock.logs.api import Durability
+from penstock.logs.api import SEGMENT_BYTES, Durability
 from penstock.logs.backends import Target, open_store
-from penstock.logs.files.directory import SEGMENT_BYTES
 from penstock.logs.files.system import Files
 from penstock.logs.store import CATALOG, Store
 from penstock.loop.carrying import Office

@@ -16,8 +16,8 @@ from penstock.api.options import QueueInfo, QueueOptions, info_of, to_catalog
 from penstock.api.ports import AsyncPort
 from penstock.api.redriving import PAGE, Redriven, Where, by_partition, chooser
 from penstock.api.targets import Place, place_of
-from penstock.logs.api import Durability
-from penstock.logs.files.directory import SEGMENT_BYTES, Root
+from penstock.logs.api import SEGMENT_BYTES, Durability
+from penstock.logs.files.directory import Root
 from penstock.logs.files.system import Files
 from penstock.words.clock import Clock
 from penstock.words.ids import FOREIGN
