@@ -10,7 +10,8 @@ import pytest
 import penstock
 from penstock import Broker, NewItem
 from penstock.errors import CorruptLog, InvalidRequest, StorageFailed
-from penstock.loop.inspection import repair
+from penstock.logs.files.repair import repair
+from penstock.loop.damage import lost_front
 from penstock.loop.partition import Partition
 from penstock.tables.items import items
 from tests.api.api import Place
@@ -177,7 +178,7 @@ def test_what_a_repair_has_marked_as_lost_is_no_error(tmp_path: Path) -> None:
     with shelf(tmp_path, "q") as seen:
         with pytest.raises(CorruptLog, match="items 0-120 to 0-159 cannot be read"):
             seen.items(["offset"])
-        repair(seen.directory.files, str(log.parent), seen.info.incarnation, 0)
+        repair(seen.directory.files, str(log.parent), seen.info.incarnation, 0, lost_front=lost_front)
         assert [row["offset"] for row in seen.items(["offset"])] == WHOLE
         with pytest.raises(InvalidRequest, match="items 0-120 to 0-159 went by retention or damage before they were read"):
             rows(items(seen.log(0), [0, 200], ["offset"], exact=True))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.logs.api import Durability, Frame, Gap
-from penstock.logs.files.directory import DURABILITIES
+from penstock.logs.api import DURABILITIES, Durability, Frame, Gap, Readable
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.repair import repair
@@ -105,11 +104,11 @@ def test_missing_segments_at_the_front_are_mended_by_one_that_stands_for_them() 
     files.remove(segments(files)[0])
     told: list[int] = []
 
-    def missing(first_offset: int) -> list[Gap]:
+    def lost_front(log: Readable, first_offset: int) -> list[Gap]:
         told.append(first_offset)
         return [Gap(1, 0, 2, ITEMS, FOLDER, "missing")]  # the first two were dropped on purpose
 
-    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock(), missing=missing)
+    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock(), lost_front=lost_front)
     assert told == [ITEMS]
     assert [(gap.start, gap.stop) for gap in done.gaps] == [(2, ITEMS)]
     files.kill()

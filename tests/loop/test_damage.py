@@ -9,9 +9,11 @@ import pytest
 from penstock.logs.api import Log
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.repair import repair
 from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.verify import verify
 from penstock.loop import blocks
-from penstock.loop.inspection import repair, verify
+from penstock.loop.damage import lost_front
 from penstock.loop.partition import Partition
 from penstock.loop.reading import Lookable, Reader
 from penstock.rules.explain import LOST
@@ -221,14 +223,14 @@ def test_a_missing_segment_takes_its_own_items(folder: Path, number: int, mended
     paths = in_segments(folder)
     gone = set(range(PER_SEGMENT * number, PER_SEGMENT * (number + 1)))
     where = (SystemFiles(), str(folder), INCARNATION, PARTITION)
-    assert verify(*where).sound
+    assert verify(*where, lost_front).sound
     paths[number].unlink()
-    report = verify(*where)
+    report = verify(*where, lost_front)
     assert [(gap.start, gap.stop) for gap in report.damage] == [(min(gone), max(gone) + 1)]
     if mended:
-        done = repair(*where)
+        done = repair(*where, lost_front=lost_front)
         assert done.changed and [(gap.start, gap.stop) for gap in done.gaps] == [(min(gone), max(gone) + 1)]
-        assert verify(*where).sound and not repair(*where).changed
+        assert verify(*where, lost_front).sound and not repair(*where, lost_front=lost_front).changed
     partition = opened(folder)
     assert served(partition) == [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in gone]
     assert lost(partition) == gone
@@ -249,7 +251,7 @@ def test_a_missing_oldest_segment_is_noticed_at_opening(folder: Path, caplog: py
     assert again.gaps == [] and lost(again) == set(range(PER_SEGMENT))
     again.close()
     assert len(caplog.records) == 1
-    report = verify(SystemFiles(), str(folder), INCARNATION, PARTITION)
+    report = verify(SystemFiles(), str(folder), INCARNATION, PARTITION, lost_front)
     assert report.sound and [(gap.start, gap.stop, gap.mended) for gap in report.gaps] == [(0, PER_SEGMENT, True)]
 
 
@@ -262,7 +264,7 @@ def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
         bench.partition.compact()
     assert bench.partition.log.first_offset > 0
     bench.partition.close()
-    assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION).gaps == []
+    assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION, lost_front).gaps == []
     bench.open()
     assert bench.partition.gaps == [] and lost(bench.partition) == set()
     bench.home.kill(bench.partition.log)

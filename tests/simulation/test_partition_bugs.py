@@ -12,7 +12,7 @@ from penstock.logs.api import Gap
 from penstock.logs.files import filelog, replay
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.tail import Tail
-from penstock.loop import damage, inspection
+from penstock.loop import damage
 from penstock.loop import retention as planning
 from penstock.loop.blocks import Blocks, Frames, Held
 from penstock.loop.partition import Partition
@@ -279,7 +279,7 @@ def a_missing_oldest_segment_goes_unnoticed(patch: Patch) -> None:
 
 @bug
 def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None:
-    patch.setattr(inspection, "_front", lambda *_: [])
+    patch.setattr(damage, "lost_front", lambda *_: [])
 
 
 @bug

@@ -21,9 +21,8 @@ from penstock.broker import changes, queries, trace, width
 from penstock.broker.delivery import Delivery
 from penstock.broker.inbox import InboxKeeper
 from penstock.broker.streams import Streams
-from penstock.logs.api import Durability, Readable
+from penstock.logs.api import SEGMENT_BYTES, Durability, Readable
 from penstock.logs.backends import Target, open_store
-from penstock.logs.files.directory import SEGMENT_BYTES
 from penstock.logs.files.system import Files
 from penstock.logs.store import CATALOG, Store
 from penstock.loop.carrying import Office

@@ -18,8 +18,10 @@ from penstock.cli.session import Session
 from penstock.logs.api import Gap
 from penstock.logs.files.directory import Directory
 from penstock.logs.files.repair import RepairReport
+from penstock.logs.files.repair import repair as repair_log
 from penstock.logs.files.verify import Report
-from penstock.loop import inspection
+from penstock.logs.files.verify import verify as verify_log
+from penstock.loop.damage import lost_front
 from penstock.words.errors import BrokerLocked, PenstockError
 from penstock.words.ids import format_id
 
@@ -54,7 +56,7 @@ def verify(session: Session, queue: QueueOrNone = None, partition: PartitionOpti
     found: list[tuple[Place, Report]] = []
     with session.progress("verifying", len(places)) as moved:
         for place in places:
-            found.append((place, inspection.verify(directory.files, place.path, place.incarnation, place.partition)))
+            found.append((place, verify_log(directory.files, place.path, place.incarnation, place.partition, lost_front)))
             moved(1)
     sound = all(report.sound for _, report in found)
     document = {"sound": sound, "logs": [{"queue": place.queue, "sound": report.sound, **report.plain()} for place, report in found]}
@@ -137,7 +139,7 @@ def repair(
 
 def _repaired(directory: Directory, place: Place, discard: bool) -> RepairReport | PenstockError:
     try:
-        return inspection.repair(directory.files, place.path, place.incarnation, place.partition, discard=discard)
+        return repair_log(directory.files, place.path, place.incarnation, place.partition, discard=discard, lost_front=lost_front)
     except BrokerLocked:
         raise
     except PenstockError as error:  # the others may well be mended

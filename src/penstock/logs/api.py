@@ -22,6 +22,9 @@ from penstock.words.errors import StorageFailed
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Durability: TypeAlias = Literal["fsync", "interval", "os"]
+DURABILITIES: tuple[Durability, ...] = ("fsync", "interval", "os")
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""The size at which an owner rotates, unless it is told another."""
 ENDLESS: Final = 1 << 63
 
 
@@ -128,7 +131,7 @@ class Readable(Protocol):
     @property
     def partition(self) -> int: ...
     @property
-    def directory(self) -> str:
+    def where(self) -> str:
         """Where it lies, for a person."""
         ...
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from penstock.logs.api import Durability
-from penstock.logs.files.directory import DURABILITIES, Directory, Root
+from penstock.logs.api import DURABILITIES, Durability
+from penstock.logs.files.directory import Directory, Root
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.memory import MemoryStore

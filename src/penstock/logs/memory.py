@@ -30,7 +30,7 @@ class MemoryLog:
 
     durability: Durability = "fsync"
     waits_for_disk = False
-    directory = "memory"
+    where = "memory"
 
     def __init__(self, incarnation: int, partition: int, kept: list[Frame] | None = None) -> None:
         self.incarnation = incarnation

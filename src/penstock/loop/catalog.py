@@ -50,7 +50,7 @@ class Catalog:
         try:
             self._open()
         except BaseException:  # the log cannot be opened again while this one holds it; what went wrong first is what is said
-            with contextlib.suppress(OSError, PenstockError):
+            with contextlib.suppress(PenstockError):
                 log.close()
             raise
 

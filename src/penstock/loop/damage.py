@@ -1,6 +1,7 @@
 """Damage that a partition meets: which items it took, and that it is told.
 
-Owns: `at_opening`, `note`, and `lose_front`, for segments that are missing at the front.
+Owns: `at_opening`, `note`, and, for segments that are missing at the front, `lose_front` (at opening) and `lost_front` (for verify and
+repair).
 A gap takes exactly the items between its neighbours that retention had not taken before. Each gap is a line in `logging`, once.
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.logs import marks
 from penstock.logs.api import Gap, Readable
+from penstock.loop.opening import replay
 from penstock.rules import machine
 from penstock.rules.records import Lost
 from penstock.rules.runs import RunSet, pairs
@@ -40,7 +42,7 @@ def tell(partition: int, gaps: Iterable[Gap]) -> None:
 
 def at_opening(state: State, log: Readable, gaps: Sequence[Gap]) -> list[Gap]:
     """All damage that an owner meets at opening: the gaps of the replay that gave the state, and what is missing before the log's front."""
-    found = [*gaps, *lose_front(state, log.first_offset, log.directory)]
+    found = [*gaps, *lose_front(state, log.first_offset, log.where)]
     tell(log.partition, found)
     return found
 
@@ -54,6 +56,18 @@ def lose_front(state: State, first_offset: int, where: str) -> Sequence[Gap]:
     if runs:
         machine.apply(state, Lost(runs), state.moment)
     return [Gap(1, 0, start, stop, where, MISSING) for start, stop in pairs(runs)]
+
+
+def lost_front(log: Readable, first_offset: int) -> list[Gap]:
+    """What is lost before a log's oldest segment, which begins at that offset. What is recorded as lost counts as mended.
+
+    The state is read after the names of the segments: an owner at work says what it drops before it does.
+    """
+    state, _ = replay(log)
+    gone = state.dropped.missing(0, min(first_offset, state.next_offset))
+    known = [(run, True) for start, stop in pairs(gone) for run in pairs(state.lost.within(start, stop))]
+    new = [(run, False) for start, stop in pairs(gone) for run in pairs(state.lost.missing(start, stop))]
+    return [Gap(1, 0, *run, log.where, MISSING, mended) for run, mended in sorted(known + new)]
 
 
 def missing_segment(gap: Gap) -> Gap:

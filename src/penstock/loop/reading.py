@@ -136,7 +136,7 @@ class Reader:
     def _begin(self) -> None:
         first = self.log.first_offset  # before the state: what an owner drops meanwhile it says first
         self.state, self.gaps = carry_on(State(), self._noted(self.log.recover()))
-        self.gaps += lose_front(self.state, first, self.log.directory)
+        self.gaps += lose_front(self.state, first, self.log.where)
         self._frames.clear()
         self._blocks.clear()
 

@@ -96,7 +96,7 @@ class _Whole:
         self._stop = stop
         self._oldest = 1
         self.incarnation, self.partition, self.notes = log.incarnation, log.partition, log.notes
-        self.directory = log.directory
+        self.where = log.where
         self.recover, self.read, self.offset_at, self.close = log.recover, log.read, log.offset_at, log.close
         self.published, self.size_bytes = log.published, log.size_bytes
 

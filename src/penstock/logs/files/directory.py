@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from penstock.logs.api import Durability
+from penstock.logs.api import DURABILITIES, SEGMENT_BYTES, Durability
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import lock, marker, summary
 from penstock.logs.files.filelog import FileLog
@@ -28,13 +28,11 @@ from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
 from penstock.words.limits import within
 
-SEGMENT_BYTES = 64 * 1024 * 1024
 MIN_FREE_BYTES = 1024 * 1024
 """A new root is not begun with less space than this."""
 BROKER_ID_BYTES = 8
 MAX_NUMBER = 99_999
 """Highest number of a partition: numbers are never reused, so there may be more of them than partitions."""
-DURABILITIES: tuple[Durability, ...] = ("fsync", "interval", "os")
 
 
 class Root(NamedTuple):

@@ -57,7 +57,7 @@ class FileLog:
     ) -> None:
         self.incarnation = incarnation
         self.partition = partition
-        self.directory = directory
+        self.directory = self.where = directory
         self.durability: Durability = durability
         self.waits_for_disk = durability == "fsync"
         self.notes: list[str] = []

@@ -31,7 +31,7 @@ class PublishedLog:
     def __init__(self, files: Files, directory: str, incarnation: int, partition: int) -> None:
         self.incarnation = incarnation
         self.partition = partition
-        self.directory = directory
+        self.directory = self.where = directory
         self.notes: list[str] = []
         self._files = files
         self._chain = Chain(files, directory, Owner(incarnation, partition))

@@ -14,7 +14,6 @@ Killed anywhere, the log can be opened, or the repair run again: it does what is
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
 from itertools import count
 
 import msgspec
@@ -24,6 +23,7 @@ from penstock.logs.api import Gap
 from penstock.logs.failures import storage_failed
 from penstock.logs.files import lock
 from penstock.logs.files.marker import LOGS
+from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.replay import Replay, front
 from penstock.logs.files.rewriting import NewSegment
 from penstock.logs.files.segment import FIRST, LOG, Owner, Segment, SegmentName
@@ -31,11 +31,11 @@ from penstock.logs.files.sidefiles import true_position
 from penstock.logs.files.synced import FILE_NAME as SYNCED
 from penstock.logs.files.synced import Synced, SyncedFile
 from penstock.logs.files.system import Files
-from penstock.logs.files.verify import Look
+from penstock.logs.files.verify import Look, LostFront
 from penstock.logs.files.writing import copy_file, replace_file, same_bytes
 from penstock.logs.frame import AFTER_SYNC, Encoder, ungrouped
 from penstock.words.clock import Clock, Moment, SystemClock
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, PenstockError
 
 DAMAGED = ".damaged"
 REPORT = "repair-{}.json"
@@ -75,17 +75,17 @@ def repair(
     *,
     discard: bool = False,
     clock: Clock | None = None,
-    missing: Callable[[int], Sequence[Gap]] = lambda first_offset: (),
+    lost_front: LostFront = lambda log, first: (),
 ) -> RepairReport:
     """Mend the log of a partition, which lies in that directory and is not open. With `discard` damaged files are not kept.
 
-    missing: asked, when the log opens, what is lost before the oldest segment, which begins at that offset.
+    lost_front: asked when the log opens. Where its state cannot be read it tells nothing, and the rest is mended all the same.
     """
     clock = clock or SystemClock()
     try:
         handle = lock.take(files, _root(directory), clock)
         try:
-            return _Repair(files, directory, Owner(incarnation, partition), discard, missing).run(clock)
+            return _Repair(files, directory, Owner(incarnation, partition), discard, lost_front).run(clock)
         finally:
             files.close(handle)
     except OSError as error:
@@ -103,8 +103,8 @@ def _root(directory: str) -> str:
 class _Repair:
     """One repair of one log, whose lock is held."""
 
-    def __init__(self, files: Files, directory: str, owner: Owner, discard: bool, missing: Callable[[int], Sequence[Gap]]) -> None:
-        self._missing = missing
+    def __init__(self, files: Files, directory: str, owner: Owner, discard: bool, lost_front: LostFront) -> None:
+        self._lost_front = lost_front
         self._files = files
         self._directory = directory
         self._owner = owner
@@ -140,8 +140,13 @@ class _Repair:
     def _front(self, look: Look) -> Gap | None:
         """What is missing before the oldest segment, as one gap up to it."""
         oldest = look.chain.names[0] if look.chain.names else FIRST
-        found = self._missing(oldest.base) if look.report.opens and oldest.base else ()
+        found = self._missing(oldest.base) if look.report.opens and oldest.base else []
         return Gap(1, oldest.first_sequence - 1, found[0].start, oldest.base, found[0].where, found[0].why) if found else None
+
+    def _missing(self, first_offset: int) -> list[Gap]:
+        with contextlib.suppress(PenstockError), contextlib.closing(PublishedLog(self._files, self._directory, *self._owner)) as log:
+            return [gap for gap in self._lost_front(log, first_offset) if not gap.mended]
+        return []
 
     def _plan(self, look: Look, front: Gap | None) -> RepairReport:
         paths = [look.chain.path(name) + LOG for name in look.damaged]

@@ -7,16 +7,18 @@ what was there when it came by; what its owner has not synced yet may then show 
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.logs.api import FrameType, Gap
+from penstock.logs.api import FrameType, Gap, Readable
 from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.directory import Directory, Root
 from penstock.logs.files.opening import Opening
+from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.replay import Replay, front
 from penstock.logs.files.segment import FIRST, Owner, SegmentName
 from penstock.logs.files.sidefiles import SideFile, judge
@@ -77,9 +79,22 @@ class Report(msgspec.Struct, kw_only=True):
         return {**msgspec.structs.asdict(self), "gaps": [gap._asdict() for gap in self.gaps]}
 
 
-def verify(files: Files, directory: str, incarnation: int, partition: int) -> Report:
-    """Look through the log of a partition, which lies in that directory."""
-    return Look.at(files, directory, Owner(incarnation, partition)).report
+LostFront: TypeAlias = Callable[[Readable, int], Sequence[Gap]]
+"""What is lost before the oldest segment of a log, which begins at that item offset. A log takes all that for dropped; who can read its
+state knows better (`loop.damage.lost_front`)."""
+
+
+def verify(files: Files, directory: str, incarnation: int, partition: int, lost_front: LostFront = lambda log, first: ()) -> Report:
+    """Look through the log of a partition, which lies in that directory. Nothing is changed, and no lock is taken."""
+    report = Look.at(files, directory, Owner(incarnation, partition)).report
+    if report.opens and report.first_offset:
+        try:
+            with closing(PublishedLog(files, directory, incarnation, partition)) as log:
+                report.gaps[:0] = lost_front(log, report.first_offset)
+        except PenstockError as error:
+            report.opens = False
+            report.errors.append(str(error))
+    return report
 
 
 def verify_all(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Root]", files: Files | None = None) -> list[Report]:
