@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from penstock.broker import looking
+from penstock.broker import queries
 from penstock.logs import codec
 from penstock.loop.loop import Loop
 from penstock.loop.member import Member
 from penstock.loop.reading import Lookable
+from penstock.operations import ReadStats
 from penstock.rules.life import State as Life
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
@@ -254,7 +255,7 @@ class Census:
             rooms = [self.rooms[incarnation, number] for number in loop.turns.members]
             if not all(room.healthy for room in rooms):
                 continue
-            stats = loop.inspect(looking.stats)
+            stats = loop.inspect(lambda turns: queries.stats(turns, ReadStats()))
             recount = Counter(life for room in rooms for life in room.lives)
             for life in Life:
                 said, least, most = getattr(stats, life.value), recount[life], recount[life]

@@ -8,10 +8,23 @@ no queue runs turn after turn without end.
 import copy
 import random
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from penstock.api.redrive import REDRIVABLE
 from penstock.loop import requests
 from penstock.loop.requests import Handed, Part
+from penstock.operations import (
+    A,
+    ClearItems,
+    ListHeldKeys,
+    ListItems,
+    Operation,
+    PauseQueue,
+    ReadItems,
+    ReadStats,
+    RedriveItems,
+    UpdateQueue,
+)
 from penstock.rules.life import State as Life
 from penstock.rules.runs import offsets
 from penstock.testing.clock import ManualClock
@@ -24,7 +37,7 @@ from simulation.simulation import Narration
 ROUNDS = [MINUTE, 6 * MINUTE, *[HOUR] * 2, *[DAY] * 3]
 """How long to wait before each round of work."""
 OPTIONS = {"max_attempts": 0, "retention": {"max_age": 0, "max_bytes": 0, "max_segments": 0}, "max_items": 0}
-CLEARED = {"partition": None, "ready": False, "scheduled": False, "leased": False, "buried": True}
+CLEARED: list[Literal["buried"]] = ["buried"]
 """Nothing is buried when this is said: it frees the keys that are parked for what went to a dead queue, and may be lost there."""
 
 Spot: TypeAlias = tuple[int, int, int]
@@ -70,13 +83,13 @@ class BrokerCopy:
             self.clock.advance(1 * SECOND)
         raise AssertionError("partitions fail, or transfers do not arrive, though nothing goes wrong any more")
 
-    def ask(self, queue: int, verb: str, **args: Any) -> Any:
-        answer = self.broker.ask(queue, verb, **args)
+    def ask(self, operation: Operation[A]) -> A:
+        answer = self.broker.call(operation)
         self.rest()
         return answer
 
     def call(self, queue: int, request: requests.Request) -> Any:
-        self.broker.submit(queue, request)
+        self.broker.loop(queue).submit(request)
         self.rest()
         return request.result()
 
@@ -92,20 +105,20 @@ class BrokerCopy:
         found: dict[Spot, bytes] = {}
         limit = self.rng.choice([1, 3, 20, 1_000])
         while True:
-            items, behind = self.ask(queue, "read", offsets=at, limit=limit)
-            for partition, part in items:
+            page = self.ask(ReadItems(queue=queue, start=at, limit=limit))
+            for partition, part in page.items:
                 for offset, payload in payloads([part]).items():
                     assert (queue, partition, offset) not in found, f"a cursor read {partition}-{offset} twice"
                     found[queue, partition, offset] = payload
-            if not items and behind == at:
+            if not page.items and page.behind == at:
                 return found
-            at = behind
+            at = page.behind
 
     def listed(self, queue: int) -> dict[Spot, bytes]:
         """Every item in every state, page by page."""
         found: dict[Spot, bytes] = {}
         after, limit = None, self.rng.choice([1, 3, 20, 1_000])
-        while items := self.ask(queue, "listed", states=[], after=after, limit=limit):
+        while items := self.ask(ListItems(queue=queue, after=after, limit=limit)):
             found |= {(queue, item.partition, item.offset): item.batch.payloads[item.index] for item in items}
             after = items[-1].partition, items[-1].offset
         return found
@@ -120,8 +133,8 @@ def examine(files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: 
     files.kill()
     twin = BrokerCopy(files, copy.deepcopy(clock), segment_bytes, rng)
     for queue in twin.queues:
-        twin.broker.update(queue, OPTIONS)
-        twin.ask(queue, "pause", lease=False, produce=False)
+        twin.broker.call(UpdateQueue(queue=queue, changes=OPTIONS))
+        twin.ask(PauseQueue(queue=queue, lease=False, produce=False))
     twin.calm()
     use = DamagedBroker(twin)
     twin.broker.close()
@@ -196,7 +209,7 @@ class DamagedBroker:
         expected = self._damaged & self._there.keys()
         assert lost <= expected, f"{_named(lost - expected)} are lost and were not damaged"
         assert lost == expected or not self._sure, f"{_named(expected - lost)} are damaged and not lost"
-        said = sum(part.lost for queue in self._twin.queues for part in self._twin.ask(queue, "stats").partitions)
+        said = sum(part.lost for queue in self._twin.queues for part in self._twin.ask(ReadStats(queue=queue)).partitions)
         assert said == len(lost), f"{len(lost)} items are lost, and {said} are said to be"
 
     # -- delivering ----------------------------------------------------------------------------------
@@ -210,9 +223,9 @@ class DamagedBroker:
             twin.clock.advance(pause)
             twin.calm()
             for queue in twin.queues:
-                twin.ask(queue, "redrive", partition_offsets=None)
-                twin.ask(queue, "keys", limit=1_000)
-                twin.ask(queue, "clear", **CLEARED)
+                twin.ask(RedriveItems(queue=queue, to=queue))
+                twin.ask(ListHeldKeys(queue=queue, limit=1_000))
+                twin.ask(ClearItems(queue=queue, states=CLEARED))
             for queue in twin.queues:
                 found += self._drain(queue)
         wanted = set(self._wanted.values())
@@ -224,17 +237,19 @@ class DamagedBroker:
         twin = self._twin
         source, to = twin.rng.choice(twin.queues), twin.rng.choice(twin.queues)
         after, limit = None, twin.rng.choice([3, 1_000])
-        while source != to and (items := twin.ask(source, "redrivable", after=after, limit=limit)):
+        while source != to and (items := twin.ask(ListItems(queue=source, states=REDRIVABLE, after=after, limit=limit))):
             after = items[-1].partition, items[-1].offset
             chosen: dict[int, list[int]] = {}
             for item in items:
                 chosen.setdefault(item.partition, []).append(item.offset)
-            twin.ask(source, "send", partition_offsets=chosen, to=to)
+            twin.ask(RedriveItems(queue=source, items=chosen, to=to))
 
     def _drain(self, queue: int) -> list[bytes]:
         twin, found = self._twin, list[bytes]()
         while True:
-            asked = requests.Lease(twin.rng.choice([1, 5, 100]), "host-1", per_key=twin.rng.choice([1, 3]), deadline=twin.broker.now())
+            asked = requests.Lease(
+                twin.rng.choice([1, 5, 100]), "host-1", per_key=twin.rng.choice([1, 3]), deadline=twin.clock.read().elapsed
+            )
             handed: list[Handed] = twin.call(queue, asked)
             if not handed:
                 return found

@@ -6,6 +6,7 @@ at random. After every turn the census is taken, the answers that were seen are 
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,13 @@ from penstock.loop.loop import Loop
 from penstock.loop.member import SLOW_AFTER, Member
 from penstock.loop.reading import Reader
 from penstock.loop.requests import Handed, Placed, Request
+from penstock.operations import ListQueues
+from penstock.reports import QueueInfo
 from penstock.rules.commands import Settled
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE, SECOND
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, Refused, StorageFailed
 from simulation.broker import damage
 from simulation.broker.model import BrokerModel
 from simulation.broker.sent import Sent, SentLease, SentProduce, SentSettle
@@ -65,7 +68,7 @@ class BrokerHarness(Machine):
         """Put a request into the inbox of its queue."""
         self._ready(sent)
         try:
-            self.broker.submit(sent.incarnation, sent.request)
+            self.broker.loop(sent.incarnation).submit(sent.request)
         except (QueueNotFound, BrokerClosed) as error:
             sent.request.finish(error=error)
         self._digest()
@@ -75,7 +78,7 @@ class BrokerHarness(Machine):
         self._ready(sent)
         self.model.census.changed.add(sent.incarnation)
         try:
-            self.broker.call(sent.incarnation, sent.request)
+            self.broker.run(sent.incarnation, sent.request)
         except KeyboardInterrupt:
             self._drop(sent)
             self.model.lost(sent)
@@ -104,7 +107,8 @@ class BrokerHarness(Machine):
         self.say("   gone: %s", sent)
         if isinstance(sent, SentLease) and sent.ran_at is not None:  # what it was given goes back when the answer is there
             self.model.leases.unknown(sent)
-        self.broker.cancel(sent.incarnation, sent.request)
+        with suppress(QueueNotFound, BrokerClosed):
+            self.broker.loop(sent.incarnation).cancel(sent.request)
         self._drop(sent)
 
     def _drop(self, sent: Sent) -> None:
@@ -117,8 +121,8 @@ class BrokerHarness(Machine):
         """A turn answers a request whose caller has just gone."""
         self._missed.append(sent)
         self.model.leases.lost += 1
-        sent.make(self.broker.now())
-        self.broker.submit(sent.incarnation, sent.request)
+        sent.make(self.broker.clock.read().elapsed)
+        self.broker.loop(sent.incarnation).submit(sent.request)
         for loop in self.broker.loops():
             if loop.turns.incarnation == sent.incarnation:
                 self.model.census.changed.add(sent.incarnation)
@@ -265,7 +269,7 @@ class BrokerHarness(Machine):
         else:
             raise AssertionError(f"{self.wanting()} find no rest")
         self._missed.clear()
-        self.model.at_rest(self.broker.loops(), self._pending, self.broker.now(), troubled=self.disk.troubled)
+        self.model.at_rest(self.broker.loops(), self._pending, self.broker.clock.read().elapsed, troubled=self.disk.troubled)
 
     def calm(self) -> None:
         """Nothing goes wrong for a while: what fails is tried again, what is under way arrives."""
@@ -439,7 +443,8 @@ class BrokerHarness(Machine):
                 self.disk.heal()
                 self.disk.kill()
         self._out.clear()
-        self.model.opened(self.broker.list())
+        queues: list[QueueInfo] = self.broker.call(ListQueues())
+        self.model.opened(queues)
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
         self._answers, self._unjudged = self._unjudged, []
         self._digest()
@@ -449,5 +454,6 @@ class BrokerHarness(Machine):
 def _troubles(sent: Sent) -> list[StorageFailed | OutcomeUnknown]:
     """What a caller was told of a storage that failed, or of something that nobody knows."""
     found = sent.request.answer if isinstance(sent.request.answer, list) else []
-    errors = [sent.request.error, *found, *(one.error for one in found if isinstance(one, Placed))]
+    refused = [one.refused if isinstance(one, Placed) else one for one in found]
+    errors = [sent.request.error, *(one.error() for one in refused if isinstance(one, Refused))]
     return [error for error in errors if isinstance(error, StorageFailed | OutcomeUnknown)]

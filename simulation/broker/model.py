@@ -19,7 +19,7 @@ from penstock.loop.requests import Placed
 from penstock.reports import QueueInfo
 from penstock.rules.life import State as Life
 from penstock.words.clock import SECOND
-from penstock.words.errors import OutcomeUnknown, PenstockError
+from penstock.words.errors import OutcomeUnknown, PenstockError, Refused
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 from penstock.words.origin import Origin
@@ -203,7 +203,7 @@ class BrokerModel(Facts):
         elif isinstance(sent, SentLease):
             self.leases.leased(sent, answer, error)
         elif isinstance(sent, SentSettle):
-            self.leases.settled(sent, answer, error)
+            self.leases.settled(sent, [one.error() if isinstance(one, Refused) else one for one in answer or ()], error)
 
     # -- produce -------------------------------------------------------------------------------------
 
@@ -220,8 +220,8 @@ class BrokerModel(Facts):
         assert covered == list(every), f"the parts of the answer are for {covered} of {len(sent.tags)} items: {answer}"
         for part in answer:
             indexes = every if part.indexes is None else part.indexes
-            if part.error is not None:
-                self._refused(sent, indexes, part.error)
+            if part.refused is not None:
+                self._refused(sent, indexes, part.refused.error())
                 continue
             assert part.stored is not None
             numbers = list(part.stored.offsets)

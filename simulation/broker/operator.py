@@ -7,6 +7,31 @@ Owns: `Operator`: everything is done at once, in a turn of its own, and told to 
 from collections.abc import Callable
 from typing import Any
 
+from penstock.api.redrive import REDRIVABLE
+from penstock.operations import (
+    ClearItems,
+    CompactQueue,
+    CreateQueue,
+    DeleteQueue,
+    ExplainItem,
+    FindOffsets,
+    ListCursors,
+    ListHeldKeys,
+    ListItems,
+    ListQueues,
+    MoveCursor,
+    Operation,
+    Page,
+    PauseQueue,
+    ReadItems,
+    RedriveItems,
+    ReleaseCursor,
+    ReleaseKey,
+    ResizeQueue,
+    SeekItems,
+    SetReadOnly,
+    UpdateQueue,
+)
 from penstock.reports import Explained, ListedItem, QueueInfo
 from penstock.rules.life import State as Life
 from penstock.rules.routing import key_id
@@ -42,7 +67,9 @@ class Operator:
     def _create(self, name: str, extra: dict[str, object]) -> None:
         options = {**self._chance.options(), **self._chance.habitual(), **extra}
         partitions = self._chance.pick([1, 1, 2, 3])
-        info = self._harness.operate(f"create {name}", lambda: self._broker.create(name, options, partitions, False, {}))
+        info = self._harness.operate(
+            f"create {name}", lambda: self._broker.call(CreateQueue(name=name, options=options, partitions=partitions))
+        )
         if isinstance(info, QueueInfo):
             self._harness.model.created(info)
 
@@ -64,7 +91,9 @@ class Operator:
         if queue is None:
             return
         self._former[queue.incarnation] = len(queue.active)
-        self.change(f"resize {queue.name} to {partitions}", queue, lambda: self._broker.resize(queue.incarnation, partitions))
+        self.change(
+            f"resize {queue.name} to {partitions}", queue, lambda: self._broker.call(ResizeQueue(queue=incarnation, partitions=partitions))
+        )
 
     def drain(self) -> None:
         """Set a partition read-only, or let it be used again."""
@@ -75,7 +104,8 @@ class Operator:
     def set_read_only(self, incarnation: int, number: int, off: bool) -> None:
         queue = self._harness.model.queues.get(incarnation)
         if queue is not None:
-            self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.set_read_only(incarnation, number, off))
+            operation = SetReadOnly(queue=incarnation, partition=number, read_only=off)
+            self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.call(operation))
 
     def update(self) -> None:
         queue = self._queue()
@@ -83,10 +113,13 @@ class Operator:
         changes: dict[str, object] = {name: other[name] for name in ("max_attempts", "on_bury") if self._chance.happens(0.5)}
         if queue.name != "dead" and self._chance.happens(0.5):
             changes["dead_queue"] = self._chance.pick(["", "dead"])
-        self.change(f"update {queue.name} {changes}", queue, lambda: self._broker.update(queue.incarnation, changes))
+        self.change(
+            f"update {queue.name} {changes}", queue, lambda: self._broker.call(UpdateQueue(queue=queue.incarnation, changes=changes))
+        )
 
     def set_options(self, queue: int, changes: dict[str, object]) -> None:
-        self.change(f"update {changes}", self._harness.model.queues[queue], lambda: self._broker.update(queue, changes))
+        info = self._harness.model.queues[queue]
+        self.change(f"update {changes}", info, lambda: self._broker.call(UpdateQueue(queue=queue, changes=changes)))
 
     def change(self, what: str, queue: QueueInfo, action: Any) -> None:
         def then(answer: Any) -> None:
@@ -98,7 +131,7 @@ class Operator:
     def look_up(self, queue: int) -> None:
         """An operator that was interrupted looks at what a queue is now."""
         model = self._harness.model
-        found = {info.incarnation: info for info in self._broker.list()}
+        found = {info.incarnation: info for info in self._broker.call(ListQueues())}
         if queue in model.unsure_queues and queue in found:
             model.queues[queue] = found[queue]
 
@@ -109,16 +142,16 @@ class Operator:
             self._harness.rest()
         else:
             self.redrive_some(to=queue.incarnation)  # with items on their way to it
-        self.change(f"delete {queue.name}", queue, lambda: self._broker.delete(queue.name, 0))
+        self.change(f"delete {queue.name}", queue, lambda: self._broker.call(DeleteQueue(queue=queue.incarnation, wait=0)))
         if queue.name not in [info.name for info in self._harness.model.queues.values()]:
             self._create(queue.name, {})
 
     # -- items ---------------------------------------------------------------------------------------
 
-    def ask(self, queue: int, verb: str, then: Any = None, **args: Any) -> Any:
-        return self._harness.operate(
-            f"{verb} {args}", lambda: self._broker.ask(queue, verb, **args), then, None if verb == "explain" else queue
-        )
+    def ask(self, operation: Operation[Any]) -> Any:
+        """What the broker answers; None where it was refused."""
+        leads = None if isinstance(operation, ExplainItem) else operation.queue
+        return self._harness.operate(f"{operation}", lambda: self._broker.call(operation), None, leads)
 
     def redrive_some(self, to: int = 0) -> None:
         """Redrive some items of one queue to another."""
@@ -130,7 +163,7 @@ class Operator:
         if queue == to:
             return lambda: None
         self.first_run(queue)  # else an item would be given up and sent away in one turn, and nobody would have seen it
-        listed = self.ask(queue, "redrivable", limit=20)
+        listed = self.ask(ListItems(queue=queue, states=REDRIVABLE, limit=20))
         chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
         return lambda: self.send(queue, chosen, to)
 
@@ -142,13 +175,13 @@ class Operator:
         if chosen:
             model = self._harness.model
             model.order.sending([model.tags[item.batch.payloads[item.index]] for item in items], queue, to)
-            self.ask(queue, "send", partition_offsets=chosen, to=to)
+            self.ask(RedriveItems(queue=queue, items=chosen, to=to))
 
     def redrive(self) -> None:
         """Buried items are ready again where they are."""
         queue = self._queue().incarnation
         self.first_run(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
-        self.ask(queue, "redrive", partition_offsets=None)
+        self.ask(RedriveItems(queue=queue, to=queue))
 
     def release(self) -> None:
         model = self._harness.model
@@ -162,20 +195,20 @@ class Operator:
         """Let a parked key go on without what was given up."""
         model = self._harness.model
         model.order.release(queue, key)
-        answer = self.ask(queue, "release", key_id=key_id(key))
+        answer = self.ask(ReleaseKey(queue=queue, key=key_id(key)))
         if isinstance(answer, int) and model.census.whole:
             model.order.released(queue, [key])
 
     def compact(self) -> None:
         """Let go of whatever may go."""
-        self.ask(self._queue().incarnation, "compact")
+        self.ask(CompactQueue(queue=self._queue().incarnation))
 
     def pause(self) -> None:
         lease, produce = self._chance.pick([(True, None), (None, True), (True, True)])
-        self.ask(self._queue().incarnation, "pause", lease=lease, produce=produce)
+        self.ask(PauseQueue(queue=self._queue().incarnation, lease=lease, produce=produce))
 
     def resume(self) -> None:
-        self.ask(self._queue().incarnation, "pause", lease=False, produce=False)
+        self.ask(PauseQueue(queue=self._queue().incarnation, lease=False, produce=False))
 
     def clear(self) -> None:
         model = self._harness.model
@@ -188,7 +221,8 @@ class Operator:
             chosen = {name: name == "buried" for name in chosen}
         self.first_run(queue.incarnation)
         keys = model.clears(queue.incarnation, partition, chosen)
-        answer = self.ask(queue.incarnation, "clear", partition=partition, **chosen)
+        states: list[Any] = [name for name, is_chosen in chosen.items() if is_chosen]
+        answer = self.ask(ClearItems(queue=queue.incarnation, states=states, partition=partition))
         if isinstance(answer, int) and model.census.whole:
             model.cleared(queue.incarnation, partition, chosen)
             model.order.released(queue.incarnation, keys)
@@ -197,7 +231,7 @@ class Operator:
 
     def _check_freed(self, queue: int, keys: list[bytes]) -> None:
         """Keys that were parked for what was cleared go on."""
-        held = self.ask(queue, "keys", limit=1_000) if keys else []
+        held = self.ask(ListHeldKeys(queue=queue, limit=1_000)) if keys else []
         for one in held if isinstance(held, list) else ():
             wrong = one.key in keys and one.why == "parked" and not self._harness.model.order.is_parked(queue, one.key)
             assert not wrong, f"what parked key {one.key!r} was cleared, and it is parked: {one}"
@@ -206,13 +240,13 @@ class Operator:
         queue = self._queue()
         self.first_run(queue.incarnation)
         model = self._harness.model
-        ends = self.ask(queue.incarnation, "ends")
+        ends = self.ask(FindOffsets(queue=queue.incarnation, at="newest"))
         if not isinstance(ends, dict):
             return
         offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
         model.seeking.add(queue.incarnation)
         before = model.sought
-        answer = self.ask(queue.incarnation, "seek", offsets=offsets, at=None)
+        answer = self.ask(SeekItems(queue=queue.incarnation, start=offsets))
         if isinstance(answer, int) and model.census.whole:
             assert answer == model.sought - before, f"{answer} items were said to be sought, and {model.sought - before} were"
         model.over(queue.incarnation)
@@ -249,7 +283,7 @@ class Inspector:
         if not known:
             return
         tag, place = self._chance.pick(known)
-        said = self._operator.ask(queue, "explain", partition=place.partition, offset=place.offset)
+        said = self._operator.ask(ExplainItem(queue=queue, partition=place.partition, offset=place.offset))
         if isinstance(said, Explained) and model.census.whole and said.state != MOVED:
             self._compare(tag, place, said)
 
@@ -267,7 +301,7 @@ class Inspector:
         model = self._harness.model
         states = [life for life in Life if self._chance.happens(0.5)] or [Life.READY]
         dropped = self._dropped(queue)
-        listed = self._operator.ask(queue, "listed", states=[life.value for life in states], limit=1_000)
+        listed = self._operator.ask(ListItems(queue=queue, states=[life.value for life in states], limit=1_000))
         if not isinstance(listed, list) or not model.census.whole:
             return
         taken = self._dropped(queue) - dropped  # by retention when the turn was committed, perhaps after they were listed
@@ -287,10 +321,10 @@ class Inspector:
     def _read(self, queue: int) -> None:
         """History has every item that was ever here and is kept; one that was only moved within the queue, once."""
         model = self._harness.model
-        answer = self._operator.ask(queue, "read", offsets={}, limit=10_000)
-        if not isinstance(answer, tuple) or not model.census.whole:
+        answer = self._operator.ask(ReadItems(queue=queue, start={}, limit=10_000))
+        if not isinstance(answer, Page) or not model.census.whole:
             return
-        read = [model.tags[payload] for _, items in answer[0] for payload in items.batch.payloads]
+        read = [model.tags[payload] for _, items in answer.items for payload in items.batch.payloads]
         for tag in model.tags.values():
             here = [place for place in tag.places if place.incarnation == queue and model.census.at(place) is tag]
             kept = [place for place in here if place.offset not in model.census.rooms[place[:2]].dropped]
@@ -299,14 +333,14 @@ class Inspector:
 
     def _cursor(self, queue: int) -> None:
         """A cursor is where it was put."""
-        ends = self._operator.ask(queue, "ends")
+        ends = self._operator.ask(FindOffsets(queue=queue, at="newest"))
         if not isinstance(ends, dict):
             return
         if self._chance.happens(0.3):
-            self._operator.ask(queue, "release_cursor", name="audit")
+            self._operator.ask(ReleaseCursor(queue=queue, name="audit"))
             return
         offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
-        moved = self._operator.ask(queue, "move_cursor", name="audit", offsets=offsets)
-        found = self._operator.ask(queue, "cursor", name="audit")
+        moved = self._operator.ask(MoveCursor(queue=queue, name="audit", to=offsets))
+        found = self._operator.ask(ListCursors(queue=queue))
         if moved is None and isinstance(found, dict) and self._harness.model.census.whole:
-            assert found == offsets, f"the cursor was moved to {offsets} and is at {found}"
+            assert found.get("audit", {}) == offsets, f"the cursor was moved to {offsets} and is at {found}"

@@ -11,6 +11,8 @@ import errno
 import random
 from collections.abc import Callable
 
+from penstock.api.redrive import REDRIVABLE
+from penstock.operations import ListItems, PauseQueue, RedriveItems
 from penstock.reports import ListedItem
 from penstock.testing.disk import Fault
 from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
@@ -128,7 +130,7 @@ def _finish(harness: BrokerHarness, operator: Operator) -> None:
     """Let everything that is left be worked on."""
     harness.calm()
     for queue in list(harness.model.queues):
-        operator.ask(queue, "pause", lease=False, produce=False)
+        operator.ask(PauseQueue(queue=queue, lease=False, produce=False))
         operator.set_options(queue, {"max_attempts": 0})
     for pause in ROUNDS:
         harness.advance(pause)
@@ -150,7 +152,7 @@ def _work_off(harness: BrokerHarness, operator: Operator) -> None:
         if queue in queues:
             operator.free(queue, key)
     for queue in queues:
-        operator.ask(queue, "redrive", partition_offsets=None)
+        operator.ask(RedriveItems(queue=queue, to=queue))
         _send_home(harness, operator, queue)
     harness.rest()
     for queue in queues:
@@ -161,7 +163,7 @@ def _send_home(harness: BrokerHarness, operator: Operator, queue: int) -> None:
     """Dead letters whose keys are parked go back to where they came from."""
     model = harness.model
     homes: dict[int, list[ListedItem]] = {}
-    for item in operator.ask(queue, "redrivable", limit=1_000):
+    for item in operator.ask(ListItems(queue=queue, states=REDRIVABLE, limit=1_000)):
         tag = model.tags[item.batch.payloads[item.index]]
         for (home, _), holders in model.order.parked.items():
             if tag in holders and home != queue and home in model.queues:

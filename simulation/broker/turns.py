@@ -23,5 +23,5 @@ def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Rando
 
 def wanting(broker: Embedded) -> list[Loop]:
     """Queues that would run a turn by themselves now."""
-    now = broker.now()
+    now = broker.clock.read().elapsed
     return [loop for loop in broker.loops() if loop.busy or (loop.turns.next_run is not None and loop.turns.next_run <= now)]

@@ -247,8 +247,9 @@ class SeekItems(Operation[int]):
 class RedriveItems(Operation[int]):
     """Of these items, the ready and buried ones go to another queue; to the same one, the buried ones go back to their places."""
 
-    items: ChosenItems
     to: int
+    items: ChosenItems | None = None
+    """None is every buried one, which can only go back to its place."""
 
 
 class ReleaseKey(Operation[int]):

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker import admin as admin_verbs
-from penstock.broker import looking, mail
+from penstock.broker import delivery, queries
 from penstock.loop import commits, producing, requests, resizing
 from penstock.loop.carrying import Carrying
 from penstock.loop.catalog import Catalog
@@ -24,6 +23,7 @@ from penstock.loop.resizing import Resizing
 from penstock.loop.settling import Settling
 from penstock.loop.stock import BestFirst, Stock
 from penstock.loop.turn import Turns
+from penstock.operations import ListItems
 from penstock.reports import ListedItem
 from penstock.rules import admin, catalog, commands, machine, outbox, produce, records, resize, settle, summary
 from penstock.rules.catalog import Reshaped
@@ -150,7 +150,7 @@ def follow_ups_are_forgotten(patch: Patch) -> None:
 
 @bug(40)
 def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
-    patch.setattr(mail, "_mail", lambda incarnation, turns: False)
+    patch.setattr(delivery, "_is_held_up", lambda incarnation, turns: False)
 
 
 # -- parked keys -------------------------------------------------------------------------------------
@@ -513,13 +513,14 @@ def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
 
 @bug(60)
 def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
-    def listed(turns: Turns, states: Sequence[str], after: tuple[int, int] | None = None, limit: int = 100) -> list[ListedItem]:
+    def listed(turns: Turns, query: ListItems) -> list[ListedItem]:
         lost = {member.number: len(member.state.lost) for member in turns.healthy()}
-        found = right(turns, states, after, limit)
+        found = right(turns, query)
         return [one for one in found if lost[one.partition] == len(turns.members[one.partition].state.lost)]
 
-    right = looking.listed
-    patch.setitem(admin_verbs.VERBS, "listed", listed)
+    right = queries.items
+    found: dict[Any, Any] = {**queries.QUERIES, ListItems: listed}
+    patch.setattr(queries, "QUERIES", found)
 
 
 @bug(400)

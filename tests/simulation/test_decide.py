@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.rules.keys import Keys, Line
-from simulation.broker.simulation import Simulation as BrokerSimulation
-from simulation.partition.simulation import Simulation as PartitionSimulation
+from simulation.broker.simulation import BrokerSimulation
+from simulation.partition.simulation import PartitionSimulation
 from tests.purity import watch_decisions
 
 SEEDS = 20

@@ -79,14 +79,21 @@ def seek(turns: Turns, asked: SeekItems) -> int:
 
 
 def redrive(turns: Turns, asked: RedriveItems) -> int:
-    return _return(turns, asked.items) if asked.to == turns.incarnation else _send(turns, asked.items, asked.to)
+    if asked.to == turns.incarnation:
+        return _return(turns, asked.items)
+    if asked.items is None:
+        raise InvalidRequest("all items can only be redriven to their own queue; name those that are to go to another")
+    return _send(turns, asked.items, asked.to)
 
 
-def _return(turns: Turns, items: Mapping[int, Sequence[int]]) -> int:
+def _return(turns: Turns, items: Mapping[int, Sequence[int]] | None) -> int:
     """Buried items become ready again where they are."""
     found = 0
     turns.again = True
     for member in turns.healthy():
+        if items is None:
+            found += _total(turns, [member], commands.Redrive())
+            continue
         still = [offset for offset in items.get(member.number, ()) if member.state.state_of(offset) is Life.BURIED]
         found += _total(turns, [member], commands.Redrive(still)) if still else 0
     return found

@@ -150,7 +150,7 @@ class Embedded:
         if request is None:
             found: A = _OWN[type(operation)](self, operation)
             return found
-        answer: A = self._loop(operation.queue).call(request)
+        answer: A = self.loop(operation.queue).call(request)
         return answer
 
     def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
@@ -160,7 +160,7 @@ class Embedded:
             self._usable()
             self._blocking.submit(lambda: tell(self._outcome(operation)))
             return _nothing
-        loop = self._loop(operation.queue)
+        loop = self.loop(operation.queue)
         request.on_done = lambda answered: tell(answered.answer if answered.error is None else answered.error)
         loop.submit(request)
         return partial(loop.cancel, request)
@@ -182,7 +182,7 @@ class Embedded:
             return _REQUESTS[kind](operation, self.clock.read().elapsed)
         if kind in changes.CHANGES:
             if isinstance(operation, RedriveItems):
-                self._loop(operation.to)  # or it is no more
+                self.loop(operation.to)  # or it is no more
             return Do(partial(_changed, operation))
         if kind in queries.QUERIES and not (isinstance(operation, ExplainItem) and operation.follow):
             return Do(partial(_queried, operation), opens=kind is not ReadStats)
@@ -192,10 +192,10 @@ class Embedded:
 
     def run(self, incarnation: int, request: Request) -> Any:
         """Put a request of the broker's own to a queue, and wait for its answer."""
-        return self._loop(incarnation).call(request)
+        return self.loop(incarnation).call(request)
 
     def keep(self, queue: int, partition: int, lease: int, /) -> None:
-        self._loop(queue).turns.kept[partition, lease] = None
+        self.loop(queue).turns.kept[partition, lease] = None
 
     def let_go(self, queue: int, partition: int, lease: int, /) -> None:
         loop = self._loops.get(queue)
@@ -263,7 +263,7 @@ class Embedded:
 
     def _update(self, asked: UpdateQueue) -> QueueInfo:
         """New timeouts count for new leases and items, everything else at once."""
-        loop = self._loop(asked.queue)
+        loop = self.loop(asked.queue)
         with self.recording():
             entry = self.catalog.update(asked.queue, asked.changes)
         loop.call(Do(self._configure, firm=True))
@@ -277,7 +277,7 @@ class Embedded:
         name, incarnation = found.name, found.incarnation
         queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
         self._opened(found)
-        loop = self._loop(incarnation)
+        loop = self.loop(incarnation)
         with self._delivery.ending(incarnation, name, self.clock, asked.wait if self._threaded else 0), self.recording():
             self.catalog.delete(name)
             self._loops.pop(incarnation)
@@ -324,7 +324,7 @@ class Embedded:
         return None if loop is None else loop.turns.name
 
     def _publish_write(self, asked: PublishWrite) -> bool:
-        self._loop(asked.queue)
+        self.loop(asked.queue)
         return self.inbox.publish(asked)
 
     def _find_write(self, asked: FindWrite) -> WriteState:
@@ -467,7 +467,7 @@ class Embedded:
         """What the catalog says of a queue."""
         return self.catalog.get(incarnation)
 
-    def _loop(self, incarnation: int) -> Loop:
+    def loop(self, incarnation: int) -> Loop:
         self._usable()
         loop = self._loops.get(incarnation)
         if loop is None:
