@@ -15,6 +15,7 @@ from penstock.broker import looking
 from penstock.logs import codec
 from penstock.loop.loop import Loop
 from penstock.loop.member import Member
+from penstock.loop.partition import Partition
 from penstock.loop.reading import Lookable
 from penstock.rules.life import State as Life
 from penstock.rules.runs import offsets
@@ -24,6 +25,7 @@ from penstock.words import origin
 from penstock.words.limits import Policy
 from penstock.words.origin import Origin
 from simulation.broker.items import Arrival, Place, Tag
+from simulation.partition.checks import lives
 
 
 class Spot(NamedTuple):
@@ -66,6 +68,8 @@ class Found:
 
 
 NOWHERE = Found()
+FULL_LOOK = 10
+"""Every so many looks, partitions that say that nothing was applied to them are looked into too."""
 
 
 def _no_reader(incarnation: int, partition: int) -> Lookable:
@@ -81,6 +85,8 @@ class Room:
         """Of one that is closed."""
         self.tags: list[Tag | None] = []
         """By offset; None where retention had let go of an item before it was looked at."""
+        self.changes = -1
+        """How many records it had applied."""
         self.lives: list[Life] = []
         self.buried: set[int] = set()
         self.dropped: set[int] = set()
@@ -149,8 +155,11 @@ class Census:
         assert not state.lost and not seen.gaps, f"nothing was damaged, and yet partition {member.number} lacks {state.lost.runs}"
         if state is not room.state:
             self._forget(room, state)
+        elif isinstance(seen, Partition) and room.changes == seen.changes and self._looks % FULL_LOOK:
+            return
+        room.changes = seen.changes if isinstance(seen, Partition) else -1
         self._read(incarnation, member.number, seen, room)
-        room.lives = [state.state_of(offset) or Life.COMPLETED for offset in range(state.next_offset)]
+        room.lives = lives(state)
         room.buried = set(state.buried)
         room.dropped = set(offsets(state.dropped.runs))
         room.held = {number: offsets(grant.runs()) for number, grant in state.leases.live.items()}

@@ -28,6 +28,7 @@ from penstock.words.limits import Policy
 from simulation.machine import Machine
 from simulation.partition import checks, damage
 from simulation.partition.commands import RandomCommands
+from simulation.partition.ledger import View
 from simulation.partition.model import PartitionModel
 from simulation.simulation import Narration
 
@@ -64,13 +65,21 @@ class Account:
         """How many of them a process kill may not take back."""
         self._appends: list[Append] = []
         self._steps: list[Callable[[PartitionModel], None]] = []
-        self._kept = pickle.dumps(model)  # the model before them
+        self._kept = _copy(model)
+        """The model before them."""
+        self._adjusted = False
+        """The model was changed otherwise than by a step."""
         self._opening = True
 
     def take(self, step: Callable[[PartitionModel], None]) -> None:
         """The model takes a step."""
         step(self.model)
         self._steps.append(step)
+
+    def adjust(self, change: Callable[[PartitionModel], None]) -> None:
+        """Change the model by something that is no step: it is done again, if need be, after the steps."""
+        change(self.model)
+        self._adjusted = True
 
     def watch(self, log: FileLog) -> None:
         """Take note of what is appended to a log, and, when it is recovered, forget what is not there any more."""
@@ -103,7 +112,11 @@ class Account:
 
     def all_kept(self) -> None:
         """Whatever happens from now on, everything up to here must be found."""
-        self._kept = pickle.dumps(self.model)
+        if self._adjusted:
+            self._kept, self._adjusted = _copy(self.model), False
+        else:  # cheaper than a copy
+            for step in self._steps:
+                step(self._kept)
         self._steps.clear()
         self._appends.clear()
         self.appended, self.written, self._opening = 0, 0, False
@@ -115,9 +128,15 @@ class Account:
 
     def go_back(self, steps: int) -> None:
         """Make the model what it was after so many steps."""
-        self.model = pickle.loads(self._kept)
+        self.model, self._adjusted = _copy(self._kept), False
         for step in self._steps[:steps]:
             step(self.model)
+        del self._steps[steps:]
+
+
+def _copy(model: PartitionModel) -> PartitionModel:
+    copy: PartitionModel = pickle.loads(pickle.dumps(model))
+    return copy
 
 
 class PartitionHarness(Machine):
@@ -140,6 +159,8 @@ class PartitionHarness(Machine):
         self._account = Account(PartitionModel(policy))
         self._open(policy)
         self._state = self.partition.state
+        self._seen = checks.look(self._state, self.partition.now())
+        """What the partition showed when it was last compared with the model."""
         self._account.all_kept()
 
     @property
@@ -176,22 +197,25 @@ class PartitionHarness(Machine):
             return 0
         done = found[0]
         state = self.partition.state
-        seen, overdue = checks.look(state, now).states, offsets(state.overdue.runs)
+        seen, overdue = checks.lives(state), offsets(state.overdue.runs)
         self.say("   due: %d records", done)
         self._follow("due", partial(PartitionModel.due, now=now, seen=seen, overdue=overdue, finished=not done))
         return done
 
     def _follow(self, kind: str, step: Callable[[PartitionModel], None]) -> None:
         """The model takes a step, and what it shows must be what the partition shows."""
-        now, state = self.partition.now(), self.partition.state
-        before = self.model.view(now)
+        before, now, state = self._seen, self.partition.now(), self.partition.state
         self._account.take(step)
         real = checks.look(state, now)
         checks.check_transitions(kind, before.states, real.states)
-        checks.check_same(real, self.model.view(now))
+        self._compare(real, self.model.view(now))
         checks.check_counts(state, real.states)
         # Comparing items, leases, pauses and policy: a remembered answer that changed none of these promises nothing.
         self._owes_sync = self._owes_sync or (kind != "Lease" and real[:6] != before[:6])
+
+    def _compare(self, real: View, expected: View) -> None:
+        checks.check_same(real, expected)
+        self._seen = real
 
     def commit(self) -> bool:
         """Write the turn; returns whether its answers may leave."""
@@ -234,7 +258,8 @@ class PartitionHarness(Machine):
             self._settle(least=self._account.written)
             return
         if self._follow_drops():
-            checks.check_same(checks.look(self._state, self.partition.now()), self.model.view(self.partition.now()))
+            now = self.partition.now()
+            self._compare(checks.look(self._state, now), self.model.view(now))
         if not self.partition.log.unsynced:
             self._all_kept()
 
@@ -374,9 +399,9 @@ class PartitionHarness(Machine):
         assert not refused or account.found <= account.written, "a turn that was refused was found"
         account.go_back(max(account.found, least))
         self._follow_drops()
-        checks.check_same(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
+        self._compare(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
         if rebooted:
-            self.model.rearm(moment)
+            self._account.adjust(lambda model: model.rearm(moment))
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
         self._produced_at = {offset: when for offset, when in self._produced_at.items() if offset < len(self.model.items)}
         self._all_kept()
@@ -394,7 +419,7 @@ class PartitionHarness(Machine):
                 gone = [offset for offset in dropped if not self.model.items[offset].dropped]
                 young = [offset for offset in gone if not retention.max_age or now - self._produced_at[offset] < retention.max_age]
                 assert not young, f"items {young} were dropped before their time"
-            self.model.retain(dropped)
+            self._account.adjust(lambda model: model.retain(dropped))
         return news
 
     def _all_kept(self) -> None:
