@@ -87,6 +87,8 @@ class Room:
         """By offset; None where retention had let go of an item before it was looked at."""
         self.changes = -1
         """How many records it had applied."""
+        self.spots: list[tuple[Tag, Spot]] = []
+        """Every copy of an item in it."""
         self.lives: list[Life] = []
         self.buried: set[int] = set()
         self.dropped: set[int] = set()
@@ -163,6 +165,10 @@ class Census:
         room.buried = set(state.buried)
         room.dropped = set(offsets(state.dropped.runs))
         room.held = {number: offsets(grant.runs()) for number, grant in state.leases.live.items()}
+        room.spots = [
+            (tag, Spot(Place(incarnation, member.number, offset), life, offset in room.buried))
+            for offset, (tag, life) in enumerate(zip(room.tags, room.lives, strict=True)) if tag is not None
+        ]  # fmt: skip
         room.policy = state.policy
         room.paused = state.paused_lease
         bodies = [entry.body for line in state.outbox.values() for entry in line if entry.body]
@@ -201,17 +207,15 @@ class Census:
 
     def _gather(self) -> None:
         self._before, self.found = self.found, {}
-        for (incarnation, partition), room in self.rooms.items():
+        for room in self.rooms.values():
             if not room.healthy:
                 continue
-            for offset, (tag, life) in enumerate(zip(room.tags, room.lives, strict=True)):
-                if tag is None:
-                    continue
+            for tag, spot in room.spots:
                 found = self.found.get(tag)
                 if found is None:
                     found = self.found[tag] = Found()
-                kind = found.done if life is Life.COMPLETED else found.moving if life is Life.MOVING else found.live
-                kind.append(Spot(Place(incarnation, partition, offset), life, offset in room.buried))
+                kind = found.done if spot.life is Life.COMPLETED else found.moving if spot.life is Life.MOVING else found.live
+                kind.append(spot)
             for tag in room.promised:
                 self.found.setdefault(tag, Found()).promised = True
 
