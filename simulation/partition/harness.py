@@ -1,7 +1,7 @@
 """One partition that is killed and opened again, beside a model that knows what it has promised.
 
 Owns: `PartitionHarness`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and
-`Account`, which takes the model back to what was found after a crash.
+`ModelHistory`, which takes the model back to what was found after a crash.
 - Every step is judged by the model and compared with it.
 - What was committed and synced is there after anything; what was committed is there after a process kill, and after a failed write or
   an interrupt, leases that were not synced included; of later appends any beginning may be there, each whole. After a death the model
@@ -50,7 +50,7 @@ class Append(NamedTuple):
     """How many steps had been taken by then."""
 
 
-class Account:
+class ModelHistory:
     """A model, and how to take it back to what was found after a crash.
 
     It watches a log's appends, so that it knows exactly which of the steps are there: an append is found whole or not at all, and none
@@ -156,16 +156,16 @@ class PartitionHarness(Machine):
         self._owes_sync = False
         """The turn did more than give out leases."""
         policy = self.chance.policy()
-        self._account = Account(PartitionModel(policy))
+        self._history = ModelHistory(PartitionModel(policy))
         self._open(policy)
         self._state = self.partition.state
         self._seen = checks.look(self._state, self.partition.now())
         """What the partition showed when it was last compared with the model."""
-        self._account.all_kept()
+        self._history.all_kept()
 
     @property
     def model(self) -> PartitionModel:
-        return self._account.model
+        return self._history.model
 
     # -- what is asked of the partition --------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class PartitionHarness(Machine):
     def _follow(self, kind: str, step: Callable[[PartitionModel], None]) -> None:
         """The model takes a step, and what it shows must be what the partition shows."""
         before, now, state = self._seen, self.partition.now(), self.partition.state
-        self._account.take(step)
+        self._history.take(step)
         real = checks.look(state, now)
         checks.check_transitions(kind, before.states, real.states)
         self._compare(real, self.model.view(now))
@@ -250,12 +250,12 @@ class PartitionHarness(Machine):
 
     def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
-        self._account.committed()
+        self._history.committed()
         if self.partition.failed:  # keeping house failed behind it: what that wrote is not synced, and goes at the next opening
             self._reopen(refused=False)
             return
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
-            self._settle(least=self._account.written)
+            self._settle(least=self._history.written)
             return
         if self._follow_drops():
             now = self.partition.now()
@@ -319,7 +319,7 @@ class PartitionHarness(Machine):
                 self.disk.mend()
                 self.die(power=False, sure=0)
         elif self.partition.state is not self._state:
-            self._settle(least=self._account.written, refused=True)
+            self._settle(least=self._history.written, refused=True)
         elif "failing" in repr(self.partition) or self.chance.happens(0.5):
             self._reopen(refused=True)
         # else a read failed, and nothing was lost by it: the turn goes on
@@ -333,12 +333,12 @@ class PartitionHarness(Machine):
         """Open the partition anew in the same process: what was answered stands, also leases that were not synced."""
         self.disk.mend()
         self.partition.reopen()
-        self._settle(least=self._account.written, refused=refused)
+        self._settle(least=self._history.written, refused=refused)
 
     def die(self, power: bool, sure: int | None = None) -> None:
         """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
         if sure is None:  # going back after an error, it may have dropped what was not synced
-            sure = 0 if any(self._calls < call <= self.disk.calls for call in self._errors) else self._account.written
+            sure = 0 if any(self._calls < call <= self.disk.calls for call in self._errors) else self._history.written
         rebooted = False
         while True:
             if power:
@@ -363,14 +363,14 @@ class PartitionHarness(Machine):
             self._directory.close()
         except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
             went_back = self.partition.state is not self._state and not self.partition.failed  # and appended answered leases again
-            self.die(power=False, sure=self._account.written if went_back else None)
+            self.die(power=False, sure=self._history.written if went_back else None)
             return
         self.disk.mend()
         if reboot is not None:
             self.clock.reboot(reboot)
         self._delete(path for path in self.disk.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
         self._open()
-        self._settle(least=self._account.appended, rebooted=reboot is not None)
+        self._settle(least=self._history.appended, rebooted=reboot is not None)
 
     def _delete(self, paths: Iterable[str]) -> None:
         for path in list(paths):
@@ -386,7 +386,7 @@ class PartitionHarness(Machine):
     def _open(self, policy: Policy | None = None) -> None:
         self._directory = Directory.open(ROOT, files=self.disk, clock=self.clock, entropy=bytes)
         log = self._directory.log(INCARNATION, PARTITION)
-        self._account.watch(log)
+        self._history.watch(log)
         self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
         assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
 
@@ -394,14 +394,14 @@ class PartitionHarness(Machine):
         """Bring the model to what was found: at least so many of the steps, and, if the turn was refused, nothing of it."""
         self._state = self.partition.state
         moment = self._state.moment
-        account = self._account
-        self.say("   found %d steps (at least %d, at most %d)", account.found, least, account.written if refused else account.appended)
-        assert not refused or account.found <= account.written, "a turn that was refused was found"
-        account.go_back(max(account.found, least))
+        history = self._history
+        self.say("   found %d steps (at least %d, at most %d)", history.found, least, history.written if refused else history.appended)
+        assert not refused or history.found <= history.written, "a turn that was refused was found"
+        history.go_back(max(history.found, least))
         self._follow_drops()
         self._compare(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
         if rebooted:
-            self._account.adjust(lambda model: model.rearm(moment))
+            self._history.adjust(lambda model: model.rearm(moment))
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
         self._produced_at = {offset: when for offset, when in self._produced_at.items() if offset < len(self.model.items)}
         self._all_kept()
@@ -419,9 +419,9 @@ class PartitionHarness(Machine):
                 gone = [offset for offset in dropped if not self.model.items[offset].dropped]
                 young = [offset for offset in gone if not retention.max_age or now - self._produced_at[offset] < retention.max_age]
                 assert not young, f"items {young} were dropped before their time"
-            self._account.adjust(lambda model: model.retain(dropped))
+            self._history.adjust(lambda model: model.retain(dropped))
         return news
 
     def _all_kept(self) -> None:
-        self._account.all_kept()
+        self._history.all_kept()
         self._owes_sync = False
