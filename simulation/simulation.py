@@ -1,6 +1,7 @@
 """The skeleton of both simulations: random steps from one seed, told line by line, and a failure that says how to repeat it.
 
-Owns: `Simulation` (the loop over the steps, the repro line, the command line) and `Narration` (who is told what happens).
+Owns: `Simulation` (the loop over the steps, the repro line, the command line), `Chance` (where random choices come from) and
+`Narration` (who is told what happens).
 A failure is an AssertionError whose last line repeats it: `python -m simulation.partition --seed 1234`, run from the repository root.
 """
 
@@ -8,13 +9,15 @@ import argparse
 import gc
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from penstock.rules import routing
 from penstock.testing.disk import Halt
-from simulation.chance import Chance
+
+T = TypeVar("T")
 
 
 class Narration:
@@ -26,6 +29,42 @@ class Narration:
     def __call__(self, line: str, *values: object) -> None:
         if self._listener is not None:
             self._listener(line % values if values else line)
+
+
+class Chance:
+    """Random choices, all drawn from one generator.
+
+    Each seed has its own habits (how often a key, a schedule, a dedup id …), so that rare mixtures come up in some seeds.
+    """
+
+    request_rate: ClassVar[float]
+    """How many requests have an id, where the habit of a seed is to give one to all."""
+
+    def __init__(self, rng: random.Random, habits: Sequence[str], keys: Sequence[bytes]) -> None:
+        self.rng = rng
+        self.habits = {name: rng.random() for name in habits}
+        self.keys = keys[: rng.randint(1, len(keys))]
+        """Those that this seed uses."""
+        self._requests = 0
+
+    def happens(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def pick(self, among: Sequence[T]) -> T:
+        return self.rng.choice(among)
+
+    def column(self, count: int, habit: str, value: Callable[[], T], rate: float = 1.0) -> list[T | None] | None:
+        """One value for each item of a batch, or None: as often as the habit of this seed has it, and then not for every item."""
+        if not self.happens(rate * self.habits[habit]):
+            return None
+        return [value() if self.happens(0.8) else None for _ in range(count)]
+
+    def request_id(self) -> bytes | None:
+        """A new request id, or None."""
+        if not self.happens(self.request_rate * self.habits["request"]):
+            return None
+        self._requests += 1
+        return routing.digest(b"request", b"%d" % self._requests)
 
 
 class Simulation(ABC):
@@ -43,7 +82,7 @@ class Simulation(ABC):
         self.steps = self.usual_steps if steps is None else steps
         self.say = Narration(say)
         self._damage_rng = random.Random(f"damage {seed}")
-        """Of its own, so that the other steps are the same with and without damage."""
+        """Of its own, as is that of each damage, so that the other steps are the same with and without it."""
 
     def use(self, weights: Mapping[str, int], *actors: object) -> None:
         """Take the steps from these: a step is a method of the first actor that has one of that name."""
@@ -64,7 +103,7 @@ class Simulation(ABC):
                     self.step(self._actions[kind])
                     if self._damage_rng.random() < self.damage_rate:
                         self.say("   damage to a copy")
-                        self.damage_a_copy(self._damage_rng)
+                        self.damage_a_copy(random.Random(f"damage {self.seed} {number}"))
                 self.finish()
             except Exception as error:
                 what = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"

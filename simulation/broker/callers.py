@@ -15,9 +15,9 @@ from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import MINUTE, SECOND
 from simulation.broker.harness import BrokerHarness
 from simulation.broker.input import DEDUPS, RandomInput
-from simulation.broker.items import Held
+from simulation.broker.items import HeldLease
 from simulation.broker.operator import Operator
-from simulation.broker.sent import Sent, SentLease, SentProduce, SentSettle, SentWatch
+from simulation.broker.sent import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
 
 VERBS: list[Verb] = ["complete", "complete", "complete", "retry", "retry", "bury", "extend"]
 
@@ -34,18 +34,18 @@ class Callers:
     def __init__(self, harness: BrokerHarness, chance: RandomInput) -> None:
         self._harness = harness
         self._chance = chance
-        self.sent: list[Sent] = []
+        self.sent: list[SentRequest] = []
         """Requests with an id, which may be asked again."""
 
     def _queue(self) -> int:
         return self._chance.pick(sorted(self._harness.model.queues))
 
-    def note(self, sent: Sent) -> None:
+    def note(self, sent: SentRequest) -> None:
         """It may be asked again, if it has an id."""
         if sent.request_id is not None and sent not in self.sent:
             self.sent.append(sent)
 
-    def _ask(self, sent: Sent, at_once: float = 0.6) -> None:
+    def _ask(self, sent: SentRequest, at_once: float = 0.6) -> None:
         """Ask, and mostly let a turn answer at once."""
         self._harness.submit(sent)
         self.note(sent)
@@ -78,8 +78,8 @@ class Callers:
     def watch(self) -> None:
         """Somebody follows a queue."""
         queue = self._queue()
-        rooms = {number: len(room.lives) for (owner, number), room in self._harness.model.census.rooms.items() if owner == queue}
-        self._ask(SentWatch(queue, rooms, 20 * SECOND))
+        partitions = {number: len(seen.lives) for (owner, number), seen in self._harness.model.census.partitions.items() if owner == queue}
+        self._ask(SentWatch(queue, partitions, 20 * SECOND))
 
     def settle(self) -> None:
         """A worker is done with something; mostly it is still in time."""
@@ -92,7 +92,7 @@ class Callers:
         else:
             self._ask(self.new_settle(held))
 
-    def new_settle(self, held: Held) -> SentSettle:
+    def new_settle(self, held: HeldLease) -> SentSettle:
         chance = self._chance
         wanted = None
         if chance.happens(0.4):
@@ -118,7 +118,7 @@ class Callers:
         if len({(held.partition, held.lease) for held in several}) > 1:
             self._ask(SentSettle(chance.pick(VERBS), [(held, None) for held in several], chance.request_id()))
 
-    def some_lease(self, queue: int | None = None) -> Held | None:
+    def some_lease(self, queue: int | None = None) -> HeldLease | None:
         """A lease whose holder waits for nothing, mostly a good one; of one queue, or of any."""
         model = self._harness.model
         idle = [held for held in model.leases.held if not held.busy and queue in (None, held.incarnation)]
@@ -127,7 +127,7 @@ class Callers:
             return self._chance.pick(good)
         return self._chance.pick(idle[-8:]) if idle else None
 
-    def _with_follow_ups(self, held: Held, wanted: list[int] | None, request: bytes | None) -> SentSettle:
+    def _with_follow_ups(self, held: HeldLease, wanted: list[int] | None, request: bytes | None) -> SentSettle:
         chance, model = self._chance, self._harness.model
         target = self._queue()
         batch, tags = chance.batch(target, chance.pick([1, 2]), self._harness.clock.read().wall, plain=True)
@@ -143,7 +143,7 @@ class Callers:
         if known:
             self._ask(self._chance.pick(known[-8:]), at_once=1)
 
-    def may_repeat(self, sent: Sent) -> bool:
+    def may_repeat(self, sent: SentRequest) -> bool:
         """Whether its caller has an answer, or none will come, and the broker still knows the request by its id."""
         busy = isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)
         return sent.request_id is not None and self._harness.model.remembers(sent) and sent not in self._harness.pending and not busy
@@ -192,7 +192,7 @@ class Crowd:
         if chance.happens(0.6):  # leases that are answered, and not synced when the turn begins
             self._ask(SentLease(queue, chance.pick([1, 2, 3]), chance.pick([0, 5 * MINUTE]), 1, None))
         leader = self._leader(queue)
-        sent: list[Sent] = []
+        sent: list[SentRequest] = []
         for _ in range(chance.rng.randint(1, 4)):
             sent.append(self._request(queue))
             harness.submit(sent[-1])
@@ -210,7 +210,7 @@ class Crowd:
 
     # -- one turn ------------------------------------------------------------------------------------
 
-    def _request(self, queue: int) -> Sent:
+    def _request(self, queue: int) -> SentRequest:
         """Something that may wait in an inbox."""
         chance = self._chance
         kind = chance.pick(["produce", "produce", "named", "named", "named", "lease", "settle"])
@@ -272,7 +272,7 @@ class Crowd:
 
     # -- afterwards ----------------------------------------------------------------------------------
 
-    def _go_on(self, queue: int, sent: list[Sent], undo: Callable[[], None]) -> None:
+    def _go_on(self, queue: int, sent: list[SentRequest], undo: Callable[[], None]) -> None:
         """Callers ask again, holders use their leases, and the queue gets its former partitions back."""
         self._settle_down(queue)
         actions = [
@@ -319,7 +319,7 @@ class Crowd:
         for _ in range(2):
             self._ask(SentLease(queue, 10, 5 * MINUTE, 1, None))
 
-    def _ask(self, sent: Sent) -> None:
+    def _ask(self, sent: SentRequest) -> None:
         """Ask, and let a turn answer."""
         if sent.incarnation in self._harness.model.queues:
             self._harness.submit(sent)

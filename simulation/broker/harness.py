@@ -23,7 +23,7 @@ from penstock.words.clock import HOUR, MINUTE, SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, Refused, StorageFailed
 from simulation.broker import damage
 from simulation.broker.model import BrokerModel
-from simulation.broker.sent import Sent, SentLease, SentProduce, SentSettle
+from simulation.broker.sent import SentLease, SentProduce, SentRequest, SentSettle
 from simulation.broker.turns import MOST_TURNS, open_broker, wanting
 from simulation.machine import InterruptingClock, Machine
 from simulation.partition import checks
@@ -42,11 +42,11 @@ class BrokerHarness(Machine):
         self.model.census.reader_of = lambda incarnation, number: Reader(self.broker.store.reader(incarnation, number), self.clock)
         self.segment_bytes = self.rng.choice([600, 2_000, 1 << 20])
         self._entropy = random.Random(seed + 2)
-        self._pending: list[Sent] = []
+        self._pending: list[SentRequest] = []
         """Put into an inbox and not answered."""
-        self._answers: list[Sent] = []
+        self._answers: list[SentRequest] = []
         """Answered, and not judged yet."""
-        self._unjudged: list[Sent] = []
+        self._unjudged: list[SentRequest] = []
         """Answered by a process that is gone, and not judged yet."""
         self._held_up: dict[tuple[int, int], int] = {}
         """Queue and partition → until when its disk does not answer."""
@@ -55,16 +55,16 @@ class BrokerHarness(Machine):
         self._too_early: list[str] = []
         """Answers that came before what they rest on was durable."""
         self._missed: list[SentLease] = []
-        """Leases whose callers were gone: they go back in the next turn, if nothing happens before."""
+        """LeaseModel whose callers were gone: they go back in the next turn, if nothing happens before."""
         self._open()
 
     @property
-    def pending(self) -> list[Sent]:
+    def pending(self) -> list[SentRequest]:
         return self._pending
 
     # -- what is asked of the broker -----------------------------------------------------------------
 
-    def submit(self, sent: Sent) -> None:
+    def submit(self, sent: SentRequest) -> None:
         """Put a request into the inbox of its queue."""
         self._ready(sent)
         try:
@@ -73,7 +73,7 @@ class BrokerHarness(Machine):
             sent.request.finish(error=error)
         self._digest()
 
-    def call(self, sent: Sent) -> None:
+    def call(self, sent: SentRequest) -> None:
         """A caller runs the turn itself. It may be interrupted; then it never learns its answer, but all others learn theirs."""
         self._ready(sent)
         self.model.census.changed.add(sent.incarnation)
@@ -87,7 +87,7 @@ class BrokerHarness(Machine):
             sent.request.finish(error=error)  # unless that is what it was answered
         self._digest()
 
-    def _ready(self, sent: Sent) -> None:
+    def _ready(self, sent: SentRequest) -> None:
         self.say("   %s", sent)
         sent.make(ManualClock.read(self.clock).elapsed)  # an interrupt is for whoever runs the turn
         sent.request.on_done = partial(self._note, sent)
@@ -96,13 +96,13 @@ class BrokerHarness(Machine):
         self._pending.append(sent)
         self.model.sending(sent)
 
-    def _note(self, sent: Sent, request: Request) -> None:
+    def _note(self, sent: SentRequest, request: Request) -> None:
         """An answer is there; whoever is told twice notes it once."""
         if request is sent.request and sent not in self._answers:
             self._answers.append(sent)
             self._check_landed(sent)
 
-    def cancel(self, sent: Sent) -> None:
+    def cancel(self, sent: SentRequest) -> None:
         """The caller is gone and will not see the answer."""
         self.say("   gone: %s", sent)
         if isinstance(sent, SentLease) and sent.ran_at is not None:  # what it was given goes back when the answer is there
@@ -111,7 +111,7 @@ class BrokerHarness(Machine):
             self.broker.loop(sent.incarnation).cancel(sent.request)
         self._drop(sent)
 
-    def _drop(self, sent: Sent) -> None:
+    def _drop(self, sent: SentRequest) -> None:
         """Nobody will see its answer."""
         self._pending = [other for other in self._pending if other is not sent]
         self._answers = [other for other in self._answers if other is not sent]
@@ -220,7 +220,7 @@ class BrokerHarness(Machine):
                         found.ran_at = self.model.now if found.ran_at is None else found.ran_at
                         found.awaits.add(member.number)
 
-    def _check_landed(self, sent: Sent) -> None:
+    def _check_landed(self, sent: SentRequest) -> None:
         """No answer speaks of a partition that is out."""
         loop = next((loop for loop in self.broker.loops() if loop.turns.incarnation == sent.incarnation), None)
         answer = sent.request.answer
@@ -315,23 +315,23 @@ class BrokerHarness(Machine):
             self._check_calm(sent)
         model.compare()
 
-    def _check_quiet(self, sent: Sent) -> None:
+    def _check_quiet(self, sent: SentRequest) -> None:
         """Nobody is told of a failed disk, or that nobody knows, because somebody else was interrupted."""
         wrong = _troubles(sent)
         late = sent.ran_at is not None and sent.ran_at + SLOW_AFTER <= self.model.now
         assert late or not (wrong and sent.quiet), f"no file call failed, and yet {sent} was answered with {wrong[0]!r}"
 
-    def _check_calm(self, sent: Sent) -> None:
+    def _check_calm(self, sent: SentRequest) -> None:
         """While partitions are out or fail, and no file call has failed since: whoever is refused may ask again, or went elsewhere."""
-        rooms = self.model.census.rooms
+        partitions = self.model.census.partitions
         for error in _troubles(sent) if sent.calm else ():
             if isinstance(error, OutcomeUnknown):
                 assert sent.ran_at is not None and sent.ran_at < self.model.now, f"{sent} did not wait for a disk and was told {error!r}"
                 continue
             assert error.retryable, f"{sent} was told not to ask again: {error!r}"
             if isinstance(sent, SentProduce) and sent.anywhere and sent.ran_at is None and sent.incarnation in self.model.queues:
-                active = [rooms.get((sent.incarnation, number)) for number in self.model.queues[sent.incarnation].active]
-                free = [room for room in active if room is not None and room.was_healthy and room.takes_items]
+                active = [partitions.get((sent.incarnation, number)) for number in self.model.queues[sent.incarnation].active]
+                free = [seen for seen in active if seen is not None and seen.was_healthy and seen.takes_items]
                 assert not free, f"{sent} was refused though {len(free)} partitions could take its items: {error!r}"
 
     def replay(self) -> None:
@@ -451,7 +451,7 @@ class BrokerHarness(Machine):
         self.model.decided()
 
 
-def _troubles(sent: Sent) -> list[StorageFailed | OutcomeUnknown]:
+def _troubles(sent: SentRequest) -> list[StorageFailed | OutcomeUnknown]:
     """What a caller was told of a storage that failed, or of something that nobody knows."""
     found = sent.request.answer if isinstance(sent.request.answer, list) else []
     refused = [one.refused if isinstance(one, Placed) else one for one in found]

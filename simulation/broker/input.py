@@ -11,7 +11,7 @@ from penstock.rules import routing
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND
 from simulation.broker.items import Tag
-from simulation.chance import Chance
+from simulation.simulation import Chance
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"customer-42", b"", b"e", b"zz"]

@@ -1,6 +1,6 @@
 """What is known of one item and of one lease in a simulated broker, from the answers that were seen.
 
-Owns: `Tag` (an item, followed by its payload through all queues), `Held` (a lease in somebody's hands), `Place`.
+Owns: `Tag` (an item, followed by its payload through all queues), `HeldLease` (a lease in somebody's hands), `ItemPlace`.
 Times are those of the model: microseconds that have passed since the simulation began, which no reboot and no setting of the date changes.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 ENDLESS = 1 << 62
 
 
-class Place(NamedTuple):
+class ItemPlace(NamedTuple):
     """Where a copy of an item lies."""
 
     incarnation: int
@@ -60,7 +60,7 @@ class Tag:
     """Completed or cleared for good, unless it is sought."""
     vanished: bool = False
     """Its queue was deleted, unless it had just left."""
-    completed_by: "Held | None" = None
+    completed_by: "HeldLease | None" = None
     doers: int = 0
     """Requests under way, or lost, that may have resolved it."""
     arrival: "Arrival | None" = None
@@ -69,7 +69,7 @@ class Tag:
     """The same, while that is its place in the order of its key; None when nobody can say what that is."""
     out_of_order: bool = False
     """It has lost its place, perhaps before it was acknowledged."""
-    holder: "Held | None" = None
+    holder: "HeldLease | None" = None
     handed: int = 0
     """How often it was handed out."""
     attempt: int = 0
@@ -78,7 +78,7 @@ class Tag:
     """A delay holds it until then; 0 when there is none, or nobody knows."""
     homing: int = 0
     """The queue to which an operator sent it, and where its key is parked for it."""
-    places: list[Place] = field(default_factory=list)
+    places: list[ItemPlace] = field(default_factory=list)
     """Every place where it was ever found, in that order."""
     parents: "list[Tag]" = field(default_factory=list)
     """The items whose completion was to produce it."""
@@ -93,7 +93,7 @@ class Tag:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class HeldLease:
     """A lease as its holder knows it."""
 
     incarnation: int

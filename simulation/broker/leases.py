@@ -1,6 +1,6 @@
 """Who holds what in a simulated broker, and whether the answers to lease, complete, retry, bury and extend are right.
 
-Owns: `Facts`, which the model and the leases share, and `Leases`, which knows of each lease what its holder knows.
+Owns: `Facts`, which the model and the leases share, and `LeaseModel`, which knows of each lease what its holder knows.
 A lease is *surely valid* while its deadline lies ahead and nothing was lost that it rests on: then nobody else may have its items, and its
 holder may not be refused. It is *surely stale* when its items were given to someone else, or its deadline is past: then it must be
 refused. Between the two lies what a power cut or a lost answer leave in doubt. A write that fails, or an interrupt,
@@ -18,9 +18,9 @@ from penstock.rules.runs import offsets
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError
 from simulation.broker.census import Census
-from simulation.broker.items import Held, Place, Tag
+from simulation.broker.items import HeldLease, ItemPlace, Tag
 from simulation.broker.order import KeyOrder, PriorityOrder
-from simulation.broker.sent import Sent, SentLease, SentSettle
+from simulation.broker.sent import SentLease, SentRequest, SentSettle
 
 GRACE = 2 * SECOND
 """So long no lease of a slow partition ends when it is back."""
@@ -48,12 +48,12 @@ class Facts:
         assert tag is not None, f"{payload!r} was found, which nobody produced"
         return tag
 
-    def remembers(self, sent: Sent, later: int = 0) -> bool:
+    def remembers(self, sent: SentRequest, later: int = 0) -> bool:
         """Whether a request is surely known by its id, now or so much later."""
         return self.era == sent.era and self.now + later - sent.since < REMEMBERED
 
 
-class Leases:
+class LeaseModel:
     """Every lease in somebody's hands."""
 
     def __init__(self, facts: Facts) -> None:
@@ -61,7 +61,7 @@ class Leases:
         self._census = facts.census
         self._order = facts.order
         self._priorities = facts.priorities
-        self.held: list[Held] = []
+        self.held: list[HeldLease] = []
         self.unknown_until: dict[int, int] = {}
         """Queue → until when items may be leased to somebody who never learnt of it."""
         self.lost = 0
@@ -89,7 +89,7 @@ class Leases:
         for held in self.held:
             held.doubtful = held.doubtful or power or held.deadline <= ended
             held.deadline = self.now + held.timeout
-        self._unopened.update(self._census.rooms)
+        self._unopened.update(self._census.partitions)
         for tag in self._facts.tags.values():
             tag.not_before = 0
             tag.attempt = 0 if power else tag.attempt
@@ -105,9 +105,9 @@ class Leases:
 
     def watch(self) -> None:
         """Remember how each partition was opened. One that is opened anew in the same process keeps every lease that was answered."""
-        for owner, room in self._census.rooms.items():
-            if room.healthy:
-                self._states[owner] = room.state
+        for owner, seen in self._census.partitions.items():
+            if seen.healthy:
+                self._states[owner] = seen.state
         opened = {owner for owner in self._unopened if owner in self._states}
         self._unopened -= opened
         for held in self.held if opened else ():
@@ -156,11 +156,11 @@ class Leases:
     def check_known(self, unanswered: Collection[int]) -> None:
         """At rest: whatever is leased is in somebody's hands, or may be, because an answer was lost or (`unanswered` queues) waits."""
         known = {(held.incarnation, held.partition, held.lease) for held in self.held}
-        for (incarnation, partition), room in self._census.rooms.items():
-            for lease, given in room.held.items() if room.healthy else ():
+        for (incarnation, partition), seen in self._census.partitions.items():
+            for lease, given in seen.held.items() if seen.healthy else ():
                 sure = (incarnation, partition, lease) in known or self.unknown_until.get(incarnation, 0) > self.now
                 sure = sure or incarnation in unanswered
-                assert sure, f"{[room.tags[offset] for offset in given]} of partition {partition} are leased and nobody has them"
+                assert sure, f"{[seen.tags[offset] for offset in given]} of partition {partition} are leased and nobody has them"
 
     # -- lease ---------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Leases:
             assert not sent.first, f"{known[0]} was given twice"
             assert known[0].open.keys() >= given.keys() or known[0].doubtful, f"{known[0]} was given again with {list(given)}"
             return
-        held = Held(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
+        held = HeldLease(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
         held.timeout = held.deadline - sent.ran(self.now)
         if sent.ran_at is not None:  # its partition may have been slow, and is back
             held.spared_until = self._spared_until.get((held.incarnation, held.partition), 0)
@@ -203,8 +203,8 @@ class Leases:
             self._priorities.check(held, self.now)
         self.held.append(held)
 
-    def _check_given(self, held: Held, offset: int, tag: Tag) -> None:
-        place = Place(held.incarnation, held.partition, offset)
+    def _check_given(self, held: HeldLease, offset: int, tag: Tag) -> None:
+        place = ItemPlace(held.incarnation, held.partition, offset)
         there = self._census.at(place)
         assert there is None or there is tag, f"{held} was given {tag} at {place}, where {there} is"
         assert not tag.resolved, f"{held} was given {tag}, which is resolved"
@@ -215,19 +215,19 @@ class Leases:
         assert not tag.at, f"{held} was given {tag} before its time"
         assert tag.not_before <= self.now, f"{held} was given {tag} {(tag.not_before - self.now) / SECOND} s before its delay is over"
 
-    def _see_left(self, held: Held, tag: Tag) -> None:
+    def _see_left(self, held: HeldLease, tag: Tag) -> None:
         """Somebody else has an item whose holder waits for an answer: what was asked was done, and the answer must say so."""
         offset = next((offset for offset, one in held.open.items() if one is tag), None)
         if offset is None or offset not in held.leaving:
             return
-        if not self._census.holds(Place(held.incarnation, held.partition, offset), held.lease):
+        if not self._census.holds(ItemPlace(held.incarnation, held.partition, offset), held.lease):
             held.left.add(offset)
             if held.holds(tag, self.now):
                 held.surely_left.add(offset)
             held.close_behind(offset)
             tag.attempt = 0  # whether that one counts is known when the answer is there
 
-    def _check_attempts(self, held: Held, attempts: Mapping[int, int]) -> None:
+    def _check_attempts(self, held: HeldLease, attempts: Mapping[int, int]) -> None:
         """Every lease that was answered counts as an attempt, unless its holder said that it was none."""
         keys: set[bytes] = set()
         for offset, tag in held.open.items():
@@ -281,7 +281,7 @@ class Leases:
         if all(isinstance(one, Settled) for one in answer):
             sent.answered = list(answer)
 
-    def _refused(self, sent: SentSettle, held: Held, wanted: list[int], error: PenstockError) -> None:
+    def _refused(self, sent: SentSettle, held: HeldLease, wanted: list[int], error: PenstockError) -> None:
         if isinstance(error, OutcomeUnknown):
             self.unsettled(sent)
             return
@@ -298,14 +298,14 @@ class Leases:
             for tag in sent.follow_ups:
                 tag.void = tag.void or not tag.seen
 
-    def _undo(self, sent: SentSettle, held: Held, wanted: Iterable[int]) -> None:
+    def _undo(self, sent: SentSettle, held: HeldLease, wanted: Iterable[int]) -> None:
         """These were not completed by this request."""
         if sent.action == "complete":
             for tag in sent.tags:
                 if any(tag is held.open.get(offset) for offset in wanted):
                     tag.doers = max(0, tag.doers - 1)
 
-    def _accepted(self, sent: SentSettle, held: Held, wanted: list[int], result: Settled) -> None:
+    def _accepted(self, sent: SentSettle, held: HeldLease, wanted: list[int], result: Settled) -> None:
         refused = {*result.refused, *result.early}
         done = [offset for offset in wanted if offset not in refused]
         known = held.surely_left.issubset(done) or sent.unknown
@@ -329,7 +329,7 @@ class Leases:
             assert not sure, f"{sent}: {tag} was refused though {held} is valid"
         self._do(sent, held, done)
 
-    def _accepted_later(self, sent: SentSettle, held: Held, done: list[int], result: Settled) -> None:
+    def _accepted_later(self, sent: SentSettle, held: HeldLease, done: list[int], result: Settled) -> None:
         """A repetition: what it says was done may have been done the first time."""
         by_others = bool(done) and all(offset in held.done for offset in done)
         if sent.action == "complete":
@@ -350,7 +350,7 @@ class Leases:
             elif sent.answered is None and not sent.unknown:  # another request has completed the items, and that one had no follow-ups
                 tag.void = tag.void or not tag.seen
 
-    def _do(self, sent: SentSettle, held: Held, done: list[int]) -> None:
+    def _do(self, sent: SentSettle, held: HeldLease, done: list[int]) -> None:
         """What the answer means."""
         if sent.action == "extend":
             if sent.latest_era == self._facts.era:
@@ -374,7 +374,7 @@ class Leases:
         for tag in sent.follow_ups:
             tag.acknowledged = True
 
-    def _complete(self, held: Held, offset: int, tag: Tag, *, sure: bool) -> None:
+    def _complete(self, held: HeldLease, offset: int, tag: Tag, *, sure: bool) -> None:
         held.close(offset)
         held.done.add(offset)
         if tag.completed_by is not None:

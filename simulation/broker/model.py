@@ -5,7 +5,7 @@ that nobody waits without a reason when the broker is at rest.
 - what was acknowledged is in one place, or resolved by somebody who asked for that;
 - what was refused is nowhere; what was never answered is there at most once;
 - what was resolved stays so until it is sought.
-Leases are judged in leases.py, the order of items in order.py. Nothing here knows how a broker works; of its words it uses states only.
+LeaseModel are judged in leases.py, the order of items in order.py. Nothing here knows how a broker works; of its words it uses states only.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,17 +24,17 @@ from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 from penstock.words.origin import Origin
 from simulation.broker.census import Found
-from simulation.broker.items import Place, Tag
-from simulation.broker.leases import Facts, Leases
-from simulation.broker.sent import Sent, SentLease, SentProduce, SentSettle, SentWatch
+from simulation.broker.items import ItemPlace, Tag
+from simulation.broker.leases import Facts, LeaseModel
+from simulation.broker.sent import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
 
 
-class Promise(NamedTuple):
+class PromisedPlace(NamedTuple):
     """An answer that names the place of an item."""
 
     sent: SentProduce
     tag: Tag
-    place: Place
+    place: ItemPlace
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class BrokerModel(Facts):
     def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(undisturbed)
         self.undisturbed = undisturbed
-        self.leases = Leases(self)
+        self.leases = LeaseModel(self)
         self.wall = 0
         self.date_set_at = 0
         self.windows: dict[int, int] = {}
@@ -62,7 +62,7 @@ class BrokerModel(Facts):
         """Items whose produce is not answered yet."""
         self._unsure: dict[tuple[int, bytes | None, bytes], int] = {}
         """Dedup ids that may or may not be taken, until when."""
-        self._promises: list[Promise] = []
+        self._promises: list[PromisedPlace] = []
         """Answers that name places in partitions which failed when the answers came: judged when those are in order again."""
         self.clearing: set[int] = set()
         """Queues of which items may be resolved by an operator's word."""
@@ -172,7 +172,7 @@ class BrokerModel(Facts):
 
     # -- requests ------------------------------------------------------------------------------------
 
-    def sending(self, sent: Sent) -> None:
+    def sending(self, sent: SentRequest) -> None:
         if sent.first:
             sent.since, sent.era = self.now, self.era
         sent.latest_era = self.era
@@ -183,7 +183,7 @@ class BrokerModel(Facts):
         elif isinstance(sent, SentSettle):
             self.leases.settling(sent)
 
-    def lost(self, sent: Sent) -> None:
+    def lost(self, sent: SentRequest) -> None:
         """The process ended before the answer."""
         sent.unknown = True
         if isinstance(sent, SentProduce):
@@ -194,7 +194,7 @@ class BrokerModel(Facts):
         elif isinstance(sent, SentSettle):
             self.leases.unsettled(sent)
 
-    def judge(self, sent: Sent) -> None:
+    def judge(self, sent: SentRequest) -> None:
         """An answer came."""
         answer, error = sent.request.answer, sent.request.error
         if isinstance(sent, SentProduce):
@@ -227,7 +227,7 @@ class BrokerModel(Facts):
             numbers = list(part.stored.offsets)
             assert len(numbers) == len(indexes), f"{len(indexes)} items got {len(numbers)} ids: {part}"
             for index, number in zip(indexes, numbers, strict=True):
-                self._stored(sent, index, Place(sent.incarnation, *locate(part.partition, number)), again=part.stored.again)
+                self._stored(sent, index, ItemPlace(sent.incarnation, *locate(part.partition, number)), again=part.stored.again)
 
     def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
         """Nothing of these is stored, unless the error says that nobody knows."""
@@ -246,7 +246,7 @@ class BrokerModel(Facts):
             if tag.dedup is not None:
                 self._unsure[sent.incarnation, tag.key, tag.dedup] = self.now + self.windows[sent.incarnation]
 
-    def _stored(self, sent: SentProduce, index: int, place: Place, *, again: bool) -> None:
+    def _stored(self, sent: SentProduce, index: int, place: ItemPlace, *, again: bool) -> None:
         tag, known = sent.tags[index], sent.ids.get(index)
         if known is not None and self.remembers(sent):
             assert place == known, f"{sent} was answered with {place} for {tag}, and before with {known}"
@@ -256,7 +256,7 @@ class BrokerModel(Facts):
             self._look_up(sent, tag, place, again=again)
         elif sent.incarnation in self.queues:
             tag.acknowledged = tag.acknowledged or tag.dedup is None
-            self._promises.append(Promise(sent, tag, place))
+            self._promises.append(PromisedPlace(sent, tag, place))
 
     def _keep_promises(self) -> None:
         """Look up what was answered while its partition failed."""
@@ -268,11 +268,11 @@ class BrokerModel(Facts):
             elif promise.sent.incarnation in self.queues:
                 self._promises.append(promise)
 
-    def _look_up(self, sent: SentProduce, tag: Tag, place: Place, *, again: bool) -> None:
+    def _look_up(self, sent: SentProduce, tag: Tag, place: ItemPlace, *, again: bool) -> None:
         """At the place that an answer names there is the item, or the first one with its dedup id."""
         real = self.census.at(place)
         if real is None:
-            dropped = place.offset in self.census.rooms[place[:2]].dropped
+            dropped = place.offset in self.census.partitions[place[:2]].dropped
             assert dropped, f"{tag} was said to be at {place}, where nothing is: {sent}"
             tag.acknowledged = tag.acknowledged or tag.dedup is None
         elif real is tag:
@@ -282,7 +282,7 @@ class BrokerModel(Facts):
             assert same, f"{tag} was said to be at {place}, where {real} is"
             self._duplicate(sent, tag, real)
 
-    def _stored_anew(self, sent: SentProduce, tag: Tag, place: Place, *, again: bool) -> None:
+    def _stored_anew(self, sent: SentProduce, tag: Tag, place: ItemPlace, *, again: bool) -> None:
         fresh = sent.first and not again and not tag.acknowledged
         tag.acknowledged = True
         if fresh and not tag.scheduled:
@@ -332,13 +332,13 @@ class BrokerModel(Facts):
         self.order.follow()
         self.leases.watch()
 
-    def _check_origin(self, tag: Tag, place: Place, came: Origin | None) -> None:
+    def _check_origin(self, tag: Tag, place: ItemPlace, came: Origin | None) -> None:
         """An item that comes from elsewhere says where it was, and what happened to it there."""
         before = tag.places[: tag.places.index(place)]
         if came is None:
             assert not before or not self.census.whole, f"{tag} came to {place} from {before} and does not say so"
             return
-        buried_in = Place(came.incarnation, *came.place)
+        buried_in = ItemPlace(came.incarnation, *came.place)
         assert buried_in in before, f"{tag} came to {place} and says that it was at {buried_in}, where it never was: {before}"
         if came.buried_at and before and before[-1] == buried_in:
             known = self.queues.get(came.incarnation)
@@ -391,14 +391,14 @@ class BrokerModel(Facts):
     def _resolved(self, tag: Tag, found: Found) -> None:
         """An item was resolved where it was last found; another copy may still wait for the news of its arrival."""
         clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
-        dropped = any(spot.place.offset in self.census.rooms[spot.place[:2]].dropped for spot in found.done)
+        dropped = any(spot.place.offset in self.census.partitions[spot.place[:2]].dropped for spot in found.done)
         dropped = dropped and (tag.mortal or bool(tag.handed or self.leases.lost) or self.order.was_buried(tag))
         assert tag.doers or clearing or dropped, f"{tag} was resolved and nobody asked for that: {found}"
         tag.resolved = True
 
     # -- at rest -------------------------------------------------------------------------------------
 
-    def at_rest(self, loops: Sequence[Loop], pending: Sequence[Sent], now: int, *, troubled: bool) -> None:
+    def at_rest(self, loops: Sequence[Loop], pending: Sequence[SentRequest], now: int, *, troubled: bool) -> None:
         """No queue wants a turn: whoever waits must have a reason."""
         out = {loop.turns.incarnation: loop for loop in loops if loop.waiting_for_disk}
         self.leases.check_known({sent.incarnation for sent in pending if isinstance(sent, SentLease) and sent.ran_at is not None})
@@ -427,30 +427,30 @@ class BrokerModel(Facts):
                     assert not late, f"{tag} is due and still {found}"
                 held = tag.holder
                 if spot.life is Life.LEASED and held is not None and held.deadline <= self.now and not held.doubtful:
-                    room = self.census.rooms[spot.place[:2]]
-                    mine = spot.place[:2] == (held.incarnation, held.partition) and spot.place.offset in room.held.get(held.lease, ())
+                    seen = self.census.partitions[spot.place[:2]]
+                    mine = spot.place[:2] == (held.incarnation, held.partition) and spot.place.offset in seen.held.get(held.lease, ())
                     assert not mine, f"{held} of {tag} is over, and nobody took it back"
 
     def _check_producers(self, info: QueueInfo, waiting: Sequence[SentProduce]) -> None:
         """Whoever waits for room waits because there is none."""
         if waiting and self.census.whole:
-            rooms = [room for (queue, _), room in self.census.rooms.items() if queue == info.incarnation]
-            there = sum(life not in (Life.COMPLETED, Life.BURIED) for room in rooms for life in room.lives)
+            partitions = [seen for (queue, _), seen in self.census.partitions.items() if queue == info.incarnation]
+            there = sum(life not in (Life.COMPLETED, Life.BURIED) for seen in partitions for life in seen.lives)
             fits = there == 0 or there + len(waiting[0].tags) <= info.options.max_items
             assert not fits, f"{waiting[0]} waits though there is room: {there} of {info.options.max_items}"
 
     def _check_followers(self, waiting: Sequence[SentWatch]) -> None:
         """Whoever waits for something new is told when it is there."""
         for sent in waiting:
-            for (queue, number), room in self.census.rooms.items():
-                new = queue == sent.incarnation and room.healthy and len(room.lives) > sent.offsets.get(number, 0)
-                assert not new, f"{sent} waits though partition {number} has {len(room.lives)} items"
+            for (queue, number), seen in self.census.partitions.items():
+                new = queue == sent.incarnation and seen.healthy and len(seen.lives) > sent.offsets.get(number, 0)
+                assert not new, f"{sent} waits though partition {number} has {len(seen.lives)} items"
 
     def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
         """Whoever waits for items waits because there is none to be had."""
         members = [member for member in loop.turns.members.values() if member.healthy]
         whole = len(members) == len(loop.turns.members)
-        paused = any(room.paused for (queue, _), room in self.census.rooms.items() if queue == sent.incarnation)
+        paused = any(seen.paused for (queue, _), seen in self.census.partitions.items() if queue == sent.incarnation)
         if sent.ran_at is not None or (loop.turns.deferred and not whole) or paused:
             return
         if any(member.awaited and member.has_ready_items for member in loop.turns.members.values()):
@@ -502,13 +502,13 @@ class BrokerModel(Facts):
             assert not fences, f"queue {loop.turns.name} still waits for {fences}"
 
 
-def _latest(tag: Tag, found: Found) -> Place:
+def _latest(tag: Tag, found: Found) -> ItemPlace:
     """The place to which an item came last."""
     there = {spot.place for spot in found.spots()}
     return next(place for place in reversed(tag.places) if place in there)
 
 
-def _answered_by(sent: Sent, loop: Loop) -> int:
+def _answered_by(sent: SentRequest, loop: Loop) -> int:
     """By when a request is answered although partitions are out: everybody is given the time for one turn.
 
     Whoever was run, or stands in line for items, is told when what it waits for has landed or is slow. That is later when no turn was run

@@ -39,7 +39,7 @@ from penstock.words import ids
 from simulation.broker.census import Spot
 from simulation.broker.harness import BrokerHarness
 from simulation.broker.input import RandomInput
-from simulation.broker.items import Place, Tag
+from simulation.broker.items import ItemPlace, Tag
 
 MOST_PARTITIONS = 4
 MOVED = "moved"
@@ -287,13 +287,13 @@ class Inspector:
         if isinstance(said, Explained) and model.census.whole and said.state != MOVED:
             self._compare(tag, place, said)
 
-    def _compare(self, tag: Tag, place: Place, said: Explained) -> None:
+    def _compare(self, tag: Tag, place: ItemPlace, said: Explained) -> None:
         """What is said is true of the copy it is said of; and where there is a living copy, it is said of that."""
         model = self._harness.model
         name = model.queues.get(place.incarnation)
-        where = Place(next((q for q, info in model.queues.items() if info.name == said.queue), 0), *ids.parse_id(said.id))
+        where = ItemPlace(next((q for q, info in model.queues.items() if info.name == said.queue), 0), *ids.parse_id(said.id))
         assert model.census.at(where) is tag, f"{tag} was explained as {said}, where {model.census.at(where)} is ({name})"
-        spots: dict[Place, Spot] = {spot.place: spot for spot in model.census.of(tag).spots()}
+        spots: dict[ItemPlace, Spot] = {spot.place: spot for spot in model.census.of(tag).spots()}
         assert spots[where].life.value == said.state, f"{tag} is {model.census.of(tag)} and was explained as {said}"
 
     def _list(self, queue: int) -> None:
@@ -308,15 +308,15 @@ class Inspector:
         found = sorted(place for place in ((item.partition, item.offset) for item in listed) if place not in taken)
         left = {place[1:] for place in model.census.left(queue)}  # they are listed where they are now
         expected = [
-            (partition, offset) for (incarnation, partition), room in model.census.rooms.items() if incarnation == queue
-            for offset, life in enumerate(room.lives) if life in states and offset not in room.dropped and (partition, offset) not in left
+            (partition, offset) for (incarnation, partition), seen in model.census.partitions.items() if incarnation == queue
+            for offset, life in enumerate(seen.lives) if life in states and offset not in seen.dropped and (partition, offset) not in left
         ]  # fmt: skip
         assert found == sorted(expected), f"listed were {found}, and there are {sorted(expected)}"
 
     def _dropped(self, queue: int) -> set[tuple[int, int]]:
         """What retention has taken, as far as was seen."""
-        rooms = self._harness.model.census.rooms.items()
-        return {(number, offset) for (incarnation, number), room in rooms if incarnation == queue for offset in room.dropped}
+        partitions = self._harness.model.census.partitions.items()
+        return {(number, offset) for (incarnation, number), seen in partitions if incarnation == queue for offset in seen.dropped}
 
     def _read(self, queue: int) -> None:
         """History has every item that was ever here and is kept; one that was only moved within the queue, once."""
@@ -327,7 +327,7 @@ class Inspector:
         read = [model.tags[payload] for _, items in answer.items for payload in items.batch.payloads]
         for tag in model.tags.values():
             here = [place for place in tag.places if place.incarnation == queue and model.census.at(place) is tag]
-            kept = [place for place in here if place.offset not in model.census.rooms[place[:2]].dropped]
+            kept = [place for place in here if place.offset not in model.census.partitions[place[:2]].dropped]
             assert bool(kept) == (tag in read) or len(here) > len(kept), f"{tag} was {'not ' * (tag not in read)}read, and is at {kept}"
             assert read.count(tag) <= max(1, len(kept)), f"{tag} was read {read.count(tag)} times"
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.rules.life import State as Life
 from penstock.words.clock import SECOND
 from simulation.broker.census import Census, Spot
-from simulation.broker.items import ENDLESS, Held, Place, Tag
+from simulation.broker.items import ENDLESS, HeldLease, ItemPlace, Tag
 from simulation.partition.order import UNSURE, lifted
 
 HOLDS = (Life.READY, Life.LEASED, Life.SCHEDULED)
@@ -25,11 +25,11 @@ class KeyOrder:
     def __init__(self, census: Census) -> None:
         self._census = census
         self._lines: dict[tuple[int, bytes], list[Tag]] = {}
-        self.parked: dict[tuple[int, bytes], dict[Tag, Place]] = {}
+        self.parked: dict[tuple[int, bytes], dict[Tag, ItemPlace]] = {}
         """Queue and key → items that hold it though they were given up, each with the place where that happened."""
         self.perhaps: set[tuple[int, bytes]] = set()
         """Keys that are parked unless an operator's word, never answered, has freed them."""
-        self._burials: dict[Place, Tag] = {}
+        self._burials: dict[ItemPlace, Tag] = {}
         """Places where an item was found buried, or as it left for a dead queue."""
         self._former: set[Tag] = set()
         """Items that are buried, or were at the last look."""
@@ -62,12 +62,12 @@ class KeyOrder:
                     tag.forget_order()
         self._former = {*self._burials.values(), *burials.values()}
         self._burials = burials
-        self._on_bury = {owner: room.policy.on_bury for owner, room in self._census.rooms.items()}
+        self._on_bury = {owner: seen.policy.on_bury for owner, seen in self._census.partitions.items()}
 
     def _give_up(self, tag: Tag, spot: Spot) -> None:
         tag.at = tag.not_before = tag.homing = tag.attempt = 0  # what is given up waits for nothing any more, and begins anew
         owner = spot.place[:2]
-        now = self._census.rooms[owner].policy.on_bury
+        now = self._census.partitions[owner].policy.on_bury
         before = self._on_bury.get(owner, now)
         if tag.key is not None and "park" == now == before:
             self.parked.setdefault((spot.place.incarnation, tag.key), {})[tag] = spot.place
@@ -134,7 +134,7 @@ class KeyOrder:
 
     # -- a lease was handed out ----------------------------------------------------------------------
 
-    def check(self, held: Held, per_key: int, others: list[Held], now: int) -> None:
+    def check(self, held: HeldLease, per_key: int, others: list[HeldLease], now: int) -> None:
         """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
         given: dict[bytes, list[Tag]] = {}
         for tag in held.open.values():
@@ -147,16 +147,16 @@ class KeyOrder:
                 self._check_parked(held, tag, tags)
                 self._check_earlier(held, tag, tags[:place])
 
-    def _check_alone(self, held: Held, key: bytes, others: list[Held], now: int) -> None:
+    def _check_alone(self, held: HeldLease, key: bytes, others: list[HeldLease], now: int) -> None:
         for other in others:
             if other is not held and other.incarnation == held.incarnation and other.valid(now):
                 for offset, tag in other.open.items():
-                    place = Place(other.incarnation, other.partition, offset)
+                    place = ItemPlace(other.incarnation, other.partition, offset)
                     if offset in other.leaving and not self._census.holds(place, other.lease):
                         continue  # its holder has settled it, and will be told so
                     assert tag.key != key or tag.holder is not other, f"{held} has key {key!r} while {other} has {tag}"
 
-    def _check_parked(self, held: Held, tag: Tag, others: list[Tag]) -> None:
+    def _check_parked(self, held: HeldLease, tag: Tag, others: list[Tag]) -> None:
         """Nothing goes past an item that was given up and parks the key; one that was not behind it may have been given just before."""
         assert tag.key is not None
         for holder, buried_in in self.parked.get((held.incarnation, tag.key), {}).items():
@@ -164,7 +164,7 @@ class KeyOrder:
             passed = holder not in others and (later or (buried_in.partition == held.partition and holder not in self._just_parked))
             assert not passed, f"{held} was given {tag}, whose key is parked because {holder} was given up"
 
-    def _check_earlier(self, held: Held, tag: Tag, before: list[Tag]) -> None:
+    def _check_earlier(self, held: HeldLease, tag: Tag, before: list[Tag]) -> None:
         """Nothing of its key that was stored earlier waits in the queue."""
         if tag.order is None or tag.key is None or tag.queue != held.incarnation:
             return
@@ -181,7 +181,7 @@ class KeyOrder:
 class Wait(NamedTuple):
     """An item that is ready: where, and since when at the earliest and at the latest."""
 
-    place: Place
+    place: ItemPlace
     earliest: int
     latest: int
 
@@ -216,7 +216,7 @@ class PriorityOrder:
         """See what waits after a turn."""
         self._sought |= seeking
         giving: dict[tuple[int, int], object] = {
-            owner: room.state for owner, room in self._census.rooms.items() if room.healthy and not room.paused
+            owner: seen.state for owner, seen in self._census.partitions.items() if seen.healthy and not seen.paused
         }
         self._gave, self._giving = self._giving, giving
         self._before, self._waiting = self._waiting, {}
@@ -226,22 +226,22 @@ class PriorityOrder:
                     self._waiting[tag] = self._wait(self._before.get(tag), spot.place, now)
         self._rebooted = False
 
-    def _wait(self, known: Wait | None, place: Place, now: int) -> Wait:
+    def _wait(self, known: Wait | None, place: ItemPlace, now: int) -> Wait:
         if known is not None and known.place == place and not self._rebooted:
             return known
         seen = place[:2] in self._gave and not self._rebooted  # else it may have become ready while nobody could look
         return Wait(place, now if seen else -ENDLESS, now)
 
-    def check(self, held: Held, now: int) -> None:
+    def check(self, held: HeldLease, now: int) -> None:
         """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
         if not self.judging or held.incarnation in self._sought or not self._steady((held.incarnation, held.partition)):
             return
         if held.incarnation in self._census.looking_on:
             return
-        aging = self._census.rooms[held.incarnation, held.partition].policy.priority_aging
+        aging = self._census.partitions[held.incarnation, held.partition].policy.priority_aging
         passed = [(tag, wait) for tag, wait in self._waiting.items() if self._before.get(tag) == wait and self._elsewhere(held, tag, wait)]
         for offset, tag in held.open.items() if passed else ():
-            place = Place(held.incarnation, held.partition, offset)
+            place = ItemPlace(held.incarnation, held.partition, offset)
             taken = self._before.get(tag, Wait(place, now, now))
             if tag.key is not None or taken.place != place:
                 continue
@@ -255,7 +255,7 @@ class PriorityOrder:
                     f"{older / SECOND} s older, waits in partition {wait.place.partition}"
                 )
 
-    def _elsewhere(self, held: Held, tag: Tag, wait: Wait) -> bool:
+    def _elsewhere(self, held: HeldLease, tag: Tag, wait: Wait) -> bool:
         """Whether an item lay in another partition of the queue all the time, and could have been leased there."""
         owner = wait.place[:2]
         return tag.key is None and owner[0] == held.incarnation and owner[1] != held.partition and self._steady(owner)

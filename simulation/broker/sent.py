@@ -1,6 +1,6 @@
 """What callers of a simulated broker have asked, and what they know of it.
 
-Owns: `Sent` and its kinds: a request that can be asked again under the same request id when its answer was lost.
+Owns: `SentRequest` and its kinds: a request that can be asked again under the same request id when its answer was lost.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import ClassVar
 from penstock.loop import requests
 from penstock.loop.requests import Part, Verb
 from penstock.words.batch import Batch
-from simulation.broker.items import Held, Place, Tag
+from simulation.broker.items import HeldLease, ItemPlace, Tag
 
 
-class Sent:
+class SentRequest:
     """One request; `make` fills in what is put into an inbox, anew each time."""
 
     kind: ClassVar[str] = "request"
@@ -65,7 +65,7 @@ class Sent:
         return ""
 
 
-class SentProduce(Sent):
+class SentProduce(SentRequest):
     """Store items."""
 
     kind = "produce"
@@ -74,7 +74,7 @@ class SentProduce(Sent):
         super().__init__(incarnation, request_id, wait)
         self.batch = batch
         self.tags = tags
-        self.ids: dict[int, Place] = {}
+        self.ids: dict[int, ItemPlace] = {}
         """What was answered for the item at each index."""
 
     @property
@@ -89,7 +89,7 @@ class SentProduce(Sent):
         return f": {self.tags}"
 
 
-class SentLease(Sent):
+class SentLease(SentRequest):
     """Give items."""
 
     kind = "lease"
@@ -107,7 +107,7 @@ class SentLease(Sent):
         return f": {self.want}, {self.per_key} a key"
 
 
-class SentWatch(Sent):
+class SentWatch(SentRequest):
     """Wait for something new."""
 
     kind = "watch"
@@ -120,7 +120,7 @@ class SentWatch(Sent):
         return requests.Watch(dict(self.offsets), deadline)
 
 
-class SentSettle(Sent):
+class SentSettle(SentRequest):
     """Settle items of one lease or several."""
 
     kind = "settle"
@@ -128,7 +128,7 @@ class SentSettle(Sent):
     def __init__(
         self,
         action: Verb,
-        parts: Sequence[tuple[Held, list[int] | None]],
+        parts: Sequence[tuple[HeldLease, list[int] | None]],
         request_id: bytes | None,
         *,
         delay: int = 0,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.logs import codec
-from penstock.logs.api import FrameType, Gap
+from penstock.logs.api import Frame, FrameType, Gap
 from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
@@ -18,7 +18,7 @@ from penstock.rules.life import TRANSITIONS, Event
 from penstock.rules.life import State as Life
 from penstock.rules.records import Record
 from penstock.rules.runs import offsets
-from penstock.rules.state import State
+from penstock.rules.state import Counts, State
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY
@@ -42,11 +42,13 @@ EVENTS = {
 }
 """What a step of each kind may do to an item. (The later items of a unit are retried when an earlier one is buried.)"""
 
+COUNTED = [Life(name) for name in Counts._fields]
+
 
 def look(state: State, now: Moment) -> View:
     """What a partition shows."""
     return View(
-        [state.state_of(offset) or Life.COMPLETED for offset in range(state.next_offset)],
+        lives(state),
         {offset: (failure.attempts, failure.reason) for offset, failure in state.failures.items()},
         {offset: (burial.attempts, burial.reason == EXPIRED) for offset, burial in state.buried.items()},
         {number: (grant.deadline, sorted(offsets(grant.runs()))) for number, grant in state.leases.live.items()},
@@ -58,6 +60,12 @@ def look(state: State, now: Moment) -> View:
         set(offsets(state.dropped.runs)),
         dict(state.cursors),
     )
+
+
+def lives(state: State) -> list[Life]:
+    """The state of every item."""
+    state_of = state.state_of
+    return [state_of(offset) or Life.COMPLETED for offset in range(state.next_offset)]
 
 
 def check_same(real: View, expected: View) -> None:
@@ -85,8 +93,8 @@ def check_transitions(kind: str, before: Sequence[Life], after: Sequence[Life]) 
 
 def check_counts(state: State, states: Sequence[Life]) -> None:
     """Counts are a recount."""
-    recount = {name: states.count(Life(name)) for name in state.counts._fields}
-    assert state.counts._asdict() == recount, f"{state.counts}, but counted one by one {recount}"
+    recount = tuple([states.count(life) for life in COUNTED])
+    assert state.counts == recount, f"{state.counts}, but counted one by one {recount}"
 
 
 def check_explained(partition: Partition, offset: int, states: Sequence[Life]) -> None:
@@ -110,19 +118,23 @@ def check_replay(partition: Partition) -> None:
     (unless retention took frames in between). What each record is said to do to items it does, and nothing else."""
     whole, latest = Witness(), State()
     last, unbroken = 0, True
+    frames: list[Frame] = []
     for frame in partition.log.frames():
         assert not isinstance(frame, Gap), f"there is a gap: {frame}"
+        frames.append(frame)
+    latest_base = max((number for number, frame in enumerate(frames) if frame.type is FrameType.BASE), default=-1)
+    for number, frame in enumerate(frames):
         unbroken, last = unbroken and frame.sequence == last + 1, frame.sequence
         if frame.type is FrameType.BASE:
             told = base.dump(whole.teller.state) == bytes(frame.body)
             assert told or not unbroken, f"the Base of frame {frame.sequence} is not what the frames before it tell"
-            latest = base.load(frame.body)
+            latest = base.load(frame.body) if number == latest_base else latest
             whole, unbroken = (whole, True) if unbroken else (Witness(base.load(frame.body)), True)
             continue
         if not unbroken:
             continue  # on to the next Base
         now = Moment(frame.elapsed, frame.wall)
-        for record in codec.records(frame, outline=True):
+        for record in codec.records(frame, outline=True) if number > latest_base else ():
             machine.apply(latest, record, now)
         for record in codec.records(frame):
             whole.see(record, now)
@@ -138,7 +150,7 @@ class Witness:
     def __init__(self, state: State | None = None) -> None:
         self.teller = Teller(state)
         known = self.teller.state
-        self.lives: dict[int, Life] = {offset: known.state_of(offset) or Life.COMPLETED for offset in range(known.next_offset)}
+        self.lives: dict[int, Life] = dict(enumerate(lives(known)))
         self._counts = Counter(self.lives.values())
 
     def see(self, record: Record, now: Moment) -> list[Happening]:
@@ -148,8 +160,8 @@ class Witness:
             for offset in offsets(happening.runs):
                 self._move(offset, happening.event)
         state = self.teller.state
-        recount = {name: self._counts[Life(name)] for name in state.counts._fields}
-        assert len(self.lives) == state.next_offset and state.counts._asdict() == recount, f"{record}: told {recount}, done {state.counts}"
+        recount = tuple([self._counts[life] for life in COUNTED])
+        assert len(self.lives) == state.next_offset and state.counts == recount, f"{record}: told {recount}, done {state.counts}"
         return told
 
     def _move(self, offset: int, event: Event) -> None:

@@ -14,9 +14,9 @@ from penstock.rules.life import State
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.limits import MIB, Policy, Retention
-from simulation.chance import Chance
 from simulation.partition.ledger import Holding
 from simulation.partition.model import PartitionModel
+from simulation.simulation import Chance
 
 KEYS = [b"a", b"b", b"", b"customer-42", bytes(range(40))]
 STALE_LEASE = 77

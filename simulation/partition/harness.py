@@ -1,7 +1,7 @@
 """One partition that is killed and opened again, beside a model that knows what it has promised.
 
 Owns: `PartitionHarness`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and
-`Account`, which takes the model back to what was found after a crash.
+`ModelHistory`, which takes the model back to what was found after a crash.
 - Every step is judged by the model and compared with it.
 - What was committed and synced is there after anything; what was committed is there after a process kill, and after a failed write or
   an interrupt, leases that were not synced included; of later appends any beginning may be there, each whole. After a death the model
@@ -28,6 +28,7 @@ from penstock.words.limits import Policy
 from simulation.machine import Machine
 from simulation.partition import checks, damage
 from simulation.partition.commands import RandomCommands
+from simulation.partition.ledger import View
 from simulation.partition.model import PartitionModel
 from simulation.simulation import Narration
 
@@ -49,7 +50,7 @@ class Append(NamedTuple):
     """How many steps had been taken by then."""
 
 
-class Account:
+class ModelHistory:
     """A model, and how to take it back to what was found after a crash.
 
     It watches a log's appends, so that it knows exactly which of the steps are there: an append is found whole or not at all, and none
@@ -64,13 +65,21 @@ class Account:
         """How many of them a process kill may not take back."""
         self._appends: list[Append] = []
         self._steps: list[Callable[[PartitionModel], None]] = []
-        self._kept = pickle.dumps(model)  # the model before them
+        self._kept = _copy(model)
+        """The model before them."""
+        self._adjusted = False
+        """The model was changed otherwise than by a step."""
         self._opening = True
 
     def take(self, step: Callable[[PartitionModel], None]) -> None:
         """The model takes a step."""
         step(self.model)
         self._steps.append(step)
+
+    def adjust(self, change: Callable[[PartitionModel], None]) -> None:
+        """Change the model by something that is no step: it is done again, if need be, after the steps."""
+        change(self.model)
+        self._adjusted = True
 
     def watch(self, log: FileLog) -> None:
         """Take note of what is appended to a log, and, when it is recovered, forget what is not there any more."""
@@ -103,7 +112,11 @@ class Account:
 
     def all_kept(self) -> None:
         """Whatever happens from now on, everything up to here must be found."""
-        self._kept = pickle.dumps(self.model)
+        if self._adjusted:
+            self._kept, self._adjusted = _copy(self.model), False
+        else:  # cheaper than a copy
+            for step in self._steps:
+                step(self._kept)
         self._steps.clear()
         self._appends.clear()
         self.appended, self.written, self._opening = 0, 0, False
@@ -115,9 +128,15 @@ class Account:
 
     def go_back(self, steps: int) -> None:
         """Make the model what it was after so many steps."""
-        self.model = pickle.loads(self._kept)
+        self.model, self._adjusted = _copy(self._kept), False
         for step in self._steps[:steps]:
             step(self.model)
+        del self._steps[steps:]
+
+
+def _copy(model: PartitionModel) -> PartitionModel:
+    copy: PartitionModel = pickle.loads(pickle.dumps(model))
+    return copy
 
 
 class PartitionHarness(Machine):
@@ -137,14 +156,16 @@ class PartitionHarness(Machine):
         self._owes_sync = False
         """The turn did more than give out leases."""
         policy = self.chance.policy()
-        self._account = Account(PartitionModel(policy))
+        self._history = ModelHistory(PartitionModel(policy))
         self._open(policy)
         self._state = self.partition.state
-        self._account.all_kept()
+        self._seen = checks.look(self._state, self.partition.now())
+        """What the partition showed when it was last compared with the model."""
+        self._history.all_kept()
 
     @property
     def model(self) -> PartitionModel:
-        return self._account.model
+        return self._history.model
 
     # -- what is asked of the partition --------------------------------------------------------------
 
@@ -176,22 +197,25 @@ class PartitionHarness(Machine):
             return 0
         done = found[0]
         state = self.partition.state
-        seen, overdue = checks.look(state, now).states, offsets(state.overdue.runs)
+        seen, overdue = checks.lives(state), offsets(state.overdue.runs)
         self.say("   due: %d records", done)
         self._follow("due", partial(PartitionModel.due, now=now, seen=seen, overdue=overdue, finished=not done))
         return done
 
     def _follow(self, kind: str, step: Callable[[PartitionModel], None]) -> None:
         """The model takes a step, and what it shows must be what the partition shows."""
-        now, state = self.partition.now(), self.partition.state
-        before = self.model.view(now)
-        self._account.take(step)
+        before, now, state = self._seen, self.partition.now(), self.partition.state
+        self._history.take(step)
         real = checks.look(state, now)
         checks.check_transitions(kind, before.states, real.states)
-        checks.check_same(real, self.model.view(now))
+        self._compare(real, self.model.view(now))
         checks.check_counts(state, real.states)
         # Comparing items, leases, pauses and policy: a remembered answer that changed none of these promises nothing.
         self._owes_sync = self._owes_sync or (kind != "Lease" and real[:6] != before[:6])
+
+    def _compare(self, real: View, expected: View) -> None:
+        checks.check_same(real, expected)
+        self._seen = real
 
     def commit(self) -> bool:
         """Write the turn; returns whether its answers may leave."""
@@ -226,15 +250,16 @@ class PartitionHarness(Machine):
 
     def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
-        self._account.committed()
+        self._history.committed()
         if self.partition.failed:  # keeping house failed behind it: what that wrote is not synced, and goes at the next opening
             self._reopen(refused=False)
             return
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
-            self._settle(least=self._account.written)
+            self._settle(least=self._history.written)
             return
         if self._follow_drops():
-            checks.check_same(checks.look(self._state, self.partition.now()), self.model.view(self.partition.now()))
+            now = self.partition.now()
+            self._compare(checks.look(self._state, now), self.model.view(now))
         if not self.partition.log.unsynced:
             self._all_kept()
 
@@ -294,7 +319,7 @@ class PartitionHarness(Machine):
                 self.disk.mend()
                 self.die(power=False, sure=0)
         elif self.partition.state is not self._state:
-            self._settle(least=self._account.written, refused=True)
+            self._settle(least=self._history.written, refused=True)
         elif "failing" in repr(self.partition) or self.chance.happens(0.5):
             self._reopen(refused=True)
         # else a read failed, and nothing was lost by it: the turn goes on
@@ -308,12 +333,12 @@ class PartitionHarness(Machine):
         """Open the partition anew in the same process: what was answered stands, also leases that were not synced."""
         self.disk.mend()
         self.partition.reopen()
-        self._settle(least=self._account.written, refused=refused)
+        self._settle(least=self._history.written, refused=refused)
 
     def die(self, power: bool, sure: int | None = None) -> None:
         """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
         if sure is None:  # going back after an error, it may have dropped what was not synced
-            sure = 0 if any(self._calls < call <= self.disk.calls for call in self._errors) else self._account.written
+            sure = 0 if any(self._calls < call <= self.disk.calls for call in self._errors) else self._history.written
         rebooted = False
         while True:
             if power:
@@ -338,14 +363,14 @@ class PartitionHarness(Machine):
             self._directory.close()
         except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
             went_back = self.partition.state is not self._state and not self.partition.failed  # and appended answered leases again
-            self.die(power=False, sure=self._account.written if went_back else None)
+            self.die(power=False, sure=self._history.written if went_back else None)
             return
         self.disk.mend()
         if reboot is not None:
             self.clock.reboot(reboot)
         self._delete(path for path in self.disk.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
         self._open()
-        self._settle(least=self._account.appended, rebooted=reboot is not None)
+        self._settle(least=self._history.appended, rebooted=reboot is not None)
 
     def _delete(self, paths: Iterable[str]) -> None:
         for path in list(paths):
@@ -361,7 +386,7 @@ class PartitionHarness(Machine):
     def _open(self, policy: Policy | None = None) -> None:
         self._directory = Directory.open(ROOT, files=self.disk, clock=self.clock, entropy=bytes)
         log = self._directory.log(INCARNATION, PARTITION)
-        self._account.watch(log)
+        self._history.watch(log)
         self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
         assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
 
@@ -369,14 +394,14 @@ class PartitionHarness(Machine):
         """Bring the model to what was found: at least so many of the steps, and, if the turn was refused, nothing of it."""
         self._state = self.partition.state
         moment = self._state.moment
-        account = self._account
-        self.say("   found %d steps (at least %d, at most %d)", account.found, least, account.written if refused else account.appended)
-        assert not refused or account.found <= account.written, "a turn that was refused was found"
-        account.go_back(max(account.found, least))
+        history = self._history
+        self.say("   found %d steps (at least %d, at most %d)", history.found, least, history.written if refused else history.appended)
+        assert not refused or history.found <= history.written, "a turn that was refused was found"
+        history.go_back(max(history.found, least))
         self._follow_drops()
-        checks.check_same(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
+        self._compare(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
         if rebooted:
-            self.model.rearm(moment)
+            self._history.adjust(lambda model: model.rearm(moment))
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
         self._produced_at = {offset: when for offset, when in self._produced_at.items() if offset < len(self.model.items)}
         self._all_kept()
@@ -394,9 +419,9 @@ class PartitionHarness(Machine):
                 gone = [offset for offset in dropped if not self.model.items[offset].dropped]
                 young = [offset for offset in gone if not retention.max_age or now - self._produced_at[offset] < retention.max_age]
                 assert not young, f"items {young} were dropped before their time"
-            self.model.retain(dropped)
+            self._history.adjust(lambda model: model.retain(dropped))
         return news
 
     def _all_kept(self) -> None:
-        self._account.all_kept()
+        self._history.all_kept()
         self._owes_sync = False

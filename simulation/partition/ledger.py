@@ -5,16 +5,18 @@ Owns: `Ledger`, the plain facts beneath `Model`; `Holding`, one lease; `View`, w
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.rules.life import State
 from penstock.words.clock import Moment
 from penstock.words.limits import Policy
-from simulation.partition.order import Item, earlier_of_key
+from simulation.partition.order import ModelItem, earlier_of_key
 
 EXPIRED = "expired"
 LEASE_EXPIRED = "lease expired"
 SPENT = "spent"
+Cause: TypeAlias = tuple[str, int, int]
+"""Why an item became ready again, when, and its number among those."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class Ledger:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.items: list[Item] = []
+        self.items: list[ModelItem] = []
         self.holdings: dict[int, Holding] = {}
         """Every lease ever given; those with `ended_at` are over."""
         self.paused_lease = False
@@ -102,7 +104,7 @@ class Ledger:
     def live(self) -> list[Holding]:
         return [one for one in self.holdings.values() if one.ended_at is None]
 
-    def holding(self, item: Item) -> Holding:
+    def holding(self, item: ModelItem) -> Holding:
         """The lease that holds an item."""
         return next(one for one in self.live() if item.offset in one.open)
 
@@ -113,18 +115,18 @@ class Ledger:
 
     # -- how an item moves ---------------------------------------------------------------------------
 
-    def to_tail(self, item: Item, now: Moment, *, position: int | None = None, cause: tuple[str, int, int] = ("", 0, 0)) -> None:
+    def to_tail(self, item: ModelItem, now: Moment, *, position: int | None = None, cause: Cause = ("", 0, 0)) -> None:
         """Ready: behind everything that is, or (an item that was never late) at its own place in the log's order."""
         item.state, item.ready_since, item.jumps, item.returned = State.READY, now.elapsed, False, False
         item.position = len(self.items) if position is None else position
         item.arrival = (self.step, *cause) if position is None else (self.step, "", item.offset, 0)
 
-    def to_place(self, item: Item, now: Moment) -> None:
+    def to_place(self, item: ModelItem, now: Moment) -> None:
         """Ready again at its place, which is the first of its key unless an operator put others there meanwhile."""
         item.returned, item.jumps = True, earlier_of_key(self.items, item) is not None
         item.state, item.ready_since = State.READY, now.elapsed
 
-    def come_back(self, item: Item, now: Moment, reason: str, delay: int, cause: tuple[str, int, int], *, counted: bool = True) -> None:
+    def come_back(self, item: ModelItem, now: Moment, reason: str, delay: int, cause: Cause, *, counted: bool = True) -> None:
         """Without a key to the tail; with one it keeps its place, and a delay holds the key."""
         if counted:
             item.attempts += 1
@@ -136,13 +138,13 @@ class Ledger:
         else:
             self.to_place(item, now)
 
-    def bury(self, item: Item, reason: str, *, counted: bool = False) -> None:
+    def bury(self, item: ModelItem, reason: str, *, counted: bool = False) -> None:
         item.attempts += counted
         item.state, item.reason, item.at, item.due, item.overdue = State.BURIED, reason, 0, 0, False
         item.parked = item.key is not None and self.policy.on_bury == "park"
 
     @staticmethod
-    def resolve(item: Item) -> None:
+    def resolve(item: ModelItem) -> None:
         item.state, item.attempts, item.reason, item.at, item.due = State.COMPLETED, 0, "", 0, 0
         item.overdue = item.parked = False
 
@@ -154,7 +156,7 @@ class Ledger:
             self.resolve(item)
             item.dropped = True
 
-    def attempts_spent(self, item: Item) -> bool:
+    def attempts_spent(self, item: ModelItem) -> bool:
         """Whether the lease it is under was its last."""
         return bool(self.policy.max_attempts) and item.attempts + 1 >= self.policy.max_attempts
 

@@ -18,7 +18,7 @@ from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_LEASE_TIMEOUT
 from simulation.partition.ledger import EXPIRED, LEASE_EXPIRED, SPENT, Holding, Ledger
-from simulation.partition.order import Item, available, earlier_of_key, holder_of_key, someone_ahead
+from simulation.partition.order import ModelItem, available, earlier_of_key, holder_of_key, someone_ahead
 
 Settle: TypeAlias = Complete | Retry | Bury | Extend
 
@@ -73,7 +73,7 @@ def _store(ledger: Ledger, command: c.Produce, index: int, now: Moment) -> int:
             return first
         ledger.dedups[name] = (now.elapsed + ledger.policy.dedup_window, offset)
     priority = batch.priorities[index] if batch.priorities else DEFAULT_PRIORITY
-    item = Item(offset, batch.keys[index] if batch.keys else None, priority, priority)
+    item = ModelItem(offset, batch.keys[index] if batch.keys else None, priority, priority)
     ttl = (batch.ttls[index] if batch.ttls else 0) or ledger.policy.ttl
     item.ttl_deadline = now.elapsed + ttl if ttl else 0
     ledger.items.append(item)
@@ -116,7 +116,7 @@ def _grant(ledger: Ledger, command: c.Lease, now: Moment, answer: c.Granted, tak
     ledger.remember(command.request, now, answer.lease)
 
 
-def _take(ledger: Ledger, item: Item, per_key: int, units: dict[bytes, int], now: Moment) -> None:
+def _take(ledger: Ledger, item: ModelItem, per_key: int, units: dict[bytes, int], now: Moment) -> None:
     assert item.state is State.READY, f"{item} was leased"
     if item.key in units:
         units[item.key] += 1
@@ -365,7 +365,7 @@ def _come_due(ledger: Ledger, now: Moment, seen: Sequence[State], overdue: Itera
         assert not left, f"{left[0]} is due and was left"
 
 
-def _came_due(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
+def _came_due(ledger: Ledger, item: ModelItem, state: State, now: Moment) -> None:
     assert _is_due(ledger, item, now), f"{item} became {state} before its time"
     if item.state is State.LEASED:
         _lease_ended(ledger, item, state, now)
@@ -377,7 +377,7 @@ def _came_due(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
         _arrived(ledger, item, now)
 
 
-def _lease_ended(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
+def _lease_ended(ledger: Ledger, item: ModelItem, state: State, now: Moment) -> None:
     given_up = item.overdue or ledger.attempts_spent(item)
     assert (state is State.BURIED) == given_up, f"{item} became {state} when its lease ended"
     if given_up:
@@ -387,11 +387,11 @@ def _lease_ended(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
         ledger.come_back(item, now, LEASE_EXPIRED, 0, ("expiry", holding.deadline, _rank(holding, item)))
 
 
-def _rank(holding: Holding, item: Item) -> int:
+def _rank(holding: Holding, item: ModelItem) -> int:
     return holding.number * 1_000 + holding.open.index(item.offset)
 
 
-def _arrived(ledger: Ledger, item: Item, now: Moment) -> None:
+def _arrived(ledger: Ledger, item: ModelItem, now: Moment) -> None:
     if item.backs_off and item.key is not None:
         ledger.to_place(item, now)
     else:
@@ -399,7 +399,7 @@ def _arrived(ledger: Ledger, item: Item, now: Moment) -> None:
     item.at = item.due = 0
 
 
-def _is_due(ledger: Ledger, item: Item, now: Moment, *, certain: bool = False) -> bool:
+def _is_due(ledger: Ledger, item: ModelItem, now: Moment, *, certain: bool = False) -> bool:
     """Whether something may, or must, happen to an item by itself."""
     if item.state is State.LEASED:
         return ledger.holding(item).deadline <= now.elapsed
@@ -408,7 +408,7 @@ def _is_due(ledger: Ledger, item: Item, now: Moment, *, certain: bool = False) -
     return item.state is State.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)
 
 
-def _ttl_over(item: Item, now: Moment) -> bool:
+def _ttl_over(item: ModelItem, now: Moment) -> bool:
     return 0 < item.ttl_deadline <= now.elapsed
 
 

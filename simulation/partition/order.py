@@ -1,6 +1,6 @@
 """Which item of a partition is next? The order of DESIGN §4, judged on plain items, one at a time.
 
-Owns: `Item` and the questions of order. O(n) everywhere, nothing kept: each question looks at all items anew.
+Owns: `ModelItem` and the questions of order. O(n) everywhere, nothing kept: each question looks at all items anew.
 Where two items became ready so closely together that the rules do not say which is first, either may be.
 """
 
@@ -16,7 +16,7 @@ and a lease stays in a partition for what is up to a second younger than the old
 
 
 @dataclass(slots=True, repr=False)
-class Item:
+class ModelItem:
     """One item, as the rules see it."""
 
     offset: int
@@ -54,7 +54,7 @@ class Item:
     def __repr__(self) -> str:
         """Only what is to be said of it."""
         said = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
-        return f"Item({', '.join(f'{name}={value}' for name, value, usual in said if value != usual)})"
+        return f"ModelItem({', '.join(f'{name}={value}' for name, value, usual in said if value != usual)})"
 
     @property
     def waits(self) -> bool:
@@ -70,34 +70,34 @@ class Item:
         return min(self.position, self.offset) if self.returned else self.position
 
 
-def holder_of_key(items: Iterable[Item], key: bytes) -> Item | None:
+def holder_of_key(items: Iterable[ModelItem], key: bytes) -> ModelItem | None:
     """The item that holds a key: somebody works on it, or it backs off, or it was buried and parks the key."""
     return next((item for item in items if item.key == key and (item.state is State.LEASED or item.parked or item.backs_off)), None)
 
 
-def earlier_of_key(items: Iterable[Item], item: Item) -> Item | None:
+def earlier_of_key(items: Iterable[ModelItem], item: ModelItem) -> ModelItem | None:
     """A ready item of the same key that must go before it, if there is one."""
     if item.jumps:
         return None
     return next((one for one in items if one.key == item.key and one.state is State.READY and one.position < item.earliest), None)
 
 
-def rivals(items: Iterable[Item], item: Item) -> bool:
+def rivals(items: Iterable[ModelItem], item: ModelItem) -> bool:
     """Whether another ready item of its key may as well be first."""
     others = [one for one in items if one.key == item.key and one.state is State.READY and one is not item]
     return any(item.jumps or one.jumps or (item.earliest <= one.position and one.earliest <= item.position) for one in others)
 
 
-def available(items: list[Item]) -> list[Item]:
+def available(items: list[ModelItem]) -> list[ModelItem]:
     """What may be leased: every ready item without a key, and the first of every key that nothing holds."""
     ready = [item for item in items if item.state is State.READY]
     free = {key for key in {item.key for item in ready} if key is not None and holder_of_key(items, key) is None}
     return [item for item in ready if item.key is None or (item.key in free and earlier_of_key(ready, item) is None)]
 
 
-def someone_ahead(items: list[Item], item: Item, now: int, aging: int) -> Item | None:
+def someone_ahead(items: list[ModelItem], item: ModelItem, now: int, aging: int) -> ModelItem | None:
     """The head of a lane that must go before `item`, if there is one."""
-    lanes: dict[int, list[Item]] = {}
+    lanes: dict[int, list[ModelItem]] = {}
     for other in available(items):
         if other.key is None or not rivals(items, other):
             lanes.setdefault(other.lane, []).append(other)
@@ -105,13 +105,13 @@ def someone_ahead(items: list[Item], item: Item, now: int, aging: int) -> Item |
     return next((head for head in heads if head is not item and _ahead(head, item, now, aging) and not _hidden(items, head)), None)
 
 
-def _hidden(items: list[Item], head: Item) -> bool:
+def _hidden(items: list[ModelItem], head: ModelItem) -> bool:
     """Whether others, not to be leased, that came later than a lane's head stand before it (a seek does that): its age may not be seen."""
     ready = [one for one in items if one.state is State.READY and one.lane == head.lane]
     return any(one.earliest < head.position and one.ready_since > head.ready_since for one in ready)
 
 
-def _ahead(head: Item, item: Item, now: int, aging: int) -> bool:
+def _ahead(head: ModelItem, item: ModelItem, now: int, aging: int) -> bool:
     """Whether a lane's head surely goes before an item of the same or of another lane."""
     its, best = _lifted(head, now, aging), _lifted(item, now + UNSURE, aging)
     if head.lane != item.lane:
@@ -119,7 +119,7 @@ def _ahead(head: Item, item: Item, now: int, aging: int) -> bool:
     return its <= best and _before(head, item)
 
 
-def _lifted(item: Item, now: int, aging: int) -> int:
+def _lifted(item: ModelItem, now: int, aging: int) -> int:
     return lifted(item.lane, now - item.ready_since, aging)
 
 
@@ -128,7 +128,7 @@ def lifted(priority: int, age: int, aging: int) -> int:
     return max(0, priority - age // aging) if aging else priority
 
 
-def _before(one: Item, other: Item) -> bool:
+def _before(one: ModelItem, other: ModelItem) -> bool:
     """Whether one surely stands before the other in their lane."""
     if one.position != other.position or one.key is not None or other.key is not None:
         return one.position < other.earliest

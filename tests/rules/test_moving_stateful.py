@@ -29,7 +29,7 @@ from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 from simulation.partition.ledger import EXPIRED, View
 from simulation.partition.model import PartitionModel
-from simulation.partition.order import Item
+from simulation.partition.order import ModelItem
 from tests.rules.test_fencing import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
 from tests.support import departed_of
@@ -56,7 +56,7 @@ class Fence:
     slots: set[int] | None
     keys: set[int]
 
-    def holds(self, item: Item) -> bool:
+    def holds(self, item: ModelItem) -> bool:
         """An item that came back to its place stands where it was produced."""
         key = routing.key_id(item.key) if item.key is not None else 0
         covered = item.key is not None and (key in self.keys if self.slots is None else key & routing.SLOT_MASK in self.slots)
@@ -75,7 +75,7 @@ class Moving(PartitionModel):
         self.elsewhere: dict[int, tuple[int, int, int]] = {}
         self.were_buried: set[int] = set()
 
-    def fenced(self, item: Item) -> bool:
+    def fenced(self, item: ModelItem) -> bool:
         return any(fence.holds(item) for fence in self.fences)
 
     def view(self, now: Moment, *, rebooted: bool = False) -> View:
@@ -299,14 +299,14 @@ class MovingBesideTheModel(RulesBesideTheModel):
                 break
         super()._send(command)
 
-    def _mark(self, item: Item) -> int | None:
+    def _mark(self, item: ModelItem) -> int | None:
         return self.departed.get(routing.slot(item.key)) if item.key is not None else None
 
-    def _astray(self, item: Item) -> bool:
+    def _astray(self, item: ModelItem) -> bool:
         mark = self._mark(item)
         return item.state is Life.READY and mark is not None and item.earliest >= mark
 
-    def _surely_astray(self, item: Item) -> bool:
+    def _surely_astray(self, item: ModelItem) -> bool:
         """At the mark itself it may have been ready, and in its key's line, before the slot left."""
         mark = self._mark(item)
         return mark is not None and item.earliest > mark

@@ -8,6 +8,7 @@ import errno
 import os
 import random
 from collections.abc import Iterator
+from functools import lru_cache
 
 from penstock.testing.device import Directory, File, Link, Node, Rename, Unlink
 
@@ -108,8 +109,9 @@ class Tree:
         self.root.crash(rng)
 
 
-def names_of(path: str) -> list[str]:
-    return [name for name in path.split("/") if name not in ("", ".")]
+@lru_cache(1_000)
+def names_of(path: str) -> tuple[str, ...]:
+    return tuple(name for name in path.split("/") if name not in ("", "."))
 
 
 def error(number: int, path: str) -> OSError:
