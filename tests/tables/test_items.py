@@ -17,7 +17,7 @@ from penstock.logs import columns as frame_columns
 from penstock.logs.memory import MemoryStore
 from penstock.rules.records import Produced
 from penstock.rules.runs import offsets
-from penstock.tables import building, parts
+from penstock.tables import arrays, frames
 from penstock.tables.items import items
 from penstock.tables.schemas import ITEMS, TABLES, narrowed
 from penstock.words import origin, values
@@ -35,7 +35,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def small_steps(monkeypatch: pytest.MonkeyPatch, rows: int = 7, large: int = 5, few: int = 3) -> None:
     """Limits so low that a few items meet them all."""
     for name, value in (("ROWS", rows), ("LARGE_ROWS", large), ("FEW_ROWS", few), ("BATCH_BYTES", 60), ("LARGE_BYTES", 40)):
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(frames, name, value)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_every_table_has_plain_types() -> None:
 )
 def test_ids_are_written_as_one_by_one(partition: int, starts: list[tuple[int, int]]) -> None:
     runs = [edge for start, count in starts for edge in (start, start + count)]
-    found = building.ids(partition, runs)
+    found = arrays.ids(partition, runs)
     found.validate(full=True)
     assert found.to_pylist() == format_ids(partition, offsets(runs))
 

@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 from penstock import Broker, NewItem
-from penstock.tables import parts, states
+from penstock.tables import frames, states
 from penstock.tables.schemas import DEAD, STATE
 from penstock.words.clock import SECOND
 from tests.broker.rig import until
@@ -31,7 +31,7 @@ def listed(broker: Broker, queue: str, *state: str) -> list[Any]:
 
 @pytest.mark.parametrize("rows", [10_000, 3])
 def test_state_is_what_the_broker_lists(yard: Yard, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(parts, "ROWS", rows)
+    monkeypatch.setattr(frames, "ROWS", rows)
     monkeypatch.setattr(states, "ROWS", rows)
     work(yard)
     yard.broker.create_queue("parking", on_bury="park").produce_many([NewItem(b"x", key="k") for _ in range(4)])

@@ -1,6 +1,6 @@
 """A DATA frame as an Arrow RecordBatch: the frame's own buffers, not copied, not looped over.
 
-Owns: `to_arrow`. Needs pyarrow, which is an extra; nothing else in this layer does.
+Owns: `to_arrow`, `binary_array` and the types of the columns (`TYPES`). Needs pyarrow, which is an extra; nothing else in this layer does.
 The item offsets are not a column: they run from the frame's base.
 """
 
@@ -25,14 +25,14 @@ TYPES = {field.name: BY_FORM[column.form] for field, column in STORED if column.
 def to_arrow(columns: Columns) -> pa.RecordBatch:
     """The columns that the frame stores."""
     count = columns.stop - columns.base
-    names, arrays = ["payload"], [_binary(columns.payload, count, TYPES["payload"])]
+    names, arrays = ["payload"], [binary_array(columns.payload, 0, count, TYPES["payload"])]
     for name, column in columns.stored.items():
         if isinstance(column, Digests):
             continue
         kind = TYPES[name]
         names.append(name)
         if isinstance(column, Binary):
-            arrays.append(_binary(column, count, kind))
+            arrays.append(binary_array(column, 0, count, kind))
         elif isinstance(column, Constant):
             arrays.append(_repeated(column, count, kind))
         else:
@@ -40,11 +40,12 @@ def to_arrow(columns: Columns) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-def _binary(column: Binary, count: int, kind: pa.DataType) -> pa.Array:
+def binary_array(column: Binary, low: int, high: int, kind: pa.DataType) -> pa.Array:
+    """The items [low, high) of a column of byte strings, not copied."""
     bits = None if column.bits is None else pa.py_buffer(column.bits)
-    return pa.Array.from_buffers(kind, count, [bits, pa.py_buffer(column.offsets), pa.py_buffer(column.data)])
+    return pa.Array.from_buffers(kind, high - low, [bits, pa.py_buffer(column.offsets), pa.py_buffer(column.data)], offset=low)
 
 
 def _repeated(column: Constant, count: int, kind: pa.DataType) -> pa.Array:
-    value = column.value.decode() if kind == pa.string() else column.value
+    value = column.value.decode() if isinstance(column.value, bytes) else column.value
     return pa.repeat(pa.scalar(value, kind), count)

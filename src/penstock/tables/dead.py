@@ -14,9 +14,8 @@ from penstock.loop.reading import Reader
 from penstock.rules.life import State as Life
 from penstock.rules.runs import RunSet, offsets
 from penstock.rules.state import State
-from penstock.tables.building import Building, stored
-from penstock.tables.items import OpenLog, pieces
-from penstock.tables.parts import gathered
+from penstock.tables.frames import ItemRows, gathered, stored
+from penstock.tables.items import OpenLog, frame_slices
 from penstock.tables.schemas import DEAD, batch_of, narrowed
 from penstock.tables.states import attempts_of, reason_of
 from penstock.words.clock import SystemClock
@@ -24,7 +23,7 @@ from penstock.words.ids import format_id
 from penstock.words.origin import Origin
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A dead letter, but for its bytes."""
 
     place: tuple[int, int]
@@ -53,8 +52,8 @@ def dead(
         if waiting:
             runs.add_all(state.waiting_within(0, state.next_offset).runs)
             runs.add_all(state.leased_within(0, state.next_offset).runs)
-        for parts in gathered(pieces(log, open_log, runs.runs, strict=False), [*dict.fromkeys([*stored(columns), "origin"])]):
-            made = Building(parts, partition)
+        for slices in gathered(frame_slices(log, open_log, runs.runs, strict=False), [*dict.fromkeys([*stored(columns), "origin"])]):
+            made = ItemRows(slices, partition)
             told = [_letter(state, partition, *item, origin) for item in zip(offsets(made.runs), made.origins, strict=True)]
             letters = [letter for letter in told if letter is not None]
             if letters:
@@ -62,24 +61,24 @@ def dead(
                 yield batch_of(arrays, schema, len(letters))
 
 
-def _letter(state: State, partition: int, offset: int, known: Origin | None, origin: str | None) -> Letter | None:
+def _letter(state: State, partition: int, offset: int, known: Origin | None, origin: str | None) -> DeadLetter | None:
     """The dead letter that an item is, or None when it is none of those asked for."""
     lies_at = format_id(partition, offset)
     burial = state.buried.get(offset)
     if burial is not None:
         reason, buried_at, attempts, first_failed_at, last_failed_at, _ = burial
-        return Letter((partition, offset), reason, attempts, buried_at, first_failed_at, last_failed_at, 0, lies_at)
+        return DeadLetter((partition, offset), reason, attempts, buried_at, first_failed_at, last_failed_at, 0, lies_at)
     if origin is not None and (known is None or known.queue != origin):
         return None
     life = state.state_of(offset) or Life.READY
     if known is None:  # produced into the dead queue by hand
-        return Letter((partition, offset), reason_of(state, offset), attempts_of(state, offset, life), 0, 0, 0, 0, lies_at)
+        return DeadLetter((partition, offset), reason_of(state, offset), attempts_of(state, offset, life), 0, 0, 0, 0, lies_at)
     failed = (known.first_failed_at, known.last_failed_at)
     reason = reason_of(state, offset) or known.reason
-    return Letter(known.place, reason, known.attempts, known.buried_at, *failed, known.produced_at, lies_at)
+    return DeadLetter(known.place, reason, known.attempts, known.buried_at, *failed, known.produced_at, lies_at)
 
 
-def _column(name: str, made: Building, letters: Sequence[Letter], kept: Sequence[bool], queue: str) -> pa.Array:
+def _column(name: str, made: ItemRows, letters: Sequence[DeadLetter], kept: Sequence[bool], queue: str) -> pa.Array:
     kind = DEAD.field(name).type
     if name == "dead_queue":
         return pa.repeat(pa.scalar(queue, kind), len(letters))
@@ -93,7 +92,7 @@ def _column(name: str, made: Building, letters: Sequence[Letter], kept: Sequence
     return column
 
 
-_TOLD: dict[str, Callable[[Letter], Any]] = {
+_TOLD: dict[str, Callable[[DeadLetter], Any]] = {
     "id": lambda letter: format_id(*letter.place),
     "partition": lambda letter: letter.place[0],
     "offset": lambda letter: letter.place[1],

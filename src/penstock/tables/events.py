@@ -15,9 +15,9 @@ from penstock.logs.marks import DROPPED
 from penstock.loop.history import told
 from penstock.rules.events import Happening, place_text
 from penstock.rules.runs import count, first_of, offsets, pairs
-from penstock.tables.building import ids, offsets_of, spread
+from penstock.tables.arrays import ids, offsets_of, spread
+from penstock.tables.frames import ROWS
 from penstock.tables.items import OpenLog
-from penstock.tables.parts import ROWS
 from penstock.tables.schemas import EVENTS, INSTANT, batch_of, narrowed
 from penstock.words.errors import InvalidRequest
 
@@ -49,7 +49,8 @@ def events(
     schema = narrowed(EVENTS, columns)
     with closing(open_log()) as log:
         for entries in _gathered(_entries(log, start, stop, since, until, strict)):
-            yield _build(entries, log.partition, schema)
+            made = _EventRows(entries, log.partition)
+            yield batch_of([made.column(name) for name in columns], schema, sum(entry.rows for entry in entries))
 
 
 def _entries(log: Readable, start: int, stop: int, since: int | None, until: int | None, strict: bool) -> Iterator[_Entry]:
@@ -156,8 +157,8 @@ def _gathered(found: Iterator[_Entry]) -> Iterator[list[_Entry]]:
 # -- columns -------------------------------------------------------------------------------------------
 
 
-class _Building:
-    """The rows of some entries."""
+class _EventRows:
+    """The columns of a record batch: those of some entries."""
 
     def __init__(self, entries: Sequence[_Entry], partition: int) -> None:
         self._entries = entries
@@ -217,8 +218,3 @@ _ALIKE: dict[str, Callable[[_Entry], str | int | None]] = {
     "sequence": lambda entry: entry.sequence,
 }
 """Columns that are alike for all items of a happening."""
-
-
-def _build(entries: Sequence[_Entry], partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    made = _Building(entries, partition)
-    return batch_of([made.column(name) for name in schema.names], schema, sum(entry.rows for entry in entries))

@@ -1,7 +1,7 @@
 """Items as record batches, straight from the frames of a log.
 
-Owns: `items` (the table) and `pieces` (the parts of frames that hold wanted items).
-The columns of a large frame are its own buffers, not copied and not looped over; small frames are gathered (parts.py).
+Owns: `items` (the table) and `frame_slices` (the slices of frames that hold wanted items).
+The columns of a large frame are its own buffers, not copied and not looped over; small frames are gathered (frames.py).
 What retention blanked in a frame that it thinned out looks like an item with an empty payload: where one is met, the partition's state is
 asked, as it is published by then. A blank is never written before the record that the item was dropped.
 """
@@ -22,8 +22,7 @@ from penstock.rules.events import PLACE_BYTES
 from penstock.rules.outbox import place_of
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State
-from penstock.tables.building import Building, stored
-from penstock.tables.parts import FEW_ROWS, Part, Piece, gathered
+from penstock.tables.frames import FEW_ROWS, FrameSlice, ItemRows, gathered, stored
 from penstock.tables.schemas import ITEMS, batch_of, narrowed
 from penstock.words import origin
 from penstock.words.clock import SystemClock
@@ -48,21 +47,18 @@ def items(
     """
     schema = narrowed(ITEMS, columns)
     with closing(open_log()) as log:
-        found = pieces(log, open_log, runs, strict=strict, exact=exact)
-        wanted = found if forwarded else (part for piece in found for part in _own(piece, log.incarnation))
-        for parts in gathered(wanted, stored(columns)):
-            yield build(parts, log.partition, schema)
+        found = frame_slices(log, open_log, runs, strict=strict, exact=exact)
+        wanted = found if forwarded else (own for piece in found for own in _own(piece, log.incarnation))
+        for slices in gathered(wanted, stored(columns)):
+            made = ItemRows(slices, log.partition)
+            yield batch_of([made.column(name) for name in columns], schema, made.rows)
 
 
-def build(parts: Sequence[Part], partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Parts of frames as a batch with columns of table items."""
-    made = Building(parts, partition)
-    return batch_of([made.column(name) for name in schema.names], schema, made.rows)
-
-
-def pieces(log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True, exact: bool = False) -> Iterator[Piece]:
-    """The parts of frames that hold the items of flat runs, without blanks."""
-    state, frames = _State(open_log, strict and exact), _Frames(log)
+def frame_slices(
+    log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True, exact: bool = False
+) -> Iterator[FrameSlice]:
+    """The slices of frames that hold the items of flat runs, without blanks."""
+    state, frames = _Published(open_log, strict and exact), _Frames(log)
     try:
         for start, stop in pairs(runs):
             for found in frames.within(start, stop):
@@ -90,11 +86,11 @@ class _Frames:
         self._log = log
         self._last: tuple[Columns, int] | None = None
 
-    def within(self, start: int, stop: int) -> Iterator[Piece | Gap]:
-        """The parts of frames in [start, stop), and the gaps between them."""
+    def within(self, start: int, stop: int) -> Iterator[FrameSlice | Gap]:
+        """The slices of frames in [start, stop), and the gaps between them."""
         last = self._last
         if last is not None and last[0].base <= start < last[0].stop:
-            piece = _part(*last, start, stop)
+            piece = _slice(*last, start, stop)
             start = piece.start + piece.rows
             yield piece
         while start < stop:
@@ -107,19 +103,19 @@ class _Frames:
                     continue
                 self._last = columns, present = Columns(found), found.columns & 0xFFFF
                 if start < columns.stop and columns.base < stop:
-                    piece = _part(columns, present, start, stop)
+                    piece = _slice(columns, present, start, stop)
                     start = piece.start + piece.rows
                     yield piece
             if start == before:  # none is left
                 return
 
 
-def _part(columns: Columns, present: int, start: int, stop: int) -> Piece:
+def _slice(columns: Columns, present: int, start: int, stop: int) -> FrameSlice:
     """The rows of a frame that are in [start, stop)."""
-    return Piece(columns, present, max(start, columns.base) - columns.base, min(stop, columns.stop) - columns.base)
+    return FrameSlice(columns, present, max(start, columns.base) - columns.base, min(stop, columns.stop) - columns.base)
 
 
-class _State:
+class _Published:
     """The partition's state, as published by the time of asking."""
 
     def __init__(self, open_log: OpenLog, exact: bool) -> None:
@@ -129,8 +125,8 @@ class _State:
         self._asked: Columns | None = None
         """The frame for which it was looked at last."""
 
-    def kept(self, piece: Piece) -> list[int]:
-        """Runs of a part that retention did not let go."""
+    def kept(self, piece: FrameSlice) -> list[int]:
+        """Runs of a slice that retention did not let go."""
         if self._reader is None or self._asked is not piece.columns:
             self._now()
             self._asked = piece.columns
@@ -188,7 +184,7 @@ class _State:
             self._reader.close()
 
 
-def _has_empty(piece: Piece) -> bool:
+def _has_empty(piece: FrameSlice) -> bool:
     """Whether a payload is empty."""
     edges, low, high = piece.columns.payload.offsets, piece.low, piece.high
     if high - low < FEW_ROWS:
@@ -197,8 +193,8 @@ def _has_empty(piece: Piece) -> bool:
     return found
 
 
-def _own(piece: Piece, incarnation: int) -> Iterable[Piece]:
-    """The parts that are not copies of what came from another partition of the same queue."""
+def _own(piece: FrameSlice, incarnation: int) -> Iterable[FrameSlice]:
+    """The slices that are not copies of what came from another partition of the same queue."""
     if not piece.present & ORIGIN:
         return (piece,)
     kept, sources = RunSet(), _sources(piece)
@@ -216,7 +212,7 @@ def _forwarded(known: Origin, source: bytes | None, incarnation: int) -> bool:
     return known.forwarded and known.incarnation == incarnation
 
 
-def _sources(piece: Piece) -> list[bytes | None]:
+def _sources(piece: FrameSlice) -> list[bytes | None]:
     """The transfer that brought each item."""
     every = [part.source for part in piece.columns.parts for _ in range(part.count)]
     return every[piece.low : piece.high]

@@ -19,9 +19,9 @@ from penstock.rules.grants import Grant
 from penstock.rules.life import State as Life
 from penstock.rules.runs import RunSet, count, offsets, pairs
 from penstock.rules.state import State
-from penstock.tables.building import NEEDS, Building, ids, offsets_of, spread, stored
-from penstock.tables.items import OpenLog, pieces
-from penstock.tables.parts import ROWS, gathered
+from penstock.tables.arrays import ids, offsets_of, spread
+from penstock.tables.frames import NEEDS, ROWS, ItemRows, gathered, stored
+from penstock.tables.items import OpenLog, frame_slices
 from penstock.tables.schemas import INSTANT, STATE, batch_of, narrowed
 from penstock.words.clock import Clock, Moment, SystemClock
 
@@ -40,18 +40,18 @@ def states(open_log: OpenLog, columns: Sequence[str], *, clock: Clock | None = N
         runs = state.resolved.missing(0, state.next_offset)
         if not IN_THE_LOG & {*columns}:
             for part in _parts(runs):
-                yield batch_of([_Told(now, part, partition).column(name) for name in columns], schema, count(part))
+                yield batch_of([_StateRows(now, part, partition).column(name) for name in columns], schema, count(part))
             return
         for made in _read(open_log, runs, partition, columns):
-            told = _Told(now, made.runs, partition)
+            told = _StateRows(now, made.runs, partition)
             arrays = [made.column(name) if name in IN_THE_LOG else told.column(name) for name in columns]
             yield batch_of(arrays, schema, made.rows)
 
 
-def _read(open_log: OpenLog, runs: Sequence[int], partition: int, columns: Sequence[str]) -> Iterator[Building]:
+def _read(open_log: OpenLog, runs: Sequence[int], partition: int, columns: Sequence[str]) -> Iterator[ItemRows]:
     with closing(open_log()) as log:
-        for parts in gathered(pieces(log, open_log, runs, strict=False), stored(columns)):
-            yield Building(parts, partition)
+        for slices in gathered(frame_slices(log, open_log, runs, strict=False), stored(columns)):
+            yield ItemRows(slices, partition)
 
 
 def _parts(runs: Sequence[int]) -> Iterator[list[int]]:
@@ -127,8 +127,8 @@ class _Now:
         return found
 
 
-class _Told:
-    """Columns that the state tells, of the items of some runs."""
+class _StateRows:
+    """The columns that come from the state, not from the log, for the items of some runs."""
 
     def __init__(self, now: _Now, runs: list[int], partition: int) -> None:
         self._now = now
@@ -193,16 +193,16 @@ class _Told:
         return spread(values, counts, kind)
 
 
-_TELL: dict[str, Callable[[_Told], pa.Array]] = {
-    "id": _Told.id,
-    "partition": _Told.partition,
-    "offset": _Told.offset,
-    "state": _Told.state,
-    "attempts": _Told.attempts,
-    "reason": _Told.reason,
-    "consumer": _Told.consumer,
-    "ready_at": _Told.ready_at,
-    "lease_until": _Told.lease_until,
+_TELL: dict[str, Callable[[_StateRows], pa.Array]] = {
+    "id": _StateRows.id,
+    "partition": _StateRows.partition,
+    "offset": _StateRows.offset,
+    "state": _StateRows.state,
+    "attempts": _StateRows.attempts,
+    "reason": _StateRows.reason,
+    "consumer": _StateRows.consumer,
+    "ready_at": _StateRows.ready_at,
+    "lease_until": _StateRows.lease_until,
 }
 
 
