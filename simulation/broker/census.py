@@ -16,7 +16,7 @@ from penstock.logs import codec
 from penstock.loop.loop import Loop
 from penstock.loop.member import Member
 from penstock.loop.reading import Lookable
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
 from penstock.rules.summary import Summary

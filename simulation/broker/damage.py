@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from penstock.broker.embedded import Embedded
 from penstock.loop import requests
 from penstock.loop.requests import Handed, Part
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles

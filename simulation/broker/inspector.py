@@ -4,7 +4,7 @@ Owns: `Inspector`: what `explain`, `listed`, `read` and cursors answer must be w
 """
 
 from penstock.reports import Explained
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.words import ids
 from simulation.broker.census import Spot
 from simulation.broker.chance import Chance

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from penstock.loop.requests import Placed
 from penstock.reports import QueueInfo
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.words.errors import OutcomeUnknown, PenstockError
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE

@@ -7,7 +7,7 @@ queue, given up without parking its key, or the answer to its produce was lost.
 
 from collections.abc import Iterable
 
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from simulation.broker.census import Census, Spot
 from simulation.broker.items import Held, Place, Tag
 

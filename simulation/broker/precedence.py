@@ -9,7 +9,7 @@ partition for what is up to a second younger than the oldest elsewhere.
 
 from typing import NamedTuple
 
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.words.clock import SECOND
 from simulation.broker.census import Census
 from simulation.broker.items import ENDLESS, Held, Place, Tag

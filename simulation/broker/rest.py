@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.loop.loop import Loop
 from penstock.loop.member import SLOW_AFTER, Member
 from penstock.reports import QueueInfo
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.words.clock import SECOND
 from simulation.broker.items import Tag
 from simulation.broker.model import Facts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.rules import commands as c
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, PenstockError, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE
@@ -30,7 +30,7 @@ class Model(Ledger):
         self.step += 1
         _JUDGES[type(command)](self, command, now, answer)
 
-    def due(self, now: Moment, seen: Sequence[State], overdue: Iterable[int], *, finished: bool) -> None:
+    def due(self, now: Moment, seen: Sequence[Life], overdue: Iterable[int], *, finished: bool) -> None:
         """Check what was done of what is due, and do it."""
         self.step += 1
         come_due(self, now, seen, overdue, finished=finished)
@@ -78,7 +78,7 @@ def _store(ledger: Ledger, command: c.Produce, index: int, now: Moment) -> int:
     ledger.items.append(item)
     at = batch.ats[index] if batch.ats else 0
     if at > now.wall + IMMEDIATE:
-        item.state, item.at = State.SCHEDULED, at
+        item.state, item.at = Life.SCHEDULED, at
     else:
         ledger.to_tail(item, now, position=offset)
     return offset
@@ -116,7 +116,7 @@ def _grant(ledger: Ledger, command: c.Lease, now: Moment, answer: c.Granted, tak
 
 
 def _take(ledger: Ledger, item: Item, per_key: int, units: dict[bytes, int], now: Moment) -> None:
-    assert item.state is State.READY, f"{item} was leased"
+    assert item.state is Life.READY, f"{item} was leased"
     if item.key in units:
         units[item.key] += 1
         assert units[item.key] <= per_key, f"{item} is one more of its key than the {per_key} asked for"
@@ -130,7 +130,7 @@ def _take(ledger: Ledger, item: Item, per_key: int, units: dict[bytes, int], now
     if item.key is not None:
         earlier = earlier_of_key(ledger.items, item)
         assert earlier is None, f"{item} was leased before {earlier} of the same key"
-    item.state, item.jumps = State.LEASED, False
+    item.state, item.jumps = Life.LEASED, False
 
 
 # -- an operator's word ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _clear(ledger: Ledger, command: c.Clear, now: Moment, answer: Any) -> None:
 
 def _seek(ledger: Ledger, command: c.Seek, now: Moment, answer: Any) -> None:
     """Items come again in the log's order, at the default priority and without a ttl."""
-    chosen = [item for item in ledger.items[command.offset :] if item.state is State.COMPLETED and not item.dropped]
+    chosen = [item for item in ledger.items[command.offset :] if item.state is Life.COMPLETED and not item.dropped]
     assert answer == c.Counted(len(chosen)), f"seek gave {answer}, not {len(chosen)}"
     for item in chosen:
         item.lane, item.ttl_deadline = DEFAULT_PRIORITY, 0
@@ -170,7 +170,7 @@ def _seek(ledger: Ledger, command: c.Seek, now: Moment, answer: Any) -> None:
 
 def _redrive(ledger: Ledger, command: c.Redrive, now: Moment, answer: Any) -> None:
     """To the tail, or, what parks its key, to its old place."""
-    buried = [item.offset for item in ledger.items if item.state is State.BURIED]
+    buried = [item.offset for item in ledger.items if item.state is Life.BURIED]
     chosen = buried if command.offsets is None else sorted(set(command.offsets))
     if not set(chosen) <= set(buried):
         assert isinstance(answer, InvalidRequest), f"an item that is not buried was redriven: {answer}"

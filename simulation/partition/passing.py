@@ -6,22 +6,22 @@ nothing may be.
 
 from collections.abc import Iterable, Sequence
 
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import Moment
 from simulation.partition.ledger import EXPIRED, LEASE_EXPIRED, SPENT, Holding, Ledger
 from simulation.partition.order import Item
 
 
-def come_due(ledger: Ledger, now: Moment, seen: Sequence[State], overdue: Iterable[int], *, finished: bool) -> None:
+def come_due(ledger: Ledger, now: Moment, seen: Sequence[Life], overdue: Iterable[int], *, finished: bool) -> None:
     """`seen` tells which items moved, `overdue` which were found to have outlived their ttl under a lease."""
     late = set(overdue)
     for item, state in zip(ledger.items, seen, strict=True):
         if state is not item.state:
             _came_due(ledger, item, state, now)
-        elif item.state is State.LEASED and _ttl_over(item, now):
+        elif item.state is Life.LEASED and _ttl_over(item, now):
             item.overdue = item.overdue or (finished and not item.spared) or item.offset in late
     for holding in ledger.live():
-        gone = [offset for offset in holding.open if ledger.items[offset].state is not State.LEASED]
+        gone = [offset for offset in holding.open if ledger.items[offset].state is not Life.LEASED]
         assert not gone or gone == holding.open, f"a lease ended in part: {holding}"
         holding.close(gone, now)
     if finished:
@@ -29,21 +29,21 @@ def come_due(ledger: Ledger, now: Moment, seen: Sequence[State], overdue: Iterab
         assert not left, f"{left[0]} is due and was left"
 
 
-def _came_due(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
+def _came_due(ledger: Ledger, item: Item, state: Life, now: Moment) -> None:
     assert _is_due(ledger, item, now), f"{item} became {state} before its time"
-    if item.state is State.LEASED:
+    if item.state is Life.LEASED:
         _lease_ended(ledger, item, state, now)
-    elif state is State.BURIED:
+    elif state is Life.BURIED:
         assert _ttl_over(item, now), f"{item} was buried before its ttl"
         ledger.bury(item, EXPIRED)
     else:
-        assert state is State.READY, f"{item} became {state}"
+        assert state is Life.READY, f"{item} became {state}"
         _arrived(ledger, item, now)
 
 
-def _lease_ended(ledger: Ledger, item: Item, state: State, now: Moment) -> None:
+def _lease_ended(ledger: Ledger, item: Item, state: Life, now: Moment) -> None:
     given_up = item.overdue or ledger.attempts_spent(item)
-    assert (state is State.BURIED) == given_up, f"{item} became {state} when its lease ended"
+    assert (state is Life.BURIED) == given_up, f"{item} became {state} when its lease ended"
     if given_up:
         ledger.bury(item, EXPIRED if item.overdue else SPENT, counted=True)
     else:
@@ -65,11 +65,11 @@ def _arrived(ledger: Ledger, item: Item, now: Moment) -> None:
 
 def _is_due(ledger: Ledger, item: Item, now: Moment, *, certain: bool = False) -> bool:
     """Whether something may, or must, happen to an item by itself."""
-    if item.state is State.LEASED:
+    if item.state is Life.LEASED:
         return ledger.holding(item).deadline <= now.elapsed
     if item.waits and _ttl_over(item, now) and not (certain and item.spared):
         return True
-    return item.state is State.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)
+    return item.state is Life.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)
 
 
 def _ttl_over(item: Item, now: Moment) -> bool:

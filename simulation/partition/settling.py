@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import Moment
 from penstock.words.errors import LeaseLost
 from penstock.words.limits import MAX_LEASE_TIMEOUT
@@ -61,7 +61,7 @@ def _complete_ended(ledger: Ledger, holding: Holding | None, command: Complete, 
 
 def _check_repeated(ledger: Ledger, holding: Holding, wanted: Sequence[int], answer: Any) -> None:
     done = [offset for offset in wanted if offset not in answer.refused]
-    completed = [offset for offset in wanted if ledger.items[offset].state is State.COMPLETED]
+    completed = [offset for offset in wanted if ledger.items[offset].state is Life.COMPLETED]
     # Of a lease that finished only its number is kept, so any item that is completed passes for one of its own.
     fine = [offset for offset in done if offset in holding.done or (holding.finished and offset in completed)]
     missed = [offset for offset in answer.refused if offset in holding.done and offset in completed]

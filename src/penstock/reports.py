@@ -7,7 +7,8 @@ from datetime import datetime
 
 import msgspec
 
-from penstock.rules.catalog import Entry, Options
+from penstock.rules.catalog import Entry
+from penstock.rules.options import Options
 from penstock.words.batch import Batch
 from penstock.words.values import timestamp
 

@@ -14,16 +14,16 @@ from penstock.rules.catalog import (
     MAX_SOURCES,
     Adopted,
     Adopting,
+    CatalogRecord,
+    CatalogState,
     Created,
     Deleted,
     Held,
-    Options,
-    Record,
     Removed,
     Reshaped,
-    State,
     Updated,
 )
+from penstock.rules.options import Options
 from penstock.words.errors import CorruptLog, PenstockError
 from tests.rules.book import Book
 
@@ -94,7 +94,7 @@ def test_any_records_may_be_missing(steps: list[tuple[Any, ...]], data: st.DataO
             do(book, step)
         except (PenstockError, KeyError):
             continue
-    left = State()
+    left = CatalogState()
     for record in book.records:
         if data.draw(st.booleans()):
             catalog.apply(left, record)
@@ -137,10 +137,10 @@ def test_a_lost_deletion_is_told_by_what_follows() -> None:
         (Held(2, "h", 5), [8, 2, "h", 5]),
     ],
 )
-def test_a_record_is_an_array_headed_by_its_tag(record: Record, head: list[Any]) -> None:
+def test_a_record_is_an_array_headed_by_its_tag(record: CatalogRecord, head: list[Any]) -> None:
     body = msgspec.msgpack.encode(record)
     assert msgspec.msgpack.decode(body)[: len(head)] == head
-    assert msgspec.msgpack.decode(body, type=Record) == record
+    assert msgspec.msgpack.decode(body, type=CatalogRecord) == record
 
 
 def test_a_drop_keeps_the_number_it_was_given() -> None:
@@ -218,7 +218,7 @@ def test_a_base_of_before_there_was_an_inbox_is_read() -> None:
 def test_the_table_of_records_is_that_of_the_code() -> None:
     text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     told = re.findall(r"^\| (\w+) \| (\d+) \| ([a-z_, ]+) \|", text.partition("## The catalog's records")[2], re.MULTILINE)
-    real = [(kind.__name__, str(kind.__struct_config__.tag), ", ".join(kind.__struct_fields__)) for kind in get_args(Record)]
+    real = [(kind.__name__, str(kind.__struct_config__.tag), ", ".join(kind.__struct_fields__)) for kind in get_args(CatalogRecord)]
     assert told == real
 
 

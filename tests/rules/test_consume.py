@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from tests.support import Bench
 
 

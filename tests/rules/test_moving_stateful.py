@@ -17,8 +17,7 @@ from penstock.rules import commands as c
 from penstock.rules import machine, routing
 from penstock.rules.explain import explain
 from penstock.rules.fences import pack_slots, unpack_slots
-from penstock.rules.life import TRANSITIONS, Event
-from penstock.rules.life import State as Life
+from penstock.rules.life import TRANSITIONS, Event, Life
 from penstock.rules.outbox import destination, moved_to
 from penstock.rules.records import Barrier, Opened
 from penstock.rules.runs import offsets

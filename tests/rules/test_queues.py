@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from penstock.rules import queues, slots
-from penstock.rules.catalog import Created, Deleted, OldMap, Options, Record, Removed
+from penstock.rules import catalog, slots
+from penstock.rules.catalog import CatalogRecord, Created, Deleted, OldMap, Removed
+from penstock.rules.options import Options
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, QueueExists, QueueNotFound
 from penstock.words.limits import MAX_PARTITIONS, Policy, Retention
@@ -39,7 +40,7 @@ def test_names_that_may_be(book: Book, name: str) -> None:
 @pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "a" * 201, "a b", "a/b", "a\n", "ä", "٣", "a\x00", b"a", None, 3], ids=repr)
 def test_names_that_may_not_be(book: Book, name: Any) -> None:
     refused(book, InvalidRequest, "is no name for a queue; use 1 to 200 letters", lambda: book.create(name))
-    refused(book, InvalidRequest, "is no name for a queue", lambda: queues.named(book.state, name))
+    refused(book, InvalidRequest, "is no name for a queue", lambda: catalog.named(book.state, name))
 
 
 def test_names_that_differ_in_case_are_two_queues(book: Book) -> None:
@@ -73,11 +74,11 @@ def test_a_queue_that_exists_is_refused_unless_that_is_fine(book: Book) -> None:
 def test_only_what_was_given_is_compared(book: Book, given: dict[str, Any], which: str) -> None:
     existing = book.create("orders", 2, max_attempts=3)
 
-    def ask() -> list[Record]:
-        return queues.create(book.state, "orders", Options(), 1, 99, 0, True, given)
+    def ask() -> list[CatalogRecord]:
+        return catalog.create(book.state, "orders", Options(), 1, 99, 0, True, given)
 
     refused(book, QueueExists, f"'orders' with another {which}; leave {which} out", ask)
-    assert queues.create(book.state, "orders", Options(), 1, 99, 0, True, {"partitions": 2, "max_attempts": 3}) == []
+    assert catalog.create(book.state, "orders", Options(), 1, 99, 0, True, {"partitions": 2, "max_attempts": 3}) == []
     assert book.state.names["orders"] is existing
 
 
@@ -92,7 +93,7 @@ def test_an_incarnation_is_given_once(book: Book) -> None:
 @pytest.mark.parametrize("wrong", [-1, 1 << 64, "5", 5.0])
 def test_a_wrong_incarnation_is_refused(book: Book, wrong: Any) -> None:
     refused(book, InvalidRequest, "incarnation is .*; give", lambda: book.create("orders", incarnation=wrong))
-    refused(book, InvalidRequest, "incarnation is 0; give", lambda: queues.create(book.state, "orders", Options(), 1, 0, 0))
+    refused(book, InvalidRequest, "incarnation is 0; give", lambda: catalog.create(book.state, "orders", Options(), 1, 0, 0))
 
 
 # -- dead queues ---------------------------------------------------------------------------------------
@@ -173,16 +174,16 @@ def test_an_update_that_changes_nothing_leaves_no_record(book: Book) -> None:
 )
 def test_wrong_options_are_refused(book: Book, changes: dict[str, Any], sentence: str) -> None:
     entry = book.create("orders")
-    refused(book, InvalidRequest, sentence, lambda: queues.update(book.state, entry.incarnation, changes))
+    refused(book, InvalidRequest, sentence, lambda: catalog.update(book.state, entry.incarnation, changes))
 
 
 def test_what_is_not_there_cannot_be_changed(book: Book) -> None:
     gone = book.create("orders").incarnation
     book.delete("orders")
-    refused(book, QueueNotFound, "no queue of incarnation 0000000000000001", lambda: queues.update(book.state, gone, {}))
-    refused(book, QueueNotFound, "no queue of incarnation", lambda: queues.reshape(book.state, gone, [0], [], {}, 0))
-    refused(book, QueueNotFound, "no queue 'orders'; create it", lambda: queues.delete(book.state, "orders"))
-    refused(book, InvalidRequest, "incarnation is str", lambda: queues.update(book.state, "1", {}))  # type: ignore[arg-type]
+    refused(book, QueueNotFound, "no queue of incarnation 0000000000000001", lambda: catalog.update(book.state, gone, {}))
+    refused(book, QueueNotFound, "no queue of incarnation", lambda: catalog.reshape(book.state, gone, [0], [], {}, 0))
+    refused(book, QueueNotFound, "no queue 'orders'; create it", lambda: catalog.delete(book.state, "orders"))
+    refused(book, InvalidRequest, "incarnation is str", lambda: catalog.update(book.state, "1", {}))  # type: ignore[arg-type]
 
 
 # -- reshaping -----------------------------------------------------------------------------------------

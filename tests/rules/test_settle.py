@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.rules.commands import Settled
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import LeaseLost
 from tests.support import Bench, given
@@ -41,7 +41,7 @@ def test_a_complete_is_not_repeated_for_an_item_that_came_back(bench: Bench) -> 
     bench.complete(granted.lease)
     bench.seek(0)
     assert bench.complete(granted.lease, [0]).refused == [0]
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 def test_each_item_of_a_batch_has_its_own_result(bench: Bench) -> None:
@@ -49,7 +49,7 @@ def test_each_item_of_a_batch_has_its_own_result(bench: Bench) -> None:
     mine, other = bench.lease(2), bench.lease(1)
     settled = bench.complete(mine.lease, [0, 2, 1, 99])
     assert (settled.done, settled.refused) == (2, [2, 99])
-    assert [bench.life(offset) for offset in range(3)] == [State.COMPLETED, State.COMPLETED, State.LEASED]
+    assert [bench.life(offset) for offset in range(3)] == [Life.COMPLETED, Life.COMPLETED, Life.LEASED]
     assert bench.retry(other.lease, [2, 0]).refused == [0]
 
 
@@ -112,7 +112,7 @@ def test_retried_items_go_to_the_tail_of_their_own_priority(bench: Bench) -> Non
 def test_a_delayed_retry_waits_its_delay(bench: Bench) -> None:
     bench.produce("a")
     bench.retry(bench.lease().lease, delay=30, reason="busy")
-    assert bench.life(0) is State.SCHEDULED
+    assert bench.life(0) is Life.SCHEDULED
     bench.restart()
     bench.advance(29.999_999)
     assert bench.take() == []
@@ -132,7 +132,7 @@ def test_max_attempts_allows_exactly_so_many_leases(bench: Bench, way: str) -> N
         else:
             bench.advance(1)
     assert bench.lease().lease == 0
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     assert bench.partition.state.buried[0].attempts == 3
     assert bench.partition.state.buried[0].reason == ("attempts spent: no" if way == "retry" else "attempts spent: lease expired")
 
@@ -150,7 +150,7 @@ def test_the_last_attempt_is_left_alone_until_its_lease_really_ends(bench: Bench
     bench.produce("a")
     granted = bench.lease(timeout=5)
     bench.advance(4)
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     assert bench.complete(granted.lease).done == 1
 
 

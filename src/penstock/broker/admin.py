@@ -13,7 +13,7 @@ from penstock.loop.retention import Freed
 from penstock.loop.turn import Turns
 from penstock.rules import commands
 from penstock.rules.commands import Again, Counted
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.words.errors import InvalidRequest, StorageFailed
 
 

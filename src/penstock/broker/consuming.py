@@ -24,7 +24,7 @@ from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import cut_reason
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, lease_timeout_within, within
 
 MAX_GRANT = 10_000_000
 HOLDER = "spark:"
@@ -97,7 +97,7 @@ class Consuming:
         self._hear(incarnation, stream, run)
         within("want", want, 0, MAX_GRANT)
         within("per_key", per_key, 1, MAX_BATCH_ITEMS)
-        self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
+        self._host.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
         grant: Grant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
@@ -117,7 +117,7 @@ class Consuming:
     def renew(self, incarnation: int, stream: Name, timeout: int, run: str = "", again: Count | None = None) -> None:
         """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
         self._hear(incarnation, stream, run)
-        self._host.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
+        self._host.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
         self._settle(incarnation, Settle("extend", [Part(partition, lease) for partition, lease, _ in leases], timeout=timeout))
         if again is not None:

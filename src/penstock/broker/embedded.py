@@ -29,9 +29,10 @@ from penstock.loop.requests import Do, Request, Reshape
 from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns
 from penstock.reports import BrokerMetrics, QueueInfo, info
-from penstock.rules import queues, summary
-from penstock.rules.catalog import Entry, Options
+from penstock.rules import catalog, summary
+from penstock.rules.catalog import Entry
 from penstock.rules.commands import Configure
+from penstock.rules.options import Options, merged
 from penstock.rules.summary import Summary
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
@@ -105,11 +106,11 @@ class Embedded:
     def create(self, name: str, options: Mapping[str, object], partitions: int, exist_ok: bool, given: Mapping[str, object]) -> QueueInfo:
         """Make a queue; with `exist_ok` the one of that name will do if what was `given` is the same."""
         self._usable()
-        chosen = queues.merged(Options(), options)
+        chosen = merged(Options(), options)
         with self._creating:  # not the catalog: others go on meanwhile
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
-            if queues.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
+            if catalog.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
                 self.store.make(incarnation, *range(partitions))  # before the record: from then on they are missed when they are not there
             with self.recording():
                 entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
@@ -162,7 +163,7 @@ class Embedded:
         found = self.catalog.find(name).incarnation
         if incarnation not in (0, found):
             raise QueueNotFound(f"queue {name!r} was deleted (and created anew since); ask the broker for it by name")
-        queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
+        catalog.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
         self._opened(self.catalog.get(found))
         loop = self._loop(found)
         with self._mail.ending(found, name, self.clock, timeout if self._threaded else 0), self.recording():

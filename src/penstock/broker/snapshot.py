@@ -23,9 +23,7 @@ from penstock.loop import catalog
 from penstock.loop.history import events
 from penstock.loop.reading import Reader, last_of
 from penstock.reports import ItemEvent, QueueInfo, info
-from penstock.rules import queues
-from penstock.rules.catalog import Entry
-from penstock.rules.catalog import State as CatalogState
+from penstock.rules.catalog import CatalogState, Entry, named
 from penstock.rules.events import Event
 from penstock.rules.slots import SlotMap
 from penstock.rules.state import State
@@ -153,7 +151,7 @@ class Snapshot:
 
     def find(self, name: str) -> QueueInfo:
         self._usable()
-        return info(queues.named(self._catalog, name))
+        return info(named(self._catalog, name))
 
     def list(self, prefix: str = "", after: str = "", limit: int = 100) -> "list[QueueInfo]":
         """Queues by name, behind `after`."""
@@ -164,7 +162,7 @@ class Snapshot:
     def map_of(self, name: str) -> SlotMap:
         """Which partition has each slot of a queue."""
         self._usable()
-        return queues.named(self._catalog, name).map
+        return named(self._catalog, name).map
 
     def adopted(self, incarnation: int, source: str) -> int:
         """The last number of a source that a queue has adopted from the inbox; 0 when none, or none that is remembered."""

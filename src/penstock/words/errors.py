@@ -127,3 +127,8 @@ class CorruptLog(PenstockError):
 
     code = "corrupt_log"
     http_status = 500
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, with its name: many say little without it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

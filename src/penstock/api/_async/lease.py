@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any
 
 from penstock.api.arguments import TIMEOUT, RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
-from penstock.api.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, Reason, reason_of, reason_text
+from penstock.api.held import OPEN, Chosen, Grant, HeldBatch, HeldLease, Reason, reason_text
 from penstock.api.items import NewItem
 from penstock.api.ports import AsyncPort
 from penstock.loop.blocks import Items
 from penstock.loop.requests import Settle
 from penstock.words.batch import Batch
-from penstock.words.errors import PenstockError, QueueNotFound
+from penstock.words.errors import PenstockError, QueueNotFound, reason_of
 from penstock.words.values import Value
 
 
