@@ -29,7 +29,7 @@ from penstock.words.limits import DEFAULT_PRIORITY, Policy
 from simulation.partition.ledger import EXPIRED, View
 from simulation.partition.model import Model
 from simulation.partition.order import Item
-from tests.rules.test_fencing import A2
+from tests.rules.test_resize import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
 from tests.support import departed_of
 
