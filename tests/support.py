@@ -51,7 +51,7 @@ from penstock.rules.commands import (
 )
 from penstock.rules.fences import Departed, pack_slots
 from penstock.rules.lanes import Rank
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.outbox import destination
 from penstock.rules.records import Barrier
 from penstock.rules.runs import offsets
@@ -59,6 +59,7 @@ from penstock.rules.state import Counts
 from penstock.testing import ManualClock
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import SECOND
+from simulation.partition.checks import check_replay
 
 INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
 ELSEWHERE = destination(0xDEAD, 3)
@@ -317,10 +318,13 @@ class Bench:
         self.open()
 
     def check(self) -> None:
-        """What must hold whatever happened: counts are true, and log and Base both tell the state, to the byte."""
+        """What must hold whatever happened: counts are true, log and Base both tell the state, to the byte, and every record moved items
+        along the table of their life."""
         assert list(self.counts) == self.recount()
         dumped = base.dump(self.partition.state)
         assert base.dump(base.load(dumped)) == dumped
+        if not self.partition.gaps:
+            check_replay(self.partition)
         self.home.kill(self.partition.log)
         log = self.home.open()
         assert base.dump(replay(log)[0]) == dumped

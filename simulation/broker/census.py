@@ -18,7 +18,7 @@ from penstock.loop.member import Member
 from penstock.loop.partition import Partition
 from penstock.loop.reading import Lookable
 from penstock.operations import ReadStats
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
 from penstock.rules.summary import Summary

@@ -25,7 +25,7 @@ from penstock.operations import (
     RedriveItems,
     UpdateQueue,
 )
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles

@@ -17,7 +17,7 @@ from penstock.loop.loop import Loop
 from penstock.loop.member import SLOW_AFTER, Member
 from penstock.loop.requests import Placed
 from penstock.reports import QueueInfo
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, Refused
 from penstock.words.ids import locate

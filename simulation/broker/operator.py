@@ -33,7 +33,7 @@ from penstock.operations import (
     UpdateQueue,
 )
 from penstock.reports import Explained, ListedItem, QueueInfo
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.routing import key_id
 from penstock.words import ids
 from simulation.broker.census import Spot

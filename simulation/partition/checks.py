@@ -14,8 +14,7 @@ from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
 from penstock.rules.events import Happening, Teller
-from penstock.rules.life import TRANSITIONS, Event
-from penstock.rules.life import State as Life
+from penstock.rules.life import TRANSITIONS, Event, Life
 from penstock.rules.records import Record
 from penstock.rules.runs import offsets
 from penstock.rules.state import Counts, State

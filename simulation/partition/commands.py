@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.rules import commands as c
 from penstock.rules import routing
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.limits import MIB, Policy, Retention
@@ -162,7 +162,7 @@ class RandomCommands(Chance):
         return c.Seek(self.rng.randrange(len(model.items) + 2))
 
     def _redrive(self, model: PartitionModel, now: Moment) -> c.Redrive:
-        buried = [item.offset for item in model.items if item.state is State.BURIED]
+        buried = [item.offset for item in model.items if item.state is Life.BURIED]
         if self.happens(0.4):
             return c.Redrive()
         chosen = [offset for offset in buried if self.happens(0.6)]

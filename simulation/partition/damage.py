@@ -20,7 +20,7 @@ from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.explain import LOST
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import RunSet, offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import Moment
 from penstock.words.limits import Policy
 from simulation.partition.order import ModelItem, earlier_of_key
@@ -49,7 +49,7 @@ class Holding:
 class View(NamedTuple):
     """What is compared after every step."""
 
-    states: list[State]
+    states: list[Life]
     failures: dict[int, tuple[int, str]]
     """Items that came back: (attempts, reason)."""
     burials: dict[int, tuple[int, bool]]
@@ -90,7 +90,7 @@ class Ledger:
         return View(
             [item.state for item in items],
             {item.offset: (item.attempts, item.reason) for item in items if item.attempts and not item.state.resolved},
-            {item.offset: (item.attempts, item.reason == EXPIRED) for item in items if item.state is State.BURIED},
+            {item.offset: (item.attempts, item.reason == EXPIRED) for item in items if item.state is Life.BURIED},
             {one.number: (now.elapsed + one.timeout if rebooted else one.deadline, sorted(one.open)) for one in self.live()},
             (self.paused_lease, self.paused_produce),
             self.policy,
@@ -117,14 +117,14 @@ class Ledger:
 
     def to_tail(self, item: ModelItem, now: Moment, *, position: int | None = None, cause: Cause = ("", 0, 0)) -> None:
         """Ready: behind everything that is, or (an item that was never late) at its own place in the log's order."""
-        item.state, item.ready_since, item.jumps, item.returned = State.READY, now.elapsed, False, False
+        item.state, item.ready_since, item.jumps, item.returned = Life.READY, now.elapsed, False, False
         item.position = len(self.items) if position is None else position
         item.arrival = (self.step, *cause) if position is None else (self.step, "", item.offset, 0)
 
     def to_place(self, item: ModelItem, now: Moment) -> None:
         """Ready again at its place, which is the first of its key unless an operator put others there meanwhile."""
         item.returned, item.jumps = True, earlier_of_key(self.items, item) is not None
-        item.state, item.ready_since = State.READY, now.elapsed
+        item.state, item.ready_since = Life.READY, now.elapsed
 
     def come_back(self, item: ModelItem, now: Moment, reason: str, delay: int, cause: Cause, *, counted: bool = True) -> None:
         """Without a key to the tail; with one it keeps its place, and a delay holds the key."""
@@ -132,7 +132,7 @@ class Ledger:
             item.attempts += 1
             item.reason = reason
         if delay:
-            item.state, item.due, item.at = State.SCHEDULED, now.elapsed + delay, 0
+            item.state, item.due, item.at = Life.SCHEDULED, now.elapsed + delay, 0
         elif item.key is None:
             self.to_tail(item, now, cause=cause)
         else:
@@ -140,12 +140,12 @@ class Ledger:
 
     def bury(self, item: ModelItem, reason: str, *, counted: bool = False) -> None:
         item.attempts += counted
-        item.state, item.reason, item.at, item.due, item.overdue = State.BURIED, reason, 0, 0, False
+        item.state, item.reason, item.at, item.due, item.overdue = Life.BURIED, reason, 0, 0, False
         item.parked = item.key is not None and self.policy.on_bury == "park"
 
     @staticmethod
     def resolve(item: ModelItem) -> None:
-        item.state, item.attempts, item.reason, item.at, item.due = State.COMPLETED, 0, "", 0, 0
+        item.state, item.attempts, item.reason, item.at, item.due = Life.COMPLETED, 0, "", 0, 0
         item.overdue = item.parked = False
 
     def drop(self, offsets: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from penstock.rules import commands as c
 from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_LEASE_TIMEOUT
@@ -31,7 +31,7 @@ class PartitionModel(Ledger):
         self.step += 1
         _JUDGES[type(command)](self, command, now, answer)
 
-    def due(self, now: Moment, seen: Sequence[State], overdue: Iterable[int], *, finished: bool) -> None:
+    def due(self, now: Moment, seen: Sequence[Life], overdue: Iterable[int], *, finished: bool) -> None:
         """Check what was done of what is due, and do it."""
         self.step += 1
         _come_due(self, now, seen, overdue, finished=finished)
@@ -79,7 +79,7 @@ def _store(ledger: Ledger, command: c.Produce, index: int, now: Moment) -> int:
     ledger.items.append(item)
     at = batch.ats[index] if batch.ats else 0
     if at > now.wall + IMMEDIATE:
-        item.state, item.at = State.SCHEDULED, at
+        item.state, item.at = Life.SCHEDULED, at
     else:
         ledger.to_tail(item, now, position=offset)
     return offset
@@ -117,7 +117,7 @@ def _grant(ledger: Ledger, command: c.Lease, now: Moment, answer: c.Granted, tak
 
 
 def _take(ledger: Ledger, item: ModelItem, per_key: int, units: dict[bytes, int], now: Moment) -> None:
-    assert item.state is State.READY, f"{item} was leased"
+    assert item.state is Life.READY, f"{item} was leased"
     if item.key in units:
         units[item.key] += 1
         assert units[item.key] <= per_key, f"{item} is one more of its key than the {per_key} asked for"
@@ -131,7 +131,7 @@ def _take(ledger: Ledger, item: ModelItem, per_key: int, units: dict[bytes, int]
     if item.key is not None:
         earlier = earlier_of_key(ledger.items, item)
         assert earlier is None, f"{item} was leased before {earlier} of the same key"
-    item.state, item.jumps = State.LEASED, False
+    item.state, item.jumps = Life.LEASED, False
 
 
 # -- complete, retry, bury and extend ----------------------------------------------------------------
@@ -182,7 +182,7 @@ def _complete_ended(ledger: Ledger, holding: Holding | None, command: Complete, 
 
 def _check_repeated(ledger: Ledger, holding: Holding, wanted: Sequence[int], answer: Any) -> None:
     done = [offset for offset in wanted if offset not in answer.refused]
-    completed = [offset for offset in wanted if ledger.items[offset].state is State.COMPLETED]
+    completed = [offset for offset in wanted if ledger.items[offset].state is Life.COMPLETED]
     # Of a lease that finished only its number is kept, so any item that is completed passes for one of its own.
     fine = [offset for offset in done if offset in holding.done or (holding.finished and offset in completed)]
     missed = [offset for offset in answer.refused if offset in holding.done and offset in completed]
@@ -310,7 +310,7 @@ def _clear(ledger: Ledger, command: c.Clear, now: Moment, answer: Any) -> None:
 
 def _seek(ledger: Ledger, command: c.Seek, now: Moment, answer: Any) -> None:
     """Items come again in the log's order, at the default priority and without a ttl."""
-    chosen = [item for item in ledger.items[command.offset :] if item.state is State.COMPLETED and not item.dropped]
+    chosen = [item for item in ledger.items[command.offset :] if item.state is Life.COMPLETED and not item.dropped]
     assert answer == c.Counted(len(chosen)), f"seek gave {answer}, not {len(chosen)}"
     for item in chosen:
         item.lane, item.ttl_deadline = DEFAULT_PRIORITY, 0
@@ -319,7 +319,7 @@ def _seek(ledger: Ledger, command: c.Seek, now: Moment, answer: Any) -> None:
 
 def _redrive(ledger: Ledger, command: c.Redrive, now: Moment, answer: Any) -> None:
     """To the tail, or, what parks its key, to its old place."""
-    buried = [item.offset for item in ledger.items if item.state is State.BURIED]
+    buried = [item.offset for item in ledger.items if item.state is Life.BURIED]
     chosen = buried if command.offsets is None else sorted(set(command.offsets))
     if not set(chosen) <= set(buried):
         assert isinstance(answer, InvalidRequest), f"an item that is not buried was redriven: {answer}"
@@ -348,16 +348,16 @@ def _release_cursor(ledger: Ledger, command: c.ReleaseCursor, now: Moment, answe
 # How much is done at a time is the partition's choice; what is done must be due, and when it says that nothing is left, nothing may be.
 
 
-def _come_due(ledger: Ledger, now: Moment, seen: Sequence[State], overdue: Iterable[int], *, finished: bool) -> None:
+def _come_due(ledger: Ledger, now: Moment, seen: Sequence[Life], overdue: Iterable[int], *, finished: bool) -> None:
     """`seen` tells which items moved, `overdue` which were found to have outlived their ttl under a lease."""
     late = set(overdue)
     for item, state in zip(ledger.items, seen, strict=True):
         if state is not item.state:
             _came_due(ledger, item, state, now)
-        elif item.state is State.LEASED and _ttl_over(item, now):
+        elif item.state is Life.LEASED and _ttl_over(item, now):
             item.overdue = item.overdue or (finished and not item.spared) or item.offset in late
     for holding in ledger.live():
-        gone = [offset for offset in holding.open if ledger.items[offset].state is not State.LEASED]
+        gone = [offset for offset in holding.open if ledger.items[offset].state is not Life.LEASED]
         assert not gone or gone == holding.open, f"a lease ended in part: {holding}"
         holding.close(gone, now)
     if finished:
@@ -365,21 +365,21 @@ def _come_due(ledger: Ledger, now: Moment, seen: Sequence[State], overdue: Itera
         assert not left, f"{left[0]} is due and was left"
 
 
-def _came_due(ledger: Ledger, item: ModelItem, state: State, now: Moment) -> None:
+def _came_due(ledger: Ledger, item: ModelItem, state: Life, now: Moment) -> None:
     assert _is_due(ledger, item, now), f"{item} became {state} before its time"
-    if item.state is State.LEASED:
+    if item.state is Life.LEASED:
         _lease_ended(ledger, item, state, now)
-    elif state is State.BURIED:
+    elif state is Life.BURIED:
         assert _ttl_over(item, now), f"{item} was buried before its ttl"
         ledger.bury(item, EXPIRED)
     else:
-        assert state is State.READY, f"{item} became {state}"
+        assert state is Life.READY, f"{item} became {state}"
         _arrived(ledger, item, now)
 
 
-def _lease_ended(ledger: Ledger, item: ModelItem, state: State, now: Moment) -> None:
+def _lease_ended(ledger: Ledger, item: ModelItem, state: Life, now: Moment) -> None:
     given_up = item.overdue or ledger.attempts_spent(item)
-    assert (state is State.BURIED) == given_up, f"{item} became {state} when its lease ended"
+    assert (state is Life.BURIED) == given_up, f"{item} became {state} when its lease ended"
     if given_up:
         ledger.bury(item, EXPIRED if item.overdue else SPENT, counted=True)
     else:
@@ -401,11 +401,11 @@ def _arrived(ledger: Ledger, item: ModelItem, now: Moment) -> None:
 
 def _is_due(ledger: Ledger, item: ModelItem, now: Moment, *, certain: bool = False) -> bool:
     """Whether something may, or must, happen to an item by itself."""
-    if item.state is State.LEASED:
+    if item.state is Life.LEASED:
         return ledger.holding(item).deadline <= now.elapsed
     if item.waits and _ttl_over(item, now) and not (certain and item.spared):
         return True
-    return item.state is State.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)
+    return item.state is Life.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)
 
 
 def _ttl_over(item: ModelItem, now: Moment) -> bool:

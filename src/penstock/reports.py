@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.rules.catalog import Entry, Options
+from penstock.rules.catalog import Entry
+from penstock.rules.options import Options
 from penstock.rules.runs import RunSet
 from penstock.words.batch import Batch
 from penstock.words.values import timestamp

@@ -17,9 +17,8 @@ from penstock.api.options import info_of, to_catalog
 from penstock.api.redrive import chooser
 from penstock.loop.blocks import Items
 from penstock.loop.requests import Handed, Part, Placed
-from penstock.rules.catalog import Options
 from penstock.rules.commands import Granted, Settled, Stored
-from penstock.rules.queues import merged
+from penstock.rules.options import Options, merged
 from penstock.words.batch import Batch
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, StorageFailed

@@ -19,7 +19,7 @@ from penstock.loop.requests import Do, Handed, Lease, Part, Placed, Produce, Req
 from penstock.reports import Explained, QueueInfo, QueueStats
 from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import RunSet
 from penstock.testing import ManualClock
 from penstock.words import ids

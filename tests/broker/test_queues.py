@@ -9,7 +9,7 @@ import pytest
 
 from penstock.loop.requests import Do, Part, Produce
 from penstock.loop.turn import REDOS
-from penstock.rules.catalog import Options
+from penstock.rules.options import Options
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, OutcomeUnknown, QueueBusy, QueueExists, QueueNotFound
 from tests.broker.crashes import cut_off, prepared

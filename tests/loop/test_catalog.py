@@ -14,7 +14,8 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog
 from penstock.rules import catalog
-from penstock.rules.catalog import Created, Deleted, Entry, Options
+from penstock.rules.catalog import Created, Deleted, Entry
+from penstock.rules.options import Options
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueExists, QueueNotFound
 

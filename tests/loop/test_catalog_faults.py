@@ -13,7 +13,8 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog
 from penstock.rules import catalog
-from penstock.rules.catalog import Created, Deleted, Options
+from penstock.rules.catalog import Created, Deleted
+from penstock.rules.options import Options
 from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy

@@ -15,8 +15,7 @@ from penstock.logs.files.directory import Directory
 from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog
-from penstock.rules import queues
-from penstock.rules.catalog import Options
+from penstock.rules.options import Options, merged
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import InvalidRequest, PenstockError, QueueExists, QueueNotFound, StorageFailed
 
@@ -51,7 +50,7 @@ class CatalogBesideADict(RuleBasedStateMachine):
     @rule(name=NAMES, partitions=st.integers(1, 4), given=CHANGES, exist_ok=st.booleans())
     def create(self, name: str, partitions: int, given: dict[str, Any], exist_ok: bool) -> None:
         self.given += 1
-        queue, options = self.model.get(name), queues.merged(Options(), given)
+        queue, options = self.model.get(name), merged(Options(), given)
         expected: type[PenstockError] | None = None
         if queue is None:
             expected = self.refusal(name, given.get("dead_queue", ""))

@@ -17,7 +17,7 @@ from penstock.loop.damage import lost_front
 from penstock.loop.partition import Partition
 from penstock.loop.reading import Lookable, Reader
 from penstock.rules.explain import LOST
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import offsets
 from penstock.testing import ManualClock
 from penstock.words.clock import SystemClock

@@ -19,9 +19,8 @@ from penstock.loop.partition import Partition
 from penstock.loop.reading import Reader, retained
 from penstock.rules import base
 from penstock.rules.events import Event
-from penstock.rules.life import TRANSITIONS
+from penstock.rules.life import TRANSITIONS, Life
 from penstock.rules.life import Event as Kind
-from penstock.rules.life import State as Life
 from penstock.testing import ManualClock
 from penstock.words.errors import BrokerClosed
 from penstock.words.limits import Retention

@@ -10,7 +10,7 @@ from penstock.loop.partition import Partition
 from penstock.loop.retention import Freed
 from penstock.rules import base
 from penstock.rules.commands import Bury, Complete, Drop, Granted, Lease, MoveCursor, Produce, ReleaseCursor, Retry
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.rules.routing import key_ids
 from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
@@ -151,7 +151,7 @@ def test_a_buried_item_is_kept_as_long_as_a_completed_one(bench: Bench) -> None:
     bench.bury(granted.lease, reason="no use")
     segment(part, "next")
     assert part.retain().items == 1
-    assert bench.life(0) is State.COMPLETED
+    assert bench.life(0) is Life.COMPLETED
     with pytest.raises(InvalidRequest, match="cannot be redriven"):
         bench.redrive(0)
 

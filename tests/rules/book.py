@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.rules import catalog, queues
-from penstock.rules.catalog import Entry, Options, Record, State
+from penstock.rules import catalog
+from penstock.rules.catalog import CatalogRecord, CatalogState, Entry
+from penstock.rules.options import Options, merged
 from penstock.words.errors import PenstockError
 
 
@@ -17,17 +18,17 @@ class Book:
     """A catalog's state and every record that made it."""
 
     def __init__(self) -> None:
-        self.state = State()
-        self.records: list[Record] = []
+        self.state = CatalogState()
+        self.records: list[CatalogRecord] = []
 
     def create(self, name: str, partitions: int = 1, incarnation: int = 0, exist_ok: bool = False, **given: Any) -> Entry:
-        options = queues.merged(Options(), given)
+        options = merged(Options(), given)
         number = incarnation or len(self.records) + 1
-        self.take(queues.create(self.state, name, options, partitions, number, 1_000, exist_ok, given))
+        self.take(catalog.create(self.state, name, options, partitions, number, 1_000, exist_ok, given))
         return self.state.names[name]
 
     def update(self, name: str, **changes: Any) -> Entry:
-        self.take(queues.update(self.state, self.state.names[name].incarnation, changes))
+        self.take(catalog.update(self.state, self.state.names[name].incarnation, changes))
         return self.state.names[name]
 
     def reshape(
@@ -41,31 +42,31 @@ class Book:
         keep_since: int = 0,
     ) -> Entry:
         incarnation = self.state.names[name].incarnation
-        self.take(queues.reshape(self.state, incarnation, active, read_only, marks or {}, at, keep_since))
+        self.take(catalog.reshape(self.state, incarnation, active, read_only, marks or {}, at, keep_since))
         return self.state.names[name]
 
     def delete(self, name: str) -> int:
         incarnation = self.state.names[name].incarnation
-        self.take(queues.delete(self.state, name))
+        self.take(catalog.delete(self.state, name))
         return incarnation
 
     def removed(self, incarnation: int) -> None:
-        self.take(queues.removed(self.state, incarnation))
+        self.take(catalog.removed(self.state, incarnation))
 
     def adopting(self, name: str, drop: str) -> int:
         """Begin to adopt a drop; its number."""
-        self.take(queues.adopting(self.state, self.state.names[name].incarnation, drop))
+        self.take(catalog.adopting(self.state, self.state.names[name].incarnation, drop))
         return self.state.names[name].adopting[drop]
 
     def adopted(self, name: str, drop: str, source: str, number: int) -> Entry:
-        self.take(queues.adopted(self.state, self.state.names[name].incarnation, drop, source, number))
+        self.take(catalog.adopted(self.state, self.state.names[name].incarnation, drop, source, number))
         return self.state.names[name]
 
     def hold(self, name: str, holder: str, timeout: int = 0) -> Entry:
-        self.take(queues.hold(self.state, self.state.names[name].incarnation, holder, timeout))
+        self.take(catalog.hold(self.state, self.state.names[name].incarnation, holder, timeout))
         return self.state.names[name]
 
-    def take(self, records: list[Record]) -> None:
+    def take(self, records: list[CatalogRecord]) -> None:
         for record in records:
             catalog.apply(self.state, record)
         self.records += records
@@ -73,7 +74,7 @@ class Book:
     def check(self) -> None:
         """Live, replayed, and from a Base in between: the same bytes."""
         expected = catalog.dump(self.state)
-        replayed = State()
+        replayed = CatalogState()
         for cut, record in enumerate(self.records):
             loaded = catalog.load(catalog.dump(replayed))
             for later in self.records[cut:]:

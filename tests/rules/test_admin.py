@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost
 from penstock.words.limits import Policy
@@ -26,7 +26,7 @@ def test_clear_resolves_one_state_and_leaves_the_others(bench: Bench, state: str
     one_in_each_state(bench)
     before = [bench.life(other) for other in range(5)]
     assert bench.clear(**{state: True}) == 1
-    before[offset] = State.COMPLETED
+    before[offset] = Life.COMPLETED
     bench.restart()
     assert [bench.life(other) for other in range(5)] == before
 
@@ -86,7 +86,7 @@ def test_seek_before_the_first_and_after_the_last(bench: Bench) -> None:
 def test_seek_touches_only_the_completed(bench: Bench) -> None:
     one_in_each_state(bench)
     assert bench.seek(0) == 1
-    assert [bench.life(offset) for offset in range(5)] == [State.READY, State.BURIED, State.LEASED, State.READY, State.SCHEDULED]
+    assert [bench.life(offset) for offset in range(5)] == [Life.READY, Life.BURIED, Life.LEASED, Life.READY, Life.SCHEDULED]
 
 
 def test_sought_items_come_in_log_order_before_newer_ones(bench: Bench) -> None:
@@ -157,7 +157,7 @@ def test_redrive_names_what_is_not_buried_and_moves_nothing(bench: Bench) -> Non
         bench.redrive(1, 3)
     with pytest.raises(InvalidRequest, match="that is not there cannot be redriven"):
         bench.redrive(99)
-    assert bench.life(1) is State.BURIED
+    assert bench.life(1) is Life.BURIED
 
 
 def test_redrive_keeps_the_priority(bench: Bench) -> None:
@@ -186,7 +186,7 @@ def test_lowering_max_attempts_buries_what_waits_with_as_many(bench: Bench) -> N
     bench.retry(granted.lease, [1])
     bench.retry(granted.lease, [2], delay=100)
     assert bench.configure(max_attempts=1) == 2
-    assert [bench.life(offset) for offset in range(3)] == [State.READY, State.BURIED, State.BURIED]
+    assert [bench.life(offset) for offset in range(3)] == [Life.READY, Life.BURIED, Life.BURIED]
     assert bench.partition.state.buried[1].reason == "attempts spent"
 
 
@@ -195,9 +195,9 @@ def test_lowering_max_attempts_leaves_a_holder_its_lease(bench: Bench) -> None:
     bench.retry(bench.lease().lease)
     granted = bench.lease()
     assert bench.configure(max_attempts=1) == 0
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     bench.retry(granted.lease)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
 
 
 def test_raising_max_attempts_gives_waiting_items_more(bench: Bench) -> None:
@@ -215,7 +215,7 @@ def test_a_new_lease_timeout_holds_for_new_leases(bench: Bench) -> None:
     bench.configure(lease_timeout=600 * SECOND)
     bench.lease(1)
     bench.advance(60)
-    assert [bench.life(0), bench.life(1)] == [State.READY, State.LEASED]
+    assert [bench.life(0), bench.life(1)] == [Life.READY, Life.LEASED]
 
 
 def test_a_policy_survives_a_restart_and_the_same_again_writes_nothing(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The catalog's records and Base: they tell the same, however much of them is left."""
+"""The catalog: what its records do to it, and what may be asked of it."""
 
 import re
 from pathlib import Path
@@ -9,23 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.rules import catalog
+from penstock.rules import catalog, slots
 from penstock.rules.catalog import (
     MAX_SOURCES,
     Adopted,
     Adopting,
+    CatalogRecord,
+    CatalogState,
     Created,
     Deleted,
     Held,
-    Options,
-    Record,
+    OldMap,
     Removed,
     Reshaped,
-    State,
     Updated,
 )
-from penstock.words.errors import CorruptLog, PenstockError
-from tests.rules.book import Book
+from penstock.rules.options import Options
+from penstock.words.clock import SECOND
+from penstock.words.errors import CorruptLog, InvalidRequest, PenstockError, QueueExists, QueueNotFound
+from penstock.words.limits import MAX_PARTITIONS, Policy, Retention
+from tests.rules.book import Book, refused
 
 NAMES = st.sampled_from(["a", "b", "c"])
 CHANGES = st.fixed_dictionaries({}, optional={"ttl": st.integers(0, 2), "dead_queue": NAMES | st.just("")})
@@ -94,7 +97,7 @@ def test_any_records_may_be_missing(steps: list[tuple[Any, ...]], data: st.DataO
             do(book, step)
         except (PenstockError, KeyError):
             continue
-    left = State()
+    left = CatalogState()
     for record in book.records:
         if data.draw(st.booleans()):
             catalog.apply(left, record)
@@ -137,10 +140,10 @@ def test_a_lost_deletion_is_told_by_what_follows() -> None:
         (Held(2, "h", 5), [8, 2, "h", 5]),
     ],
 )
-def test_a_record_is_an_array_headed_by_its_tag(record: Record, head: list[Any]) -> None:
+def test_a_record_is_an_array_headed_by_its_tag(record: CatalogRecord, head: list[Any]) -> None:
     body = msgspec.msgpack.encode(record)
     assert msgspec.msgpack.decode(body)[: len(head)] == head
-    assert msgspec.msgpack.decode(body, type=Record) == record
+    assert msgspec.msgpack.decode(body, type=CatalogRecord) == record
 
 
 def test_a_drop_keeps_the_number_it_was_given() -> None:
@@ -218,7 +221,7 @@ def test_a_base_of_before_there_was_an_inbox_is_read() -> None:
 def test_the_table_of_records_is_that_of_the_code() -> None:
     text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     told = re.findall(r"^\| (\w+) \| (\d+) \| ([a-z_, ]+) \|", text.partition("## The catalog's records")[2], re.MULTILINE)
-    real = [(kind.__name__, str(kind.__struct_config__.tag), ", ".join(kind.__struct_fields__)) for kind in get_args(Record)]
+    real = [(kind.__name__, str(kind.__struct_config__.tag), ", ".join(kind.__struct_fields__)) for kind in get_args(CatalogRecord)]
     assert told == real
 
 
@@ -231,3 +234,271 @@ def test_bytes_that_are_no_base_are_refused(body: bytes) -> None:
 def test_a_newer_base_is_refused_with_a_word_on_what_to_do() -> None:
     with pytest.raises(CorruptLog, match="version 2 and this Penstock knows 1; use a newer Penstock"):
         catalog.load(msgspec.msgpack.encode([2, [], []]))
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+# -- creating ------------------------------------------------------------------------------------------
+
+
+def test_a_new_queue_has_what_was_asked_for(book: Book) -> None:
+    book.create("dead")
+    entry = book.create("orders", 3, 77, lease_timeout=5 * SECOND, dead_queue="dead", max_items=10, durability="os")
+    assert (entry.name, entry.incarnation, entry.created_at) == ("orders", 77, 1_000)
+    assert entry.options == Options(Policy(lease_timeout=5 * SECOND), "dead", 10, 0, "os")
+    assert (entry.active, entry.retired, entry.read_only, entry.next_partition) == ([0, 1, 2], [], [], 3)
+    assert entry.map == slots.first(range(3))
+    assert (entry.maps, entry.marks) == ([], {})
+    assert book.state.entries[77] is book.state.names["orders"]
+
+
+@pytest.mark.parametrize("name", ["a", "0", "Orders.dead-1_x", "a" * 200, "con", "a.."])
+def test_names_that_may_be(book: Book, name: str) -> None:
+    assert book.create(name).name == name
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "a" * 201, "a b", "a/b", "a\n", "ä", "٣", "a\x00", b"a", None, 3], ids=repr)
+def test_names_that_may_not_be(book: Book, name: Any) -> None:
+    refused(book, InvalidRequest, "is no name for a queue; use 1 to 200 letters", lambda: book.create(name))
+    refused(book, InvalidRequest, "is no name for a queue", lambda: catalog.named(book.state, name))
+
+
+def test_names_that_differ_in_case_are_two_queues(book: Book) -> None:
+    assert book.create("orders").incarnation != book.create("Orders").incarnation
+
+
+@pytest.mark.parametrize("partitions", [0, -1, MAX_PARTITIONS + 1, True, 2.0, None])
+def test_a_wrong_number_of_partitions_is_refused(book: Book, partitions: Any) -> None:
+    refused(book, InvalidRequest, "partitions is", lambda: book.create("orders", partitions))
+
+
+def test_a_queue_that_exists_is_refused_unless_that_is_fine(book: Book) -> None:
+    first = book.create("orders", 2, max_attempts=3)
+    refused(book, QueueExists, "there is a queue 'orders' already; use it, pass exist_ok=True", lambda: book.create("orders", 2))
+    assert book.create("orders", exist_ok=True) is first
+    assert book.create("orders", exist_ok=True, max_attempts=3, retention={"max_bytes": 1 << 30}) is first
+
+
+@pytest.mark.parametrize(
+    ("given", "which"),
+    [
+        ({"max_attempts": 4}, "max_attempts"),
+        ({"ttl": 0, "max_items": 1}, "max_items"),
+        ({"retention": {"max_age": 7}}, "retention"),
+        ({"retention": Retention(max_age=7)}, "retention"),
+        ({"durability": "os", "max_attempts": 4}, "durability"),
+        ({"dead_queue": "other"}, "dead_queue"),
+        ({"partitions": 3}, "partitions"),
+    ],
+)
+def test_only_what_was_given_is_compared(book: Book, given: dict[str, Any], which: str) -> None:
+    existing = book.create("orders", 2, max_attempts=3)
+
+    def ask() -> list[CatalogRecord]:
+        return catalog.create(book.state, "orders", Options(), 1, 99, 0, True, given)
+
+    refused(book, QueueExists, f"'orders' with another {which}; leave {which} out", ask)
+    assert catalog.create(book.state, "orders", Options(), 1, 99, 0, True, {"partitions": 2, "max_attempts": 3}) == []
+    assert book.state.names["orders"] is existing
+
+
+def test_an_incarnation_is_given_once(book: Book) -> None:
+    book.create("orders", incarnation=5)
+    refused(book, InvalidRequest, "incarnation 0000000000000005 is given already; draw", lambda: book.create("other", incarnation=5))
+    book.delete("orders")
+    refused(book, InvalidRequest, "is given already", lambda: book.create("other", incarnation=5))
+    assert book.create("orders", incarnation=(1 << 64) - 1).incarnation == (1 << 64) - 1
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 64, "5", 5.0])
+def test_a_wrong_incarnation_is_refused(book: Book, wrong: Any) -> None:
+    refused(book, InvalidRequest, "incarnation is .*; give", lambda: book.create("orders", incarnation=wrong))
+    refused(book, InvalidRequest, "incarnation is 0; give", lambda: catalog.create(book.state, "orders", Options(), 1, 0, 0))
+
+
+# -- dead queues ---------------------------------------------------------------------------------------
+
+
+def test_a_dead_queue_must_be_fit_for_it(book: Book) -> None:
+    refused(
+        book, QueueNotFound, "no queue 'dead' to be the dead queue of 'a'; create it first", lambda: book.create("a", dead_queue="dead")
+    )
+    refused(book, InvalidRequest, "cannot be its own dead queue", lambda: book.create("a", dead_queue="a"))
+    refused(book, InvalidRequest, "is no name for a queue", lambda: book.create("a", dead_queue="no name"))
+    book.create("dead")
+    book.create("a", dead_queue="dead")
+    refused(book, InvalidRequest, "'a' has a dead queue of its own, so it cannot be one", lambda: book.create("b", dead_queue="a"))
+    book.create("b")
+    for ask in (lambda: book.update("b", dead_queue="a"), lambda: book.update("b", dead_queue="b")):
+        refused(book, InvalidRequest, "dead queue", ask)
+    refused(book, InvalidRequest, "'dead' is the dead queue of 'a', so it cannot have one", lambda: book.update("dead", dead_queue="b"))
+    book.update("a", dead_queue="")
+    assert book.update("dead", dead_queue="b").options.dead_queue == "b"
+
+
+def test_a_queue_whose_dead_queue_was_lost_can_be_updated_all_the_same(book: Book) -> None:
+    book.take([Created("a", 5, Options(dead_queue="lost"), 1, 0)])  # as after a repair
+    assert book.update("a", ttl=7).options == Options(Policy(ttl=7), "lost")
+    assert book.update("a", dead_queue="").options == Options(Policy(ttl=7))
+
+
+def test_a_queue_in_use_as_a_dead_queue_is_not_deleted(book: Book) -> None:
+    book.create("dead")
+    for name in ("e", "d", "c", "b", "a"):
+        book.create(name, dead_queue="dead")
+    refused(book, InvalidRequest, "'dead' is the dead queue of 'a', 'b', 'c' and 2 more; give them", lambda: book.delete("dead"))
+    for name in ("a", "b", "c"):
+        book.delete(name)
+    book.update("d", dead_queue="")
+    refused(book, InvalidRequest, "is the dead queue of 'e'; ", lambda: book.delete("dead"))
+    book.update("e", dead_queue="")
+    book.delete("dead")
+
+
+# -- updating ------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_merged_with_what_was(book: Book) -> None:
+    book.create("orders", max_attempts=3, retention={"max_segments": 4}, max_bytes=9)
+    entry = book.update("orders", ttl=8, retention={"max_age": 5}, max_items=2)
+    retention = Retention(max_age=5, max_segments=4)
+    assert entry.options == Options(Policy(max_attempts=3, ttl=8, retention=retention), max_items=2, max_bytes=9)
+    assert book.update("orders", retention=Retention()).options.policy.retention == Retention()
+
+
+def test_an_update_that_changes_nothing_leaves_no_record(book: Book) -> None:
+    entry = book.create("orders", max_attempts=3, durability="fsync")
+    assert book.update("orders", max_attempts=3, durability="fsync") is entry
+    assert book.update("orders") is entry
+    assert len(book.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"partitions": 4}, "no option 'partitions'; the options are lease_timeout, max_attempts, .*retention, dead_queue, .*durability"),
+        ({"policy": Policy()}, "no option 'policy'"),
+        ({7: 7}, "no option 7"),
+        ({"lease_timeout": 0}, "lease_timeout is 0; give"),
+        ({"max_attempts": "3"}, "max_attempts is str; give"),
+        ({"on_bury": "burn"}, "on_bury is 'burn'; use"),
+        ({"retention": {"max_age": -1}}, "max_age is -1; give"),
+        ({"retention": {"age": 1}}, "retention is {'age': 1}; give a Retention, or a mapping with any of max_age"),
+        ({"retention": None}, "retention is None; give"),
+        ({"max_items": -1}, "max_items is -1; give"),
+        ({"max_bytes": 1.5}, "max_bytes is float; give"),
+        ({"durability": "sometimes"}, "durability is 'sometimes'; use 'fsync'"),
+        ({"durability": "os"}, "durability of queue 'orders' cannot be changed; create a new queue"),
+        ({"dead_queue": None}, "None is no name"),
+    ],
+)
+def test_wrong_options_are_refused(book: Book, changes: dict[str, Any], sentence: str) -> None:
+    entry = book.create("orders")
+    refused(book, InvalidRequest, sentence, lambda: catalog.update(book.state, entry.incarnation, changes))
+
+
+def test_what_is_not_there_cannot_be_changed(book: Book) -> None:
+    gone = book.create("orders").incarnation
+    book.delete("orders")
+    refused(book, QueueNotFound, "no queue of incarnation 0000000000000001", lambda: catalog.update(book.state, gone, {}))
+    refused(book, QueueNotFound, "no queue of incarnation", lambda: catalog.reshape(book.state, gone, [0], [], {}, 0))
+    refused(book, QueueNotFound, "no queue 'orders'; create it", lambda: catalog.delete(book.state, "orders"))
+    refused(book, InvalidRequest, "incarnation is str", lambda: catalog.update(book.state, "1", {}))  # type: ignore[arg-type]
+
+
+# -- reshaping -----------------------------------------------------------------------------------------
+
+
+def test_a_reshaped_queue_knows_where_its_slots_were(book: Book) -> None:
+    first = book.create("orders", 2)
+    grown = book.reshape("orders", [0, 1, 2, 3], marks={1: 50, 0: 7}, at=2_000)
+    assert (grown.active, grown.retired, grown.next_partition) == ([0, 1, 2, 3], [], 4)
+    assert grown.map == slots.spread(first.map, range(4))
+    assert grown.maps == [OldMap(1, first.map.pack(), 2_000)]
+    assert grown.marks == {2: {0: 7, 1: 50}}
+    shrunk = book.reshape("orders", [3, 1], marks={3: 4}, at=3_000)
+    assert (shrunk.active, shrunk.retired, shrunk.next_partition) == ([1, 3], [0, 2], 4)
+    assert [old.version for old in shrunk.maps] == [1, 2]
+    assert shrunk.marks == {2: {0: 7, 1: 50}, 3: {3: 4}}
+    again = book.reshape("orders", [0, 1, 3, 4])  # one that was retired comes back, a new one gets a new number
+    assert (again.active, again.retired, again.map.version) == ([0, 1, 3, 4], [2], 4)
+    assert first.map.version == 1 and first.active == [0, 1], "an entry once held does not change"
+    book.check()
+
+
+def test_old_maps_are_forgotten_but_for_the_last(book: Book) -> None:
+    book.create("orders")
+    for width, at in ((2, 10), (3, 20), (4, 30)):
+        book.reshape("orders", list(range(width)), at=at, marks={0: at})
+    kept = book.reshape("orders", list(range(5)), at=40, keep_since=20, marks={0: 40})
+    assert [(old.version, old.replaced_at) for old in kept.maps] == [(2, 20), (3, 30), (4, 40)]
+    assert kept.marks == {2: {0: 10}, 3: {0: 20}, 4: {0: 30}, 5: {0: 40}}
+    last = book.reshape("orders", [0], at=50, keep_since=1_000)
+    assert [old.version for old in last.maps] == [5]
+    assert last.marks == {5: {0: 40}, 6: {}}
+    book.check()
+
+
+def test_a_clock_set_back_makes_a_map_be_kept_too_long_rather_than_lost(book: Book) -> None:
+    book.create("orders")
+    book.reshape("orders", [0, 1], at=100)
+    book.reshape("orders", [0], at=10)
+    assert [old.version for old in book.reshape("orders", [0, 1], at=120, keep_since=50).maps] == [1, 2, 3]
+
+
+def test_a_partition_is_set_read_only_and_taken_back(book: Book) -> None:
+    book.create("orders", 3)
+    held = book.reshape("orders", [0, 2], read_only=[1])
+    assert (held.active, held.retired, held.read_only) == ([0, 2], [1], [1])
+    free = book.reshape("orders", [0, 2], marks={0: 9}, at=9_999)
+    assert (free.read_only, free.map, free.maps, free.marks) == ([], held.map, held.maps, held.marks)
+    back = book.reshape("orders", [0, 1, 2])
+    assert (back.active, back.map.version) == ([0, 1, 2], 3)
+    book.check()
+
+
+def test_a_reshape_that_changes_nothing_leaves_no_record(book: Book) -> None:
+    entry = book.create("orders", 3)
+    assert book.reshape("orders", [2, 1, 0], marks={0: 1}) is entry
+    assert len(book.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ({"active": []}, "the count of active partitions is 0; give"),
+        ({"active": list(range(MAX_PARTITIONS + 1))}, "the count of active partitions is 1025; give"),
+        ({"active": [0, 0]}, "active names a partition twice; give"),
+        ({"active": [0, 65_536]}, "a partition in active is 65536; give"),
+        ({"active": [0, "1"]}, "a partition in active is str; give"),
+        ({"active": [0, 3, 5]}, "partition 4 of queue 'orders' is skipped; number new partitions on from 3"),
+        ({"active": [0, 1], "read_only": [1]}, "partition 1 of queue 'orders' is active or not there; only"),
+        ({"active": [0, 1], "read_only": [3]}, "partition 3 of queue 'orders' is active or not there; only"),
+        ({"active": [0], "marks": {3: 0}}, "the number of a mark is 3; give"),
+        ({"active": [0], "marks": {0: -1}}, "the offset of a mark is -1; give"),
+    ],
+)
+def test_a_wrong_shape_is_refused(book: Book, shape: dict[str, Any], sentence: str) -> None:
+    book.create("orders", 3)
+    refused(book, InvalidRequest, sentence, lambda: book.reshape("orders", **shape))
+
+
+# -- deleting ------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_queue_is_remembered_until_its_files_are_gone(book: Book) -> None:
+    old = book.create("orders")
+    refused(book, InvalidRequest, "'orders' is not deleted; delete it before", lambda: book.removed(old.incarnation))
+    assert book.delete("orders") == old.incarnation
+    assert (book.state.names, book.state.entries, book.state.deleted) == ({}, {}, {old.incarnation})
+    new = book.create("orders")
+    assert new.incarnation != old.incarnation
+    book.check()
+    book.removed(old.incarnation)
+    book.removed(old.incarnation)
+    assert book.state.deleted == set()
+    assert [type(record) for record in book.records] == [Created, Deleted, Created, Removed]
+    book.check()

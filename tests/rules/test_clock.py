@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.rules.commands import Produce
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import DAY, HOUR, SECOND
 from tests.support import Bench, items
 
@@ -16,9 +16,9 @@ def test_a_stepped_wall_neither_ends_nor_freezes_a_lease(bench: Bench, step: int
     bench.lease(timeout=10)
     bench.clock.step_wall(step)
     bench.advance(9)
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     bench.advance(1)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 @STEPS
@@ -28,9 +28,9 @@ def test_nor_does_it_over_a_restart(bench: Bench, step: int) -> None:
     bench.clock.step_wall(step)
     bench.kill()
     bench.advance(9)
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     bench.advance(1)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 @STEPS
@@ -41,10 +41,10 @@ def test_delays_ttls_and_dedup_windows_do_not_follow_the_wall(bench: Bench, step
     bench.produce("mortal", ttl=10)
     bench.clock.step_wall(step)
     bench.advance(9)
-    assert [bench.life(0), bench.life(1)] == [State.SCHEDULED, State.READY]
+    assert [bench.life(0), bench.life(1)] == [Life.SCHEDULED, Life.READY]
     assert bench.produce("again", dedups=["id"]) == [0]
     bench.advance(1)
-    assert [bench.life(0), bench.life(1)] == [State.READY, State.BURIED]
+    assert [bench.life(0), bench.life(1)] == [Life.READY, Life.BURIED]
     assert bench.produce("again", dedups=["id"]) == [2]
 
 
@@ -62,7 +62,7 @@ def test_a_reboot_gives_every_lease_its_full_timeout_again(bench: Bench) -> None
     bench.clock.reboot(downtime=DAY)
     bench.kill()
     bench.advance(9)
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     assert bench.complete(granted.lease).done == 1
 
 
@@ -72,7 +72,7 @@ def test_a_lease_ends_after_a_reboot_too(bench: Bench) -> None:
     bench.clock.reboot()
     bench.kill()
     bench.advance(10)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 def test_delays_go_on_through_a_reboot_by_the_wall(bench: Bench) -> None:
@@ -81,9 +81,9 @@ def test_delays_go_on_through_a_reboot_by_the_wall(bench: Bench) -> None:
     bench.clock.reboot(downtime=50 * SECOND)
     bench.kill()
     bench.advance(9)
-    assert bench.life(0) is State.SCHEDULED
+    assert bench.life(0) is Life.SCHEDULED
     bench.advance(1)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 @pytest.mark.parametrize("step", [-DAY, 0, DAY])

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.logs.api import Frame, FrameType
 from penstock.rules.commands import Lift, Narrow
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from tests.history import everything
 from tests.support import Bench, FileHome, given
 
@@ -41,7 +41,7 @@ def test_a_lost_frame_found_at_opening_is_a_gap_and_the_rest_is_served(bench: Be
     bench.kill()
     assert [(gap.start, gap.stop) for gap in bench.partition.gaps] == [(2, 4)]
     assert bench.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
-    assert [bench.life(2), bench.why(2)] == [State.COMPLETED, "lost: damage took its bytes"]
+    assert [bench.life(2), bench.why(2)] == [Life.COMPLETED, "lost: damage took its bytes"]
 
 
 def test_lost_offsets_are_not_given_again(bench: Bench, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_items_in_line_found_lost_when_their_ttl_ends_are_not_buried(bench: Benc
     damage(tmp_path, b"broken 2")
     bench.open()
     bench.advance(100)
-    buried, lost = State.BURIED, State.COMPLETED
-    assert [bench.life(offset) for offset in range(6)] == [State.LEASED, buried, lost, lost, buried, buried]
+    buried, lost = Life.BURIED, Life.COMPLETED
+    assert [bench.life(offset) for offset in range(6)] == [Life.LEASED, buried, lost, lost, buried, buried]
     bench.complete(held.lease)
     assert not bench.partition.state.keys.map
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import DAY, SECOND
 from tests.support import Bench, given
 
@@ -35,7 +35,7 @@ def test_the_past_and_the_next_tenth_of_a_second_are_now(bench: Bench, ahead: fl
 
 def test_more_than_a_tenth_of_a_second_is_scheduled(bench: Bench) -> None:
     bench.produce("a", at=bench.after(0.1) + 1)
-    assert bench.life(0) is State.SCHEDULED
+    assert bench.life(0) is Life.SCHEDULED
 
 
 def test_a_scheduled_item_joins_the_tail_when_it_is_due(bench: Bench) -> None:
@@ -76,9 +76,9 @@ def test_ttl_buries_a_ready_item(bench: Bench) -> None:
     bench.produce("short", ttl=5)
     bench.produce("long", ttl=50)
     bench.advance(4.999_999)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
     bench.advance(0.000_001)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     assert bench.partition.state.buried[0].reason == "expired"
     assert bench.take() == ["long"]
 
@@ -86,7 +86,7 @@ def test_ttl_buries_a_ready_item(bench: Bench) -> None:
 def test_ttl_buries_a_scheduled_item(bench: Bench) -> None:
     bench.produce("a", at=bench.after(100), ttl=5)
     bench.advance(5)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     bench.advance(100)
     assert bench.take() == []
 
@@ -95,7 +95,7 @@ def test_ttl_buries_a_retried_item_waiting_out_its_delay(bench: Bench) -> None:
     bench.produce("a", ttl=5)
     bench.retry(bench.lease().lease, delay=100)
     bench.advance(5)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
 
 
 def test_ttl_never_touches_a_leased_item(bench: Bench) -> None:
@@ -103,7 +103,7 @@ def test_ttl_never_touches_a_leased_item(bench: Bench) -> None:
     granted = bench.lease(timeout=50)
     bench.advance(10)
     bench.restart()
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     assert bench.complete(granted.lease).done == 1
 
 
@@ -116,7 +116,7 @@ def test_an_item_that_comes_back_overdue_is_buried(bench: Bench, way: str) -> No
         bench.advance(40)
     else:
         bench.retry(granted.lease, delay=5 if way == "delay" else 0)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     assert bench.partition.state.buried[0].reason == "expired"
 
 
@@ -150,7 +150,7 @@ def test_ttl_survives_a_restart(bench: Bench) -> None:
     bench.kill()
     bench.restart()
     bench.advance(5)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
 
 
 def test_a_million_things_due_are_done_in_portions(bench: Bench) -> None:
@@ -188,6 +188,6 @@ def test_a_delay_is_kept_whole_though_an_earlier_one_was_cut_short(bench: Bench)
     bench.redrive()
     bench.retry(bench.lease().lease, delay=300)
     bench.advance(299)
-    assert bench.life(0) is State.SCHEDULED
+    assert bench.life(0) is Life.SCHEDULED
     bench.advance(1)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from tests.support import Bench
@@ -26,7 +26,7 @@ def test_leased(bench: Bench) -> None:
     bench.advance(10)
     found = bench.partition.explain(0)
     assert found.why == "leased by host-1 for another 20.0 s"
-    assert (found.state, found.attempts, found.consumer) == (State.LEASED, 1, "host-1")
+    assert (found.state, found.attempts, found.consumer) == (Life.LEASED, 1, "host-1")
     assert (found.lease, found.until) == (granted.lease, granted.deadline)
     assert bench.why(1) == "leased by an unnamed consumer for another 50.0 s"
 
@@ -35,7 +35,7 @@ def test_scheduled(bench: Bench) -> None:
     when = bench.after(90)
     bench.produce("a", at=when)
     found = bench.partition.explain(0)
-    assert (found.state, found.why, found.until) == (State.SCHEDULED, "scheduled, ready in 90.0 s", when)
+    assert (found.state, found.why, found.until) == (Life.SCHEDULED, "scheduled, ready in 90.0 s", when)
 
 
 def test_backing_off(bench: Bench) -> None:
@@ -84,7 +84,7 @@ def test_buried(bench: Bench) -> None:
     bench.produce("a")
     bench.bury(bench.lease().lease, reason="no such customer")
     found = bench.partition.explain(0)
-    assert (found.state, found.why, found.attempts) == (State.BURIED, "buried because: no such customer", 1)
+    assert (found.state, found.why, found.attempts) == (Life.BURIED, "buried because: no such customer", 1)
 
 
 def test_completed(bench: Bench) -> None:

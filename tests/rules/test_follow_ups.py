@@ -7,7 +7,7 @@ import pytest
 
 from penstock.rules import base
 from penstock.rules.commands import Complete, Letter
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.rules.outbox import MAX_OUTBOX_BYTES, destination
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueBusy
 from tests.support import ELSEWHERE, Bench, given
@@ -47,7 +47,7 @@ def test_letters_of_a_turn_that_was_never_written_are_not_there(bench: Bench) ->
     bench.partition.run(Complete(granted.lease, then=[ONE]))
     assert promised(bench) == [b"one"]
     bench.kill()
-    assert (promised(bench), bench.life(0)) == ([], State.LEASED)
+    assert (promised(bench), bench.life(0)) == ([], Life.LEASED)
     bench.complete(granted.lease, then=[ONE])
     assert promised(bench) == [b"one"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from tests.support import Bench, given
 
 
@@ -254,7 +254,7 @@ def test_spent_attempts_in_a_unit_bury_the_first_and_return_the_rest(bench: Benc
     bench.configure(max_attempts=1)
     bench.produce("a1", "a2", key="a")
     bench.retry(bench.lease(per_key=2).lease)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     assert bench.take() == ["a2"]
 
 
@@ -285,7 +285,7 @@ def test_parking_holds_the_key_until_the_item_is_redriven_to_its_old_place(bench
         bench.advance(60)
     else:
         give_up(bench, way, bench.lease(1, timeout=5).lease)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     bench.restart()
     assert bench.drain() == ["b1"]
     assert bench.redrive(0) == 1

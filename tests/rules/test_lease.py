@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.rules.commands import Produce
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import LeaseLost
 from tests.support import Bench, given, items
@@ -41,7 +41,7 @@ def test_an_expired_lease_returns_its_items_and_its_token_is_refused_for_everyth
         with pytest.raises(LeaseLost, match="; drop the work"):
             verb(old.lease)
     assert bench.complete(old.lease, [0]).refused == [0]
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     assert bench.complete(new.lease).done == 1
 
 
@@ -50,11 +50,11 @@ def test_a_lease_ends_at_its_deadline_and_not_before(bench: Bench) -> None:
     granted = bench.lease(timeout=5)
     bench.clock.advance(5 * SECOND - 1)
     bench.settle()
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     assert granted.deadline == bench.partition.now().elapsed + 1
     bench.clock.advance(1)
     bench.settle()
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 def test_extending_moves_the_deadline(bench: Bench) -> None:
@@ -63,12 +63,12 @@ def test_extending_moves_the_deadline(bench: Bench) -> None:
     bench.advance(4)
     bench.extend(granted.lease)
     bench.advance(4)
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     bench.extend(granted.lease, 100)
     bench.advance(99)
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     bench.advance(1)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 def test_a_lease_may_also_be_shortened(bench: Bench) -> None:
@@ -76,7 +76,7 @@ def test_a_lease_may_also_be_shortened(bench: Bench) -> None:
     granted = bench.lease(timeout=500)
     bench.extend(granted.lease, 1)
     bench.advance(1)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 def test_a_lease_and_its_token_survive_kill_and_restart(bench: Bench) -> None:
@@ -115,7 +115,7 @@ def test_attempts_survive_a_kill_so_that_a_poison_item_cannot_reset_them(bench: 
         assert bench.lease(timeout=1).count == 1
         bench.kill()
         bench.advance(1)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
 
 
 def test_a_repeated_request_gets_the_same_lease(bench: Bench) -> None:

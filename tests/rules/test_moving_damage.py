@@ -8,7 +8,7 @@ import pytest
 from penstock.logs import codec
 from penstock.logs.api import Frame
 from penstock.rules import base
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.rules.mend import mend
 from penstock.rules.outbox import moved_to
 from penstock.rules.records import Delivered, Fenced, Record, Released, Sent
@@ -36,7 +36,7 @@ def _check_outbox(bench: Bench) -> None:
     """On its way is exactly what the outbox holds, each item once."""
     state = bench.partition.state
     held = sorted(runs for line in state.outbox.values() for entry in line for runs in _pairs(entry.runs))
-    moving = [offset for offset in range(state.next_offset) if bench.life(offset) is State.MOVING]
+    moving = [offset for offset in range(state.next_offset) if bench.life(offset) is Life.MOVING]
     assert [offset for start, stop in held for offset in range(start, stop)] == moving
 
 
@@ -66,7 +66,7 @@ def test_lost_items_are_taken_out_of_their_transfers(bench: Bench, tmp_path: Pat
     bench.kill()
     assert on_their_way(bench) == [[1, 2], [], [4, 5]]
     assert [bench.life(offset) for offset in range(6)] == [
-        *(State.READY, State.MOVING, State.COMPLETED, State.COMPLETED, State.MOVING, State.READY)
+        *(Life.READY, Life.MOVING, Life.COMPLETED, Life.COMPLETED, Life.MOVING, Life.READY)
     ]
     assert bench.why(2) == "lost: damage took its bytes"
     assert [bench.deliver(70), bench.deliver(), bench.deliver(71)] == [1, 1, 1]  # an emptied transfer keeps its place
@@ -109,7 +109,7 @@ def test_what_left_is_back_where_it_was_when_the_record_of_it_is_lost(bench: Ben
     bench.send(0)
     [sent] = bench.partition.state.outbox[ELSEWHERE]
     lose(bench, tmp_path, Sent)
-    assert (on_their_way(bench), bench.life(0)) == ([], State.BURIED if buried else State.READY)
+    assert (on_their_way(bench), bench.life(0)) == ([], Life.BURIED if buried else Life.READY)
     assert bench.confirm(sent.sequence, 70) == 0
     bench.send(0)
     [again] = bench.partition.state.outbox[ELSEWHERE]
@@ -121,7 +121,7 @@ def test_the_arrival_of_what_nobody_knows_to_have_left_changes_nothing(bench: Be
     bench.send(0)
     bench.deliver(70)
     lose(bench, tmp_path, Sent)
-    assert (bench.life(0), moved_to(bench.partition.state, 0)) == (State.READY, None)
+    assert (bench.life(0), moved_to(bench.partition.state, 0)) == (Life.READY, None)
 
 
 def test_an_item_is_on_its_way_again_when_the_record_of_its_arrival_is_lost(bench: Bench, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_item_is_on_its_way_again_when_the_record_of_its_arrival_is_lost(benc
     [sent] = bench.partition.state.outbox[ELSEWHERE]
     bench.deliver(70)
     lose(bench, tmp_path, Delivered)
-    assert (bench.life(0), on_their_way(bench)) == (State.MOVING, [[0, 1]])
+    assert (bench.life(0), on_their_way(bench)) == (Life.MOVING, [[0, 1]])
     assert bench.confirm(sent.sequence, 70) == 1  # it is carried again, and was taken
     assert bench.drain() == ["b"]
 

@@ -17,8 +17,7 @@ from penstock.rules import commands as c
 from penstock.rules import machine, routing
 from penstock.rules.explain import explain
 from penstock.rules.fences import pack_slots, unpack_slots
-from penstock.rules.life import TRANSITIONS, Event
-from penstock.rules.life import State as Life
+from penstock.rules.life import TRANSITIONS, Event, Life
 from penstock.rules.outbox import destination, moved_to
 from penstock.rules.records import Barrier, Opened
 from penstock.rules.runs import offsets
@@ -30,7 +29,7 @@ from penstock.words.limits import DEFAULT_PRIORITY, Policy
 from simulation.partition.ledger import EXPIRED, View
 from simulation.partition.model import PartitionModel
 from simulation.partition.order import ModelItem
-from tests.rules.test_fencing import A2
+from tests.rules.test_resize import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
 from tests.support import departed_of
 

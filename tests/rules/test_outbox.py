@@ -5,7 +5,7 @@ import pytest
 from penstock.rules import base
 from penstock.rules.commands import Send
 from penstock.rules.grants import EPOCH_SHIFT
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.rules.outbox import destination, moved_to, place_of
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
@@ -39,7 +39,7 @@ def refused(bench: Bench, *which: int) -> None:
 def test_a_ready_item_leaves_and_the_others_are_served(bench: Bench) -> None:
     bench.produce("a", "b", "c")
     assert bench.send(1) == 1
-    assert (bench.life(1), bench.counts.moving) == (State.MOVING, 1)
+    assert (bench.life(1), bench.counts.moving) == (Life.MOVING, 1)
     assert bench.drain(10) == ["a", "c"]
 
 
@@ -84,7 +84,7 @@ def test_a_buried_item_leaves_with_what_is_known_of_its_burial(bench: Bench) -> 
     bench.bury(bench.lease(1).lease, reason="no such customer")
     bench.send(0)
     bench.restart()
-    assert (bench.life(0), bench.counts.buried) == (State.MOVING, 0)
+    assert (bench.life(0), bench.counts.buried) == (Life.MOVING, 0)
     assert (bench.partition.state.buried[0].reason, bench.partition.state.buried[0].attempts) == ("no such customer", 1)
     assert bench.redrive() == 0
     bench.deliver(5)
@@ -125,7 +125,7 @@ def test_a_destination_that_is_none_is_refused(bench: Bench, to: bytes) -> None:
     bench.produce("a")
     with pytest.raises(InvalidRequest, match="; make it with"):
         bench.send(0, to=to)
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 def test_nothing_or_the_same_item_twice(bench: Bench) -> None:
@@ -147,7 +147,7 @@ def test_nothing_happens_to_an_item_on_its_way(bench: Bench) -> None:
     bench.produce("a", "b", "a1", keys=[None, None, "a"], ttl=10)
     bench.send(0, 2)
     bench.advance(11)
-    assert [bench.life(offset) for offset in range(3)] == [State.MOVING, State.BURIED, State.MOVING]
+    assert [bench.life(offset) for offset in range(3)] == [Life.MOVING, Life.BURIED, Life.MOVING]
     assert bench.take() == []
     assert bench.clear(ready=True, scheduled=True, leased=True, buried=True) == 1
     assert bench.seek(0) == 1
@@ -163,7 +163,7 @@ def test_lowering_max_attempts_leaves_what_is_on_its_way_alone(bench: Bench) -> 
     bench.retry(bench.lease().lease)
     bench.send(0)
     assert bench.configure(max_attempts=1) == 1
-    assert (bench.life(0), bench.partition.state.failures) == (State.MOVING, {})
+    assert (bench.life(0), bench.partition.state.failures) == (Life.MOVING, {})
 
 
 def test_its_bytes_stay_until_it_has_arrived(bench: Bench) -> None:
@@ -233,7 +233,7 @@ def test_sequences_grow_over_a_kill_right_after_a_send(bench: Bench, delivered: 
         if delivered:
             bench.deliver()
         bench.kill()
-        assert bench.life(offset) is (State.COMPLETED if delivered else State.MOVING)
+        assert bench.life(offset) is (Life.COMPLETED if delivered else Life.MOVING)
     assert sorted(set(seen)) == seen
     epochs = [sequence >> EPOCH_SHIFT for sequence in seen]
     assert epochs == [epochs[0], epochs[0] + 1, epochs[0] + 2]
@@ -244,7 +244,7 @@ def test_a_sequence_whose_record_was_lost_with_the_machine_is_not_given_again(be
     bench.partition.run(Send([0], ELSEWHERE))  # never written
     [lost] = sequences(bench)
     bench.kill()
-    assert (sequences(bench), bench.life(0)) == ([], State.READY)
+    assert (sequences(bench), bench.life(0)) == ([], Life.READY)
     bench.send(0)
     assert sequences(bench)[0] > lost
 
@@ -261,7 +261,7 @@ def test_an_item_that_arrived_is_resolved_and_its_old_id_tells_where_it_is(bench
     places = [moved_to(bench.partition.state, offset) for offset in range(6)]
     assert places == [None, (0xDEAD, 3, 70), (0xDEAD, 3, 71), None, (0xDEAD, 3, 72), None]
     found = bench.partition.explain(4)
-    assert (found.state, found.why, found.moved_to) == (State.COMPLETED, "moved: it goes on elsewhere", (0xDEAD, 3, 72))
+    assert (found.state, found.why, found.moved_to) == (Life.COMPLETED, "moved: it goes on elsewhere", (0xDEAD, 3, 72))
     assert bench.drain(10) == ["a", "d", "f"]
     assert bench.why(3) == "completed"
 
@@ -271,7 +271,7 @@ def test_why_an_item_on_its_way_was_buried_is_told(bench: Bench) -> None:
     bench.bury(bench.lease().lease, reason="no")
     bench.send(0, to=OTHER)
     found = bench.partition.explain(0)
-    assert (found.state, found.reason) == (State.MOVING, "no")
+    assert (found.state, found.reason) == (Life.MOVING, "no")
     assert found.why == "on its way to partition 4 of its destination, buried because: no"
 
 
@@ -279,7 +279,7 @@ def test_where_it_went_may_not_be_known(bench: Bench) -> None:
     bench.produce("a")
     bench.send(0)
     bench.deliver()
-    assert (bench.life(0), bench.why(0)) == (State.COMPLETED, "completed")
+    assert (bench.life(0), bench.why(0)) == (Life.COMPLETED, "completed")
 
 
 def test_a_wrong_or_repeated_confirmation_changes_nothing(bench: Bench) -> None:
@@ -352,7 +352,7 @@ def test_a_key_stays_parked_until_someone_frees_it(bench: Bench, delivered: bool
         assert bench.clear(buried=True) == 0
     bench.kill()
     assert bench.drain() == ["a2", "a3"]
-    assert bench.life(0) is (State.COMPLETED if delivered else State.MOVING)
+    assert bench.life(0) is (Life.COMPLETED if delivered else Life.MOVING)
 
 
 def test_the_bytes_of_an_item_that_parks_its_key_stay(bench: Bench) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.rules import routing
 from penstock.rules.commands import Produce, Stored
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.rules.produce import apply_produced
 from penstock.rules.records import Produced
 from penstock.rules.state import Counts
@@ -67,7 +67,7 @@ def test_a_mixed_batch_keeps_each_items_own_options(bench: Bench) -> None:
     keys = [None, b"k", None]
     soon = bench.after(10)
     bench.store(Batch([b"plain", b"keyed", b"later"], keys, routing.key_ids(keys), priorities=bytes([9, 0, 5]), ats=[0, 0, soon]))
-    assert [bench.life(offset) for offset in range(3)] == [State.READY, State.READY, State.SCHEDULED]
+    assert [bench.life(offset) for offset in range(3)] == [Life.READY, Life.READY, Life.SCHEDULED]
     assert bench.take() == ["keyed", "plain"]
     bench.advance(10)
     assert bench.take() == ["later"]
@@ -231,7 +231,7 @@ def test_an_item_that_parked_its_key_goes_back_to_its_place(bench: Bench, read: 
         assert bench.take() == []  # passes the others over into the line of their key
     assert arrive(bench, coming_back("a", old=["7-0"])) == [4]
     bench.produce("e", key="k")
-    assert bench.life(4) is State.READY
+    assert bench.life(4) is Life.READY
     assert bench.drain() == ["a", "b", "c", "d", "e"]
 
 
@@ -259,7 +259,7 @@ def test_items_of_one_transfer_go_each_to_its_place_and_the_others_to_their_lane
     transfer = coming_back("b", "new", "a", "plain", "later", old=["7-1", None, "7-0", None, None], keys=["k", "k", "k", None, None])
     transfer.batch.ats = [0, 0, 0, 0, bench.after(10)]
     arrive(bench, transfer)
-    assert [bench.life(offset) for offset in range(3, 8)] == [State.READY] * 4 + [State.SCHEDULED]
+    assert [bench.life(offset) for offset in range(3, 8)] == [Life.READY] * 4 + [Life.SCHEDULED]
     in_lanes = {offset for lane in bench.partition.state.lanes.lanes for extent in lane for offset in range(extent.start, extent.stop)}
     assert in_lanes == {2, 4, 6}
     assert bench.drain() == ["a", "b", "c", "new", "plain"]
@@ -271,7 +271,7 @@ def test_an_item_in_its_old_place_is_not_scheduled_and_keeps_its_priority(bench:
     parked(bench, "a", "b")
     transfer = coming_back("a", "other", old=["7-0", None], keys=["k", None], priorities=[9, 5], at=bench.after(3_600))
     assert arrive(bench, transfer) == [2, 3]
-    assert [bench.life(2), bench.life(3)] == [State.READY, State.SCHEDULED]
+    assert [bench.life(2), bench.life(3)] == [Life.READY, Life.SCHEDULED]
     bench.produce("urgent", priority=8)
     assert bench.drain() == ["urgent", "a", "b"]
 
@@ -280,7 +280,7 @@ def test_an_item_in_its_old_place_has_its_ttl(bench: Bench) -> None:
     parked(bench, "a", "b")
     arrive(bench, coming_back("a", old=["7-0"], ttl=60))
     bench.advance(60)
-    assert [bench.life(1), bench.life(2)] == [State.READY, State.BURIED]
+    assert [bench.life(1), bench.life(2)] == [Life.READY, Life.BURIED]
     assert bench.why(1) == "its key is parked: item 2 was buried; redrive or clear it"
 
 
@@ -377,7 +377,7 @@ def test_an_item_whose_place_damage_took_goes_to_its_lane() -> None:
     state = PartitionState()
     record = Produced(5, items("ab", key="k"), source=b"s", sequence=1, places=[5, 0])
     apply_produced(state, record, Moment(1, 1))
-    assert [state.state_of(5), state.state_of(6), len(state.passed)] == [State.READY, State.READY, 0]
+    assert [state.state_of(5), state.state_of(6), len(state.passed)] == [Life.READY, Life.READY, 0]
     assert [extent.astuple()[:2] for extent in state.lanes.lanes[5]] == [(5, 7)]
 
 

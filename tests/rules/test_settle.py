@@ -2,8 +2,9 @@
 
 import pytest
 
+from penstock.errors import InvalidRequest
 from penstock.rules.commands import Settled
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import LeaseLost
 from tests.support import Bench, given
@@ -41,7 +42,7 @@ def test_a_complete_is_not_repeated_for_an_item_that_came_back(bench: Bench) -> 
     bench.complete(granted.lease)
     bench.seek(0)
     assert bench.complete(granted.lease, [0]).refused == [0]
-    assert bench.life(0) is State.READY
+    assert bench.life(0) is Life.READY
 
 
 def test_each_item_of_a_batch_has_its_own_result(bench: Bench) -> None:
@@ -49,7 +50,7 @@ def test_each_item_of_a_batch_has_its_own_result(bench: Bench) -> None:
     mine, other = bench.lease(2), bench.lease(1)
     settled = bench.complete(mine.lease, [0, 2, 1, 99])
     assert (settled.done, settled.refused) == (2, [2, 99])
-    assert [bench.life(offset) for offset in range(3)] == [State.COMPLETED, State.COMPLETED, State.LEASED]
+    assert [bench.life(offset) for offset in range(3)] == [Life.COMPLETED, Life.COMPLETED, Life.LEASED]
     assert bench.retry(other.lease, [2, 0]).refused == [0]
 
 
@@ -112,7 +113,7 @@ def test_retried_items_go_to_the_tail_of_their_own_priority(bench: Bench) -> Non
 def test_a_delayed_retry_waits_its_delay(bench: Bench) -> None:
     bench.produce("a")
     bench.retry(bench.lease().lease, delay=30, reason="busy")
-    assert bench.life(0) is State.SCHEDULED
+    assert bench.life(0) is Life.SCHEDULED
     bench.restart()
     bench.advance(29.999_999)
     assert bench.take() == []
@@ -132,7 +133,7 @@ def test_max_attempts_allows_exactly_so_many_leases(bench: Bench, way: str) -> N
         else:
             bench.advance(1)
     assert bench.lease().lease == 0
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     assert bench.partition.state.buried[0].attempts == 3
     assert bench.partition.state.buried[0].reason == ("attempts spent: no" if way == "retry" else "attempts spent: lease expired")
 
@@ -150,7 +151,7 @@ def test_the_last_attempt_is_left_alone_until_its_lease_really_ends(bench: Bench
     bench.produce("a")
     granted = bench.lease(timeout=5)
     bench.advance(4)
-    assert bench.life(0) is State.LEASED
+    assert bench.life(0) is Life.LEASED
     assert bench.complete(granted.lease).done == 1
 
 
@@ -251,3 +252,69 @@ def test_where_a_burial_parks_its_key_nothing_is_buried_alone(bench: Bench) -> N
     assert bench.take() == []
     bench.redrive()
     assert bench.take(per_key=3) == ["1", "2"]
+
+
+def test_what_is_ready_is_done_whatever_it_was_before(bench: Bench) -> None:
+    first, _, third = bench.produce("a", "b", "c")
+    bench.lease(2, timeout=1)
+    bench.advance(1)
+    assert bench.consume(first, third) == 2
+    assert bench.take() == ["b"]
+    assert bench.partition.state.counts.completed == 2
+
+
+def test_what_is_not_ready_is_left_alone(bench: Bench) -> None:
+    leased, later, done, ready = [*bench.produce("leased"), *bench.produce("later", at=bench.after(9)), *bench.produce("done", "ready")]
+    bench.complete(bench.lease(2).lease, [done])
+    assert bench.consume(leased, later, done, ready, 99) == 1
+    states = [bench.partition.state.state_of(offset) for offset in (leased, later, done, ready)]
+    assert states == [Life.LEASED, Life.SCHEDULED, Life.COMPLETED, Life.COMPLETED]
+
+
+def test_items_leave_the_line_of_their_key(bench: Bench) -> None:
+    first, second, _ = bench.produce("1", "2", "3", key="k")
+    bench.retry(bench.lease(3, per_key=2).lease, [first])
+    assert bench.consume(second) == 1
+    assert bench.drain() == ["1", "3"]
+    assert not bench.partition.state.keys.map
+
+
+def test_the_head_of_a_line_makes_room_for_the_next(bench: Bench) -> None:
+    first, _ = bench.produce("1", "2", key="k")
+    bench.retry(bench.lease(1).lease)
+    assert bench.consume(first) == 1
+    assert bench.take() == ["2"]
+
+
+def test_failures_are_forgotten(bench: Bench) -> None:
+    (first,) = bench.produce("a")
+    bench.retry(bench.lease(1).lease, reason="no")
+    bench.consume(first)
+    assert not bench.partition.state.failures
+    bench.seek(0)
+    assert bench.lease(1).attempts == {}
+
+
+def test_of_those_that_a_lease_has_ended_on_no_other_is_done(bench: Bench) -> None:
+    lapsed, retried, sought, fresh = bench.produce("lapsed", "retried", "sought", "fresh")
+    bench.retry(bench.lease(4).lease, [retried], reason="no")
+    bench.complete(next(iter(bench.partition.state.leases.live)), [sought])
+    bench.advance(60)
+    bench.seek(0)
+    assert bench.consume(fresh, retried, sought, 99, lapsed=True) == 1
+    assert bench.consume(lapsed, lapsed=True) == 1
+
+
+def test_it_survives_a_restart(bench: Bench) -> None:
+    first, _ = bench.produce("a", "b", key="k")
+    bench.retry(bench.lease(1).lease)
+    bench.consume(first)
+    bench.restart()
+    assert bench.take() == ["b"]
+
+
+def test_a_consumer_that_cannot_be_stored_is_refused(bench: Bench) -> None:
+    (first,) = bench.produce("a")
+    with pytest.raises(InvalidRequest):
+        bench.consume(first, consumer="\ud800")
+    assert bench.take() == ["a"]

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.rules import base
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from tests.support import Bench, given, slot
 
 
@@ -20,7 +20,7 @@ def test_a_due_item_of_a_departed_slot_is_astray_and_the_lease_goes_on_when_it_i
     assert bench.strays(departed) == [1]
     bench.send(1)
     assert bench.texts(bench.lease(departed=departed)) == ["b1", "plain", "c1"]
-    assert (bench.counts, bench.life(1)) == ((1, 0, 3, 0, 0, 1), State.MOVING)
+    assert (bench.counts, bench.life(1)) == ((1, 0, 3, 0, 0, 1), Life.MOVING)
     bench.clear(leased=True)
     assert bench.texts(bench.lease(departed=departed)) == ["b0"]
 

@@ -12,7 +12,7 @@ from penstock import reports
 from penstock.api.items import Item, Items, NewItem, to_batch
 from penstock.loop.requests import Placed
 from penstock.operations import TIMEOUT
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.rules.routing import digest, key_id
 from penstock.words import values
 from penstock.words.batch import Batch, check_name, validate
@@ -36,7 +36,7 @@ class Named(Protocol):
 
 
 MAX_WAIT = 15 * MINUTE
-STATES = tuple(state.value for state in State)
+STATES = tuple(state.value for state in Life)
 _USUAL = TIMEOUT // SECOND
 CLEARABLE = ("ready", "scheduled", "leased", "buried")
 _ENDINGS = [f"{number:03d}" for number in range(1_000)]

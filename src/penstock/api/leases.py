@@ -19,7 +19,7 @@ from penstock.rules.commands import Settled
 from penstock.rules.routing import NO_KEY
 from penstock.words import values
 from penstock.words.clock import SECOND
-from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, reason_of
 from penstock.words.ids import Token, format_id, format_token, parse_token
 
 if TYPE_CHECKING:
@@ -357,11 +357,6 @@ def _lost_sentence(lost: list[str]) -> str:
 def _named(ids: list[str]) -> str:
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
     return f"item{'s' if len(ids) > 1 else ''} {', '.join(ids[:_SHOWN])}{more}"
-
-
-def reason_of(error: BaseException) -> str:
-    """What an exception says, as the reason of a retry."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 Reason: TypeAlias = str | BaseException

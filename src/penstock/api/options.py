@@ -12,7 +12,7 @@ import msgspec
 
 from penstock import reports
 from penstock.api.arguments import Named, Seconds, queue_name, span
-from penstock.rules.catalog import OPTION_NAMES
+from penstock.rules.options import OPTION_NAMES
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest

@@ -25,7 +25,7 @@ from penstock.operations import (
 )
 from penstock.rules import commands
 from penstock.rules.commands import Again, Counted
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.words.errors import InvalidRequest, StorageFailed
 
 

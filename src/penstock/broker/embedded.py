@@ -66,9 +66,10 @@ from penstock.operations import (
     WriteState,
 )
 from penstock.reports import BrokerMetrics, Explained, ItemEvent, QueueInfo, info
-from penstock.rules import queues, summary
-from penstock.rules.catalog import Entry, Options
+from penstock.rules import catalog, summary
+from penstock.rules.catalog import Entry
 from penstock.rules.commands import Configure
+from penstock.rules.options import Options, merged
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
@@ -227,12 +228,12 @@ class Embedded:
 
     def _create(self, asked: CreateQueue) -> QueueInfo:
         self._usable()
-        chosen = queues.merged(Options(), asked.options)
+        chosen = merged(Options(), asked.options)
         name, partitions, exist_ok, given = asked.name, asked.partitions, asked.exist_ok, asked.given
         with self._creating:  # not the catalog: others go on meanwhile
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
-            if queues.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
+            if catalog.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
                 self.store.make(incarnation, *range(partitions))  # before the record: from then on they are missed when they are not there
             with self.recording():
                 entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
@@ -275,7 +276,7 @@ class Embedded:
         if found is None:
             raise _gone()
         name, incarnation = found.name, found.incarnation
-        queues.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
+        catalog.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
         self._opened(found)
         loop = self.loop(incarnation)
         with self._delivery.ending(incarnation, name, self.clock, asked.wait if self._threaded else 0), self.recording():

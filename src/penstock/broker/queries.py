@@ -37,7 +37,7 @@ from penstock.reports import (
     Traced,
 )
 from penstock.rules.keys import Line
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.outbox import moved_runs, moved_to
 from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import State
@@ -293,25 +293,11 @@ def _bounded(member: Seen, items: int) -> int:
 
 def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
     found = RunSet()
-    stop = state.next_offset
     for life in wanted:
-        if life is Life.READY:
-            found.add_all(RunSet(state.ready_runs()).within(start, stop))
-        elif life is Life.LEASED:
-            found.add_all(state.leased_within(start, stop).runs)
-        else:
-            found.add_all(_SETS[life](state).within(start, stop))
+        found.add_all(state.runs_in(life, start))
     for absent in (state.dropped.runs, state.lost.runs, moved_runs(state)):
         found.remove_all(absent)
     return found
-
-
-_SETS = {
-    Life.SCHEDULED: lambda state: state.scheduled,
-    Life.COMPLETED: lambda state: state.resolved,
-    Life.BURIED: lambda state: state.buried_set,
-    Life.MOVING: lambda state: state.moving,
-}
 
 
 def _listed(member: Seen, items: Items) -> Iterator[ListedItem]:

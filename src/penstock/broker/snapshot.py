@@ -41,9 +41,7 @@ from penstock.operations import (
     WriteState,
 )
 from penstock.reports import Explained, Grant, ItemEvent, QueueInfo, info
-from penstock.rules import queues
-from penstock.rules.catalog import Entry
-from penstock.rules.catalog import State as CatalogState
+from penstock.rules.catalog import CatalogState, Entry, named
 from penstock.rules.events import Event
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
@@ -191,7 +189,7 @@ class Snapshot:
         return self._store.inbox
 
     def _find(self, asked: FindQueue) -> QueueInfo:
-        return info(queues.named(self._catalog, asked.name))
+        return info(named(self._catalog, asked.name))
 
     def _list(self, asked: ListQueues) -> list[QueueInfo]:
         found = sorted(name for name in self._catalog.names if name.startswith(asked.prefix) and name > asked.after)

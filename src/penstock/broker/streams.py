@@ -27,7 +27,7 @@ from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.settle import cut_reason
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Refused
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_GRANT, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_GRANT, lease_timeout_within, within
 
 HOLDER = "spark:"
 RUNS = 16
@@ -95,7 +95,7 @@ class Streams:
         self._hear(incarnation, stream, asked.run)
         within("want", asked.want, 0, MAX_GRANT)
         within("per_key", asked.per_key, 1, MAX_BATCH_ITEMS)
-        self.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
+        self.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
         grant: Grant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
@@ -116,7 +116,7 @@ class Streams:
         """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
         incarnation, stream, timeout = asked.queue, asked.stream, asked.timeout
         self._hear(incarnation, stream, asked.run)
-        self.hold(incarnation, HOLDER + stream, within("timeout", timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT))
+        self.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
         self._settle(incarnation, Settle("extend", [Part(partition, lease) for partition, lease, _ in leases], timeout=timeout))
         if asked.again is not None:

@@ -15,9 +15,8 @@ from penstock.cli.commands import PartitionOption, QueueArgument, YesOption, com
 from penstock.cli.failures import Failed
 from penstock.cli.options import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
 from penstock.cli.session import Session
-from penstock.rules.catalog import Options
-from penstock.rules.catalog import check_name as check_queue_name
-from penstock.rules.queues import merged
+from penstock.rules.options import Options, merged
+from penstock.rules.options import check_name as check_queue_name
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, within
 
 group = typer.Typer(no_args_is_help=True, help="Create, change, look at and delete queues.")

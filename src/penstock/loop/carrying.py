@@ -20,7 +20,7 @@ from penstock.rules import commands
 from penstock.rules.commands import Stored
 from penstock.rules.keys import Line
 from penstock.rules.outbox import destination, place_of
-from penstock.rules.routing import NO_KEY, SLOT_MASK
+from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, first_of, from_offsets, offsets
 from penstock.rules.slots import SlotMap
 from penstock.rules.state import Outgoing
@@ -115,8 +115,7 @@ class Carrying:
     def _homes(self, items: Items, parked_in: int, slots: SlotMap, active: Sequence[int]) -> list[int]:
         """Where items go: by key; without one all together to one partition after the other; parked ones back to their old place."""
         anywhere = active[self._spread % len(active)]
-        keys = items.batch.key_ids or [NO_KEY] * len(items.batch)
-        homes = [slots.owners[key & SLOT_MASK] if key != NO_KEY else anywhere for key in keys]
+        homes = slots.homes(items.batch, anywhere)
         for index, packed in enumerate(items.batch.origins or ()):
             parking = origin.decode(packed).parking_in(parked_in) if packed is not None else None
             if parking is not None:
@@ -131,7 +130,7 @@ class Carrying:
             slots, active = self._office.map_of(incarnation)
             self._spread += 1
             anywhere = active[self._spread % len(active)]
-            homes = [slots.owners[key & SLOT_MASK] if key != NO_KEY else anywhere for key in batch.key_ids or [NO_KEY] * len(batch)]
+            homes = slots.homes(batch, anywhere)
             for home in sorted(set(homes)):
                 share = batch.pick([index for index, there in enumerate(homes) if there == home])
                 found.append(commands.Letter(destination(incarnation, home), codec.pack_batch(share)))

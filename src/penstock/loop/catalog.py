@@ -18,8 +18,9 @@ import msgspec
 
 from penstock.logs import codec
 from penstock.logs.api import Draft, Frame, FrameType, Gap, Log
-from penstock.rules import catalog, queues
-from penstock.rules.catalog import Entry, Options, Record, State
+from penstock.rules import catalog
+from penstock.rules.catalog import CatalogRecord, CatalogState, Entry
+from penstock.rules.options import Options
 from penstock.words.clock import Clock
 from penstock.words.errors import BrokerClosed, CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB
@@ -31,7 +32,7 @@ SEGMENT_BYTES = 1 * MIB
 KEPT_SEGMENTS = 2
 """The one before the newest stays, so that a damaged Base does not take every queue with it."""
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Record])
+_decoder = msgspec.msgpack.Decoder(list[CatalogRecord])
 P = ParamSpec("P")
 
 
@@ -39,7 +40,7 @@ class Catalog:
     """Every queue of a broker, and the log that tells of them."""
 
     def __init__(self, log: Log, clock: Clock) -> None:
-        self.state = State()
+        self.state = CatalogState()
         self.gaps: list[Gap] = []
         """What a repair found lost: queues may be missing, or be there again."""
         self._log = log
@@ -68,11 +69,11 @@ class Catalog:
 
     def find(self, name: str) -> Entry:
         """The queue of that name."""
-        return queues.named(self.state, name)
+        return catalog.named(self.state, name)
 
     def get(self, incarnation: int) -> Entry:
         """The queue of that incarnation."""
-        return queues.known(self.state, incarnation)
+        return catalog.known(self.state, incarnation)
 
     @property
     def failed(self) -> bool:
@@ -91,13 +92,13 @@ class Catalog:
         exist_ok: bool = False,
         given: Mapping[str, object] | None = None,
     ) -> Entry:
-        """Make a queue; see rules/queues.py. The answer has another incarnation when the queue was there."""
-        self._do(queues.create, name, options, partitions, incarnation, self._wall(), exist_ok, given)
+        """Make a queue; see rules/catalog.py. The answer has another incarnation when the queue was there."""
+        self._do(catalog.create, name, options, partitions, incarnation, self._wall(), exist_ok, given)
         return self.find(name)
 
     def update(self, incarnation: int, changes: Mapping[str, object]) -> Entry:
         """Change options of a queue."""
-        self._do(queues.update, incarnation, changes)
+        self._do(catalog.update, incarnation, changes)
         return self.get(incarnation)
 
     def reshape(
@@ -111,34 +112,34 @@ class Catalog:
         fixed: Collection[int] = (),
     ) -> Entry:
         """Give a queue other partitions."""
-        self._do(queues.reshape, incarnation, active, read_only, marks, self._wall(), keep_since, fixed)
+        self._do(catalog.reshape, incarnation, active, read_only, marks, self._wall(), keep_since, fixed)
         return self.get(incarnation)
 
     def delete(self, name: str) -> Entry:
         """End a queue; its files may go from now on."""
         self._usable()
         entry = self.find(name)
-        self._do(queues.delete, name)
+        self._do(catalog.delete, name)
         return entry
 
     def removed(self, incarnation: int) -> None:
         """Say that the files of a deleted queue are gone."""
-        self._do(queues.removed, incarnation)
+        self._do(catalog.removed, incarnation)
 
     def adopting(self, incarnation: int, name: str) -> int:
         """Begin to adopt a drop, and give the number that is its own; the same when that was begun before."""
-        self._do(queues.adopting, incarnation, name)
+        self._do(catalog.adopting, incarnation, name)
         return self.get(incarnation).adopting[name]
 
     def adopted(self, incarnation: int, name: str, source: str, number: int) -> None:
         """Say that a drop is adopted, all of it."""
-        self._do(queues.adopted, incarnation, name, source, number)
+        self._do(catalog.adopted, incarnation, name, source, number)
 
     def hold(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody."""
-        self._do(queues.hold, incarnation, holder, timeout)
+        self._do(catalog.hold, incarnation, holder, timeout)
 
-    def run(self, records: Sequence[Record]) -> None:
+    def run(self, records: Sequence[CatalogRecord]) -> None:
         """Store records and make them true, all or none."""
         self._usable()
         if not records:
@@ -150,11 +151,11 @@ class Catalog:
         if self._log.segment_bytes > max(SEGMENT_BYTES, 4 * self._base_bytes):
             self._keep_house()
 
-    def _do(self, decide: Callable[Concatenate[State, P], Sequence[Record]], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _do(self, decide: Callable[Concatenate[CatalogState, P], Sequence[CatalogRecord]], *args: P.args, **kwargs: P.kwargs) -> None:
         self._usable()
         self.run(decide(self.state, *args, **kwargs))
 
-    def _store(self, records: Sequence[Record]) -> None:
+    def _store(self, records: Sequence[CatalogRecord]) -> None:
         now = self._clock.read()
         self._failed = True  # until all is done: an interrupt may come anywhere, and then state and log may differ
         self._log.append([Draft(FrameType.STATE, 0, len(records), 0, now.elapsed, now.wall, [_encoder.encode(records)])])
@@ -204,7 +205,7 @@ class Catalog:
         self._log.close()
 
     def _open(self) -> None:
-        self.state, self.gaps, self._base_bytes = carry_on(State(), self._log.recover())
+        self.state, self.gaps, self._base_bytes = carry_on(CatalogState(), self._log.recover())
         if self._log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
             self._rotate()
 
@@ -225,7 +226,7 @@ class Catalog:
         return f"Catalog({state}, {len(self.state.names)} queues)"
 
 
-def carry_on(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[Gap], int]:
+def carry_on(state: CatalogState, frames: Iterable[Frame | Gap]) -> tuple[CatalogState, list[Gap], int]:
     """The catalog after more frames, the gaps among them, and the size of the last Base. The state given is not to be used any more."""
     gaps: list[Gap] = []
     base_bytes = 0
@@ -247,7 +248,7 @@ def _mended(gap: Gap) -> Gap:
     return gap
 
 
-def _records(frame: Frame) -> list[Record]:
+def _records(frame: Frame) -> list[CatalogRecord]:
     try:
         return _decoder.decode(frame.body)
     except msgspec.MsgspecError as error:

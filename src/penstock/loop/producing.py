@@ -15,7 +15,7 @@ from penstock.loop.partitions import Partitions
 from penstock.loop.requests import Placed
 from penstock.rules import commands
 from penstock.rules.commands import Stored
-from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot, digest, slot
+from penstock.rules.routing import dedup_slot, digest, slot
 from penstock.rules.slots import SlotMap
 from penstock.words.batch import Batch
 from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld, Refused, StorageFailed
@@ -273,10 +273,7 @@ def _homes(batch: Batch, request: bytes | None, slots: SlotMap) -> list[int]:
     """The partition of each item."""
     owners = slots.owners
     default = FREE if request is None else owners[slot(request)]
-    if batch.key_ids is None:
-        homes = [default] * len(batch)
-    else:
-        homes = [owners[key & SLOT_MASK] if key != NO_KEY else default for key in batch.key_ids]
+    homes = slots.homes(batch, default)
     if batch.dedups is not None:
         for index, name in enumerate(batch.dedups):
             if name is not None:

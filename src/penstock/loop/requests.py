@@ -10,11 +10,9 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import msgspec
-
 from penstock.loop.blocks import Items
 from penstock.rules.commands import Granted, Settled, Stored
-from penstock.rules.routing import key_ids
+from penstock.rules.routing import with_key_ids
 from penstock.words.batch import Batch, validate
 from penstock.words.errors import InvalidRequest, PenstockError, Refused
 
@@ -131,9 +129,7 @@ class Produce(Request):
 
     def check(self) -> None:
         super().check()
-        if isinstance(self.batch, Batch) and self.batch.keys is not None and self.batch.key_ids is None:
-            self.batch = msgspec.structs.replace(self.batch, key_ids=key_ids(self.batch.keys))
-        validate(self.batch)
+        self.batch = validate(with_key_ids(self.batch))
 
 
 class Handed(NamedTuple):

@@ -6,7 +6,7 @@ Owns: the decisions and their application.
 from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Release, Seek
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
-from penstock.rules.life import Event, after
+from penstock.rules.life import Event, Life, after, before
 from penstock.rules.outbox import moved_runs
 from penstock.rules.records import (
     Cleared,
@@ -50,17 +50,14 @@ def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) 
     if policy == state.policy:
         return [], Counted(0)
     records: list[Record] = [Configured(policy)]
-    spent = sorted(o for o, failure in state.failures.items() if is_spent(policy, failure.attempts) and _waits(state, o))
+    without_lease = before(Event.BURIED) - {Life.LEASED}
+    spent = sorted(o for o, failure in state.failures.items() if is_spent(policy, failure.attempts) and state.state_of(o) in without_lease)
     if spent:
         buried = bury_waiting(state, policy, from_offsets(spent), SPENT, peek)
         if isinstance(buried, Lost):
             return [buried], Again()
         records.append(buried)
     return records, Counted(len(spent))
-
-
-def _waits(state: State, offset: int) -> bool:
-    return offset not in state.away or offset in state.passed or offset in state.scheduled
 
 
 def apply_configured(state: State, record: Configured, now: Moment) -> None:
@@ -85,13 +82,8 @@ def apply_paused(state: State, record: Paused, now: Moment) -> None:
 
 
 def decide_clear(state: State, command: Clear, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
-    record = Cleared(
-        state.ready_runs() if command.ready else [],
-        state.scheduled.runs if command.scheduled else [],
-        state.leased_within(0, state.next_offset).runs if command.leased else [],
-        state.buried_set.runs if command.buried else [],
-    )
-    items = sum(map(count, (record.ready, record.scheduled, record.leased, record.buried)))
+    chosen = {life.value: state.runs_in(life) for life in before(Event.CLEARED) if getattr(command, life.value)}
+    record, items = Cleared(**chosen), sum(map(count, chosen.values()))
     freed: list[Record] = []
     if command.buried:  # keys parked for items that were carried away go on too
         freed += [Released(key) for key, line in state.keys.lines() if line.parked]

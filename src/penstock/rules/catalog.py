@@ -1,8 +1,8 @@
 """The catalog: which queues there are, with which options and partitions; a pure state machine of its own.
 
-Owns: `Options` (a queue's, the one frozen type, validated once), `Entry` (a queue), `State`; the catalog's records and their `apply`;
-`dump` and `load` for a Base. What may be asked of a catalog is decided in queues.py.
-Records are like those of records.py, with tags of their own. Times are wall microseconds, durations microseconds.
+Owns: `Entry` (a queue) and `CatalogState`; the catalog's records; what may be asked of it (`create`, `update`, `reshape`, `delete`, …: each
+reads the state, changes nothing, and returns the records of what happens, none when nothing does, or raises); `apply`; `dump` and `load`
+for a Base. Records are like those of records.py, with tags of their own. Times are wall microseconds, durations microseconds.
 Invariants
 - a name is one queue's at a time; an incarnation is one queue's for ever; numbers of partitions are given in order, never twice;
 - a dead queue exists and has none of its own, for as long as a queue names it;
@@ -10,63 +10,26 @@ Invariants
 `apply` takes any record in any state: a repaired log may lack some, and with them the second invariant.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from penstock.rules import slots
+from penstock.rules.options import Options, check_name, merged
 from penstock.rules.slots import SlotMap
-from penstock.words.errors import CorruptLog, InvalidRequest
-from penstock.words.limits import Policy, within
+from penstock.words.errors import CorruptLog, InvalidRequest, QueueExists, QueueNotFound
+from penstock.words.limits import MAX_PARTITIONS, within
 
+MAX_INCARNATION = (1 << 64) - 1
 VERSION = 1
-MAX_QUEUE_NAME = 200
-MOST = 1 << 60
 MAX_SOURCES, MAX_ONCE = 10_000, 1_000
 """Sources of drops whose last number is remembered; and of those with one drop only, which need it until that is out of the inbox."""
 ONCE = 1 << 61
 """Instead of a number: this source has but one drop."""
-DURABILITIES = ("", "fsync", "interval", "os")
-_ALPHANUMERIC = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
-_IN_A_NAME = _ALPHANUMERIC | frozenset("._-")
 
 
-# -- what a queue is ----------------------------------------------------------------------------------
-
-
-def check_name(name: object) -> str:
-    """The name of a queue, or what is wrong with it."""
-    if not (isinstance(name, str) and 1 <= len(name) <= MAX_QUEUE_NAME and name[0] in _ALPHANUMERIC and _IN_A_NAME.issuperset(name)):
-        rule = f"1 to {MAX_QUEUE_NAME} letters A-Z a-z, digits, '.', '_' or '-', a letter or digit first"
-        raise InvalidRequest(f"{name!r:.250} is no name for a queue; use {rule}")
-    return name
-
-
-class Options(msgspec.Struct, frozen=True, array_like=True):
-    """What may be chosen for a queue besides its partitions. 0 and "" switch off."""
-
-    policy: Policy = Policy()
-    dead_queue: str = ""
-    max_items: int = 0
-    max_bytes: int = 0
-    durability: Literal["", "fsync", "interval", "os"] = ""
-    """"" is the broker's."""
-
-    def validate(self) -> "Options":
-        """Return self, or say which option is wrong."""
-        self.policy.validate()
-        if self.dead_queue != "":
-            check_name(self.dead_queue)
-        within("max_items", self.max_items, 0, MOST)
-        within("max_bytes", self.max_bytes, 0, MOST)
-        if self.durability not in DURABILITIES:
-            raise InvalidRequest(f"durability is {self.durability!r}; use 'fsync', 'interval' or 'os', or leave it to the broker")
-        return self
-
-
-OPTION_NAMES = (*Policy.__struct_fields__, *(name for name in Options.__struct_fields__ if name != "policy"))
-"""Options as callers name them, the policy's among the others."""
+# -- what a catalog holds -----------------------------------------------------------------------------
 
 
 class OldMap(NamedTuple):
@@ -117,7 +80,7 @@ class Entry(msgspec.Struct, frozen=True):
         return [number for number in range(self.next_partition) if number not in active]
 
 
-class State:
+class CatalogState:
     """Every queue there is."""
 
     def __init__(self) -> None:
@@ -136,7 +99,7 @@ class State:
             del self.names[entry.name]
 
     def __repr__(self) -> str:
-        return f"State({len(self.names)} queues, {len(self.deleted)} deleted)"
+        return f"CatalogState({len(self.names)} queues, {len(self.deleted)} deleted)"
 
 
 # -- records ------------------------------------------------------------------------------------------
@@ -210,18 +173,205 @@ class Held(msgspec.Struct, array_like=True, gc=False, tag=8):
     timeout: int = 0
 
 
-Record: TypeAlias = Created | Updated | Reshaped | Deleted | Removed | Adopting | Adopted | Held
+CatalogRecord: TypeAlias = Created | Updated | Reshaped | Deleted | Removed | Adopting | Adopted | Held
+
+
+# -- looking ------------------------------------------------------------------------------------------
+
+
+def named(state: CatalogState, name: str) -> Entry:
+    """The queue of that name."""
+    entry = state.names.get(check_name(name))
+    if entry is None:
+        raise QueueNotFound(f"there is no queue {name!r}; create it, or mend the name")
+    return entry
+
+
+def known(state: CatalogState, incarnation: int) -> Entry:
+    """The queue of that incarnation."""
+    entry = state.entries.get(within("incarnation", incarnation, 1, MAX_INCARNATION))
+    if entry is None:
+        raise QueueNotFound(f"there is no queue of incarnation {incarnation:016x} (any more); look for it by its name")
+    return entry
+
+
+def users(state: CatalogState, name: str) -> list[str]:
+    """The queues whose dead queue that is, in order."""
+    return sorted(entry.name for entry in state.names.values() if entry.options.dead_queue == name)
+
+
+# -- deciding -----------------------------------------------------------------------------------------
+
+
+def create(
+    state: CatalogState,
+    name: str,
+    options: Options,
+    partitions: int,
+    incarnation: int,
+    at: int,
+    exist_ok: bool = False,
+    given: Mapping[str, object] | None = None,
+) -> list[CatalogRecord]:
+    """Make a queue.
+
+    With `exist_ok` nothing happens when there is one of that name, whatever its options: only what was `given` (OPTION_NAMES, partitions),
+    because a caller cares about it, must be the same.
+    """
+    check_name(name)
+    within("partitions", partitions, 1, MAX_PARTITIONS)
+    options.validate()
+    existing = state.names.get(name)
+    if existing is not None:
+        if not exist_ok:
+            raise QueueExists(f"there is a queue {name!r} already; use it, pass exist_ok=True, or choose another name")
+        _refuse_other_options(existing, given or {})
+        return []
+    within("incarnation", incarnation, 1, MAX_INCARNATION)
+    if incarnation in state.entries or incarnation in state.deleted:
+        raise InvalidRequest(f"incarnation {incarnation:016x} is given already; draw another")
+    _check_dead_queue(state, name, options.dead_queue)
+    return [Created(name, incarnation, options, partitions, at)]
+
+
+def update(state: CatalogState, incarnation: int, changes: Mapping[str, object]) -> list[CatalogRecord]:
+    """Change options; those not named stay as they are."""
+    entry = known(state, incarnation)
+    options = merged(entry.options, changes)
+    if options.durability != entry.options.durability:
+        raise InvalidRequest(f"the durability of queue {entry.name!r} cannot be changed; create a new queue with the one you want")
+    if options.dead_queue != entry.options.dead_queue:
+        _check_dead_queue(state, entry.name, options.dead_queue)
+    return [Updated(incarnation, options)] if options != entry.options else []
+
+
+def reshape(
+    state: CatalogState,
+    incarnation: int,
+    active: Collection[int],
+    read_only: Collection[int],
+    marks: Mapping[int, int],
+    at: int,
+    keep_since: int = 0,
+    fixed: Collection[int] = (),
+) -> list[CatalogRecord]:
+    """Give a queue other partitions: any it has or had, and new ones, numbered on from its next. Those that are `fixed` keep their slots.
+
+    Maps that were replaced before `keep_since` are forgotten, but for the one replaced now. Where the active ones stay, so does the map.
+    """
+    entry = known(state, incarnation)
+    numbers, held_back = _numbers("active", active), _numbers("read_only", read_only)
+    within("the count of active partitions", len(numbers), 1, MAX_PARTITIONS)
+    next_partition = max(entry.next_partition, numbers[-1] + 1)
+    _refuse_strangers(entry, numbers, held_back, marks, next_partition)
+    if (numbers, held_back) == (entry.active, entry.read_only):
+        return []
+    new, marked = entry.map, []
+    if numbers != entry.active:
+        new, marked = slots.spread(entry.map, numbers, fixed), list(marks.items())
+    kept_from = next((old.version for old in entry.maps if old.replaced_at >= keep_since), entry.map.version)
+    return [Reshaped(incarnation, new.version, new.pack(), numbers, next_partition, held_back, marked, at, kept_from)]
+
+
+def delete(state: CatalogState, name: str) -> list[CatalogRecord]:
+    """End a queue."""
+    entry = named(state, name)
+    using = users(state, name)
+    if using:
+        raise InvalidRequest(f"queue {name!r} is the dead queue of {_listed(using)}; give them another or none, then delete it")
+    return [Deleted(entry.incarnation)]
+
+
+def removed(state: CatalogState, incarnation: int) -> list[CatalogRecord]:
+    """Say that the files of a deleted queue are gone; nothing when that was said before."""
+    if incarnation in state.entries:
+        raise InvalidRequest(f"queue {state.entries[incarnation].name!r} is not deleted; delete it before its files are removed")
+    return [Removed(incarnation)] if incarnation in state.deleted else []
+
+
+def adopting(state: CatalogState, incarnation: int, name: str) -> list[CatalogRecord]:
+    """Begin to adopt a drop; nothing when that was begun before."""
+    return [] if name in known(state, incarnation).adopting else [Adopting(incarnation, name)]
+
+
+def adopted(state: CatalogState, incarnation: int, name: str, source: str, number: int) -> list[CatalogRecord]:
+    """A drop is adopted."""
+    known(state, incarnation)
+    return [Adopted(incarnation, name, source, number)]
+
+
+def hold(state: CatalogState, incarnation: int, holder: str, timeout: int) -> list[CatalogRecord]:
+    """Give the consumer right to a holder, or ("") to nobody."""
+    entry = known(state, incarnation)
+    return [] if (entry.holder, entry.hold_timeout) == (holder, timeout) else [Held(incarnation, holder, timeout)]
+
+
+def _refuse_other_options(existing: Entry, given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        if not _has(existing, name, value):
+            advice = f"leave {name} out, change it there, or choose another name"
+            raise QueueExists(f"there is a queue {existing.name!r} with another {name}; {advice}")
+
+
+def _has(entry: Entry, name: str, value: object) -> bool:
+    if name == "partitions":
+        return value == len(entry.active)
+    return merged(entry.options, {name: value}) == entry.options
+
+
+def _check_dead_queue(state: CatalogState, name: str, dead_queue: str) -> None:
+    """Refuse a dead queue that cannot be one for the queue of that name."""
+    if not dead_queue:
+        return
+    if dead_queue == name:
+        raise InvalidRequest(f"queue {name!r} cannot be its own dead queue; give another one")
+    target = state.names.get(dead_queue)
+    if target is None:
+        raise QueueNotFound(f"there is no queue {dead_queue!r} to be the dead queue of {name!r}; create it first")
+    if target.options.dead_queue:
+        raise InvalidRequest(f"queue {dead_queue!r} has a dead queue of its own, so it cannot be one; choose another")
+    using = users(state, name)
+    if using:
+        raise InvalidRequest(f"queue {name!r} is the dead queue of {_listed(using)}, so it cannot have one; give them another first")
+
+
+def _numbers(name: str, given: Collection[int]) -> list[int]:
+    """Numbers of partitions in order, each once."""
+    for number in given:
+        within(f"a partition in {name}", number, 0, slots.MAX_NUMBER)
+    if len(set(given)) < len(given):
+        raise InvalidRequest(f"{name} names a partition twice; give each number once")
+    return sorted(given)
+
+
+def _refuse_strangers(entry: Entry, active: list[int], read_only: list[int], marks: Mapping[int, int], next_partition: int) -> None:
+    skipped = set(range(entry.next_partition, next_partition)) - set(active)
+    if skipped:
+        what = f"partition {min(skipped)} of queue {entry.name!r} is skipped"
+        raise InvalidRequest(f"{what}; number new partitions on from {entry.next_partition}")
+    retired = set(range(next_partition)) - set(active)
+    stray = [number for number in read_only if number not in retired]
+    if stray:
+        raise InvalidRequest(f"partition {stray[0]} of queue {entry.name!r} is active or not there; only a retired one can be read-only")
+    for number, offset in marks.items():
+        within("the number of a mark", number, 0, entry.next_partition - 1)
+        within("the offset of a mark", offset, 0, (1 << 63) - 1)
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 # -- applying -----------------------------------------------------------------------------------------
 
 
-def apply(state: State, record: Record) -> None:
+def apply(state: CatalogState, record: CatalogRecord) -> None:
     """Make a record true."""
     _APPLY[type(record)](state, record)
 
 
-def _created(state: State, record: Created) -> None:
+def _created(state: CatalogState, record: Created) -> None:
     former = state.names.get(record.name)
     if former is not None:  # that it was deleted is among the records that a repaired log lacks
         _deleted(state, Deleted(former.incarnation))
@@ -229,13 +379,13 @@ def _created(state: State, record: Created) -> None:
     state.put(Entry(record.name, record.incarnation, record.options, record.at, slots.first(numbers), numbers, record.partitions))
 
 
-def _updated(state: State, record: Updated) -> None:
+def _updated(state: CatalogState, record: Updated) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is not None:
         state.put(msgspec.structs.replace(entry, options=record.options))
 
 
-def _reshaped(state: State, record: Reshaped) -> None:
+def _reshaped(state: CatalogState, record: Reshaped) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is None:
         return
@@ -253,24 +403,24 @@ def _reshaped(state: State, record: Reshaped) -> None:
     state.put(msgspec.structs.replace(entry, **changes))
 
 
-def _deleted(state: State, record: Deleted) -> None:
+def _deleted(state: CatalogState, record: Deleted) -> None:
     state.drop(record.incarnation)
     state.deleted.add(record.incarnation)
 
 
-def _removed(state: State, record: Removed) -> None:
+def _removed(state: CatalogState, record: Removed) -> None:
     state.drop(record.incarnation)
     state.deleted.discard(record.incarnation)
 
 
-def _adopting(state: State, record: Adopting) -> None:
+def _adopting(state: CatalogState, record: Adopting) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is not None and record.name not in entry.adopting:
         number = entry.adoptions + 1
         state.put(msgspec.structs.replace(entry, adoptions=number, adopting={**entry.adopting, record.name: number}))
 
 
-def _adopted(state: State, record: Adopted) -> None:
+def _adopted(state: CatalogState, record: Adopted) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is None:
         return
@@ -283,13 +433,13 @@ def _adopted(state: State, record: Adopted) -> None:
     state.put(msgspec.structs.replace(entry, adopting=adopting, adopted=adopted))
 
 
-def _held(state: State, record: Held) -> None:
+def _held(state: CatalogState, record: Held) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is not None:
         state.put(msgspec.structs.replace(entry, holder=record.holder, hold_timeout=record.timeout))
 
 
-_APPLY: dict[type, Callable[[State, Any], None]] = {
+_APPLY: dict[type, Callable[[CatalogState, Any], None]] = {
     Adopting: _adopting,
     Adopted: _adopted,
     Held: _held,
@@ -335,13 +485,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Image)
 
 
-def dump(state: State) -> bytes:
+def dump(state: CatalogState) -> bytes:
     """The state as bytes, which depend on what it means, not on how it came about."""
     entries = [_image(entry) for _, entry in sorted(state.entries.items())]
     return _encoder.encode(_Image(VERSION, entries, sorted(state.deleted)))
 
 
-def load(body: bytes | memoryview) -> State:
+def load(body: bytes | memoryview) -> CatalogState:
     """The state that `dump` saw."""
     try:
         image = _decoder.decode(body)
@@ -349,7 +499,7 @@ def load(body: bytes | memoryview) -> State:
         raise CorruptLog(f"a Base of the catalog cannot be read ({error}); run verify, then repair") from error
     if image.version > VERSION:
         raise CorruptLog(f"a Base of the catalog has version {image.version} and this Penstock knows {VERSION}; use a newer Penstock")
-    state = State()
+    state = CatalogState()
     for one in image.entries:
         state.put(_entry(one))
     state.deleted = set(image.deleted)

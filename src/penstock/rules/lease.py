@@ -14,7 +14,7 @@ from penstock.rules.runs import offsets, pairs
 from penstock.rules.state import Peek, State
 from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, within
+from penstock.words.limits import MAX_BATCH_ITEMS, lease_timeout_within, within
 
 NOTHING = Granted(0)
 
@@ -23,7 +23,7 @@ def validate_lease(command: Lease) -> Lease:
     within("want", command.want, 1, MAX_BATCH_ITEMS)
     within("per_key", command.per_key, 1, MAX_BATCH_ITEMS)
     if command.timeout:
-        within("lease_timeout", command.timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+        lease_timeout_within(command.timeout)
     check_name("consumer", command.consumer)
     check_request(command.request)
     return command

@@ -1,9 +1,15 @@
-"""The life of an item: every state, every event, every transition. The whole of it is this table.
+"""The life of an item: every state, every event, every transition, in one table.
 
 An item is SCHEDULED (not before a time), READY (may be leased) or LEASED (someone works on it) until it is resolved:
 COMPLETED or BURIED. MOVING is an item on its way to another partition, where it goes on as a new one. What is resolved comes back
-only by an operator's word (`seek`, `redrive`). An unlisted pair is an error: `after` raises, and the simulation checks every record
-against the table.
+only by an operator's word (`seek`, `redrive`). A pair that is not in the table is an error.
+Who uses it
+- Decisions about items that a caller chose ask it: what cannot be sent or redriven is refused (`after`), clear takes what can be
+  cleared, and a lowered max_attempts buries what can be buried without a lease (`before`).
+- Other decisions take items from the set of one state (state.py), which costs nothing per item: a lease takes what is READY, and
+  settling takes what its lease holds. They follow the table without asking it.
+- events.py tells every record in the words of the table. That every record moves each of its items along it, and no other item, is
+  checked by `Witness` (simulation/partition/checks.py): in the simulations, and at the end of every test of a rule (tests/support.py).
 `python -m penstock.rules.life` prints the diagram of docs/architecture.md from the table.
 """
 
@@ -13,7 +19,7 @@ from typing import Final
 from penstock.words.errors import InvalidRequest
 
 
-class State(Enum):
+class Life(Enum):
     """Where an item is in its life."""
 
     SCHEDULED = "scheduled"
@@ -25,7 +31,7 @@ class State(Enum):
 
     @property
     def resolved(self) -> bool:
-        return self in (State.COMPLETED, State.BURIED)
+        return self in (Life.COMPLETED, Life.BURIED)
 
 
 class Event(Enum):
@@ -51,54 +57,62 @@ class Event(Enum):
     DELIVERED = "delivered"
 
 
-TRANSITIONS: Final[dict[tuple[State | None, Event], State]] = {
-    (None, Event.PRODUCED): State.READY,
-    (None, Event.SCHEDULED): State.SCHEDULED,
-    (State.SCHEDULED, Event.DUE): State.READY,
-    (State.READY, Event.LEASED): State.LEASED,
-    (State.LEASED, Event.EXTENDED): State.LEASED,
-    (State.LEASED, Event.COMPLETED): State.COMPLETED,
-    (State.LEASED, Event.RETRIED): State.READY,
-    (State.LEASED, Event.DELAYED): State.SCHEDULED,
-    (State.LEASED, Event.LEASE_EXPIRED): State.READY,
+TRANSITIONS: Final[dict[tuple[Life | None, Event], Life]] = {
+    (None, Event.PRODUCED): Life.READY,
+    (None, Event.SCHEDULED): Life.SCHEDULED,
+    (Life.SCHEDULED, Event.DUE): Life.READY,
+    (Life.READY, Event.LEASED): Life.LEASED,
+    (Life.LEASED, Event.EXTENDED): Life.LEASED,
+    (Life.LEASED, Event.COMPLETED): Life.COMPLETED,
+    (Life.LEASED, Event.RETRIED): Life.READY,
+    (Life.LEASED, Event.DELAYED): Life.SCHEDULED,
+    (Life.LEASED, Event.LEASE_EXPIRED): Life.READY,
     # handled by the holder of the consumer right, whose lease of it had ended
-    (State.READY, Event.COMPLETED): State.COMPLETED,
+    (Life.READY, Event.COMPLETED): Life.COMPLETED,
     # given up: by its holder, by spent attempts (also when a lowered max_attempts finds it waiting), by its ttl (never while leased)
-    (State.LEASED, Event.BURIED): State.BURIED,
-    (State.READY, Event.BURIED): State.BURIED,
-    (State.SCHEDULED, Event.BURIED): State.BURIED,
-    (State.READY, Event.TTL_EXPIRED): State.BURIED,
-    (State.SCHEDULED, Event.TTL_EXPIRED): State.BURIED,
+    (Life.LEASED, Event.BURIED): Life.BURIED,
+    (Life.READY, Event.BURIED): Life.BURIED,
+    (Life.SCHEDULED, Event.BURIED): Life.BURIED,
+    (Life.READY, Event.TTL_EXPIRED): Life.BURIED,
+    (Life.SCHEDULED, Event.TTL_EXPIRED): Life.BURIED,
     # an operator's word
-    (State.READY, Event.CLEARED): State.COMPLETED,
-    (State.SCHEDULED, Event.CLEARED): State.COMPLETED,
-    (State.LEASED, Event.CLEARED): State.COMPLETED,
-    (State.BURIED, Event.CLEARED): State.COMPLETED,
-    (State.COMPLETED, Event.SOUGHT): State.READY,
-    (State.BURIED, Event.REDRIVEN): State.READY,
+    (Life.READY, Event.CLEARED): Life.COMPLETED,
+    (Life.SCHEDULED, Event.CLEARED): Life.COMPLETED,
+    (Life.LEASED, Event.CLEARED): Life.COMPLETED,
+    (Life.BURIED, Event.CLEARED): Life.COMPLETED,
+    (Life.COMPLETED, Event.SOUGHT): Life.READY,
+    (Life.BURIED, Event.REDRIVEN): Life.READY,
     # on its way to another partition: a dead letter, a redrive, a key that lives elsewhere now
-    (State.READY, Event.SENT): State.MOVING,
-    (State.BURIED, Event.SENT): State.MOVING,
-    (State.MOVING, Event.DELIVERED): State.COMPLETED,
+    (Life.READY, Event.SENT): Life.MOVING,
+    (Life.BURIED, Event.SENT): Life.MOVING,
+    (Life.MOVING, Event.DELIVERED): Life.COMPLETED,
     # retention let go of its bytes
-    (State.COMPLETED, Event.DROPPED): State.COMPLETED,
-    (State.BURIED, Event.DROPPED): State.COMPLETED,
+    (Life.COMPLETED, Event.DROPPED): Life.COMPLETED,
+    (Life.BURIED, Event.DROPPED): Life.COMPLETED,
     # damage took its bytes
-    (State.READY, Event.LOST): State.COMPLETED,
-    (State.SCHEDULED, Event.LOST): State.COMPLETED,
-    (State.LEASED, Event.LOST): State.COMPLETED,
-    (State.BURIED, Event.LOST): State.COMPLETED,
-    (State.MOVING, Event.LOST): State.COMPLETED,
+    (Life.READY, Event.LOST): Life.COMPLETED,
+    (Life.SCHEDULED, Event.LOST): Life.COMPLETED,
+    (Life.LEASED, Event.LOST): Life.COMPLETED,
+    (Life.BURIED, Event.LOST): Life.COMPLETED,
+    (Life.MOVING, Event.LOST): Life.COMPLETED,
 }
 
 
-def after(state: State | None, event: Event) -> State:
+def before(event: Event) -> frozenset[Life]:
+    """The states in which this can happen to an item."""
+    return _BEFORE[event]
+
+
+_BEFORE = {event: frozenset(life for life, what in TRANSITIONS if what is event and life is not None) for event in Event}
+
+
+def after(state: Life | None, event: Event) -> Life:
     """The state that follows, or an error that says what the item is doing instead."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
         now = "not there" if state is None else state.value
-        allowed = sorted(known.value for known, what in TRANSITIONS if what is event and known is not None)
+        allowed = sorted(known.value for known in before(event))
         raise InvalidRequest(f"an item that is {now} cannot be {event.value}; it must be {' or '.join(allowed) or 'new'}") from None
 
 

@@ -5,15 +5,13 @@ not new: each answers what it answered then and adds nothing. An item that was b
 place when a transfer returns it: before everything of its key that came later.
 """
 
-from collections.abc import Container, Sequence
-
-import msgspec
+from collections.abc import Container
 
 from penstock.rules.commands import Produce, Stored
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, SPARSE, Extent
 from penstock.rules.records import Answered, Produced, Record
-from penstock.rules.routing import NO_KEY, key_ids
+from penstock.rules.routing import NO_KEY, with_key_ids
 from penstock.rules.runs import from_offsets, pairs
 from penstock.rules.state import Peek, Remembered, State
 from penstock.words import origin
@@ -25,12 +23,8 @@ from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_DEDUP_IDS
 
 def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> tuple[list[Record], Stored]:
     base = state.next_offset
-    batch = command.batch
-    if isinstance(batch, Batch) and batch.keys is not None and batch.key_ids is None:
-        batch = msgspec.structs.replace(batch, key_ids=_ids_of(batch.keys))
-    if (
-        command.source is None and not command.checked
-    ):  # a transfer was checked when it was first produced, and may be larger than a caller's
+    batch = with_key_ids(command.batch)
+    if command.source is None and not command.checked:  # a transfer was checked before, and may be larger than a caller's
         validate(batch)
     check_request(command.request)
     if command.source is not None and (type(command.source) is not bytes or type(command.sequence) is not int):
@@ -54,13 +48,6 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
     remembered = ids if command.request is not None else None
     places = _places(state, command, batch, base) if command.source is not None else None
     return [Produced(base, batch, command.request, remembered, command.source, command.sequence, places)], answer
-
-
-def _ids_of(keys: Sequence[bytes | None]) -> list[int]:
-    try:
-        return key_ids(keys)
-    except TypeError:
-        raise InvalidRequest("a key is not bytes; give bytes, or None for no key") from None
 
 
 def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch, list[int] | None]:

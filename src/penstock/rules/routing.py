@@ -8,7 +8,11 @@ share an id (one pair in 2**64) are handled as one key, in order, one at a time:
 import hashlib
 from collections.abc import Sequence
 
+import msgspec
 import xxhash
+
+from penstock.words.batch import Batch
+from penstock.words.errors import InvalidRequest
 
 SLOTS = 16_384
 SLOT_MASK = SLOTS - 1
@@ -27,6 +31,16 @@ def key_ids(keys: Sequence[bytes | None]) -> list[int]:
     """The id of each key, NO_KEY where there is none."""
     digest, seed = xxhash.xxh64_intdigest, SLOT_SEED
     return [NO_KEY if key is None else digest(key, seed) or _STAND_IN_FOR_ZERO for key in keys]
+
+
+def with_key_ids(batch: Batch) -> Batch:
+    """The batch with the ids of its keys, where they are not given yet."""
+    if not isinstance(batch, Batch) or batch.keys is None or batch.key_ids is not None:
+        return batch
+    try:
+        return msgspec.structs.replace(batch, key_ids=key_ids(batch.keys))
+    except TypeError:
+        raise InvalidRequest("a key is not bytes; give bytes, or None for no key") from None
 
 
 def slot(key: bytes) -> int:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from penstock.rules.commands import Again, Bury, Complete, Consume, Counted, Extend, Note, Retry, Settled
 from penstock.rules.grants import Grant
 from penstock.rules.lanes import KEYED, Extent
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.outbox import promises
 from penstock.rules.records import Answered, Buried, Completed, Consumed, Extended, Lost, Noted, Record, Retried, unpack_keys
 from penstock.rules.removal import (
@@ -36,24 +36,25 @@ from penstock.rules.state import Failure, Peek, Remembered, State
 from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost
-from penstock.words.limits import MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_REASON_BYTES, MIN_LEASE_TIMEOUT, within
+from penstock.words.limits import MAX_DELAY, MAX_REASON_BYTES, lease_timeout_within, within
 
 Settle: TypeAlias = Complete | Retry | Bury | Extend
 NOTES = 1_000
 """About so many notes of leases that have ended may lie about."""
 
 
-def validate_retry(command: Retry) -> Retry:
+def validate_retry(command: Retry) -> str:
+    """Refuse a wrong retry; gives its reason, within its limit."""
     within("delay", command.delay, 0, MAX_DELAY)
     if type(command.counted) is not bool:
         raise InvalidRequest(f"counted is {type(command.counted).__name__}; give True or False")
-    return command
+    return cut_reason(command.reason)
 
 
 def validate_extend(command: Extend) -> Extend:
     check_request(command.request)
     if command.timeout:
-        within("lease_timeout", command.timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+        lease_timeout_within(command.timeout)
     return command
 
 
@@ -99,8 +100,7 @@ def _check_whole(command: Complete, refused: list[int]) -> None:
 
 def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
     _validate(command)
-    validate_retry(command)
-    reason = cut_reason(command.reason)
+    reason = validate_retry(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)

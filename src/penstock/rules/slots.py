@@ -11,10 +11,11 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import NamedTuple
 
-from penstock.rules.routing import SLOTS
+from penstock.rules.routing import NO_KEY, SLOT_MASK, SLOTS
+from penstock.words.batch import Batch
 from penstock.words.errors import CorruptLog, InvalidRequest
 from penstock.words.limits import MAX_PARTITIONS, within
 
@@ -29,6 +30,11 @@ class SlotMap(NamedTuple):
     version: int
     owners: "array[int]"
     """The partition number of each slot."""
+
+    def homes(self, batch: Batch, keyless: int) -> list[int]:
+        """The partition of each item by its key; `keyless` for those without one."""
+        owners = self.owners
+        return [owners[key & SLOT_MASK] if key != NO_KEY else keyless for key in batch.key_ids or repeat(NO_KEY, len(batch))]
 
     def pack(self) -> bytes:
         """The owners as bytes: the same owners, the same bytes. The version is stored beside them."""

@@ -17,7 +17,7 @@ from penstock.rules.calendar import Calendar
 from penstock.rules.grants import EPOCH_SHIFT, Leases
 from penstock.rules.keys import Keys
 from penstock.rules.lanes import Lanes, Rank, best_rank
-from penstock.rules.life import State as LifeState
+from penstock.rules.life import Life
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
 from penstock.rules.window import DedupIds, Window
@@ -219,25 +219,31 @@ class State:
         found.add_all(self.passed.within(start, stop))
         return found
 
-    def ready_runs(self) -> list[int]:
-        """Everything that is ready."""
-        found = RunSet(self.away.missing(0, self.next_offset))
-        found.add_all(self.passed.runs)
-        return found.runs
+    def runs_in(self, life: Life, start: int = 0) -> list[int]:
+        """The items from offset `start` on that are in one state, as flat runs."""
+        stop = self.next_offset
+        if life is Life.READY:
+            found = RunSet(self.away.missing(start, stop))
+            found.add_all(self.passed.within(start, stop))
+            return found.runs
+        if life is Life.LEASED:
+            return self.leased_within(start, stop).runs
+        sets = {Life.SCHEDULED: self.scheduled, Life.COMPLETED: self.resolved, Life.BURIED: self.buried_set, Life.MOVING: self.moving}
+        return sets[life].within(start, stop)
 
-    def state_of(self, offset: int) -> LifeState | None:
+    def state_of(self, offset: int) -> Life | None:
         """Where an item is in its life; None when it was never produced."""
         if not 0 <= offset < self.next_offset:
             return None
         if offset not in self.away or offset in self.passed:
-            return LifeState.READY
+            return Life.READY
         if offset in self.resolved:
-            return LifeState.COMPLETED
+            return Life.COMPLETED
         if offset in self.buried_set:
-            return LifeState.BURIED
+            return Life.BURIED
         if offset in self.moving:
-            return LifeState.MOVING
-        return LifeState.SCHEDULED if offset in self.scheduled else LifeState.LEASED
+            return Life.MOVING
+        return Life.SCHEDULED if offset in self.scheduled else Life.LEASED
 
     @property
     def ready(self) -> int:

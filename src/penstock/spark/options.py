@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from penstock.rules.catalog import check_name
+from penstock.rules.options import check_name
 from penstock.spark.home import Target, target_of
 from penstock.tables.schemas import TABLES
 from penstock.words import values

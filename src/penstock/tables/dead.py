@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from penstock.loop.reading import Reader
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import RunSet, offsets
 from penstock.rules.state import State
 from penstock.tables.frames import ItemRows, gathered, stored

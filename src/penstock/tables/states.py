@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.loop.reading import Reader
 from penstock.rules.grants import Grant
-from penstock.rules.life import State as Life
+from penstock.rules.life import Life
 from penstock.rules.runs import RunSet, count, offsets, pairs
 from penstock.rules.state import State
 from penstock.tables.arrays import ids, offsets_of, spread

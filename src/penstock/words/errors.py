@@ -131,6 +131,11 @@ class CorruptLog(PenstockError):
     http_status = 500
 
 
+def reason_of(error: BaseException) -> str:
+    """What an exception says, with its name: many say little without it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 # -- errors as data ----------------------------------------------------------------------------------
 
 

@@ -75,7 +75,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
 
     def validate(self) -> "Policy":
         """Return self, or say which option is out of bounds."""
-        within("lease_timeout", self.lease_timeout, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+        lease_timeout_within(self.lease_timeout)
         within("max_attempts", self.max_attempts, 0, MAX_ATTEMPTS)
         within("ttl", self.ttl, 0, MAX_DELAY)
         within("priority_aging", self.priority_aging, 0, MAX_DELAY)
@@ -93,3 +93,8 @@ def within(name: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise InvalidRequest(f"{name} is {value}; give a whole number from {low} to {high}")
     return value
+
+
+def lease_timeout_within(value: int, name: str = "lease_timeout") -> int:
+    """Return how long a lease is to last, or say that it is out of bounds."""
+    return within(name, value, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)

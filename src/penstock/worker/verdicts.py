@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.api.arguments import Seconds, span
+from penstock.words import errors
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
@@ -160,12 +161,8 @@ class Worded(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, with its name: many say little without it."""
-    name = type(error).__name__
-    text = str(error)
-    if isinstance(error, Worded):
-        return text
-    return f"{name}: {text}" if text else name
+    """What an exception says; see words/errors.py."""
+    return str(error) if isinstance(error, Worded) else errors.reason_of(error)
 
 
 def of_a_batch(failed: Failed, ids: Sequence[str]) -> dict[int, BaseException]:

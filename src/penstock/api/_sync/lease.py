@@ -12,11 +12,11 @@ from typing import Any
 from penstock.api.arguments import RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
 from penstock.api.homes import Home
 from penstock.api.items import NewItem
-from penstock.api.leases import OPEN, Chosen, HeldBatch, HeldLease, LeasedPart, Reason, reason_of, reason_text
+from penstock.api.leases import OPEN, Chosen, HeldBatch, HeldLease, LeasedPart, Reason, reason_text
 from penstock.loop.blocks import Items
 from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
-from penstock.words.errors import PenstockError, QueueNotFound
+from penstock.words.errors import PenstockError, QueueNotFound, reason_of
 from penstock.words.values import Value
 
 

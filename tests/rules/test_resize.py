@@ -7,7 +7,7 @@ import pytest
 from penstock.rules import base, routing
 from penstock.rules.commands import FenceOff
 from penstock.rules.fences import pack_slots
-from penstock.rules.life import State
+from penstock.rules.life import Life
 from penstock.rules.records import Barrier, pack_keys
 from tests.support import Bench, given, key_id, slot
 
@@ -235,7 +235,7 @@ def test_the_ttl_of_a_fenced_item_runs_out(bench: Bench, on_bury: str) -> None:
     bench.produce("a2", key="a")
     assert bench.take() == []
     bench.advance(5)
-    assert bench.life(0) is State.BURIED
+    assert bench.life(0) is Life.BURIED
     bench.narrow(fence)
     assert bench.drain() == (["a2"] if on_bury == "release" else [])
     assert (bench.redrive(), bench.drain()) == (1, ["a1"] if on_bury == "release" else ["a1", "a2"])
@@ -334,7 +334,7 @@ def test_a_fence_is_told(bench: Bench) -> None:
     bench.produce("a1", "a2", "c1", keys=["a", "a", "c"])
     for _ in range(2):  # before and after it was passed over
         found = bench.partition.explain(1)
-        assert (found.state, found.waits_for) == (State.READY, 12)
+        assert (found.state, found.waits_for) == (Life.READY, 12)
         assert found.why == "fenced by a resize: partition 12 still holds earlier items of its key or slot"
         assert bench.partition.explain(3).waits_for is None
         assert given(bench.lease()) in ([0, 3], [])
