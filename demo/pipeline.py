@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 import penstock.spark
 from penstock.broker.snapshot import Snapshot
+from penstock.operations import ReadItems
 from penstock.spark.jobs.archive import Archived
 from penstock.spark.jobs.figures import ReportFigures
 from penstock.spark.jobs.load import Loaded
@@ -84,6 +85,6 @@ def compare(spark: SparkSession, archived: Archived, directory: Path) -> Copy:
     with Snapshot.open(str(directory)) as log:
         orders = log.find("orders")
         places = [*orders.active, *orders.retired]
-        parts, _ = log.ask(orders.incarnation, "read", offsets=dict.fromkeys(places, 0), limit=1_000_000)
+        parts = log.call(ReadItems(queue=orders.incarnation, start=dict.fromkeys(places, 0), limit=1_000_000)).items
     kept = {(f"{number}-{items.start + n}", payload) for number, items in parts for n, payload in enumerate(items.batch.payloads)}
     return Copy(len(found), len(kept - set(found)), len(found) - len(set(found)), len(set(found) - kept))

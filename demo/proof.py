@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from penstock.api.items import items_of
 from penstock.broker.snapshot import Snapshot
+from penstock.operations import FindOffsets, ReadItems
 
 
 class Handling(NamedTuple):
@@ -44,7 +45,7 @@ def prove(directory: str, produced: int) -> Proof:
     with Snapshot.open(directory) as log:
         done, attempts = _handlings(log)
         mail = log.find("mail")
-        letters = sum(log.ask(mail.incarnation, "ends").values())
+        letters = sum(log.call(FindOffsets(queue=mail.incarnation, at="newest")).values())
     times: dict[int, int] = defaultdict(int)
     for one in done:
         times[one.order] += 1
@@ -68,7 +69,7 @@ def _handlings(log: Snapshot) -> tuple[list[Handling], int]:
     done: list[Handling] = []
     attempts = 0
     for partition in (*orders.active, *orders.retired):
-        parts, _ = log.ask(orders.incarnation, "read", offsets={partition: 0}, limit=1_000_000)
+        parts = log.call(ReadItems(queue=orders.incarnation, start={partition: 0}, limit=1_000_000)).items
         items = {item.offset: item for number, part in parts if number == partition for item in items_of(number, *part, {})}
         leased: dict[int, int] = {}
         for event in log.events(orders.incarnation, partition):

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import penstock
 from penstock import Broker
+from penstock.broker.embedded import Embedded
 from penstock.testing import ManualClock
 
 BRIDGED = (penstock.AsyncBroker, penstock.AsyncQueue, penstock.AsyncLease, penstock.AsyncLeaseBatch, penstock.AsyncCursor)
@@ -104,7 +105,9 @@ class Place:
 
 def work_off(broker: Broker) -> None:
     """Run turns until nothing is to be done at once: for brokers opened with threaded=False."""
-    loops = broker._port.broker.loops()
+    embedded = broker._home
+    assert isinstance(embedded, Embedded)
+    loops = embedded.loops()
     while busy := [loop for loop in loops if loop.busy]:
         for loop in busy:
             loop.turn()

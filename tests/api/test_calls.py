@@ -21,7 +21,7 @@ from penstock.rules.commands import Granted, Settled, Stored
 from penstock.rules.options import Options, merged
 from penstock.words.batch import Batch
 from penstock.words.clock import MINUTE, SECOND
-from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, StorageFailed
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Refused, StorageFailed
 from penstock.words.ids import FOREIGN, format_ids
 from penstock.words.origin import Origin, encode
 
@@ -105,18 +105,16 @@ def test_ids_of_several_partitions_come_in_the_order_of_the_items() -> None:
 
 
 def test_the_first_error_tells_all_results_and_belongs_to_one_caller() -> None:
-    shared = StorageFailed("the disk is full; make room")
-    shared.__cause__ = OSError("no space")
+    shared = Refused.of(StorageFailed("the disk is full; make room"))
     placed = [Placed(0, [2], Stored(5, 1)), Placed(1, [0, 1], None, shared)]
     with pytest.raises(StorageFailed, match="the disk is full; make room") as caught:
         calls.stored_ids(placed, 3)
     results: list[str | PenstockError] = vars(caught.value)["results"]
-    assert results == [shared, shared, "0-5"]
-    assert caught.value is not shared and not vars(shared)
-    assert caught.value.__cause__ is shared.__cause__
-    with pytest.raises(StorageFailed) as alone:
+    assert [str(result) for result in results] == [shared.message, shared.message, "0-5"]
+    assert all(isinstance(result, StorageFailed) and not vars(result) for result in results[:2])
+    with pytest.raises(StorageFailed, match="the disk is full; make room") as alone:
         calls.stored_id([Placed(1, None, None, shared)])
-    assert alone.value is not shared
+    assert alone.value is not caught.value
 
 
 # -- leases ------------------------------------------------------------------------------------------
@@ -184,7 +182,7 @@ def test_a_failure_is_told_and_leaves_its_items_open() -> None:
     batch = batch_of(2, 2, 1)
     chosen = Chosen(1, "retry").add(batch)
     with pytest.raises(StorageFailed, match="no disk") as caught:
-        chosen.judge([Settled(2), StorageFailed("no disk; mend it"), LeaseLost("gone; drop it")])
+        chosen.judge([Settled(2), Refused.of(StorageFailed("no disk; mend it")), Refused.of(LeaseLost("gone; drop it"))])
     assert vars(caught.value)["lost"] == ["2-0"]
     assert [lease.state for lease in batch] == ["retried", "retried", "open", "open", "lost"]
     assert parts(batch, verb="retry") == [Part(1, 101)]

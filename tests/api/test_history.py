@@ -9,6 +9,7 @@ import penstock
 from penstock import Broker, NewItem
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.operations import FindOffsets, FindQueue, ReadHistory, ReadStats
 from penstock.words.clock import SECOND
 from tests.api.api import WAIT, Place
 
@@ -52,26 +53,27 @@ def test_looking_goes_on_while_the_owner_works(tmp_path: Path) -> None:
         done = threading.Event()
         worker = threading.Thread(target=toil, args=(broker, done))
         with Snapshot.open(tmp_path) as seen:
-            incarnation = seen.find("orders").incarnation
+            incarnation = seen.call(FindQueue(name="orders")).incarnation
             worker.start()
             looks = produced = 0
             try:
                 while not done.is_set():
                     seen.refresh()
-                    stats = seen.ask(incarnation, "stats")
+                    stats = seen.call(ReadStats(queue=incarnation))
                     assert not any(one.error for one in stats.partitions)
                     assert stats.produced >= produced
                     assert stats.produced == stats.depth + stats.completed + stats.buried
                     looks, produced = looks + 1, stats.produced
-                    for number, end in seen.ask(incarnation, "ends").items():
-                        events = [one.event for one in seen.item_history(incarnation, number, end - 1)] if end else []
-                        assert "lost" not in events
+                    for number, end in seen.call(FindOffsets(queue=incarnation, at="newest")).items():
+                        told = seen.call(ReadHistory(queue=incarnation, partition=number, offset=end - 1)) if end else []
+                        assert "lost" not in [one.event for one in told]
             finally:
                 worker.join(WAIT)
-            incarnation = broker._port.broker.find("orders").incarnation
-            broker._port.ask(incarnation, "publish")
+            published = [broker._home.log(incarnation, number) for number in queue.info().active]
+            for log in published:
+                log.close()
             seen.refresh()
-            mine, theirs = seen.ask(incarnation, "stats"), queue.stats()
+            mine, theirs = seen.call(ReadStats(queue=incarnation)), queue.stats()
             assert looks and mine.produced == theirs.produced == TURNS * 20
             assert [(one.ready, one.completed) for one in mine.partitions] == [(one.ready, one.completed) for one in theirs.partitions]
 

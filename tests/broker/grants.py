@@ -3,9 +3,12 @@
 Owns: short verbs for the errands of a consumer outside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from penstock.broker.consuming import Grant, read_grant
+from penstock.broker.streams import read_grant
+from penstock.operations import FailGranted, ReadGrant, RenewStream, TakeGrant
+from penstock.reports import Grant
 from penstock.rules.runs import offsets
 from penstock.words import ids
 from penstock.words.clock import SECOND
@@ -19,12 +22,20 @@ def take(
     rig: Rig, desk: Desk, done: int = 0, want: int = 1_000, per_key: int = 100, timeout: float = 60, stream: str = STREAM
 ) -> tuple[int, int]:
     """The newest grant, and how many items are in it."""
-    found = ask(rig, desk, "take", stream=stream, done=done, want=want, per_key=per_key, timeout=int(timeout * SECOND))
-    return found["grant"], found["items"]
+    found = ask(rig, desk, taking(stream, done=done, want=want, per_key=per_key, timeout=int(timeout * SECOND)))
+    return found.grant, found.items
+
+
+def taking(stream: str = STREAM, *, done: int = 0, want: int = 0, per_key: int = 1, timeout: int = 60 * SECOND, run: str = "") -> TakeGrant:
+    return TakeGrant(stream=stream, run=run, done=done, want=want, per_key=per_key, timeout=timeout)
+
+
+def renewing(stream: str = STREAM, timeout: int = 60 * SECOND, run: str = "", again: int | None = None) -> RenewStream:
+    return RenewStream(stream=stream, run=run, timeout=timeout, again=again)
 
 
 def grant(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> Grant:
-    return read_grant(outsider(rig).inbox, desk.incarnation, stream, number)
+    return read_grant(outsider(rig).inbox, ReadGrant(queue=desk.incarnation, stream=stream, number=number))
 
 
 def granted(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> dict[str, str]:
@@ -36,11 +47,21 @@ def granted(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> dict[str
     return found
 
 
-def settle(rig: Rig, desk: Desk, items: Sequence[str], action: str = "retry", **args: object) -> tuple[int, int]:
+def settle(
+    rig: Rig, desk: Desk, items: Sequence[str], action: Literal["retry", "bury"] = "retry", delay: int = 0, reason: str = ""
+) -> tuple[int, int]:
+    """How many of these items were in grants, and how many were not."""
     wanted: dict[int, list[int]] = {}
     for partition, offset in map(ids.parse_id, items):
         wanted.setdefault(partition, []).append(offset)
-    return tuple(ask(rig, desk, "settle", action=action, items=wanted, **args))
+    return fail(rig, desk, action, [(reason, wanted)], delay)
+
+
+def fail(
+    rig: Rig, desk: Desk, action: Literal["retry", "bury"], lots: Sequence[tuple[str, Mapping[int, Sequence[int]]]], delay: int = 0
+) -> tuple[int, int]:
+    found, missing = ask(rig, desk, FailGranted(action=action, lots=lots, delay=delay))
+    return found, len(missing)
 
 
 def named(found: dict[str, str], *texts: str) -> list[str]:

@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.errands import Errand, Reply
+from penstock import operations
+from penstock.broker.inbox import Errand, Reply
 from penstock.logs.columns import encode
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.system import Files
 from penstock.logs.store import Manifest, StagedPart, write_name
+from penstock.operations import A, Operation, answer_type
 from penstock.rules.records import Produced
 from penstock.testing import Halt, SimulatedFiles
 from penstock.words.batch import Batch
@@ -25,8 +27,16 @@ from tests.broker.rig import Desk, Rig, batch_of
 
 ROOT = "/data"
 BEGAN = 1_700_000_000_000_000
+Raw = dict[str, Any]
+"""An operation, right or wrong, as what its bytes say."""
 KEYS = [f"key-{number}" for number in range(12)]
 """Of the items that most tests here write: texts such as "key-3:1"."""
+
+
+def errand(operation: Operation[Any] | Raw, answer: bool = True) -> bytes:
+    """The bytes that are put into the inbox."""
+    raw = msgspec.msgpack.encode(operation) if isinstance(operation, dict) else operations.encode(operation)
+    return msgspec.msgpack.encode(Errand(msgspec.Raw(raw), answer))
 
 
 class Outsider:
@@ -38,6 +48,7 @@ class Outsider:
         self.inbox = FileInbox(files, root)
         self._writes = 0
         self._asked = 0
+        self._kinds: dict[str, type[Operation[Any]]] = {}
 
     # -- drops -----------------------------------------------------------------------------------------
 
@@ -67,11 +78,16 @@ class Outsider:
 
     # -- errands ---------------------------------------------------------------------------------------
 
-    def put(self, incarnation: int, verb: str, **args: Any) -> str:
-        """An errand that wants an answer; its name."""
+    def put(self, incarnation: int, operation: Operation[Any] | Raw) -> str:
+        """An errand about a queue, which need not be named in it, and that wants an answer; its name."""
         self._asked += 1
         name = f"errand-{self._asked}"
-        self.inbox.put_errand(incarnation, name, msgspec.msgpack.encode(Errand(verb, args)))
+        if isinstance(operation, dict):
+            operation = {"queue": incarnation, **operation}
+        else:
+            operation.queue = incarnation
+            self._kinds[name] = type(operation)
+        self.inbox.put_errand(incarnation, name, errand(operation))
         return name
 
     def answer(self, incarnation: int, name: str) -> Any:
@@ -79,7 +95,10 @@ class Outsider:
         found = self.inbox.note(incarnation, name)
         assert found is not None, f"{name} is not answered"
         self.inbox.remove_note(incarnation, name)
-        return msgspec.msgpack.decode(found, type=Reply).result()
+        reply = msgspec.msgpack.decode(found, type=Reply)
+        if reply.refused is not None:
+            raise reply.refused.error()
+        return msgspec.msgpack.decode(reply.answer, type=answer_type(self._kinds[name]) if name in self._kinds else Any)
 
     # -- looking ---------------------------------------------------------------------------------------
 
@@ -100,18 +119,18 @@ def outsider(rig: Rig) -> Outsider:
 
 def look(rig: Rig) -> bool:
     """By hand: the owner looks into the inbox; whether it did anything."""
-    assert rig.broker.outside is not None
-    done = rig.broker.outside.look()
+    done = rig.broker.inbox.look()
     rig.turn()
     return done
 
 
-def ask(rig: Rig, desk: Desk, verb: str, **args: Any) -> Any:
-    """An errand and its answer."""
+def ask(rig: Rig, desk: Desk, operation: Operation[A]) -> A:
+    """An operation through the inbox, and its answer."""
     one = outsider(rig)
-    name = one.put(desk.incarnation, verb, **args)
+    name = one.put(desk.incarnation, operation)
     look(rig)
-    return one.answer(desk.incarnation, name)
+    found: A = one.answer(desk.incarnation, name)
+    return found
 
 
 def order_of(served: Sequence[str]) -> dict[str, list[int]]:

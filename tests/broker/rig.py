@@ -16,6 +16,20 @@ from typing import Any, cast
 from penstock.broker.embedded import Embedded
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Do, Handed, Lease, Part, Placed, Produce, Request, Settle, Verb, Watch
+from penstock.operations import (
+    A,
+    CreateQueue,
+    DeleteQueue,
+    ExplainItem,
+    FindQueue,
+    ListItems,
+    Operation,
+    PauseQueue,
+    ReadStats,
+    RedriveItems,
+    ResizeQueue,
+    UpdateQueue,
+)
 from penstock.reports import Explained, QueueInfo, QueueStats
 from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
@@ -25,12 +39,13 @@ from penstock.testing import ManualClock
 from penstock.words import ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, SystemClock
-from penstock.words.errors import PenstockError
+from penstock.words.errors import PenstockError, Refused
 from tests.broker.grounds import Ground
 from tests.support import items, slot
 
 MOST_TURNS = 3_000
 """More than any test here needs: whoever goes on has met a bug."""
+MANY = 1_000_000
 PATIENCE = 20.0
 """Seconds after which a live test that still waits has failed."""
 
@@ -64,12 +79,15 @@ class Rig:
         return self.ground.open(clock=self.clock, entropy=self._entropy, threaded=False, **self._options)
 
     def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "Desk":
-        desk = Desk(self, self.broker.create(name, options, partitions, False, {}))
+        desk = Desk(self, self.broker.call(CreateQueue(name=name, options=options, partitions=partitions)))
         desk.open_all()  # so that a test sees only what it does itself
         return desk
 
     def find(self, name: str = "q") -> "Desk":
-        return Desk(self, self.broker.find(name))
+        return Desk(self, self.broker.call(FindQueue(name=name)))
+
+    def delete(self, name: str = "q") -> None:
+        self.broker.call(DeleteQueue(queue=self.broker.call(FindQueue(name=name)).incarnation))
 
     # -- time ------------------------------------------------------------------------------------------
 
@@ -110,7 +128,7 @@ class Rig:
         return self.broker.clock.read().wall + round(seconds * SECOND)
 
     def deadline(self, wait: float) -> int:
-        return self.broker.now() + round(wait * SECOND)
+        return self.broker.clock.read().elapsed + round(wait * SECOND)
 
     # -- the end, and after ----------------------------------------------------------------------------
 
@@ -153,31 +171,31 @@ class Desk:
 
     @property
     def info(self) -> QueueInfo:
-        return self.broker.find(self.name)
+        return self.broker.call(FindQueue(name=self.name))
 
     def open_all(self) -> None:
         """Open every partition that is closed."""
-        self.call(Do(lambda turns: None))
+        self.run(Do(lambda turns: None))
 
     # -- requests --------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> "Asked":
         """Put a request, without waiting for its answer; by hand nothing happens before the next turn."""
         asked = Asked(self, request)
-        self.broker.submit(self.incarnation, request)
+        self.broker._loop(self.incarnation).submit(request)
         return asked
 
-    def call(self, request: Request) -> Any:
+    def run(self, request: Request) -> Any:
         """A request, answered: by hand with as many turns as it takes."""
         if self.rig.live:
-            return self.broker.call(self.incarnation, request)
+            return self.broker.run(self.incarnation, request)
         asked = self.submit(request)
         self.rig.turn()
         return asked.result
 
     def place(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[Placed]:
         """Produce, and give the answer as it is."""
-        return cast(list[Placed], self.call(Produce(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
+        return cast(list[Placed], self.run(Produce(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
 
     def produce(self, *payloads: str | bytes, request: str | None = None, **options: Any) -> list[str]:
         """Produce with the options of `batch_of`; the ids of the items, in the order given. Any error is raised."""
@@ -195,11 +213,11 @@ class Desk:
 
     def lease(self, want: int = 100, wait: float = 0, timeout: float = 0, **options: Any) -> "Held":
         request = Lease(want, timeout=round(timeout * SECOND), deadline=self.rig.deadline(wait), **options)
-        return Held(self, cast(list[Handed], self.call(request)))
+        return Held(self, cast(list[Handed], self.run(request)))
 
     def settle(self, action: Verb, parts: Sequence[Part], *, delay: float = 0, timeout: float = 0, **options: Any) -> list[Any]:
-        """The answer as it is: a Settled or an error for each part."""
-        return cast(list[Any], self.call(Settle(action, parts, delay=round(delay * SECOND), timeout=round(timeout * SECOND), **options)))
+        """The answer as it is: a Settled or a Refused for each part."""
+        return cast(list[Any], self.run(Settle(action, parts, delay=round(delay * SECOND), timeout=round(timeout * SECOND), **options)))
 
     def watch(self, offsets: Mapping[int, int], wait: float = 60.0) -> "Asked":
         return self.submit(Watch(dict(offsets), self.rig.deadline(wait)))
@@ -212,26 +230,35 @@ class Desk:
             held.complete()
         return served
 
-    # -- an operator's verbs -----------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------
 
-    def ask(self, verb: str, **args: Any) -> Any:
-        return self.broker.ask(self.incarnation, verb, **args)
+    def call(self, operation: Operation[A]) -> A:
+        """An operation about this queue, which need not be named in it."""
+        operation.queue = self.incarnation
+        return self.broker.call(operation)
 
     def stats(self) -> QueueStats:
-        return cast(QueueStats, self.ask("stats"))
+        return self.call(ReadStats())
 
     def explain(self, item: str) -> Explained:
         partition, offset = ids.parse_id(item)
-        return cast(Explained, self.ask("explain", partition=partition, offset=offset))
+        return self.call(ExplainItem(partition=partition, offset=offset))
 
     def pause(self, lease: bool | None = None, produce: bool | None = None, partition: int | None = None) -> None:
-        self.ask("pause", lease=lease, produce=produce, partition=partition)
+        self.call(PauseQueue(lease=lease, produce=produce, partition=partition))
 
     def resize(self, partitions: int) -> QueueInfo:
-        return self.broker.resize(self.incarnation, partitions)
+        return self.call(ResizeQueue(partitions=partitions))
 
     def update(self, **changes: object) -> QueueInfo:
-        return self.broker.update(self.incarnation, changes)
+        return self.call(UpdateQueue(changes=changes))
+
+    def redrive_buried(self) -> int:
+        """Everything that is buried here goes back to its place; how many items."""
+        chosen: dict[int, list[int]] = {}
+        for one in self.call(ListItems(states=["buried"], limit=MANY)):
+            chosen.setdefault(one.partition, []).append(one.offset)
+        return self.call(RedriveItems(items=chosen, to=self.incarnation))
 
     def counts(self) -> dict[str, int]:
         """How many items are in each state, those in none left out."""
@@ -267,7 +294,7 @@ class Asked:
         return Held(self.desk, cast(list[Handed], self.result))
 
     def cancel(self) -> None:
-        self.desk.broker.cancel(self.desk.incarnation, self.request)
+        self.desk.loop.cancel(self.request)
 
 
 class Held:
@@ -328,11 +355,17 @@ class Held:
 # -- answers -------------------------------------------------------------------------------------------
 
 
-def settled(answer: Sequence[Settled | PenstockError]) -> int:
+def refusal(answer: Placed | Settled | Refused) -> PenstockError | None:
+    """The error that a part of an answer says, if it does."""
+    found = answer if isinstance(answer, Refused) else answer.refused if isinstance(answer, Placed) else None
+    return None if found is None else found.error()
+
+
+def settled(answer: Sequence[Settled | Refused]) -> int:
     done = 0
     for one in answer:
-        if isinstance(one, PenstockError):
-            raise one
+        if isinstance(one, Refused):
+            raise one.error()
         assert not one.refused and not one.early
         done += one.done
     return done
@@ -342,8 +375,8 @@ def ids_of(answer: Sequence[Placed], number: int) -> list[str]:
     """The id of each item of a produce, in the order given; any error is raised."""
     found: dict[int, str] = {}
     for part in answer:
-        if part.error is not None:
-            raise part.error
+        if part.refused is not None:
+            raise part.refused.error()
         assert part.stored is not None
         indexes = range(number) if part.indexes is None else part.indexes
         found.update(zip(indexes, ids.format_ids(part.partition, part.stored.offsets), strict=True))

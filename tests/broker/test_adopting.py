@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.broker import adopting
+from penstock.broker import inbox
 from penstock.logs.api import Frame
 from penstock.logs.columns import Columns, encode
 from penstock.logs.files.system import SystemFiles
 from penstock.logs.store import Manifest, write_name
-from penstock.loop.requests import Produce
+from penstock.loop.requests import Produce, Request
 from penstock.rules.records import Produced
 from penstock.rules.routing import slot
 from penstock.testing import SimulatedFiles
@@ -192,20 +192,19 @@ def test_a_pause_holds_drops_back(rig: Rig, caplog: pytest.LogCaptureFixture) ->
     assert order_of(desk.drain()) == {key: [0, 1] for key in KEYS}
 
 
-def test_a_pause_in_the_middle_lets_the_rest_wait(rig: Rig) -> None:
+def test_a_pause_in_the_middle_lets_the_rest_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, other = rig.create(), outsider(rig)
     other.publish(desk.incarnation, *[batch_of(f"{n}") for n in range(4)])
-    call, calls = rig.broker.call, 0
+    run, calls = rig.broker.run, 0
 
-    def pausing(incarnation: int, request: object) -> object:
+    def pausing(incarnation: int, request: Request) -> object:
         nonlocal calls
         calls += 1
         if calls == 3:
             desk.pause(produce=True)
-        return call(incarnation, request)  # type: ignore[arg-type]
+        return run(incarnation, request)
 
-    assert rig.broker.outside is not None
-    rig.broker.outside.call = pausing
+    monkeypatch.setattr(rig.broker, "run", pausing)
     look(rig)
     assert desk.counts() == {"ready": 2}
     other.drop(desk, "k:1", source="another")
@@ -273,7 +272,7 @@ def test_dedup_ids_of_produced_items_count_too(rig: Rig) -> None:
 
 def test_the_drop_of_a_deleted_queue_is_removed(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     desk, other = rig.create(), outsider(rig)
-    rig.broker.delete("q")
+    rig.delete("q")
     rig.create("q")
     other.drop(desk, "a:1")
     other.drop(desk, "a:2", number=2)
@@ -282,20 +281,19 @@ def test_the_drop_of_a_deleted_queue_is_removed(rig: Rig, caplog: pytest.LogCapt
     assert len(complaints(caplog)) == 2 and "is deleted" in complaints(caplog)[0]
 
 
-def test_a_queue_deleted_while_its_drop_is_adopted(rig: Rig) -> None:
+def test_a_queue_deleted_while_its_drop_is_adopted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, other = rig.create(), outsider(rig)
     other.publish(desk.incarnation, *[batch_of(f"{n}") for n in range(4)])
-    call, calls = rig.broker.call, 0
+    run, calls = rig.broker.run, 0
 
-    def deleting(incarnation: int, request: object) -> object:
+    def deleting(incarnation: int, request: Request) -> object:
         nonlocal calls
         calls += 1
         if calls == 3:
-            rig.broker.delete("q")
-        return call(incarnation, request)  # type: ignore[arg-type]
+            rig.delete("q")
+        return run(incarnation, request)
 
-    assert rig.broker.outside is not None
-    rig.broker.outside.call = deleting
+    monkeypatch.setattr(rig.broker, "run", deleting)
     look(rig)
     assert other.left() == []
 
@@ -325,7 +323,7 @@ def test_a_mistake_of_ours_holds_nobody_else_up(rig: Rig, caplog: pytest.LogCapt
             raise ArithmeticError("a mistake")
         return Columns(frame)
 
-    monkeypatch.setattr(adopting, "Columns", mistaken)
+    monkeypatch.setattr(inbox, "Columns", mistaken)
     rig.restart()
     assert desk.drain() == ["b:1"]
     assert len(complaints(caplog)) == 1 and "please report" in complaints(caplog)[0]

@@ -8,6 +8,7 @@ import pytest
 from penstock.logs.columns import encode
 from penstock.logs.files.inbox import MANIFEST
 from penstock.logs.store import Manifest, write_name
+from penstock.loop.requests import Request
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
@@ -143,26 +144,25 @@ def test_a_drop_that_was_mended_is_adopted(rig: Rig) -> None:
     assert desk.drain() == ["k:1"]
 
 
-def test_damage_that_comes_in_the_middle(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_that_comes_in_the_middle(rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Part of it is in, so nothing else may be begun; moved away and back, it can only be refused."""
     desk, other = rig.create(), outsider(rig)
     assert isinstance(other.files, SimulatedFiles)
     other.publish(desk.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)
     file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-2.frames"
-    disk, good, call, calls = other.files, other.files.content(path), rig.broker.call, 0
+    disk, good, run, calls = other.files, other.files.content(path), rig.broker.run, 0
 
-    def damaging(incarnation: int, request: object) -> object:
+    def damaging(incarnation: int, request: Request) -> object:
         nonlocal calls
         calls += 1
         if calls == 2:
             disk.flip(path, 600)
-        return call(incarnation, request)  # type: ignore[arg-type]
+        return run(incarnation, request)
 
-    assert rig.broker.outside is not None
-    rig.broker.outside.call = damaging
+    monkeypatch.setattr(rig.broker, "run", damaging)
     look(rig)
-    rig.broker.outside.call = call
+    monkeypatch.setattr(rig.broker, "run", run)
     other.drop(desk, "k:1", source="another", write=write_name(1))
     look(rig)
     assert desk.drain() == ["0", "1"]

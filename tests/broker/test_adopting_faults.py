@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from penstock.broker.adopting import Adopter
-from penstock.broker.shaping import KEPT_MAPS
+from penstock.broker.inbox import InboxKeeper
+from penstock.broker.width import KEPT_MAPS
 from penstock.logs.store import write_name
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
@@ -48,7 +48,7 @@ def waiting_drop(dedup: bool) -> tuple[SimulatedFiles, ManualClock]:
 def nobody_looks() -> Iterator[None]:
     """Brokers opened meanwhile leave the inbox alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Adopter, "look", lambda adopter, most=0: False)
+        patch.setattr(InboxKeeper, "look", lambda adopter, most=0: False)
         yield
 
 

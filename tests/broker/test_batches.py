@@ -2,6 +2,7 @@
 
 import copy
 
+from penstock.operations import ListItems
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from tests.broker.crashes import cut_off, prepared
@@ -37,7 +38,7 @@ def start() -> tuple[SimulatedFiles, ManualClock, Batch]:
 def there(desk: Desk) -> dict[int, list[str]]:
     """By partition, every item of the batch that was stored, in order."""
     found: dict[int, list[str]] = {number: [] for number in range(WIDTH)}
-    for one in desk.ask("listed", states=[], after=None, limit=1_000):
+    for one in desk.call(ListItems(limit=1_000)):
         text = one.batch.payloads[one.index].decode()
         if text != "before":
             found.setdefault(one.partition, []).append(text)

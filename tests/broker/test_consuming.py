@@ -1,14 +1,18 @@
 """A consumer outside of the owner's process: it is granted leases, and what it has committed is completed."""
 
+from typing import Literal
+
 import pytest
 
-from penstock.broker.consuming import Consuming
 from penstock.broker.snapshot import Snapshot
+from penstock.broker.streams import Streams
 from penstock.errors import InvalidRequest
+from penstock.operations import FindOffsets, ReadStats
+from penstock.reports import TakenGrant
 from penstock.testing import Halt
 from penstock.words import ids
 from penstock.words.clock import MINUTE, SECOND
-from tests.broker.grants import STREAM, grant, granted, keyed, named, settle, take
+from tests.broker.grants import grant, granted, keyed, named, renewing, settle, take, taking
 from tests.broker.grounds import Simulated
 from tests.broker.inbox import ROOT, ask, look, order_of, outsider
 from tests.broker.rig import Rig
@@ -19,8 +23,8 @@ from tests.broker.rig import Rig
 def test_grant_after_grant_until_nothing_is_left(rig: Rig) -> None:
     desk = rig.create(partitions=2)
     desk.produce(*[f"{n}" for n in range(25)], keys=[f"k{n}" for n in range(25)])
-    found = ask(rig, desk, "take", stream=STREAM, done=0, want=10, per_key=1, timeout=MINUTE)
-    assert found == {"grant": 1, "items": 10, "ready": 15}
+    found = ask(rig, desk, taking(want=10, timeout=MINUTE))
+    assert found == TakenGrant(1, 10, 15)
     assert desk.counts() == {"ready": 15, "leased": 10}
     seen = [*granted(rig, desk, 1).values()]
     for number, items in ((1, 10), (2, 5)):
@@ -113,8 +117,10 @@ def test_those_who_read_beside_the_queue_find_what_is_granted(durability: str) -
     keyed(desk, *[f"k{n}:1" for n in range(9)])
     take(rig, desk)
     snapshot = Snapshot.open(ROOT, files=outsider(rig).files, clock=rig.clock)
-    assert snapshot.ask(desk.incarnation, "ends") == rig.broker.ask(desk.incarnation, "ends")
-    assert snapshot.ask(desk.incarnation, "stats").leased == 9
+    assert snapshot.call(FindOffsets(queue=desk.incarnation, at="newest")) == rig.broker.call(
+        FindOffsets(queue=desk.incarnation, at="newest")
+    )
+    assert snapshot.call(ReadStats(queue=desk.incarnation)).leased == 9
     snapshot.close()
     rig.broker.close()
 
@@ -128,11 +134,11 @@ def test_leases_are_renewed_with_the_right(rig: Rig) -> None:
     take(rig, desk, timeout=10)
     for _ in range(5):
         rig.pass_by(9)
-        ask(rig, desk, "renew", stream=STREAM, timeout=10 * SECOND)
+        ask(rig, desk, renewing(timeout=10 * SECOND))
     assert desk.counts() == {"leased": 1}
     rig.pass_by(10)
     assert desk.counts() == {"ready": 1}
-    ask(rig, desk, "renew", stream=STREAM, timeout=10 * SECOND)
+    ask(rig, desk, renewing(timeout=10 * SECOND))
     assert desk.counts() == {"ready": 1}, "what has ended is not renewed, and that is no matter"
 
 
@@ -180,8 +186,8 @@ def test_an_owner_away_for_long_between_leasing_and_noting(rig: Rig) -> None:
     desk.produce(*"abc")
     for _ in range(3):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Consuming, "_save", _cut_off)
-            outsider(rig).put(desk.incarnation, "take", stream=STREAM, done=0, want=2, per_key=1, timeout=10 * SECOND)
+            patch.setattr(Streams, "_save", _cut_off)
+            outsider(rig).put(desk.incarnation, taking(want=2, timeout=10 * SECOND))
             with pytest.raises(Halt):
                 look(rig)
         outsider(rig).inbox.withdraw(desk.incarnation, "errand-1")  # whoever asked has given up
@@ -200,7 +206,7 @@ def _cut_off(*args: object) -> None:
 
 
 @pytest.mark.parametrize("action", ["retry", "bury"])
-def test_items_that_failed_are_not_completed_with_the_rest(rig: Rig, action: str) -> None:
+def test_items_that_failed_are_not_completed_with_the_rest(rig: Rig, action: Literal["retry", "bury"]) -> None:
     desk = rig.create(partitions=2)
     desk.produce(*"abcdef")
     take(rig, desk)
@@ -251,7 +257,7 @@ def test_a_parked_key_stays_parked(rig: Rig) -> None:
     settle(rig, desk, named(granted(rig, desk, 1), "k:1"), "bury")
     assert take(rig, desk, 1) == (1, 0)
     assert desk.counts() == {"completed": 2, "buried": 1, "ready": 1}
-    desk.ask("redrive", partition_offsets=None)
+    desk.redrive_buried()
     assert take(rig, desk, 1) == (2, 2)
     assert order_of([*granted(rig, desk, 2).values()]) == {"k": [1, 2]}
 

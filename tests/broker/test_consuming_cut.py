@@ -10,7 +10,7 @@ import pytest
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.crashes import prepared
-from tests.broker.grants import STREAM, granted, keyed, named, settle, take
+from tests.broker.grants import granted, keyed, named, settle, take, taking
 from tests.broker.grounds import Simulated
 from tests.broker.inbox import Outsider, look, order_of, outsider
 from tests.broker.rig import Rig
@@ -63,7 +63,7 @@ def cut(step: int, away: int) -> Iterator[tuple[Rig, str]]:
             rig = Rig(Simulated(disk), clock=copy.deepcopy(clock))
             rig.turn()
             other = Outsider(disk)
-            name = other.put(rig.find().incarnation, "take", stream=STREAM, done=1, want=9, per_key=2, timeout=MINUTE)
+            name = other.put(rig.find().incarnation, taking(done=1, want=9, per_key=2, timeout=MINUTE))
             disk.fail(disk.calls + call, "halt")
             try:
                 look(rig)

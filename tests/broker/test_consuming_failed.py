@@ -2,13 +2,14 @@
 
 import pytest
 
-from penstock.broker.consuming import Consuming
+from penstock.broker.streams import Streams
 from penstock.errors import OutcomeUnknown
 from penstock.logs.files.inbox import FileInbox
+from penstock.operations import SeekItems
 from penstock.testing import Halt
 from penstock.words import ids
 from penstock.words.clock import SECOND
-from tests.broker.grants import STREAM, grant, granted, keyed, named, settle, take
+from tests.broker.grants import fail, grant, granted, keyed, named, renewing, settle, take, taking
 from tests.broker.grounds import PatchyFiles, Simulated
 from tests.broker.inbox import Outsider, ask, look, order_of, outsider
 from tests.broker.rig import Rig
@@ -23,7 +24,7 @@ def test_those_behind_a_buried_one_are_done(rig: Rig) -> None:
     settle(rig, desk, named(granted(rig, desk, 1), "k:1", "k:3", "l:0"), "bury")
     assert take(rig, desk, 1) == (1, 0)
     assert desk.counts() == {"completed": 7, "buried": 3}
-    desk.ask("redrive", partition_offsets=None)
+    desk.redrive_buried()
     assert take(rig, desk, 1) == (2, 3)
     assert order_of([*granted(rig, desk, 2).values()]) == {"k": [1, 3], "l": [0]}
 
@@ -63,9 +64,9 @@ def test_an_owner_cut_off_between_burying_and_completing(rig: Rig, cut_at: str, 
     take(rig, desk)
     found = granted(rig, desk, 1)
     settle(rig, desk, named(found, "k:1"), "bury")
-    outsider(rig).put(desk.incarnation, "take", stream=STREAM, done=1, want=0, per_key=1, timeout=60 * SECOND)
+    outsider(rig).put(desk.incarnation, taking(done=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileInbox if cut_at == "remove_note" else Consuming, cut_at, _cut_off)
+        patch.setattr(FileInbox if cut_at == "remove_note" else Streams, cut_at, _cut_off)
         with pytest.raises(Halt):
             look(rig)
     rig.clock.advance(away * SECOND)
@@ -90,11 +91,11 @@ def test_what_was_said_of_a_batch_counts_no_more_when_it_is_repeated(rig: Rig) -
     desk.produce(*"abc")
     take(rig, desk, want=2)
     settle(rig, desk, named(granted(rig, desk, 1), "a"), "bury")
-    ask(rig, desk, "renew", stream=STREAM, timeout=60 * SECOND)
+    ask(rig, desk, renewing())
     assert grant(rig, desk, 1).failed, "a sign of life says nothing of that"
-    ask(rig, desk, "renew", stream=STREAM, timeout=60 * SECOND, run="2", again=1)
+    ask(rig, desk, renewing(run="2", again=1))
     assert grant(rig, desk, 1).failed, "that one is committed"
-    ask(rig, desk, "renew", stream=STREAM, timeout=60 * SECOND, run="2", again=0)
+    ask(rig, desk, renewing(run="2", again=0))
     assert grant(rig, desk, 1).failed == []
     assert take(rig, desk, 1) == (2, 1)
     assert desk.counts() == {"completed": 2, "leased": 1}
@@ -108,17 +109,16 @@ def test_many_reasons_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None
     desk.produce(*[f"{n}" for n in range(50)])
     take(rig, desk)
     saved = []
-    save = Consuming._save
+    save = Streams._save
 
-    def noted(self: Consuming, incarnation: int, stream: str, number: int, found: object) -> None:
+    def noted(self: Streams, incarnation: int, stream: str, number: int, found: object) -> None:
         saved.append(number)
         save(self, incarnation, stream, number, found)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Consuming, "_save", noted)
-    others = [(f"because {n}", {0: [n]}) for n in range(1, 40)] + [("the last word", {0: [7, 7, 99]})]
-    said = ask(rig, desk, "settle", action="bury", items={0: [0]}, reason="because 0", others=others)
-    assert said == [40, 1] and saved == [1]
-    assert ask(rig, desk, "settle", action="bury", items={0: [5]}, reason="no, because", delay=0) == [1, 0]
+    monkeypatch.setattr(Streams, "_save", noted)
+    lots = [(f"because {n}", {0: [n]}) for n in range(40)] + [("the last word", {0: [7, 7, 99]})]
+    assert fail(rig, desk, "bury", lots) == (40, 1) and saved == [1]
+    assert fail(rig, desk, "bury", [("no, because", {0: [5]})]) == (1, 0)
     take(rig, desk, 1, want=0)
     assert desk.counts() == {"buried": 40, "completed": 10}
     reasons = {n: desk.explain(ids.format_id(0, n)).reason for n in (0, 5, 7, 39)}
@@ -134,7 +134,7 @@ def test_what_was_sought_again_since_is_not_completed_by_right(rig: Rig) -> None
     take(rig, desk, timeout=10)
     rig.pass_by(10)
     desk.lease(2, consumer="other").complete()
-    desk.ask("seek", offsets={0: 0}, at=None)
+    desk.call(SeekItems(start={0: 0}))
     assert desk.counts() == {"ready": 3}
     assert take(rig, desk, 1) == (2, 2)
     assert sorted(granted(rig, desk, 2).values()) == ["a", "b"]
@@ -152,8 +152,8 @@ def test_a_partition_that_is_out_of_order_stops_no_stream() -> None:
         keyed(desk, *[f"k{n}:2" for n in range(30)])
     assert not desk.loop.turns.members[1].healthy and lost
     other = Outsider(files)
-    name = other.put(desk.incarnation, "take", stream=STREAM, done=0, want=1_000, per_key=1, timeout=60 * SECOND)
+    name = other.put(desk.incarnation, taking(want=1_000))
     look(rig)
-    assert other.answer(desk.incarnation, name)["items"] == 30 - lost
+    assert other.answer(desk.incarnation, name).items == 30 - lost
     files.broken.clear()
     rig.broker.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.loop.member import FIRST_WAIT
+from penstock.operations import ListHeldKeys, ReadItems
 from penstock.testing import SimulatedFiles
 from penstock.testing.tree import error
 from penstock.words.clock import SECOND
@@ -117,7 +118,7 @@ def test_keys_are_listed_though_what_stands_in_their_lines_is_lost(rig: Rig) -> 
     assert desk.lease(timeout=1_000).texts == ["whole"]  # the others wait in their keys' lines
     held.complete()
     flip(rig, desk, "lost a")
-    assert [one.key for one in desk.ask("keys", limit=10)] == [b"k3"]
+    assert [one.key for one in desk.call(ListHeldKeys(limit=10))] == [b"k3"]
     assert desk.stats().partitions[0].lost == 2
 
 
@@ -142,6 +143,6 @@ def test_an_item_that_was_sent_and_is_then_damaged_counts_once(rig: Rig) -> None
     rig.turn()
     assert dead.drain() == ["gone"]
     flip(rig, desk, "gone")
-    assert desk.ask("read", offsets={}, limit=10)[0] == []
+    assert desk.call(ReadItems(start={}, limit=10)).items == []
     stats = desk.stats()
     assert (stats.completed, stats.partitions[0].lost) == (0, 1)

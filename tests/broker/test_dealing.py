@@ -222,5 +222,5 @@ def test_a_senseless_lease_is_refused(broker: Rig, wrong: dict[str, Any]) -> Non
     desk = broker.create()
     desk.produce("there")
     with pytest.raises(InvalidRequest, match="; give "):
-        desk.call(Lease(**{"want": 1, **wrong}))
+        desk.run(Lease(**{"want": 1, **wrong}))
     assert desk.counts() == {"ready": 1}

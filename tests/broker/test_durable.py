@@ -14,6 +14,7 @@ from penstock.broker.embedded import Embedded
 from penstock.logs.api import Buffer, Durability
 from penstock.logs.files.system import SystemFiles
 from penstock.loop.requests import Part, Settle
+from penstock.operations import CreateQueue, ListItems
 from penstock.words.clock import SECOND
 from tests.broker.grounds import Ground, Real
 from tests.broker.rig import Desk, Rig, together
@@ -125,7 +126,7 @@ def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: D
 def work(root: str, line: Connection) -> None:
     """Produce, lease and complete in several threads, for ever; report what was answered, each once it was."""
     rig = Rig(Real(Path(root), "fsync"), live=True)
-    desk = Desk(rig, rig.broker.create("q", {"lease_timeout": 1 * SECOND}, 3, True, {}))
+    desk = Desk(rig, rig.broker.call(CreateQueue(name="q", options={"lease_timeout": 1 * SECOND}, partitions=3, exist_ok=True)))
     telling = threading.Lock()
 
     def tell(*message: object) -> None:
@@ -144,10 +145,10 @@ def work(root: str, line: Connection) -> None:
             held = desk.lease(3, wait=1)
             for item, text in zip(held.ids, held.texts, strict=True):
                 part: Part = held.part(item)
-                desk.call(Settle("complete", [part]))
+                desk.run(Settle("complete", [part]))
                 tell("completed", text)
 
-    life = f"{rig.broker.now()}"
+    life = f"{rig.broker.clock.read().elapsed}"
     for target in (lambda: produce(f"a{life}"), lambda: produce(f"b{life}"), consume):
         threading.Thread(target=target, daemon=True).start()
     threading.Event().wait()
@@ -186,7 +187,7 @@ def test_a_killed_process_takes_nothing_with_it_that_it_had_promised(tmp_path: P
             {"asked": asked, "produced": produced, "completed": completed}[verb].add(text)
         rig = Rig(Real(tmp_path), live=True)
         desk = rig.find()
-        listed = desk.ask("listed", states=[], after=None, limit=1_000_000)
+        listed = desk.call(ListItems(limit=1_000_000))
         there = [one.batch.payloads[one.index].decode() for one in listed]
         left = {one.batch.payloads[one.index].decode() for one in listed if one.state != "completed"}
         assert len(set(there)) == len(there), "nothing is doubled"

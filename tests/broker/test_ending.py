@@ -11,6 +11,19 @@ from penstock.loop import loop as loop_module
 from penstock.loop.inbox import PLACES, RESERVED
 from penstock.loop.requests import Do, Lease, Produce, Settle, Watch
 from penstock.loop.turn import Turns
+from penstock.operations import (
+    CreateQueue,
+    DeleteQueue,
+    FindQueue,
+    LeaseItems,
+    ListQueues,
+    ProduceItems,
+    ReadMetrics,
+    ReadStats,
+    ResizeQueue,
+    SetReadOnly,
+    UpdateQueue,
+)
 from penstock.words.clock import MILLISECOND, SECOND, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueFull
 from tests.broker.grounds import Memory, Real
@@ -117,7 +130,7 @@ def test_a_caller_is_not_kept_by_a_turn_that_does_not_end(live: Rig) -> None:
     desk = live.create()
     go_on, _ = blocked(desk)
     with pytest.raises(QueueBusy, match="nothing was done"):
-        desk.call(Produce(batch_of("x"), deadline=live.deadline(0.05)))
+        desk.run(Produce(batch_of("x"), deadline=live.deadline(0.05)))
     go_on.set()
     assert desk.counts() == {}
 
@@ -142,12 +155,12 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(live: 
         go_on.wait(20)
 
     def leader() -> None:
-        desk.call(Do(wait))
+        desk.run(Do(wait))
 
     def caller() -> None:
         assert inside.wait(20)
         with pytest.raises(QueueBusy):
-            desk.call(Do(lambda turns: None, deadline=live.deadline(0.05)))
+            desk.run(Do(lambda turns: None, deadline=live.deadline(0.05)))
         go_on.set()
 
     together(leader, caller)
@@ -160,7 +173,7 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(live: 
     def stuck() -> None:
         desk.submit(both[0])  # taken by the same turn as the next
         with pytest.raises(OutcomeUnknown, match="repeat with the same request id"):
-            desk.call(both[1])
+            desk.run(both[1])
         go_on.set()
 
     def free() -> None:
@@ -224,7 +237,7 @@ def test_a_caller_interrupted_in_its_sleep_leaves_nothing_behind(live: Rig) -> N
     request = Lease(1, deadline=live.deadline(60))
     request.sleep = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        live.broker.call(desk.incarnation, request)
+        live.broker.run(desk.incarnation, request)
     desk.produce("item")
     assert desk.lease(wait=15).texts == ["item"]
 
@@ -254,7 +267,7 @@ def test_shutdown_answers_everyone_who_waits_within_a_second(live: Rig) -> None:
         assert SystemClock().read().elapsed - begun < SECOND
 
     waiters = [lambda: other.lease(wait=60)] * 30 + [lambda: desk.place(batch_of("more"), wait=60)] * 19
-    waiters.append(lambda: other.call(Watch({0: 1}, other.rig.deadline(60))))
+    waiters.append(lambda: other.run(Watch({0: 1}, other.rig.deadline(60))))
     together(*[wait_for(one) for one in waiters], close)
     assert told == [BrokerClosed] * 50
 
@@ -264,7 +277,7 @@ def test_what_came_before_the_end_is_served(broker: Rig) -> None:
     asked = desk.submit(Produce(batch_of("last words")))
     waiting = desk.submit(Lease(5, deadline=broker.deadline(60), consumer="last"))
     broker.restart()
-    assert asked.result[0].error is None
+    assert asked.result[0].refused is None
     assert waiting.held.texts == ["last words"]
     assert broker.find().stats().consumers == {"last": 1}
 
@@ -285,30 +298,30 @@ def verbs(rig: Rig, desk: Desk) -> list[Callable[[], object]]:
     broker: Embedded = rig.broker
     incarnation = desk.incarnation
     return [
-        lambda: broker.call(incarnation, Produce(batch_of("x"))),
-        lambda: broker.submit(incarnation, Produce(batch_of("x"))),
-        lambda: broker.create("new", {}, 1, True, {}),
-        lambda: broker.find("q"),
-        lambda: broker.list(),
-        lambda: broker.update(incarnation, {"ttl": 1}),
-        lambda: broker.delete("q"),
-        lambda: broker.resize(incarnation, 2),
-        lambda: broker.set_read_only(incarnation, 0, True),
-        lambda: broker.ask(incarnation, "stats"),
-        lambda: broker.metrics(),
+        lambda: broker.run(incarnation, Produce(batch_of("x"))),
+        lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("x"))),
+        lambda: broker.call(CreateQueue(name="new", exist_ok=True)),
+        lambda: broker.call(FindQueue(name="q")),
+        lambda: broker.call(ListQueues()),
+        lambda: broker.call(UpdateQueue(queue=incarnation, changes={"ttl": 1})),
+        lambda: broker.call(DeleteQueue(queue=incarnation)),
+        lambda: broker.call(ResizeQueue(queue=incarnation, partitions=2)),
+        lambda: broker.call(SetReadOnly(queue=incarnation, partition=0)),
+        lambda: broker.call(ReadStats(queue=incarnation)),
+        lambda: broker.call(ReadMetrics()),
     ]
 
 
 def test_closing_twice_is_fine_and_nothing_works_after_it(broker: Rig) -> None:
     desk = broker.create()
-    asked = desk.waiter()
     closed = broker.broker
+    cancel = closed.submit(LeaseItems(queue=desk.incarnation, wait=60 * SECOND), lambda answer: None)
     closed.close()
     closed.close()
     for verb in verbs(broker, desk):
         with pytest.raises(BrokerClosed, match="the broker is closed; open it again"):
             verb()
-    closed.cancel(desk.incarnation, asked.request)  # no harm
+    cancel()  # no harm
     broker.broker = broker.ground.open()
 
 
@@ -317,7 +330,7 @@ def test_a_broker_may_be_closed_by_several_threads_at_once(live: Rig) -> None:
     live.create("b", partitions=3)
     together(*[live.broker.close] * 4)
     with pytest.raises(BrokerClosed):
-        live.broker.find("a")
+        live.broker.call(FindQueue(name="a"))
 
 
 @pytest.mark.parametrize("ground", ["memory", "files"])
@@ -344,7 +357,7 @@ def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, grou
 
     together(*[produce(f"p{index}") for index in range(8)], close)
     rig.broker = rig.ground.open()
-    found = Desk(rig, rig.broker.find("q")).drain()
+    found = Desk(rig, rig.broker.call(FindQueue(name="q"))).drain()
     assert len(set(found)) == len(found)
     assert set(told) <= set(found)
     rig.broker.close()

@@ -11,7 +11,7 @@ from penstock.loop.requests import Lease, Produce
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.rig import Desk, Rig, batch_of, ids_of, keys_at
+from tests.broker.rig import Desk, Rig, batch_of, ids_of, keys_at, refusal
 
 BAD = 2
 
@@ -70,10 +70,10 @@ def test_a_mixed_batch_fails_only_in_part(patchy: Rig, known: bool) -> None:
     disk(patchy).break_partition(BAD)
     keys = one_key_each(desk)
     answer = desk.place(batch_of("a", "b", "c", "d", keys=keys))
-    assert [(part.partition, part.error is None) for part in answer] == [(0, True), (1, True), (2, False), (3, True)]
+    assert [(part.partition, part.refused is None) for part in answer] == [(0, True), (1, True), (2, False), (3, True)]
     bad = answer[BAD]
     assert bad.stored is None and list(bad.indexes or ()) == [BAD]
-    assert isinstance(bad.error, StorageFailed if known else OutcomeUnknown)
+    assert isinstance(refusal(bad), StorageFailed if known else OutcomeUnknown)
     assert sorted(desk.drain()) == ["a", "b", "d"]
 
 
@@ -86,8 +86,8 @@ def test_the_others_go_on_in_the_very_turn_in_which_it_fails(patchy: Rig) -> Non
     requests = [desk.submit(Produce(batch_of(f"{key}-again", key=key))) for key in keys]
     waiting = desk.submit(Lease(10, deadline=patchy.deadline(60)))
     settled = desk.settle("complete", held.parts)
-    assert [isinstance(one, PenstockError) for one in settled] == [part.partition == BAD for part in held.parts]
-    assert [asked.result[0].error is None for asked in requests] == [True, True, False, True]
+    assert [refusal(one) is not None for one in settled] == [part.partition == BAD for part in held.parts]
+    assert [asked.result[0].refused is None for asked in requests] == [True, True, False, True]
     assert sorted(waiting.held.texts) == sorted(f"{key}-again" for index, key in enumerate(keys) if index != BAD)
 
 
@@ -276,7 +276,7 @@ def test_an_unknown_outcome_of_part_of_a_batch_is_settled_by_repeating_it(patchy
     batch = batch_of("a", "b", "c", "d", keys=keys)
     disk(patchy).break_partition(BAD)
     first = desk.place(batch, "r")
-    assert isinstance(first[BAD].error, OutcomeUnknown)
+    assert isinstance(refusal(first[BAD]), OutcomeUnknown)
     disk(patchy).broken.clear()
     patchy.pass_by(7)
     second = desk.place(batch, "r")

@@ -42,7 +42,7 @@ def test_a_flood_of_expiries_stops_nobody(broker: Rig) -> None:
         settled = desk.submit(Settle("complete", held.pop().parts))
         desk.loop.turn()
         turns += 1
-        assert request.result[0].error is None and settled.result[0].done == 1, "answered by the turn that took them"
+        assert request.result[0].refused is None and settled.result[0].done == 1, "answered by the turn that took them"
         now = sum(member.state.counts.leased for member in left.healthy())
         ended = before - now - 1
         assert ended <= partitions * (DUE_ITEMS + SIZE), "no turn does more than its part"

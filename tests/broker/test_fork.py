@@ -16,6 +16,7 @@ import pytest
 
 from penstock.broker.embedded import Embedded
 from penstock.loop.requests import Lease, Produce
+from penstock.operations import CreateQueue, DeleteQueue, FindQueue, ListQueues, ProduceItems, ReadMetrics, ReadStats, ResizeQueue
 from penstock.words.errors import BrokerClosed, PenstockError
 from tests.broker.rig import batch_of
 
@@ -48,24 +49,24 @@ def told(verb: Callable[[], object]) -> str:
 
 def verbs(broker: Embedded, incarnation: int) -> list[Callable[[], object]]:
     return [
-        lambda: broker.call(incarnation, Produce(batch_of("from the child"))),
-        lambda: broker.submit(incarnation, Produce(batch_of("from the child"))),
-        lambda: broker.call(incarnation, Lease(1, deadline=broker.now() + 10_000_000)),
-        lambda: broker.find("q"),
-        lambda: broker.list(),
-        lambda: broker.create("new", {}, 1, True, {}),
-        lambda: broker.ask(incarnation, "stats"),
-        lambda: broker.resize(incarnation, 3),
-        lambda: broker.delete("q"),
-        lambda: broker.metrics(),
+        lambda: broker.run(incarnation, Produce(batch_of("from the child"))),
+        lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("from the child"))),
+        lambda: broker.run(incarnation, Lease(1, deadline=broker.clock.read().elapsed + 10_000_000)),
+        lambda: broker.call(FindQueue(name="q")),
+        lambda: broker.call(ListQueues()),
+        lambda: broker.call(CreateQueue(name="new", exist_ok=True)),
+        lambda: broker.call(ReadStats(queue=incarnation)),
+        lambda: broker.call(ResizeQueue(queue=incarnation, partitions=3)),
+        lambda: broker.call(DeleteQueue(queue=incarnation)),
+        lambda: broker.call(ReadMetrics()),
     ]
 
 
 def use(target: str) -> None:
     """The process under test: forks with an idle broker, then with one at work in several threads."""
     broker = Embedded.open(target)
-    incarnation = broker.create("q", {}, 2, False, {}).incarnation
-    broker.call(incarnation, Produce(batch_of("before")))
+    incarnation = broker.call(CreateQueue(name="q", partitions=2)).incarnation
+    broker.run(incarnation, Produce(batch_of("before")))
     answers = [forked(lambda: [told(verb) for verb in verbs(broker, incarnation)])]
     answers.append(forked(lambda: [told(broker.close), told(broker.close)]))
     answers.append(forked(lambda: told(lambda: Embedded.open(target) if target == "memory://" else None)))
@@ -77,12 +78,12 @@ def use(target: str) -> None:
     def produce() -> None:
         nonlocal produced
         while not done.is_set():
-            broker.call(incarnation, Produce(batch_of("while forking")))
+            broker.run(incarnation, Produce(batch_of("while forking")))
             produced += 1
 
     def wait() -> None:
         with suppress(BrokerClosed):
-            broker.call(incarnation, Lease(1, deadline=broker.now() + 60_000_000, per_key=1))
+            broker.run(incarnation, Lease(1, deadline=broker.clock.read().elapsed + 60_000_000, per_key=1))
 
     thread = threading.Thread(target=produce)
     thread.start()
@@ -91,7 +92,7 @@ def use(target: str) -> None:
     thread.join()
     waiter = threading.Thread(target=wait)
     waiter.start()
-    stats = broker.ask(incarnation, "stats")
+    stats = broker.call(ReadStats(queue=incarnation))
     broker.close()
     waiter.join()
     print(json.dumps({"answers": answers, "busy": busy, "stored": stats.produced, "produced": produced}))
@@ -114,5 +115,5 @@ def test_a_child_is_told_and_the_parent_goes_on(tmp_path: Path, ground: str) -> 
     assert report["stored"] == report["produced"], "the parent's work is untouched"
     if ground == "files":
         broker = Embedded.open(target)
-        assert broker.ask(broker.find("q").incarnation, "stats").produced == report["produced"]
+        assert broker.call(ReadStats(queue=broker.call(FindQueue(name="q")).incarnation)).produced == report["produced"]
         broker.close()

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import adopting, outside
-from penstock.broker.adopting import Adopter
+from penstock.broker import inbox
+from penstock.broker.inbox import InboxKeeper
 from penstock.logs.files.system import SystemFiles
 from penstock.logs.store import Manifest, StagedPart
-from penstock.loop.requests import Produce
+from penstock.loop.requests import Produce, Request
+from penstock.operations import MoveCursor
 from penstock.rules import catalog
 from penstock.testing import Halt
 from penstock.words.clock import DAY, SECOND
-from tests.broker.grants import STREAM, take
+from tests.broker.grants import renewing, take
 from tests.broker.grounds import Real
 from tests.broker.inbox import Outsider, ask, look, order_of, outsider
 from tests.broker.rig import Rig, batch_of
@@ -30,18 +31,16 @@ def slow(rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str, meanwhile: Calla
         meanwhile()
 
     if where == "adopted":
-        owner = rig.broker.outside
-        assert owner is not None
-        called = owner.call
+        ran = rig.broker.run
 
-        def call(incarnation: int, request: Any) -> Any:
+        def run(incarnation: int, request: Request) -> Any:
             if isinstance(request, Produce):
                 passes()
-            return called(incarnation, request)
+            return ran(incarnation, request)
 
-        monkeypatch.setattr(owner, "call", call)
+        monkeypatch.setattr(rig.broker, "run", run)
     else:
-        monkeypatch.setattr(adopting, "validate", lambda batch: passes())
+        monkeypatch.setattr(inbox, "validate", lambda batch: passes())
 
 
 @pytest.mark.parametrize("where", ["looked through", "adopted"])
@@ -51,8 +50,7 @@ def test_a_living_stream_keeps_its_right_while_a_large_drop_is(rig: Rig, monkeyp
     assert take(rig, desk, timeout=TIMEOUT) == (1, 2)
     other.publish(bulk.incarnation, *[batch_of(f"{n}") for n in range(8)])
     asked: list[str] = []
-    args = {"stream": STREAM, "timeout": TIMEOUT * SECOND}
-    slow(rig, monkeypatch, where, lambda: asked.append(other.put(desk.incarnation, "renew", **args)))
+    slow(rig, monkeypatch, where, lambda: asked.append(other.put(desk.incarnation, renewing(timeout=TIMEOUT * SECOND))))
     look(rig)
     assert desk.stats().holder and desk.counts() == {"leased": 2}
     assert sum(other.inbox.note(desk.incarnation, name) is not None for name in asked) >= len(asked) - 1
@@ -63,11 +61,9 @@ def test_a_look_ends_when_its_time_is_over_and_the_next_goes_on(rig: Rig, monkey
     desk, other = rig.create(), outsider(rig)
     other.publish(desk.incarnation, *[batch_of(f"k:{n}", keys=["k"]) for n in range(6)], source="large")
     other.drop(desk, "k:6", source="small")
-    owner = rig.broker.outside
-    assert owner is not None
     with monkeypatch.context() as patch:
         slow(rig, patch, "adopted", lambda: None)
-        assert not owner._adopter.look(10 * SECOND)
+        assert not rig.broker.inbox.look(10 * SECOND)
     rig.turn()
     assert desk.stats().ready == 3, "of the large one a part; nothing overtakes the rest"
     rig.kill()
@@ -76,17 +72,17 @@ def test_a_look_ends_when_its_time_is_over_and_the_next_goes_on(rig: Rig, monkey
 
 
 def test_an_opening_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Adopter, "start", lambda self: None)
+    monkeypatch.setattr(InboxKeeper, "_watch", lambda self: None)
     rig = Rig(Real(tmp_path), live=True)
     desk, other = rig.create(), Outsider(SystemFiles(), str(tmp_path / "data"))
     other.drop(desk, "a:1")
     rig.restart()
     assert desk.stats().ready == 1, "what is small is there"
     other.drop(desk, "a:2", number=2)
-    monkeypatch.setattr(outside, "OPENING", 1)
+    monkeypatch.setattr(inbox, "OPENING", 1)
     rig.restart()
     assert desk.stats().ready == 1
-    assert rig.broker.outside is not None and rig.broker.outside.look()
+    assert rig.broker.inbox.look()
     assert desk.stats().ready == 2
     rig.broker.close()
 
@@ -142,7 +138,7 @@ def test_an_owner_that_lives_long_sweeps_every_day(rig: Rig) -> None:
     desk.produce("a")
     take(rig, desk, timeout=TIMEOUT)
     other.stage(desk.incarnation, [[batch_of("a")]], f"{rig.clock.read().wall:016x}-0123")
-    other.put(desk.incarnation, "cursor", name="c", positions={})
+    other.put(desk.incarnation, MoveCursor(name="c", to={}))
     other.files.close(other.files.open(f"{other.root}/inbox/{desk.incarnation:016x}-cursor-x.errand.tmp", "append"))
     look(rig)
     kept: dict[int, tuple[int, int]] = {}
@@ -155,4 +151,4 @@ def test_an_owner_that_lives_long_sweeps_every_day(rig: Rig) -> None:
     assert kept[9] == (0, 1), "the grant is kept: its stream may come back"
     assert kept[34] == (0, 0)
     rig.turn()
-    ask(rig, desk, "cursor", name="c", positions={})
+    ask(rig, desk, MoveCursor(name="c", to={}))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.loop.requests import Produce
+from penstock.operations import ClearItems, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import QueueFull, QueueHeld
 from tests.broker.grounds import Simulated
@@ -40,12 +41,12 @@ def test_produce_waits_until_there_is_room(broker: Rig) -> None:
 
 
 FREEING: dict[str, Callable[[Rig, Desk], object]] = {
-    "clear": lambda rig, desk: desk.ask("clear", ready=True, scheduled=False, leased=False, buried=False),
+    "clear": lambda rig, desk: desk.call(ClearItems(states=["ready"])),
     "bury": lambda rig, desk: desk.lease(1).bury(),
     "a higher limit": lambda rig, desk: desk.update(max_items=11),
     "no limit": lambda rig, desk: desk.update(max_items=0),
     "ttl": lambda rig, desk: rig.pass_by(50),
-    "redrive to another queue": lambda rig, desk: desk.ask("send", partition_offsets={0: [0]}, to=rig.create("other").incarnation),
+    "redrive to another queue": lambda rig, desk: desk.call(RedriveItems(items={0: [0]}, to=rig.create("other").incarnation)),
 }
 
 
@@ -101,7 +102,7 @@ def test_deadlines_in_the_middle_of_the_line(broker: Rig) -> None:
     assert [asked.done for asked in line] == [False, True, False]
     line[0].cancel()
     desk.lease(1).complete()
-    assert line[2].done and line[2].result[0].error is None, "the place of one that is gone goes to the next"
+    assert line[2].done and line[2].result[0].refused is None, "the place of one that is gone goes to the next"
     assert len(desk.drain()) == 10
 
 

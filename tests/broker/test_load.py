@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.loop.requests import Part
+from penstock.operations import SetReadOnly
 from penstock.rules.commands import Settled
 from penstock.testing import Halt, SimulatedFiles
-from penstock.words.errors import LeaseLost, PenstockError
+from penstock.words.errors import LeaseLost, Refused
 from tests.broker.grounds import Memory, Simulated
 from tests.broker.rig import Desk, Held, Rig
 
@@ -114,8 +115,8 @@ class Load:
 
     def _settled(self, action: str, part: Part, delay: float = 0) -> bool:
         (answer,) = self.desk.settle(action, [part], delay=delay)  # type: ignore[arg-type]
-        if isinstance(answer, PenstockError):
-            assert isinstance(answer, LeaseLost)
+        if isinstance(answer, Refused):
+            assert answer.code == LeaseLost.code
             return False
         assert isinstance(answer, Settled) and not answer.early
         return answer.done == 1
@@ -135,7 +136,7 @@ class Load:
     def resize(self) -> None:
         if self.rng.random() < 0.25:
             partition = self.rng.choice(self.desk.info.active)
-            self.rig.broker.set_read_only(self.desk.incarnation, partition, True)
+            self.rig.broker.call(SetReadOnly(queue=self.desk.incarnation, partition=partition))
         else:
             self.desk.resize(self.rng.randint(1, 6))
 

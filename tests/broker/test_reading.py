@@ -3,6 +3,7 @@
 import random
 
 from penstock.loop.requests import Produce
+from penstock.operations import ListItems
 from tests.broker.rig import Rig, batch_of
 
 
@@ -18,7 +19,7 @@ def test_a_frame_of_which_a_part_is_at_hand_is_read_once_and_whole(broker: Rig) 
     desk.submit(Produce(batch_of("the item")))
     broker.turn()
     desk.lease(8)
-    assert len(desk.ask("listed", states=["completed"], after=None, limit=1)) == 1  # what was read goes, for something old
+    assert len(desk.call(ListItems(states=["completed"], limit=1))) == 1  # what was read goes, for something old
     held = desk.lease(2)
     assert [len(text) for text in held.texts] == [500_000, 8]
     assert desk.counts() == {"leased": 10, "completed": 1}
@@ -53,7 +54,7 @@ def test_large_and_small_items_read_in_any_order(broker: Rig) -> None:
         broker.turn()
         held = desk.lease(rng.randint(1, 6))
         if rng.random() < 0.5:
-            desk.ask("listed", states=[], after=(0, rng.randrange(len(made))), limit=rng.randint(1, 5))
+            desk.call(ListItems(after=(0, rng.randrange(len(made))), limit=rng.randint(1, 5)))
         for text in held.texts:
             name = text.partition(":")[0]
             assert text == made[name]

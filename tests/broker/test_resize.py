@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from penstock.operations import ListHeldKeys, SeekItems, SetReadOnly
 from penstock.reports import Fencing
 from penstock.rules import slots
 from penstock.rules.routing import SLOTS
@@ -186,7 +187,7 @@ def test_read_only_drains_and_takes_nothing(broker: Rig) -> None:
     desk.produce(*[f"{key}:1" for key in keys], keys=keys)
     before = desk.stats().partitions[1].produced
     assert before
-    info = broker.broker.set_read_only(desk.incarnation, 1, True)
+    info = broker.broker.call(SetReadOnly(queue=desk.incarnation, partition=1))
     assert (info.active, info.retired, info.read_only) == ([0, 2], [1], [1])
     desk.produce(*[f"{key}:2" for key in keys], keys=keys)
     desk.produce("unkeyed")
@@ -196,7 +197,7 @@ def test_read_only_drains_and_takes_nothing(broker: Rig) -> None:
     assert len(served) == 81
     assert all(served.index(f"{key}:1") < served.index(f"{key}:2") for key in keys)
     assert desk.stats().partitions[1].status == "drained"
-    info = broker.broker.set_read_only(desk.incarnation, 1, False)
+    info = broker.broker.call(SetReadOnly(queue=desk.incarnation, partition=1, read_only=False))
     assert (info.active, info.read_only) == ([0, 1, 2], [])
     desk.produce(*[f"{key}:3" for key in keys], keys=keys)
     assert desk.stats().partitions[1].produced > before
@@ -206,11 +207,11 @@ def test_read_only_drains_and_takes_nothing(broker: Rig) -> None:
 def test_the_last_partition_may_be_drained_too(broker: Rig) -> None:
     desk = broker.create()
     desk.produce("old", key="k")
-    assert broker.broker.set_read_only(desk.incarnation, 0, True).active == [1]
+    assert broker.broker.call(SetReadOnly(queue=desk.incarnation, partition=0)).active == [1]
     desk.produce("new", key="k")
     assert desk.drain(1) == ["old", "new"]
     with pytest.raises(InvalidRequest, match="partition 7 takes no items; those that do are"):
-        broker.broker.set_read_only(desk.incarnation, 7, True)
+        broker.broker.call(SetReadOnly(queue=desk.incarnation, partition=7))
 
 
 def test_a_power_cut_does_not_let_a_key_overtake_itself() -> None:
@@ -272,9 +273,9 @@ def test_a_parked_key_stays_parked(broker: Rig, kill: bool) -> None:
     if kill:
         broker.kill()
     assert desk.lease().texts == []
-    (held,) = desk.ask("keys", limit=10)[:1]
+    (held,) = desk.call(ListHeldKeys(limit=10))[:1]
     assert held.key == key.encode() and held.why in ("parked", "fenced")
-    assert desk.ask("redrive", partition_offsets=None) == 1
+    assert desk.redrive_buried() == 1
     assert desk.drain(1) == ["poison", "second", "third"]
 
 
@@ -304,8 +305,8 @@ def test_an_item_sought_or_redriven_in_its_old_partition_is_handled_in_its_new_o
     desk.lease().complete()
     desk.lease().bury()
     desk.resize(2)
-    assert desk.ask("redrive", partition_offsets=None) == 1
-    assert desk.ask("seek", offsets={0: 0}, at=None) == 1
+    assert desk.redrive_buried() == 1
+    assert desk.call(SeekItems(start={0: 0})) == 1
     assert sorted(desk.drain()) == ["buried", "done"]
     assert desk.stats().partitions[1].completed == 2
 

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+from penstock.operations import ListItems
 from penstock.testing import ManualClock, SimulatedFiles
 from tests.broker.crashes import cut_off, prepared
 from tests.broker.rig import Rig
@@ -45,10 +46,10 @@ def test_a_resize_cut_off_anywhere(old: int, new: int) -> None:
         if not done:
             desk.produce(*[f"{key}:3" for key in KEYS], keys=KEYS, request="third")
         assert len(desk.produce(*["never"] * 10, keys=KEYS, dedups=[f"d{key}" for key in KEYS])) == 10
-        completed = 1 if desk.ask("listed", states=["completed"], after=None, limit=99) else 0
+        completed = 1 if desk.call(ListItems(states=["completed"], limit=99)) else 0
         rig.pass_by(61)
         served = desk.drain(3)
-        desk.ask("redrive", partition_offsets=None)
+        desk.redrive_buried()
         rig.turn()
         served += desk.drain(3)
         rig.pass_by(500)

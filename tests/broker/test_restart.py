@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.embedded import Embedded
+from penstock.operations import CreateQueue, FindQueue
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerLocked, CorruptLog, LeaseLost, OutcomeUnknown, StorageFailed
 from tests.broker.crashes import cut_off, prepared
@@ -106,13 +107,13 @@ def test_after_a_reboot_a_lease_has_its_full_time_again(broker: Rig) -> None:
 
 def test_a_second_opener_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     first = Embedded.open(tmp_path)
-    first.create("q", {}, 1, False, {})
+    first.call(CreateQueue(name="q"))
     with pytest.raises(BrokerLocked, match="; "):
         Embedded.open(tmp_path)
-    first.find("q")
+    first.call(FindQueue(name="q"))
     first.close()
     second = Embedded.open(tmp_path)
-    assert second.find("q").name == "q"
+    assert second.call(FindQueue(name="q")).name == "q"
     second.close()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.operations import ReadMetrics, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import DAY, HOUR, SECOND
 from tests.broker.grounds import PatchyFiles, Simulated
@@ -95,7 +96,7 @@ def test_buried_items_are_told_of_before_and_after_they_are_taken(broker: Rig, c
     ]
     stats = desk.stats()
     assert (stats.buried, stats.buried_dropped, [one.buried_dropped for one in stats.partitions], stats.warnings) == (0, 3, [1, 2], [])
-    assert broker.broker.metrics().queues["q"].items["buried_dropped"] == 3
+    assert broker.broker.call(ReadMetrics()).queues["q"].items["buried_dropped"] == 3
     broker.restart()
     assert broker.find().stats().buried_dropped == 3
 
@@ -106,7 +107,7 @@ def test_buried_items_that_were_redriven_in_time_stay(broker: Rig) -> None:
     desk.lease().bury()
     broker.pass_by(A_DAY - 60)
     assert desk.stats().partitions[0].buried_to_drop == 1
-    desk.ask("redrive", partition_offsets={0: [1]})
+    desk.call(RedriveItems(items={0: [1]}, to=desk.incarnation))
     broker.pass_by(A_DAY)
     assert (desk.stats().buried_dropped, desk.lease().ids) == (0, [bad])
 

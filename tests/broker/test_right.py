@@ -8,8 +8,11 @@ import penstock
 from penstock.broker.embedded import Embedded
 from penstock.errors import QueueHeld, QueueNotFound
 from penstock.logs.files.system import SystemFiles
+from penstock.operations import EndStream, FindQueue
+from penstock.reports import TakenGrant
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
+from tests.broker.grants import renewing, taking
 from tests.broker.grounds import PatchyFiles, Simulated
 from tests.broker.inbox import Outsider, ask, look, outsider
 from tests.broker.rig import Desk, Rig, until
@@ -19,10 +22,8 @@ TIMEOUT = 10
 US, THEM = "us", "them"
 
 
-def take(rig: Rig, desk: Desk, stream: str = US, want: int = 0, timeout: float = TIMEOUT, done: int = 0) -> dict[str, int]:
-    found = ask(rig, desk, "take", stream=stream, done=done, want=want, per_key=10, timeout=int(timeout * SECOND))
-    assert isinstance(found, dict)
-    return found
+def take(rig: Rig, desk: Desk, stream: str = US, want: int = 0, timeout: float = TIMEOUT, done: int = 0) -> TakenGrant:
+    return ask(rig, desk, taking(stream, done=done, want=want, per_key=10, timeout=int(timeout * SECOND)))
 
 
 def refused(desk: Desk, consumer: str = "other") -> bool:
@@ -76,9 +77,9 @@ def test_and_goes_on_while_it_does_not(rig: Rig) -> None:
     take(rig, desk)
     for _ in range(5):
         rig.pass_by(TIMEOUT - 1)
-        assert ask(rig, desk, "renew", stream=US, timeout=TIMEOUT * SECOND) is None
+        assert ask(rig, desk, renewing(US, TIMEOUT * SECOND)) is None
     assert refused(desk)
-    ask(rig, desk, "renew", stream=US, timeout=TIMEOUT * 2 * SECOND)
+    ask(rig, desk, renewing(US, TIMEOUT * 2 * SECOND))
     rig.pass_by(TIMEOUT + 1)
     assert refused(desk), "the last word counts"
 
@@ -111,42 +112,42 @@ def test_it_is_let_go(rig: Rig) -> None:
     desk = rig.create()
     desk.produce("a")
     take(rig, desk)
-    ask(rig, desk, "let_go", stream=THEM)
+    ask(rig, desk, EndStream(stream=THEM, run=""))
     assert refused(desk), "only by its holder"
-    ask(rig, desk, "let_go", stream=US)
+    ask(rig, desk, EndStream(stream=US, run=""))
     assert not refused(desk)
     rig.kill()
     assert not refused(desk)
-    ask(rig, desk, "let_go", stream=US)
+    ask(rig, desk, EndStream(stream=US, run=""))
 
 
 def test_a_run_that_ends_late_takes_nothing_from_its_successor(rig: Rig) -> None:
     desk = rig.create()
     desk.produce("a")
-    args = {"stream": US, "timeout": TIMEOUT * SECOND}
-    ask(rig, desk, "take", done=0, want=0, per_key=1, run="old", **args)
-    ask(rig, desk, "renew", run="new", **args)
-    ask(rig, desk, "renew", run="old", **args)
-    ask(rig, desk, "let_go", stream=US, run="old")
+    timeout = TIMEOUT * SECOND
+    ask(rig, desk, taking(US, timeout=timeout, run="old"))
+    ask(rig, desk, renewing(US, timeout, "new"))
+    ask(rig, desk, renewing(US, timeout, "old"))
+    ask(rig, desk, EndStream(stream=US, run="old"))
     assert refused(desk), "a stream is as old as its first word"
-    ask(rig, desk, "let_go", stream=US, run="new")
+    ask(rig, desk, EndStream(stream=US, run="new"))
     assert not refused(desk)
-    ask(rig, desk, "renew", run="newest", **args)
+    ask(rig, desk, renewing(US, timeout, "newest"))
     rig.restart()
-    ask(rig, desk, "let_go", stream=US, run="newest")
+    ask(rig, desk, EndStream(stream=US, run="newest"))
     assert not refused(desk), "an owner that has heard of none believes it"
 
 
 def test_a_second_stream_is_refused_while_the_first_has_it(rig: Rig) -> None:
     desk = rig.create()
     desk.produce("a", "b")
-    assert take(rig, desk, US, want=1)["items"] == 1
-    for verb in (lambda: take(rig, desk, THEM, want=1), lambda: ask(rig, desk, "renew", stream=THEM, timeout=SECOND)):
+    assert take(rig, desk, US, want=1).items == 1
+    for verb in (lambda: take(rig, desk, THEM, want=1), lambda: ask(rig, desk, renewing(THEM, SECOND))):
         with pytest.raises(QueueHeld):
             verb()
     assert outsider(rig).left() == []
     rig.pass_by(TIMEOUT)
-    assert take(rig, desk, THEM, want=9)["items"] == 2
+    assert take(rig, desk, THEM, want=9).items == 2
     with pytest.raises(QueueHeld):
         take(rig, desk, US)
 
@@ -154,7 +155,7 @@ def test_a_second_stream_is_refused_while_the_first_has_it(rig: Rig) -> None:
 def test_it_goes_with_the_queue(rig: Rig) -> None:
     desk = rig.create()
     take(rig, desk)
-    rig.broker.delete("q")
+    rig.delete("q")
     again = rig.create("q")
     again.produce("a")
     assert not refused(again)
@@ -170,13 +171,13 @@ def test_a_right_that_could_not_be_noted_is_nobodys() -> None:
     rig = Rig(Simulated(files))
     desk, other = rig.create(), Outsider(files)
     desk.produce("a")
-    name = other.put(desk.incarnation, "take", stream=US, done=0, want=1, per_key=1, timeout=MINUTE)
+    name = other.put(desk.incarnation, taking(US, want=1, timeout=MINUTE))
     calls = files.calls
     files.fail(calls + 4, 5)
     look(rig)
     rig.advance(1)
     look(rig)
-    assert other.answer(desk.incarnation, name)["items"] == 1 and refused(desk)
+    assert other.answer(desk.incarnation, name).items == 1 and refused(desk)
     rig.broker.close()
 
 
@@ -186,7 +187,7 @@ def test_whichever_file_call_fails_a_right_is_given_or_not(call: int) -> None:
     rig = Rig(Simulated(files))
     desk, other = rig.create(), Outsider(files)
     desk.produce("a")
-    name = other.put(desk.incarnation, "take", stream=US, done=0, want=1, per_key=1, timeout=10 * MINUTE)
+    name = other.put(desk.incarnation, taking(US, want=1, timeout=10 * MINUTE))
     files.fail(files.calls + call, 5)
     look(rig)
     files.mend()
@@ -195,9 +196,9 @@ def test_whichever_file_call_fails_a_right_is_given_or_not(call: int) -> None:
         look(rig)
     found = other.answer(desk.incarnation, name)
     assert other.left() == []
-    if not found["grant"]:  # nothing could be leased at that moment
+    if not found.grant:  # nothing could be leased at that moment
         found = take(rig, desk, want=1, timeout=600)
-    assert found == {"grant": 1, "items": 1, "ready": 0} and refused(desk)
+    assert found == TakenGrant(1, 1, 0) and refused(desk)
     rig.broker.close()
 
 
@@ -206,12 +207,12 @@ def test_a_worker_waits_it_out(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "data") as broker:
         queue = broker.create_queue("q")
         queue.produce("a")
-        other, owner = Outsider(SystemFiles(), str(tmp_path / "data")), broker._port.broker
+        other, owner = Outsider(SystemFiles(), str(tmp_path / "data")), broker._home
         assert isinstance(owner, Embedded)
-        incarnation = owner.find("q").incarnation
-        name = other.put(incarnation, "take", stream=US, done=0, want=0, per_key=1, timeout=MINUTE)
+        incarnation = owner.call(FindQueue(name="q")).incarnation
+        name = other.put(incarnation, taking(US, timeout=MINUTE))
         until(lambda: other.inbox.note(incarnation, name) is not None)
         with working(penstock.Worker(queue, lambda item: done.append(item.payload.decode()))):
-            other.put(incarnation, "let_go", stream=US)
+            other.put(incarnation, EndStream(stream=US, run=""))
             until(lambda: bool(done))
     assert done == ["a"]

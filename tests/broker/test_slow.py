@@ -11,10 +11,11 @@ from penstock.broker.embedded import Embedded
 from penstock.logs.files.system import Mode, SystemFiles
 from penstock.loop.member import GRACE_AFTER_SLOW, Member
 from penstock.loop.requests import Lease, Placed, Produce
+from penstock.operations import PauseQueue
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, QueueBusy, StorageFailed
 from tests.broker.grounds import Ground, Simulated
-from tests.broker.rig import PATIENCE, Asked, Desk, Rig, batch_of, ids_of, keys_at, until
+from tests.broker.rig import PATIENCE, Asked, Desk, Rig, batch_of, ids_of, keys_at, refusal, until
 
 SLOW = 1
 """The partition whose disk hangs."""
@@ -89,7 +90,7 @@ def test_items_without_a_key_go_elsewhere(hanging: Hanging) -> None:
     for wait in (0, 0, 0.6, 0):
         hanging.rig.pass_by(wait)
         answer = hanging.desk.place(batch_of("anywhere"))
-        assert answer[0].error is None and answer[0].partition != SLOW
+        assert answer[0].refused is None and answer[0].partition != SLOW
 
 
 def test_who_came_before_it_was_slow_waits_and_shares_the_next_commit(hanging: Hanging) -> None:
@@ -110,7 +111,7 @@ def test_of_a_slow_partition_new_keyed_items_and_settles_may_be_asked_again(hang
     with pytest.raises(StorageFailed, match=r"partition 1 is slow \(its disk has not answered for .*try again in a moment") as caught:
         desk.produce("later", key=hanging.key)
     assert caught.value.retryable
-    refused = desk.settle("complete", held.parts)[0]
+    refused = refusal(desk.settle("complete", held.parts)[0])
     assert isinstance(refused, StorageFailed) and refused.retryable
     hanging.answer()
     assert held.complete() == 1
@@ -120,7 +121,7 @@ def test_a_wide_batch_is_refused_only_in_its_slow_part(hanging: Hanging) -> None
     hanging.slow()
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
     answer = hanging.desk.place(batch_of("a", "b", "c", keys=keys))
-    assert sorted((part.partition, part.error is None) for part in answer) == [(0, True), (SLOW, False), (2, True)]
+    assert sorted((part.partition, part.refused is None) for part in answer) == [(0, True), (SLOW, False), (2, True)]
 
 
 def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: Hanging) -> None:
@@ -133,7 +134,7 @@ def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: H
     assert not asked.done
     hanging.rig.pass_by(2)
     found: dict[int, Placed] = {part.partition: part for part in asked.result}
-    assert isinstance(found.pop(SLOW).error, OutcomeUnknown)
+    assert isinstance(refusal(found.pop(SLOW)), OutcomeUnknown)
     assert all(part.stored is not None for part in found.values())
 
 
@@ -153,7 +154,7 @@ def test_every_call_ends_by_its_own_deadline(hanging: Hanging) -> None:
     with pytest.raises(QueueBusy):
         _ = named.result
     rig.pass_by(8)
-    assert isinstance(first.result[0].error, OutcomeUnknown)
+    assert isinstance(refusal(first.result[0]), OutcomeUnknown)
     hanging.answer()
     assert held.complete() == 1
     assert desk.drain() == ["in flight"], "both were possible; it was stored"
@@ -191,7 +192,7 @@ def test_stats_say_so_and_warn(hanging: Hanging) -> None:
 def test_an_operators_word_does_not_wait_for_a_slow_partition(hanging: Hanging) -> None:
     """Which hears of a pause when it is back."""
     hanging.slow()
-    hanging.desk.ask("pause", lease=True, produce=None)
+    hanging.desk.call(PauseQueue(lease=True))
     hanging.desk.produce("kept", key=hanging.others[0])
     assert hanging.member.out
     hanging.answer()
@@ -233,7 +234,7 @@ def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: Hangin
     rig.pass_by(10)
     hanging.answer()
     rig.pass_by(5)
-    assert beside.result[0].error is None
+    assert beside.result[0].refused is None
     assert all(one.seconds > 0 for one in asked.result)
 
 
@@ -258,7 +259,7 @@ def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: H
     asked = hanging.desk.submit(Lease(1))
     hanging.rig.turn()
     assert not asked.done
-    now, next_run = hanging.rig.broker.now(), hanging.desk.loop.turns.next_run
+    now, next_run = hanging.rig.broker.clock.read().elapsed, hanging.desk.loop.turns.next_run
     assert next_run is not None and next_run > now
 
 
@@ -376,7 +377,7 @@ def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(live: Live) ->
     live.hang()
     request = Produce(batch_of("mine", key=live.key), deadline=live.rig.deadline(0.1))
     with pytest.raises((QueueBusy, StorageFailed)):
-        ids_of(live.desk.call(request), 1)
+        ids_of(live.desk.run(request), 1)
 
 
 def test_live_close_waits_for_the_disk_and_answers_everyone(live: Live) -> None:

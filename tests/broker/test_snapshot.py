@@ -5,12 +5,46 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import admin, snapshot
+from penstock.broker import snapshot
+from penstock.broker.queries import QUERIES
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import InvalidRequest
 from penstock.logs.files.system import Mode, SystemFiles
-from penstock.reports import QueueStats
+from penstock.operations import (
+    OPERATIONS,
+    ClearItems,
+    CompactQueue,
+    CreateQueue,
+    DeleteQueue,
+    EndStream,
+    FailGranted,
+    FindQueue,
+    LeaseItems,
+    ListQueues,
+    MoveCursor,
+    NoteProgress,
+    Operation,
+    PauseQueue,
+    ProduceItems,
+    PublishWrite,
+    Query,
+    ReadHistory,
+    ReadMetrics,
+    ReadStats,
+    RedriveItems,
+    ReleaseCursor,
+    ReleaseKey,
+    RenewStream,
+    ResizeQueue,
+    SeekItems,
+    SetReadOnly,
+    SettleItems,
+    TakeGrant,
+    UpdateQueue,
+)
+from penstock.words.clock import SECOND
 from penstock.words.ids import parse_id
+from tests.broker.rig import batch_of
 from tests.broker.yard import Yard, asked, fill, work
 
 # -- the same answers ----------------------------------------------------------------------------------
@@ -20,20 +54,23 @@ def test_it_answers_as_the_owner_does(yard: Yard) -> None:
     work(yard)
     yard.rest()
     with yard.look() as seen:
-        assert seen.list() == yard.owner.list()
-        assert seen.list("o", "a", 1) == yard.owner.list("o", "a", 1) == [seen.find("orders")]
+        assert seen.call(ListQueues()) == yard.owner.call(ListQueues())
+        assert (
+            seen.call(ListQueues(prefix="o", after="a", limit=1))
+            == yard.owner.call(ListQueues(prefix="o", after="a", limit=1))
+            == [seen.call(FindQueue(name="orders"))]
+        )
         for name in ("orders", "dead"):
             incarnation = yard.incarnation(name)
             assert asked(seen, incarnation) == asked(yard.owner, incarnation)
-        stats: QueueStats = seen.ask(yard.incarnation("orders"), "stats")
+        stats = seen.call(ReadStats(queue=yard.incarnation("orders")))
         assert stats.leased and stats.scheduled and stats.completed and stats.consumers and stats.resizing and len(stats.partitions) == 5
 
 
-def test_every_looking_verb_is_there() -> None:
-    """What an owner answers and a snapshot does not must be what changes something."""
-    assert set(admin.VERBS) - set(snapshot.VERBS) == {
-        *("pause", "clear", "seek", "redrive", "send", "release", "compact", "note", "move_cursor", "release_cursor", "publish", "consume"),
-    }
+def test_every_query_is_answered() -> None:
+    """What an owner answers and a snapshot does not must be what changes something, but for what only an owner counts."""
+    answered = {*snapshot._OWN, *QUERIES}
+    assert {kind for kind in OPERATIONS if issubclass(kind, Query)} == {*answered, ReadMetrics}
 
 
 def test_it_stands_still_until_it_is_refreshed(yard: Yard) -> None:
@@ -41,16 +78,16 @@ def test_it_stands_still_until_it_is_refreshed(yard: Yard) -> None:
     fill(queue, 3)
     with yard.look() as seen:
         incarnation = yard.incarnation("orders")
-        before = seen.ask(incarnation, "stats")
+        before = seen.call(ReadStats(queue=incarnation))
         first, *_ = fill(queue, 4)
         queue.lease(2)[0].complete()
         yard.rest()
-        still = seen.ask(incarnation, "stats")
+        still = seen.call(ReadStats(queue=incarnation))
         assert (still.produced, still.ready, still.leased) == (before.produced, before.ready, before.leased) == (3, 3, 0)
         seen.refresh()
-        assert seen.ask(incarnation, "stats") == yard.owner.ask(incarnation, "stats") != before
+        assert seen.call(ReadStats(queue=incarnation)) == yard.owner.call(ReadStats(queue=incarnation)) != before
         partition, offset = parse_id(first)
-        assert seen.ask(incarnation, "history", partition=partition, offset=offset)
+        assert seen.call(ReadHistory(queue=incarnation, partition=partition, offset=offset))
 
 
 def test_it_follows_an_owner_step_by_step(yard: Yard) -> None:
@@ -70,9 +107,9 @@ def test_it_follows_an_owner_step_by_step(yard: Yard) -> None:
                 yard.broker.queue("late").delete()
             yard.rest()
             seen.refresh()
-            assert seen.list() == yard.owner.list()
-            for info in seen.list():
-                assert seen.ask(info.incarnation, "stats") == yard.owner.ask(info.incarnation, "stats")
+            assert seen.call(ListQueues()) == yard.owner.call(ListQueues())
+            for info in seen.call(ListQueues()):
+                assert seen.call(ReadStats(queue=info.incarnation)) == yard.owner.call(ReadStats(queue=info.incarnation))
 
 
 def test_it_outlives_its_owner(yard: Yard) -> None:
@@ -80,15 +117,15 @@ def test_it_outlives_its_owner(yard: Yard) -> None:
     yard.rest()
     incarnation = yard.incarnation("orders")
     with yard.look() as seen:
-        before = seen.ask(incarnation, "stats")
+        before = seen.call(ReadStats(queue=incarnation))
         yard.broker.close()
         seen.refresh()
-        assert seen.ask(incarnation, "stats").ready == before.ready
+        assert seen.call(ReadStats(queue=incarnation)).ready == before.ready
         yard.reopen()
         yard.broker.queue("orders").produce(b"more")
         yard.rest()
         seen.refresh()
-        assert seen.ask(incarnation, "stats") == yard.owner.ask(incarnation, "stats")
+        assert seen.call(ReadStats(queue=incarnation)) == yard.owner.call(ReadStats(queue=incarnation))
 
 
 def test_leases_that_nobody_synced_are_not_seen_yet(yard: Yard) -> None:
@@ -97,10 +134,10 @@ def test_leases_that_nobody_synced_are_not_seen_yet(yard: Yard) -> None:
     queue.lease(2)
     with yard.look() as seen:
         incarnation = yard.incarnation("orders")
-        assert seen.ask(incarnation, "stats").leased == 0
+        assert seen.call(ReadStats(queue=incarnation)).leased == 0
         yard.rest()
         seen.refresh()
-        assert seen.ask(incarnation, "stats").leased == 2
+        assert seen.call(ReadStats(queue=incarnation)).leased == 2
 
 
 # -- nothing is touched --------------------------------------------------------------------------------
@@ -116,7 +153,7 @@ def on_disk(path: Path) -> dict[str, tuple[int, bytes]]:
 def test_nothing_on_disk_changes(yard: Yard, owned: bool) -> None:
     work(yard)
     yard.rest()
-    infos = yard.owner.list()
+    infos = yard.owner.call(ListQueues())
     if not owned:
         yard.broker.close()
         for path in yard.path.rglob("*"):  # what can be rebuilt is not rebuilt by one who only looks
@@ -132,17 +169,43 @@ def test_nothing_on_disk_changes(yard: Yard, owned: bool) -> None:
     assert on_disk(yard.path) == before
 
 
+CHANGES: list[Operation[Any]] = [
+    ProduceItems(batch=batch_of("x")),
+    LeaseItems(),
+    SettleItems(action="complete", parts=[]),
+    NoteProgress(partition=0, lease=1, offset=0, text="half"),
+    CreateQueue(name="new"),
+    UpdateQueue(changes={}),
+    ResizeQueue(partitions=2),
+    SetReadOnly(partition=0),
+    DeleteQueue(),
+    PauseQueue(lease=True),
+    CompactQueue(),
+    ClearItems(states=["ready"]),
+    SeekItems(start=0),
+    RedriveItems(items={0: [0]}, to=1),
+    ReleaseKey(key=1),
+    MoveCursor(name="c", to={0: 1}),
+    ReleaseCursor(name="c"),
+    TakeGrant(stream="s", run="", done=0, want=1, per_key=1, timeout=SECOND),
+    RenewStream(stream="s", run="", timeout=SECOND),
+    EndStream(stream="s", run=""),
+    FailGranted(action="bury", lots=[]),
+    PublishWrite(write="w", source="s", number=1, parts=[]),
+]
+
+
 def test_nothing_is_changed_through_it(yard: Yard) -> None:
     queue = yard.broker.create_queue("orders")
     fill(queue, 2)
     incarnation = yard.incarnation("orders")
     before = on_disk(yard.path)
     with yard.look() as seen:
-        for verb in set(admin.VERBS) - set(snapshot.VERBS):
-            with pytest.raises(InvalidRequest, match=f"^read-only; {verb} is for the owner"):
-                seen.ask(incarnation, verb)
-        with pytest.raises(InvalidRequest, match="there is no verb 'dance'; there are cursor, "):
-            seen.ask(incarnation, "dance")
+        assert {type(change) for change in CHANGES} == {kind for kind in OPERATIONS if not issubclass(kind, Query)}
+        for change in CHANGES:
+            change.queue = incarnation
+            with pytest.raises(InvalidRequest, match=f"^read-only; {type(change).__name__} is for the owner"):
+                seen.call(change)
     assert on_disk(yard.path) == before
 
 
@@ -167,4 +230,4 @@ def test_files_are_read_and_nothing_else(yard: Yard) -> None:
         assert asked(seen, incarnation) == asked(yard.owner, incarnation)
         yard.broker.queue("orders").compact()
         seen.refresh()
-        assert seen.ask(incarnation, "stats") == yard.owner.ask(incarnation, "stats")
+        assert seen.call(ReadStats(queue=incarnation)) == yard.owner.call(ReadStats(queue=incarnation))

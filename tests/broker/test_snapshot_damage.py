@@ -1,6 +1,7 @@
 """What is wrong with a directory is told to who looks at it, and the rest is seen."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from penstock import NewItem
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueNotFound, StorageFailed
 from penstock.logs.files.directory import Root
+from penstock.operations import ExplainItem, FindOffsets, FindQueue, ListItems, ListQueues, Operation, ReadHistory, ReadStats, TraceItem
 from tests.broker.yard import Yard, fill
 
 
@@ -24,17 +26,21 @@ def test_a_missing_log_is_reported_and_the_others_are_seen(yard: Yard) -> None:
     folder = log_folder(yard, incarnation, 0)
     folder.rename(yard.path / "aside")
     with yard.look() as seen:
-        stats = seen.ask(incarnation, "stats")
+        stats = seen.call(ReadStats(queue=incarnation))
         assert [one.status for one in stats.partitions] == ["failing", "active"]
         assert "has no log in" in stats.partitions[0].error and len(stats.warnings) == 2
-        assert seen.ask(incarnation, "ends").keys() == {1}
-        assert seen.ask(incarnation, "explain", partition=0, offset=0).state == "unknown"
-        for verb in ("history", "trace"):
+        assert seen.call(FindOffsets(queue=incarnation, at="newest")).keys() == {1}
+        assert seen.call(ExplainItem(queue=incarnation, partition=0, offset=0)).state == "unknown"
+        unread: list[Operation[Any]] = [
+            ReadHistory(queue=incarnation, partition=0, offset=0),
+            TraceItem(queue=incarnation, partition=0, offset=0),
+        ]
+        for operation in unread:
             with pytest.raises(CorruptLog, match=r"partition 0 cannot be read \(.*\); the others can"):
-                seen.ask(incarnation, verb, partition=0, offset=0)
+                seen.call(operation)
         (yard.path / "aside").rename(folder)
         seen.refresh()
-        assert [one.status for one in seen.ask(incarnation, "stats").partitions] == ["active", "active"]
+        assert [one.status for one in seen.call(ReadStats(queue=incarnation)).partitions] == ["active", "active"]
 
 
 def test_a_damaged_log_is_reported_and_its_other_items_are_seen(yard: Yard) -> None:
@@ -50,11 +56,11 @@ def test_a_damaged_log_is_reported_and_its_other_items_are_seen(yard: Yard) -> N
     data[data.index(b"1" * 40)] ^= 1
     path.write_bytes(data)
     with yard.look() as seen:
-        stats = seen.ask(incarnation, "stats")
+        stats = seen.call(ReadStats(queue=incarnation))
         assert (stats.ready, stats.completed, stats.partitions[0].lost) == (2, 0, 1)
         assert any("damage: " in warning and "run verify" in warning for warning in stats.warnings)
-        assert [event.event for event in seen.item_history(incarnation, 0, 1)] == ["lost"]
-        assert [one.offset for one in seen.ask(incarnation, "listed", states=[])] == [0, 2]
+        assert [event.event for event in seen.call(ReadHistory(queue=incarnation, partition=0, offset=1))] == ["lost"]
+        assert [one.offset for one in seen.call(ListItems(queue=incarnation))] == [0, 2]
 
 
 def test_a_log_without_a_readable_base_is_reported(yard: Yard) -> None:
@@ -68,7 +74,7 @@ def test_a_log_without_a_readable_base_is_reported(yard: Yard) -> None:
     for path in log_folder(yard, incarnation, 0).iterdir():
         path.write_bytes(b"\0" * path.stat().st_size)
     with yard.look() as seen:
-        (one,) = seen.ask(incarnation, "stats").partitions
+        (one,) = seen.call(ReadStats(queue=incarnation)).partitions
         assert one.status == "failing" and "run verify" in one.error
 
 
@@ -97,9 +103,9 @@ def test_several_roots_are_one_broker(tmp_path: Path) -> None:
     with penstock.open(one, roots=[two]) as broker:
         broker.create_queue("orders", partitions=4).produce_many([NewItem(b"", key=f"k{n}") for n in range(20)])
     with Snapshot.open([one, Root(two)]) as seen:
-        assert seen.ask(seen.find("orders").incarnation, "stats").ready == 20
+        assert seen.call(ReadStats(queue=seen.call(FindQueue(name="orders")).incarnation)).ready == 20
     with Snapshot.open(one) as seen:  # the half of it
-        stats = seen.ask(seen.find("orders").incarnation, "stats")
+        stats = seen.call(ReadStats(queue=seen.call(FindQueue(name="orders")).incarnation))
         assert {one.status for one in stats.partitions} == {"active", "failing"}
 
 
@@ -107,16 +113,16 @@ def test_what_is_gone_is_told(yard: Yard) -> None:
     queue = yard.broker.create_queue("orders")
     incarnation = yard.incarnation("orders")
     seen = yard.look()
-    seen.ask(incarnation, "stats")
+    seen.call(ReadStats(queue=incarnation))
     queue.delete()
     seen.refresh()
     with pytest.raises(QueueNotFound, match="the queue was deleted"):
-        seen.ask(incarnation, "stats")
+        seen.call(ReadStats(queue=incarnation))
     with pytest.raises(QueueNotFound, match="there is no queue 'orders'"):
-        seen.find("orders")
+        seen.call(FindQueue(name="orders"))
     assert repr(seen) == f"Snapshot({str(yard.path)!r}, 0 queues)"
     seen.close()
-    for ask in (seen.list, seen.refresh, lambda: seen.ask(incarnation, "stats")):
+    for ask in (lambda: seen.call(ListQueues()), seen.refresh, lambda: seen.call(ReadStats(queue=incarnation))):
         with pytest.raises(BrokerClosed, match="the snapshot is closed; open it again"):
             ask()
 
@@ -125,13 +131,13 @@ def test_a_partition_that_cannot_be_read_right_now(yard: Yard, monkeypatch: pyte
     fill(yard.broker.create_queue("orders"), 2)
     incarnation = yard.incarnation("orders")
     with yard.look() as seen:
-        seen.ask(incarnation, "stats")
+        seen.call(ReadStats(queue=incarnation))
         reader = seen._queues[incarnation].members[0].open
         monkeypatch.setattr(reader, "refresh", lambda: (_ for _ in ()).throw(StorageFailed("no; try again")))
         seen.refresh()
-        assert seen.ask(incarnation, "stats").partitions[0].error == "no; try again"
+        assert seen.call(ReadStats(queue=incarnation)).partitions[0].error == "no; try again"
         with pytest.raises(StorageFailed, match=r"partition 0 cannot be read \(no; try again\)"):
             list(seen.events(incarnation, 0))
         monkeypatch.undo()
         seen.refresh()
-        assert seen.ask(incarnation, "stats").ready == 2
+        assert seen.call(ReadStats(queue=incarnation)).ready == 2

@@ -6,6 +6,7 @@ from penstock import NewItem
 from penstock.broker.embedded import Embedded
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import InvalidRequest
+from penstock.operations import ExplainItem, FindQueue, ReadHistory
 from penstock.reports import ItemEvent
 from penstock.words.clock import SECOND
 from penstock.words.ids import parse_id
@@ -15,8 +16,8 @@ from tests.broker.yard import Yard, fill
 
 def history_of(source: Embedded | Snapshot, queue: str, name: str) -> list[ItemEvent]:
     partition, offset = parse_id(name)
-    found: list[ItemEvent] = source.ask(source.find(queue).incarnation, "history", partition=partition, offset=offset)
-    return found
+    incarnation = source.call(FindQueue(name=queue)).incarnation
+    return source.call(ReadHistory(queue=incarnation, partition=partition, offset=offset))
 
 
 def told(found: list[ItemEvent]) -> list[tuple[str, str, str]]:
@@ -43,7 +44,7 @@ def test_an_item_is_followed_through_queues(yard: Yard) -> None:
             for queue, name in (("orders", "0-1"), ("dead", "0-0"), ("orders", "0-3")):  # it answers to every id it had
                 assert told(history_of(source, queue, name)) == wanted
         found = history_of(seen, "orders", "0-1")
-        assert seen.item_history(yard.incarnation("orders"), 0, 1) == found
+        assert seen.call(ReadHistory(queue=yard.incarnation("orders"), partition=0, offset=1)) == found
     assert [event.destination for event in found if event.destination] == ["dead/0", "dead/0-0", "orders/0", "orders/0-3"]
     assert [event.source for event in found if event.source] == ["orders/0", "dead/0"]
     buried = found[2]
@@ -64,7 +65,7 @@ def test_an_item_whose_queue_is_gone_keeps_what_is_left_of_its_history(yard: Yar
             found = history_of(source, "b", "0-0")
             assert told(found) == [("b", "0-0", "produced"), ("b", "0-0", "leased"), ("b", "0-0", "completed")]
             assert found[0].source.endswith("/0") and len(found[0].source) == 18  # nobody knows the name any more
-            explained = source.ask(incarnation, "explain", partition=0, offset=0)
+            explained = source.call(ExplainItem(queue=incarnation, partition=0, offset=0))
             assert explained.state == "completed"
 
 
@@ -78,7 +79,7 @@ def test_an_item_that_went_to_a_deleted_queue(yard: Yard) -> None:
     with yard.look() as seen:
         for source in (yard.owner, seen):
             assert told(history_of(source, "a", "0-0")) == [("a", "0-0", event) for event in ("produced", "sent", "delivered")]
-            assert source.ask(yard.incarnation("a"), "explain", partition=0, offset=0).why == "moved to a queue that is no more"
+            assert source.call(ExplainItem(queue=yard.incarnation("a"), partition=0, offset=0)).why == "moved to a queue that is no more"
 
 
 def test_a_resized_item_is_followed_to_its_new_partition(yard: Yard) -> None:
@@ -118,6 +119,6 @@ def test_events_of_a_partition(yard: Yard) -> None:
         with pytest.raises(InvalidRequest, match=r"queue 'orders' has no partition 7; it has \[0\]"):
             list(seen.events(incarnation, 7))
         with pytest.raises(InvalidRequest, match="there is no item at offset 3"):
-            seen.item_history(incarnation, 0, 3)
+            seen.call(ReadHistory(queue=incarnation, partition=0, offset=3))
         with pytest.raises(InvalidRequest, match="has no partition 7"):
-            seen.item_history(incarnation, 7, 0)
+            seen.call(ReadHistory(queue=incarnation, partition=7, offset=0))

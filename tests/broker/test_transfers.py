@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from penstock.loop.requests import Part
+from penstock.operations import ListItems, RedriveItems
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words import origin
 from penstock.words.errors import PenstockError
@@ -34,8 +35,9 @@ def served(rig: Rig, *names: str) -> list[str]:
 
 
 def origins(desk: Desk) -> list[Origin]:
-    listed = desk.ask("listed", states=[], after=None, limit=1_000)
-    return [origin.decode(one.batch.origins[one.index]) for one in listed if one.batch.origins and one.batch.origins[one.index]]
+    listed = desk.call(ListItems(limit=1_000))
+    packed = [one.batch.origins[one.index] for one in listed if one.batch.origins]
+    return [origin.decode(one) for one in packed if one]
 
 
 class Started:
@@ -147,9 +149,9 @@ def redrive(rig: Rig) -> None:
     """As a caller does it: everything that is there when it looks."""
     dead, source = rig.find("dead"), rig.find("source")
     chosen: dict[int, list[int]] = {}
-    for one in dead.ask("redrivable", after=None, limit=1_000):
+    for one in dead.call(ListItems(states=("ready", "buried"), limit=1_000)):
         chosen.setdefault(one.partition, []).append(one.offset)
-    dead.ask("send", partition_offsets=chosen, to=source.incarnation)
+    dead.call(RedriveItems(items=chosen, to=source.incarnation))
     rig.turn()
 
 
@@ -201,7 +203,7 @@ def test_a_dead_letter_that_was_given_up_again_takes_its_old_place_too() -> None
     source.lease(2, per_key=2).bury()
     rig.turn()
     dead.lease(2, per_key=2).bury()  # so the key is parked there too, and stays so for the other one
-    dead.ask("send", partition_offsets={0: [0]}, to=source.incarnation)
+    dead.call(RedriveItems(items={0: [0]}, to=source.incarnation))
     redrive(rig)
     assert source.drain(10) == ["1", "2", "3"]
 
@@ -215,8 +217,8 @@ def test_a_queue_is_deleted_only_when_what_came_to_it_is_known_to_have_come() ->
         disk = rig.ground.files  # type: ignore[attr-defined]
         disk.fail(disk.calls + call, errno.EIO)
         with suppress(PenstockError):
-            source.ask("send", partition_offsets={0: [0]}, to=dead.incarnation)
-            rig.broker.delete("dead")
+            source.call(RedriveItems(items={0: [0]}, to=dead.incarnation))
+            rig.delete("dead")
         disk.mend()
         rig.pass_by(20)
         assert source.stats().transfers == 0
@@ -260,7 +262,7 @@ def test_completion_and_follow_ups_happen_once_or_not_at_all() -> None:
         rig.pass_by(3)
         finished = source.explain("0-0").state == "completed"
         assert finished or not done
-        assert len(rig.find("next").ask("listed", states=[], after=None, limit=100)) == (3 if finished else 0), "both or neither"
+        assert len(rig.find("next").call(ListItems(limit=100))) == (3 if finished else 0), "both or neither"
         assert source.settle("complete", start.parts, **options(rig))[0].done == 1
         rig.pass_by(3)
         assert served(rig, "source", "next") == ["next: x", "next: y", "next: z", "source: own"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.broker import shaping
+from penstock.broker import width
 from penstock.loop.member import Member
 from penstock.loop.requests import Produce, Reshape
 from penstock.testing import Halt
@@ -25,7 +25,7 @@ FAULTS: tuple[Fault, ...] = ("halt", errno.EIO, "interrupt")
 def resize(desk: Desk, partitions: int) -> Asked:
     """Put a resize that shares the next turn with whatever else is put."""
     change = desk.broker._change_shape
-    return desk.submit(Reshape(lambda turns: change(turns, lambda entry: shaping.resized(entry, partitions)), firm=True))
+    return desk.submit(Reshape(lambda turns: change(turns, lambda entry: width.resized(entry, partitions)), firm=True))
 
 
 def cut_off(width: int, work: Callable[[Desk], object], fault: Fault) -> Iterator[Desk]:
@@ -172,7 +172,7 @@ def test_an_interrupt_does_not_hide_a_failed_write(monkeypatch: pytest.MonkeyPat
     rig.pass_by(20)
     stored = bool(desk.drain())
     with suppress(PenstockError):
-        assert all(one.error is not None or stored for one in asked.result)
+        assert all(one.refused is not None or stored for one in asked.result)
     rig.check()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.operations import ClearItems, RedriveItems, ReleaseKey, SeekItems
 from tests.broker.rig import Asked, Desk, Rig, batch_of, moving_key, together, until
 from tests.support import key_id
 
@@ -87,7 +88,7 @@ def redrive_in_place(rig: Rig, desk: Desk) -> Asked:
     desk.produce("woken")
     desk.lease().bury()
     asked = waiting(desk)
-    assert desk.ask("redrive", partition_offsets=None) == 1
+    assert desk.redrive_buried() == 1
     return asked
 
 
@@ -96,7 +97,7 @@ def redrive_from_another_queue(rig: Rig, desk: Desk) -> Asked:
     dead = rig.create("dead")
     dead.produce("woken")
     asked = waiting(desk)
-    assert dead.ask("send", partition_offsets={0: [0]}, to=desk.incarnation) == 1
+    assert dead.call(RedriveItems(items={0: [0]}, to=desk.incarnation)) == 1
     rig.turn()
     return asked
 
@@ -139,7 +140,7 @@ def released_key(rig: Rig, desk: Desk) -> Asked:
     desk.produce("poison", "woken", key="k")
     desk.lease().bury()
     asked = waiting(desk)
-    assert desk.ask("release", key_id=key_id("k")) == 1
+    assert desk.call(ReleaseKey(key=key_id("k"))) == 1
     rig.turn()
     return asked
 
@@ -150,7 +151,7 @@ def cleared_burial(rig: Rig, desk: Desk) -> Asked:
     desk.produce("poison", "woken", key="k")
     desk.lease().bury()
     asked = waiting(desk)
-    desk.ask("clear", ready=False, scheduled=False, leased=False, buried=True)
+    desk.call(ClearItems(states=["buried"]))
     rig.turn()
     return asked
 
@@ -180,7 +181,7 @@ def seek(rig: Rig, desk: Desk) -> Asked:
     desk.produce("woken")
     desk.drain()
     asked = waiting(desk)
-    assert desk.ask("seek", offsets={0: 0}, at=None) == 1
+    assert desk.call(SeekItems(start={0: 0})) == 1
     rig.turn()
     return asked
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.operations import ListItems, RedriveItems
 from penstock.words.errors import BrokerClosed
 from tests.broker.rig import Desk, Held, Rig, together, until
 
@@ -122,9 +123,9 @@ def test_the_same_with_dead_letters_and_their_return(live: Rig) -> None:
     def redrive() -> None:
         while len(done) < 200:
             chosen: dict[int, list[int]] = {}
-            for one in dead.ask("redrivable", after=None, limit=50):
+            for one in dead.call(ListItems(states=("ready", "buried"), limit=50)):
                 chosen.setdefault(one.partition, []).append(one.offset)
-            dead.ask("send", partition_offsets=chosen, to=desk.incarnation)
+            dead.call(RedriveItems(items=chosen, to=desk.incarnation))
 
     together(redrive, work, work, work, work)
     assert sorted(done) == sorted(map(str, range(200)))

@@ -6,10 +6,27 @@ Owns: `Yard`, and verbs to fill a queue (`fill`, `work`) and to ask everything t
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import penstock
 from penstock import Broker, NewItem, Queue
+from penstock.broker import changes
 from penstock.broker.embedded import Embedded
 from penstock.broker.snapshot import Snapshot
+from penstock.loop.requests import Do
+from penstock.operations import (
+    ExplainItem,
+    FindOffsets,
+    FindQueue,
+    ListCursors,
+    ListHeldKeys,
+    ListItems,
+    ListQueues,
+    ReadHistory,
+    ReadItems,
+    ReadStats,
+    TraceItem,
+)
 from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
 from tests.api.api import work_off
@@ -25,7 +42,7 @@ class Yard:
 
     @property
     def owner(self) -> Embedded:
-        found = self.broker._port.broker
+        found = self.broker._home
         assert isinstance(found, Embedded)
         return found
 
@@ -35,11 +52,11 @@ class Yard:
     def rest(self) -> None:
         """Nothing more is to be done, and all that was done is published."""
         work_off(self.broker)
-        for info in self.owner.list():
-            self.owner.ask(info.incarnation, "publish")
+        for info in self.owner.call(ListQueues()):
+            self.owner.run(info.incarnation, Do(changes.publish, opens=False))
 
     def incarnation(self, name: str) -> int:
-        return self.owner.find(name).incarnation
+        return self.owner.call(FindQueue(name=name)).incarnation
 
     def reopen(self) -> None:
         self.broker.close()
@@ -71,27 +88,27 @@ def work(yard: Yard) -> None:
 
 def asked(source: Embedded | Snapshot, incarnation: int) -> dict[str, Any]:
     """Every answer to be had by looking at a queue, as plain data."""
-    ends: dict[int, int] = source.ask(incarnation, "ends")
+    ends: dict[int, int] = source.call(FindOffsets(queue=incarnation, at="newest"))
     places = [(number, offset) for number, end in ends.items() for offset in range(end)]
-    parts, after = source.ask(incarnation, "read", offsets={}, limit=30)
-    lists = {name: source.ask(incarnation, name, **args) for name, args in LISTS.items()}
+    page = source.call(ReadItems(queue=incarnation, start={}, limit=30))
+    lists = {name: source.call(msgspec.structs.replace(query, queue=incarnation)) for name, query in LISTS.items()}
     return {
         "ends": ends,
-        "stats": source.ask(incarnation, "stats"),
-        "explain": [source.ask(incarnation, "explain", partition=number, offset=offset) for number, offset in places],
-        "trace": [source.ask(incarnation, "trace", partition=number, offset=offset) for number, offset in places],
-        "history": [source.ask(incarnation, "history", partition=number, offset=offset) for number, offset in places[::5]],
-        "keys": source.ask(incarnation, "keys", limit=5),
-        "cursor": source.ask(incarnation, "cursor", name="audit"),
-        "cursors": source.ask(incarnation, "cursors"),
-        "starts": source.ask(incarnation, "starts"),
-        "offsets_at": [source.ask(incarnation, "offsets_at", at=at) for at in (0, 1 << 60)],
-        "read": ([(number, part.start, list(part.batch.payloads)) for number, part in parts], after),
+        "stats": source.call(ReadStats(queue=incarnation)),
+        "explain": [source.call(ExplainItem(queue=incarnation, partition=number, offset=offset)) for number, offset in places],
+        "trace": [source.call(TraceItem(queue=incarnation, partition=number, offset=offset)) for number, offset in places],
+        "history": [source.call(ReadHistory(queue=incarnation, partition=number, offset=offset)) for number, offset in places[::5]],
+        "keys": source.call(ListHeldKeys(queue=incarnation, limit=5)),
+        "cursor": source.call(ListCursors(queue=incarnation)).get("audit", {}),
+        "cursors": source.call(ListCursors(queue=incarnation)),
+        "starts": source.call(FindOffsets(queue=incarnation, at="oldest")),
+        "offsets_at": [source.call(FindOffsets(queue=incarnation, at=at)) for at in (0, 1 << 60)],
+        "read": ([(number, part.start, list(part.batch.payloads)) for number, part in page.items], page.behind),
         **{name: [(one.partition, one.offset, one.state, one.attempts, one.reason) for one in found] for name, found in lists.items()},
     }
 
 
-LISTS: dict[str, dict[str, Any]] = {
-    "listed": {"states": ["ready", "leased", "scheduled"], "after": (0, 2), "limit": 20},
-    "redrivable": {"after": None, "limit": 50},
+LISTS = {
+    "listed": ListItems(states=["ready", "leased", "scheduled"], after=(0, 2), limit=20),
+    "redrivable": ListItems(states=["ready", "buried"], limit=50),
 }

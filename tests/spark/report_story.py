@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import penstock
 from penstock import NewItem
+from penstock.operations import FindQueue
 from penstock.rules.events import RETURNED, Event
 from penstock.rules.routing import slot
 from penstock.spark.jobs.figures import Bucket, KeyLoad, Reason, SlotLoad, Spread, key_text
@@ -100,7 +101,7 @@ class Oracle:
         self.now = yard.clock.read().wall
         self._since, self._until = since or 0, until or 1 << 62
         with yard.look() as seen:
-            info = seen.find(QUEUE)
+            info = seen.call(FindQueue(name=QUEUE))
             self.active = info.active
             self.logs = {number: [*seen.events(info.incarnation, number)] for number in sorted([*info.active, *info.retired])}
         self.keys = {name: key for name, (key, _) in story.items.items() if key is not None}

@@ -1,12 +1,14 @@
 """The owner is asked, whoever that is, and what came of it is told; without a JVM."""
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock.spark import errands
-from penstock.spark.jobs import owner as asking
+from penstock.operations import MoveCursor
+from penstock.spark.home import home_of
 from penstock.spark.jobs.owner import Owner
 from penstock.words.clock import MILLISECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, QueueNotFound, StorageFailed
@@ -30,27 +32,32 @@ def files(broker: str) -> list[str]:
 
 def test_this_process_is_the_owner_where_nobody_is(orders: str) -> None:
     with Owner((orders,), 30) as owner:
-        owner.ask("orders", "cursor", name="lake", positions={0: 1})
+        owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 1}))
         owner.settle()
-        with pytest.raises(InvalidRequest, match="there is no errand 'dance'"):
-            owner.ask("orders", "dance")
+        with pytest.raises(InvalidRequest, match="name"):
+            owner.call(MoveCursor(queue=owner.find("orders"), name="", to={0: 1}))
         with pytest.raises(QueueNotFound, match="no queue 'bills'"):
-            owner.ask("bills", "cursor", name="lake", positions={0: 1})
+            owner.find("bills")
     assert positions(orders) == {0: 1} and files(orders) == []
 
 
 def test_whoever_has_it_open_is_asked_and_taken_over_from(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "OPEN_AGAIN", 0)
+    monkeypatch.setattr("penstock.spark.jobs.owner.OPEN_AGAIN", 0)
     with penstock.open(orders) as broker, Owner((orders,), 30) as owner:
-        owner.ask("orders", "cursor", name="lake", positions={0: 0})
+        owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 0}))
         broker.close()
-        owner.ask("orders", "cursor", name="lake", positions={0: 1})
+        owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 1}))
     assert positions(orders) == {0: 1} and files(orders) == []
+
+
+def ask(broker: str, **options: Any) -> None:
+    with closing(home_of((broker,), timeout=50 * MILLISECOND, **options)) as home:
+        home.call(MoveCursor(queue=1, name="lake", to={0: 1}))
 
 
 def test_a_word_that_nobody_takes_up_is_taken_back(orders: str) -> None:
     with pytest.raises(StorageFailed, match=r"has answered for 0\.05 s; keep the broker open in some program"):
-        errands.ask((orders,), 1, "cursor", 50 * MILLISECOND)
+        ask(orders)
     assert files(orders) == []
 
 
@@ -60,4 +67,4 @@ def test_a_word_that_was_taken_up_and_not_answered_has_an_unknown_outcome(orders
             path.unlink()
 
     with pytest.raises(OutcomeUnknown, match="took up the word and has not answered; look what became of it"):
-        errands.ask((orders,), 1, "cursor", 50 * MILLISECOND, take_up)
+        ask(orders, meanwhile=take_up)

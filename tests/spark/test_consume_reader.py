@@ -9,10 +9,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import penstock
 from penstock import Broker, Queue
+from penstock.broker.inbox_client import InboxClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound, StorageFailed
+from penstock.operations import A, Operation, RenewStream
 from penstock.spark import consume
 from penstock.spark.consume import SignsOfLife
-from penstock.spark.errands import ask
 from penstock.words.clock import MINUTE
 from tests.spark.consumers import in_line, keyed
 from tests.spark.streams import Following, fill
@@ -236,18 +237,19 @@ def test_a_second_stream_takes_over_from_one_that_died(queue: Queue, start: Any)
 
 def test_signs_of_life_keep_right_and_leases(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And without them both end."""
-    signs: list[str] = []
+    signs: list[type] = []
+    call = InboxClient.call
 
-    def count(target: Any, incarnation: int, verb: str, timeout: int, /, **args: Any) -> Any:
-        found = ask(target, incarnation, verb, timeout, **args)
-        signs.append(verb)
+    def count(self: InboxClient, operation: Operation[A]) -> A:
+        found = call(self, operation)
+        signs.append(type(operation))
         return found
 
-    monkeypatch.setattr(consume, "ask", count)
+    monkeypatch.setattr(InboxClient, "call", count)
     fill(queue, 20)
     stream = start(consumerTimeout=1)
     stream.batch()
-    wait_until(lambda: signs.count("renew") >= 7)
+    wait_until(lambda: signs.count(RenewStream) >= 7)
     assert counts(queue) == (0, 20, 0) and queue.stats().holder
     stream.killed()
     wait_until(lambda: counts(queue) == (20, 0, 0) and not queue.stats().holder)

@@ -1,6 +1,8 @@
 """What a stream that consumes, and who settles its items, is told at once; on a real broker's directory and without a JVM."""
 
 import re
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,12 @@ from pyspark.sql import SparkSession
 import penstock
 import penstock.spark
 from penstock import Broker, Queue
+from penstock.broker.inbox_client import InboxClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound
+from penstock.operations import Home, Operation, TakeGrant
+from penstock.reports import TakenGrant
 from penstock.spark import consume
+from penstock.spark.home import home_of
 from penstock.words.clock import MINUTE, SystemClock
 from tests.spark.streams import Following, fill
 
@@ -32,17 +38,17 @@ def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any,
         second.batch()
     assert SystemClock().read().elapsed - began < MINUTE // 2
     second.at = {**second.at, "grant": 1}
-    asked: list[str] = []
+    asked: list[type] = []
 
-    def held_twice(target: Any, incarnation: int, verb: str, timeout: int, /, **args: Any) -> Any:
-        asked.append(verb)
+    def held_twice(self: InboxClient, operation: Operation[Any]) -> TakenGrant:
+        asked.append(type(operation))
         if len(asked) < 3:
             raise QueueHeld("held; wait")
-        return {"grant": 1, "items": 0, "ready": 0}
+        return TakenGrant(1, 0, 0)
 
     monkeypatch.setattr(consume, "IDLE", 0)
-    monkeypatch.setattr(consume, "ask", held_twice)
-    assert second.begin()["grant"] == 1 and asked == ["take"] * 3
+    monkeypatch.setattr(InboxClient, "call", held_twice)
+    assert second.begin()["grant"] == 1 and asked == [TakeGrant] * 3
 
 
 def test_a_checkpoint_of_another_queue_is_refused(broker_dir: str, broker: Broker, queue: Queue, start: Any) -> None:
@@ -61,38 +67,45 @@ def test_a_checkpoint_of_another_queue_is_refused(broker_dir: str, broker: Broke
 # -- what a batch could not handle ------------------------------------------------------------------------
 
 
-def failed(ids: list[str], reason: str = "no price") -> consume.Failed:
-    found = consume.Failed()
+@pytest.fixture
+def home(broker_dir: str, broker: Broker) -> Iterator[Home]:
+    """As a driver reaches the broker."""
+    with closing(home_of((broker_dir,))) as found:
+        yield found
+
+
+def failed(ids: list[str], reason: str = "no price") -> consume.FailedItems:
+    found = consume.FailedItems()
     for id in ids:
         found.add(id, reason)
     return found
 
 
-def test_settled_items_may_be_settled_again(broker_dir: str, queue: Queue, start: Any) -> None:
+def test_settled_items_may_be_settled_again(home: Home, queue: Queue, start: Any) -> None:
     fill(queue, 20)
     stream = start()
     stream.batch()
-    target, incarnation = (broker_dir,), int(queue.info().incarnation, 16)
+    incarnation = queue.incarnation
     for _ in range(2):  # as when Spark repeats a batch
-        assert failed(stream.ids[:3] * 2).settle(target, incarnation, "bury", 0) == 3
-    assert failed([]).settle(target, incarnation, "bury", 0) == 0
+        assert failed(stream.ids[:3] * 2).settle(home, incarnation, "bury", 0) == 3
+    assert failed([]).settle(home, incarnation, "bury", 0) == 0
 
 
-def test_items_that_no_stream_was_given_cannot_be_settled(broker_dir: str, broker: Broker, queue: Queue, start: Any) -> None:
+def test_items_that_no_stream_was_given_cannot_be_settled(home: Home, broker: Broker, queue: Queue, start: Any) -> None:
     """By another queue's name, when they are completed, or when it is nobody's: else they would be completed though they failed."""
     fill(queue, 20)
     stream = start(maxItemsPerTrigger=10)
     stream.batch()
-    ids, target, incarnation = sorted(stream.ids), (broker_dir,), int(queue.info().incarnation, 16)
+    ids, incarnation = sorted(stream.ids), queue.incarnation
     other = int(broker.create_queue("bills").info().incarnation, 16)
     said = r"are not in the hands of a stream that consumes this queue; name the queue that the stream reads, and settle"
     with pytest.raises(InvalidRequest, match=rf"^5 of these items \({', '.join(ids[:3])}, …\) {said}"):
-        failed(ids[:5]).settle(target, other, "bury", 0)
+        failed(ids[:5]).settle(home, other, "bury", 0)
     with pytest.raises(InvalidRequest, match=rf"^1 of these items \(2-999\) {said}"):
-        failed(["2-999", *ids[:5]]).settle(target, incarnation, "bury", 0)
+        failed(["2-999", *ids[:5]]).settle(home, incarnation, "bury", 0)
     stream.batch()  # by which those of the first are completed
     with pytest.raises(InvalidRequest, match=rf"^2 of these items \({ids[0]}, {ids[1]}\) {said}"):
-        failed(ids[:2]).settle(target, incarnation, "bury", 0)
+        failed(ids[:2]).settle(home, incarnation, "bury", 0)
 
 
 # -- and what is told on the page -------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """Several runs of one stream that consumes, without a JVM: what one says late, or said before it died, does not bind the next."""
 
-from typing import Any
+from contextlib import closing
 
 import pytest
 
 from penstock import Broker, Queue
-from penstock.broker.errands import Errand, Errands
+from penstock.broker.inbox_client import InboxClient
+from penstock.broker.streams import Streams
 from penstock.errors import QueueHeld
+from penstock.operations import A, EndStream, FailGranted, Operation
 from penstock.spark import consume
-from penstock.spark.errands import ask
+from penstock.spark.home import home_of
 from tests.spark.consumers import Consumer
 from tests.spark.streams import fill
 from tests.spark.waiting import wait_until
@@ -29,7 +31,8 @@ def test_what_was_settled_of_a_batch_that_is_repeated_counts_no_more(broker_dir:
     first = Consumer(broker_dir)
     before = dict(first.at)
     assert first.batch() == 3
-    assert ask((broker_dir,), incarnation(first), "settle", action="retry", items={0: [1]}, reason="db down") == [1, 0]
+    with closing(home_of((broker_dir,))) as home:
+        assert home.call(FailGranted(queue=incarnation(first), action="retry", lots=[("db down", {0: [1]})])) == (1, [])
     first.killed()
     second = Consumer(broker_dir, first.at)
     assert sorted(row["id"] for row in second.between(before, first.at)) == sorted(ids)
@@ -45,17 +48,17 @@ def test_a_run_that_ends_late_takes_nothing_from_the_next(broker_dir: str, queue
     new = Consumer(broker_dir, old.at, maxItemsPerTrigger=2)
     new.batch()
     done: list[str] = []
-    do = Errands._do
+    end = Streams.end
 
-    def noted(self: Errands, incarnation: int, errand: Errand) -> Any:
+    def noted(self: Streams, asked: EndStream) -> None:
         try:
-            return do(self, incarnation, errand)
+            end(self, asked)
         finally:
-            done.append(errand.verb)
+            done.append(asked.run)
 
-    monkeypatch.setattr(Errands, "_do", noted)
+    monkeypatch.setattr(Streams, "end", noted)
     old.reader.stop()
-    wait_until(lambda: "let_go" in done)
+    wait_until(lambda: len(done) == 1)
     with pytest.raises(QueueHeld):
         queue.lease(1)
     new.reader.stop()
@@ -66,19 +69,21 @@ def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: p
     ids = fill(queue, 300)
     run = Consumer(broker_dir)
     run.batch()
-    asked: list[str] = []
+    asked: list[type] = []
+    call = InboxClient.call
 
-    def noted(target: Any, incarnation: int, verb: str, *args: Any, **options: Any) -> Any:
-        asked.append(verb)
-        return ask(target, incarnation, verb, *args, **options)
+    def noted(self: InboxClient, operation: Operation[A]) -> A:
+        asked.append(type(operation))
+        return call(self, operation)
 
-    monkeypatch.setattr(consume, "ask", noted)
-    failed = consume.Failed()
+    failed = consume.FailedItems()
     for number, id in enumerate(ids[:200]):
         failed.add(id, f"bad row {number}")
-    assert failed.settle((broker_dir,), incarnation(run), "bury", 0) == 200
-    assert consume.Failed().settle((broker_dir,), incarnation(run), "bury", 0) == 0
-    assert asked == ["settle"]
+    with monkeypatch.context() as patch, closing(home_of((broker_dir,))) as home:
+        patch.setattr(InboxClient, "call", noted)
+        assert failed.settle(home, incarnation(run), "bury", 0) == 200
+        assert consume.FailedItems().settle(home, incarnation(run), "bury", 0) == 0
+    assert asked.count(FailGranted) == 1
     assert run.batch() == -1
     assert (queue.stats().completed, queue.stats().buried) == (100, 200)
     assert queue.explain(ids[7]).reason == "bad row 7"

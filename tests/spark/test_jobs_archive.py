@@ -158,7 +158,7 @@ def test_events_and_other_queues_lie_beside(spark: SparkSession, broker_dir: str
         for name in ("orders", "mails"):
             fill(broker.create_queue(name), 20)
         resolve(broker.queue("orders"), 20)
-        broker._port.ask(broker._find("orders").incarnation, "publish")
+        broker._home.log(broker._find("orders").incarnation, 0).close()  # by which all is published
         for name in ("orders", "mails"):
             assert archive(spark, broker_dir, name, lake, cursor="").rows == 20
         assert broker.queue("orders").cursors() == {}

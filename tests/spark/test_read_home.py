@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,13 @@ import pytest
 import penstock
 from penstock import Broker, NewItem, Queue
 from penstock.errors import CorruptLog, InvalidRequest, QueueNotFound
-from penstock.spark import directory
+from penstock.logs.api import Published
+from penstock.operations import FindOffsets
+from penstock.spark import tables
 from penstock.spark.batch import BatchReader, EventTask, ItemTask
-from penstock.spark.directory import DirectoryReading
-from penstock.spark.home import Bounds, Reading, target_of
+from penstock.spark.home import target_of
 from penstock.spark.options import parse
-from penstock.spark.reaching import reading
+from penstock.spark.tables import QueueTables
 from penstock.tables.schemas import EVENTS
 from penstock.words.clock import SECOND
 from tests.broker.yard import Yard, fill, work
@@ -28,8 +28,8 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
     yard.broker.close()
 
 
-def look(path: Path) -> closing[Reading]:
-    return closing(reading(target_of(str(path))))
+def look(path: Path) -> QueueTables:
+    return QueueTables.open(target_of(str(path)))
 
 
 def filled(path: Path, items: int = 500, **options: int) -> tuple[Broker, Queue]:
@@ -41,7 +41,7 @@ def filled(path: Path, items: int = 500, **options: int) -> tuple[Broker, Queue]
     return broker, queue
 
 
-def ids(home: Reading, queue: str, partition: int, *runs: int) -> list[str]:
+def ids(home: QueueTables, queue: str, partition: int, *runs: int) -> list[str]:
     info = home.find(queue)
     return [id for batch in home.items(info.incarnation, partition, runs, ["id"]) for id in batch.column(0).to_pylist()]
 
@@ -55,7 +55,7 @@ def test_bounds_are_those_of_the_published_log(yard: Yard) -> None:
     with look(yard.path) as home, yard.look() as seen:
         info = home.find("orders")
         found = home.bounds(info)
-        assert {number: one.end for number, one in found.items()} == seen.ask(info.incarnation, "ends")
+        assert {number: one.end for number, one in found.items()} == seen.call(FindOffsets(queue=info.incarnation, at="newest"))
         assert sorted(found) == [0, 1, 2, 3, 4] and all((one.start, one.first_sequence) == (0, 1) for one in found.values())
         yard.broker.queue("orders").produce_many([NewItem(b"x") for _ in range(50)])
         home.refresh()
@@ -80,7 +80,8 @@ def test_bounds_without_a_published_position(tmp_path: Path) -> None:
             path.unlink()
     with look(tmp_path) as home:
         after = home.bounds(home.find("q"))
-        assert after == before == {0: Bounds(0, 500, 1, before[0].sequence, 1)}
+        assert after == before == {0: Published(0, 500, before[0].sequence, 1, before[0].segments)}
+        assert before[0].first_sequence == 1
         assert len(ids(home, "q", 0, 0, 500)) == 500
 
 
@@ -142,7 +143,7 @@ def test_ranges_are_cut_at_frames(tmp_path: Path) -> None:
 
 
 def test_large_ranges_are_cut_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "TASK_BYTES", 4_096)
+    monkeypatch.setattr(tables, "TASK_BYTES", 4_096)
     broker, _ = filled(tmp_path)
     with broker, look(tmp_path) as home:
         info = home.find("q")
@@ -226,7 +227,7 @@ def test_several_storage_roots(tmp_path: Path) -> None:
         queue = broker.create_queue("q", partitions=4)
         given = sorted(queue.produce_many([NewItem(b"%d" % n, key=f"{n}") for n in range(40)]))
     both = target_of(f'["{roots[0]}", "{roots[1]}"]')
-    with closing(DirectoryReading(both)) as home:
+    with QueueTables.open(both) as home:
         info = home.find("q")
         found = [id for number, one in home.bounds(info).items() for id in ids(home, "q", number, one.start, one.end)]
         assert sorted(found) == given

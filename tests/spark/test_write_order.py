@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import penstock
 from penstock.logs.drafting import FREE
 from penstock.rules import slots
-from penstock.spark import frames as framing
-from penstock.spark.home import Destination
+from penstock.spark import frames
 from penstock.spark.order import Order, in_place
-from penstock.spark.outgoing import DirectoryWriting
+from penstock.spark.staging import Destination, StagedWrites
 from tests.spark.writes import Row, dropped, inbox
 
 PARTITIONS = 3
@@ -49,7 +48,7 @@ def table(rows: list[tuple[Any, ...]], start: int) -> pa.Table:
 
 def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: Order, queue: str = "orders") -> list[Row]:
     """What the inbox holds after tasks with these rows were written in batches of three; it is emptied again."""
-    writing = DirectoryWriting((broker,))
+    writing = StagedWrites((broker,))
     destination, write, runs, start = writing.find(queue), writing.begin(), [], 0
     writing.prepare(write)
     for number, rows in enumerate(tasks):
@@ -80,11 +79,11 @@ def spark_order(row: tuple[Any, ...], descending: tuple[bool, bool]) -> tuple[An
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ITEMS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([1, 200, framing.GATHERED_BYTES]))
+@given(st.lists(ITEMS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([1, 200, frames.GATHERED_BYTES]))
 def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], down_n: bool, down_x: bool, gathered: int) -> None:
     order = Order(("n", "x"), tuple("descending" if down else "ascending" for down in (down_n, down_x)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(framing, "GATHERED_BYTES", gathered)
+        patch.setattr(frames, "GATHERED_BYTES", gathered)
         found = written(broker, tasks, order)
     rows = [row for task in tasks for row in task]
     assert sorted(int(row.payload) for row in found) == [*range(len(rows))]
@@ -98,7 +97,7 @@ def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], d
 
 
 def test_equal_rows_stay_as_they_come_where_runs_are_sorted(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
+    monkeypatch.setattr(frames, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
     rows = [(None, 2, 0.0), (None, 2, 0.0), ("a", 5, 0.0), (None, 1, 0.0), ("a", 5, 0.0)]
     found = written(broker, [rows], Order(("n",), ("ascending",)))
     assert [int(row.payload) for row in found if row.key == "a"] == [2, 4]
@@ -122,7 +121,7 @@ def test_a_queue_of_one_partition_is_in_order_without_keys(broker: str) -> None:
 
 
 def test_frames_of_every_partition_are_told_apart(broker: str) -> None:
-    writing = DirectoryWriting((broker,))
+    writing = StagedWrites((broker,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     rows = [(key, 0, 0.0) for key in (None, "a", "b", "c", "d", "e", "f", None)]
@@ -147,5 +146,5 @@ def test_in_place() -> None:
 
 
 def test_the_map_of_a_destination_is_the_queues(broker: str) -> None:
-    found = DirectoryWriting((broker,)).find("orders")
+    found = StagedWrites((broker,)).find("orders")
     assert isinstance(found, Destination) and found.owners == slots.first(range(PARTITIONS)).pack()

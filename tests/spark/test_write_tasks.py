@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -16,11 +17,11 @@ import penstock
 from penstock.logs.api import Draft
 from penstock.logs.files.inbox import StagedWriter
 from penstock.logs.files.system import SystemFiles
-from penstock.spark import frames as framing
-from penstock.spark import merge as merging
+from penstock.spark import frames, merge
+from penstock.spark.home import home_of
 from penstock.spark.options import parse
 from penstock.spark.order import Order
-from penstock.spark.outgoing import DirectoryWriting
+from penstock.spark.staging import StagedWrites
 from penstock.spark.writer import BatchWriter, Staged, StreamWriter
 from penstock.words.errors import QueueNotFound, StorageFailed
 from penstock.words.limits import KIB, MIB
@@ -49,9 +50,9 @@ def left(broker: str) -> list[str]:
 
 
 def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (framing, merging):
+    for module in (frames, merge):
         monkeypatch.setattr(module, "ORDERED_BYTES", MIB)
-    writing = DirectoryWriting((orders,))
+    writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     payload = "x" * (100 * KIB)
@@ -75,13 +76,13 @@ def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pyte
 
 
 def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "GATHERED_ROWS", 2)
-    writing = DirectoryWriting((orders,))
+    monkeypatch.setattr(frames, "GATHERED_ROWS", 2)
+    writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     runs = writing.stage(write, destination, ORDER, (rows(n, n + 100) for n in range(100, 0, -1)), "0")
     files = Counting()
-    assert DirectoryWriting((orders,), files).publish(write, destination, ORDER, "test", 1, runs)
+    assert StagedWrites((orders,), partial(home_of, files=files)).publish(write, destination, ORDER, "test", 1, runs)
     assert len(runs) == 100 and files.most <= 3
     assert len(dropped(orders)) == 200
 
@@ -104,8 +105,8 @@ class Counting(SystemFiles):
 
 @pytest.mark.parametrize("order", [ORDER, Order()])
 def test_small_rows_are_gathered_up_to_a_number(orders: str, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    monkeypatch.setattr(framing, "GATHERED_ROWS", 50)
-    writing = DirectoryWriting((orders,))
+    monkeypatch.setattr(frames, "GATHERED_ROWS", 50)
+    writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     given = (rows(*range(1_000 - start, 990 - start, -1)) for start in range(0, 500, 10))
@@ -125,8 +126,8 @@ def failing(count: int) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.parametrize("batches", [0, 1, 5])
 def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
-    monkeypatch.setattr(framing, "GATHERED_BYTES", 1)
-    writing = DirectoryWriting((orders,))
+    monkeypatch.setattr(frames, "GATHERED_BYTES", 1)
+    writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     with pytest.raises(RuntimeError, match="a task that fails"):
@@ -146,7 +147,7 @@ class Full(SystemFiles):
 
 @pytest.mark.parametrize("order", [ORDER, Order()])
 def test_a_full_disk_has_nothing_left_of_a_task(orders: str, order: Order) -> None:
-    writing = DirectoryWriting((orders,), Full())
+    writing = StagedWrites((orders,), partial(home_of, files=Full()))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     with pytest.raises(StorageFailed, match="the disk is full"):
@@ -167,7 +168,7 @@ def test_a_sidecar_that_cannot_be_written_is_said_and_removed(orders: str, monke
             raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(pa.ipc, "new_file", Sidecar)
-    writing = DirectoryWriting((orders,))
+    writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     with pytest.raises(StorageFailed, match=r"writing .*\.frames\.order failed: the disk is full"):
@@ -217,7 +218,7 @@ def test_a_batch_task_that_comes_late_finds_no_place(orders: str) -> None:
 
 
 def test_a_write_is_known_while_it_waits_and_when_it_is_adopted(orders: str) -> None:
-    writing = DirectoryWriting((orders,))
+    writing = StagedWrites((orders,))
     destination = writing.find("orders")
     assert not writing.known(destination, "mine", 1)
     write = writing.begin()

@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.broker.snapshot import Snapshot
 from penstock.logs.files.directory import Directory
 from penstock.logs.files.published import PublishedLog
+from penstock.operations import FindOffsets, FindQueue
 from penstock.tables.dead import dead
 from penstock.tables.events import events
 from penstock.tables.items import items
@@ -39,7 +40,7 @@ class Shelf:
     def __init__(self, path: "str | os.PathLike[str]", queue: str) -> None:
         self.directory = Directory.open(path, read_only=True)
         with Snapshot.open(path) as seen:
-            self.info = seen.find(queue)
+            self.info = seen.call(FindQueue(name=queue))
         self.partitions = sorted([*self.info.active, *self.info.retired])
 
     def log(self, partition: int) -> Callable[[], PublishedLog]:
@@ -47,7 +48,7 @@ class Shelf:
 
     def end(self, partition: int) -> int:
         with Snapshot.open(self.directory.roots[0].path) as seen:
-            found: dict[int, int] = seen.ask(self.info.incarnation, "ends")
+            found: dict[int, int] = seen.call(FindOffsets(queue=self.info.incarnation, at="newest"))
             return found[partition]
 
     def items(self, columns: Sequence[str] = ITEMS.names, *, strict: bool = True) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import Broker, Item, Queue
+from penstock.broker.embedded import Embedded
 from penstock.worker.settings import Hooks
 from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, past, settled, until, working
@@ -88,7 +89,8 @@ def test_when_the_handler_is_done_its_lease_is_let_go(broker: Broker, log: Log) 
     queue.produce_many([b""] * 3)
     with working(Worker(queue, log.add, concurrency=3)):
         settled(queue, 3)
-        embedded = queue._port.broker
+        embedded = queue.home
+        assert isinstance(embedded, Embedded)
         (loop,) = [loop for loop in embedded.loops() if loop.turns.name == "orders"]
         until(lambda: not loop.turns.kept)
 

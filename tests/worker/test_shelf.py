@@ -6,7 +6,7 @@ import pytest
 
 from penstock import Broker
 from penstock.api.items import items_of
-from penstock.loop.requests import Lease
+from penstock.operations import LeaseItems
 from penstock.worker.holding import Hold, Pair, Source
 from penstock.worker.shelf import Shares, Shelf
 
@@ -21,7 +21,7 @@ def pairs(at: Source, *counts: int, first: int = 0) -> list[Pair]:
     for count in counts:  # each call goes whole to the partition that has the fewest
         queue.produce_many([b"%d" % number for number in range(first, first + count)])
         first += count
-    handed = at.lease(Lease(1_000))
+    handed = at.lease(LeaseItems(queue=at.incarnation, count=1_000))
     return [
         (hold, item)
         for one in sorted(handed)

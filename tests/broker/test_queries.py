@@ -2,16 +2,16 @@
 
 import random
 from collections import Counter
-from typing import cast
 
 import pytest
 
 from penstock.loop.requests import Settle
+from penstock.operations import ListHeldKeys, ListItems, ReadMetrics, RedriveItems
 from penstock.reports import HeldKey, ListedItem
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
 from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.rig import STATES, Desk, Rig, keys_at, moving_key
+from tests.broker.rig import STATES, Desk, Rig, keys_at, moving_key, refusal
 
 # -- counts -------------------------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ from tests.broker.rig import STATES, Desk, Rig, keys_at, moving_key
 def listed(desk: Desk, states: list[str], page: int = 7) -> list[ListedItem]:
     """Every item in these states, page by page."""
     found: list[ListedItem] = []
-    while more := cast(list[ListedItem], desk.ask("listed", states=states, after=_last(found), limit=page)):
+    while more := desk.call(ListItems(states=states, after=_last(found), limit=page)):
         assert len(more) <= page
         found += more
     return found
@@ -209,12 +209,12 @@ def test_an_item_that_was_moved_answers_to_its_old_id(broker: Rig) -> None:
     desk.lease(1).bury(reason="bad")
     found = desk.explain(item)
     assert (found.id, found.queue, found.state) == ("0-0", "dead", "ready")
-    assert dead.ask("send", partition_offsets={0: [0]}, to=desk.incarnation) == 1
+    assert dead.call(RedriveItems(items={0: [0]}, to=desk.incarnation)) == 1
     broker.turn()
     found = desk.explain(item)
     assert (found.queue, found.state, found.id) == ("q", "ready", "0-2"), "and back: through both moves"
     desk.update(dead_queue="")
-    broker.broker.delete("dead")
+    broker.delete("dead")
     assert desk.explain(item).why == "moved to a queue that is no more"
 
 
@@ -250,13 +250,14 @@ def test_held_keys_are_visible(broker: Rig) -> None:
     desk.settle("retry", [held.part(by_key["backing"])], delay=60)
     desk.settle("bury", [held.part(by_key["parked"])])
     desk.settle("complete", [held.part(by_key["free"])])
-    assert sorted(desk.ask("keys", limit=10), key=lambda one: one.key) == [
+    found = desk.call(ListHeldKeys(limit=10))
+    assert sorted(found, key=lambda one: one.key) == [
         HeldKey(b"backing", 0, "backing off", by_key["backing"], 2),
         HeldKey(b"free", 0, "waiting", "0-10", 2),
         HeldKey(b"leased", 0, "leased", by_key["leased"], 2),
         HeldKey(b"parked", 0, "parked", by_key["parked"], 2),
     ]
-    assert len(desk.ask("keys", limit=2)) == 2
+    assert len(desk.call(ListHeldKeys(limit=2))) == 2
     assert desk.stats().partitions[0].busy_keys == 4
 
 
@@ -268,7 +269,7 @@ def test_fenced_keys_are_visible(broker: Rig) -> None:
     desk.resize(2)
     desk.produce("b", key=key)
     desk.lease()  # it looks, and finds it fenced
-    found = {(one.partition, one.why) for one in desk.ask("keys", limit=10)}
+    found = {(one.partition, one.why) for one in desk.call(ListHeldKeys(limit=10))}
     assert found == {(0, "leased"), (1, "fenced")}
 
 
@@ -281,8 +282,8 @@ def test_what_was_done_is_counted(broker: Rig) -> None:
     held = desk.lease(2)
     held.complete()
     (answer,) = desk.settle("retry", held.parts)
-    assert isinstance(answer, LeaseLost)
-    found = broker.broker.metrics().queues["q"]
+    assert isinstance(refusal(answer), LeaseLost)
+    found = broker.broker.call(ReadMetrics()).queues["q"]
     assert found.items["produced"] == 3 and found.items["leased"] == 2 and found.items["completed"] == 2
     assert found.requests["produce"] == 1 and found.requests["lease"] == 1 and found.requests["retry"] == 1
     assert found.errors["lease_lost"] == 1
