@@ -23,7 +23,7 @@ from rich.table import Table
 import penstock
 import penstock.spark
 from penstock.spark.jobs.figures import ReportFigures
-from penstock.worker.tally import WorkerStats
+from penstock.worker.stats import WorkerStats
 
 CUSTOMERS = 150
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.api.redrive import Redriven
     from penstock.logs.files.directory import Root
     from penstock.worker.context import Context
+    from penstock.worker.outcomes import Bury, Failed, Retry, RetryPolicy, Snooze
     from penstock.worker.settings import Hooks
-    from penstock.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze
     from penstock.worker.worker import Worker, worker
 
 __version__ = "0.1.0.dev0"
@@ -92,11 +92,11 @@ _HOMES = {
     "Redriven": "penstock.api.redrive",
     "Context": "penstock.worker.context",
     "Hooks": "penstock.worker.settings",
-    "Bury": "penstock.worker.verdicts",
-    "Failed": "penstock.worker.verdicts",
-    "Retry": "penstock.worker.verdicts",
-    "RetryPolicy": "penstock.worker.verdicts",
-    "Snooze": "penstock.worker.verdicts",
+    "Bury": "penstock.worker.outcomes",
+    "Failed": "penstock.worker.outcomes",
+    "Retry": "penstock.worker.outcomes",
+    "RetryPolicy": "penstock.worker.outcomes",
+    "Snooze": "penstock.worker.outcomes",
     "Worker": "penstock.worker.worker",
     "worker": "penstock.worker.worker",
 }

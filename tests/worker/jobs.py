@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock import Item, NewItem
 from penstock.worker.context import Context
-from penstock.worker.verdicts import Bury, Failed, Retry, Snooze
+from penstock.worker.outcomes import Bury, Failed, Retry, Snooze
 
 if os.environ.get("PENSTOCK_TEST_BROKEN_MODULE") and parent_process() is not None:
     raise RuntimeError("this module cannot be imported in a child")

@@ -11,7 +11,7 @@ from penstock import Broker, Item, NewItem, Queue
 from penstock.errors import InvalidRequest, QueueNotFound
 from penstock.worker.context import Context
 from penstock.worker.handlers import Handler
-from penstock.worker.verdicts import Retry, RetryPolicy
+from penstock.worker.outcomes import Retry, RetryPolicy
 from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, settled, until, working
 

@@ -11,7 +11,7 @@ import penstock
 from penstock import Broker, Item, NewItem, Queue
 from penstock.logs.files.system import SystemFiles
 from penstock.worker.context import Context
-from penstock.worker.verdicts import Bury, Retry
+from penstock.worker.outcomes import Bury, Retry
 from penstock.worker.worker import Worker
 from tests.worker.rig import WAIT, Log, Running, settled, until, working
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock import Broker, Item, NewItem, Queue
 from penstock.worker.context import Context
+from penstock.worker.outcomes import Bury, Failed, Retry, RetryPolicy, Snooze
 from penstock.worker.settings import Hooks
-from penstock.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze
 from penstock.worker.worker import Worker, worker
 from tests.worker.rig import WAIT, Log, settled, until, working
 

@@ -1,41 +1,41 @@
 """How fast items may be taken, and how long those for others are put off."""
 
 from penstock.words.clock import SECOND
-from penstock.worker.limits import Bucket, Strangers
+from penstock.worker.fetcher import RateLimit, UnhandledKinds
 
 
 def test_a_rate_allows_so_many_a_second() -> None:
-    bucket = Bucket(100)
+    limit = RateLimit(100)
     taken, now = 0, SECOND
     while now < 11 * SECOND:
-        given, wait = bucket.take(1_000, now)
+        given, wait = limit.take(1_000, now)
         taken += given
         now += wait or 1_000
     assert 1_000 <= taken <= 1_011  # what had gathered at the beginning comes on top
 
 
 def test_a_slow_rate_gives_one_at_a_time() -> None:
-    bucket = Bucket(0.5)
-    assert bucket.take(10, SECOND) == (1, 0)
-    given, wait = bucket.take(10, SECOND)
+    limit = RateLimit(0.5)
+    assert limit.take(10, SECOND) == (1, 0)
+    given, wait = limit.take(10, SECOND)
     assert (given, 1.99 * SECOND < wait < 2.01 * SECOND) == (0, True)
-    assert bucket.take(10, SECOND + wait) == (1, 0)
+    assert limit.take(10, SECOND + wait) == (1, 0)
 
 
 def test_what_was_not_there_can_be_taken_later() -> None:
-    bucket = Bucket(100)
-    assert bucket.take(10, SECOND) == (10, 0)
-    bucket.put_back(4)
-    assert bucket.take(10, SECOND) == (4, 0)
-    assert bucket.take(10, SECOND)[0] == 0
+    limit = RateLimit(100)
+    assert limit.take(10, SECOND) == (10, 0)
+    limit.put_back(4)
+    assert limit.take(10, SECOND) == (4, 0)
+    assert limit.take(10, SECOND)[0] == 0
 
 
 def test_items_for_others_are_put_off_longer_when_there_are_many() -> None:
-    strangers = Strangers(lambda: 1.0)
-    assert strangers.delay(5, SECOND) == SECOND
+    unhandled = UnhandledKinds(lambda: 1.0)
+    assert unhandled.delay(5, SECOND) == SECOND
     for at in range(2, 40):
-        delay = strangers.delay(1_000, at * SECOND + 1)
+        delay = unhandled.delay(1_000, at * SECOND + 1)
     assert SECOND < delay <= 60 * SECOND
-    assert strangers.delay(1, 200 * SECOND) >= SECOND
-    assert strangers.delay(1, 400 * SECOND) == SECOND
-    assert Strangers(lambda: 0.0).delay(1, SECOND) == SECOND / 4
+    assert unhandled.delay(1, 200 * SECOND) >= SECOND
+    assert unhandled.delay(1, 400 * SECOND) == SECOND
+    assert UnhandledKinds(lambda: 0.0).delay(1, SECOND) == SECOND / 4

@@ -12,9 +12,9 @@ import pytest
 
 from penstock import Broker, Queue
 from penstock.errors import InvalidRequest
-from penstock.worker.children import ChildError
+from penstock.worker.outcomes import Bury, RetryPolicy
+from penstock.worker.processes import ChildError
 from penstock.worker.settings import Hooks
-from penstock.worker.verdicts import Bury, RetryPolicy
 from penstock.worker.worker import Worker
 from tests.worker import jobs
 from tests.worker.rig import WAIT, Log, Running, settled, until, working

@@ -7,7 +7,7 @@ import pytest
 
 from penstock import Queue
 from penstock.errors import InvalidRequest
-from penstock.worker.verdicts import RetryPolicy
+from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import Worker
 from tests.worker.rig import Log, working
 

@@ -7,15 +7,14 @@ import pytest
 from penstock import Broker
 from penstock.api.items import items_of
 from penstock.operations import LeaseItems
-from penstock.worker.holding import Hold, Pair, Source
-from penstock.worker.shelf import Shares, Shelf
+from penstock.worker.buffer import LeasedItem, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
 
 
-def source(broker: Broker, name: str = "orders", partitions: int = 1) -> Source:
-    return Source(broker.create_queue(name, partitions=partitions))
+def source(broker: Broker, name: str = "orders", partitions: int = 1) -> SourceQueue:
+    return SourceQueue(broker.create_queue(name, partitions=partitions))
 
 
-def pairs(at: Source, *counts: int, first: int = 0) -> list[Pair]:
+def pairs(at: SourceQueue, *counts: int, first: int = 0) -> list[LeasedItem]:
     """Items leased from a queue, so many from each partition, with payloads that count up."""
     queue = at.queue
     for count in counts:  # each call goes whole to the partition that has the fewest
@@ -25,18 +24,18 @@ def pairs(at: Source, *counts: int, first: int = 0) -> list[Pair]:
     return [
         (hold, item)
         for one in sorted(handed)
-        for hold in [Hold(at, None, one, 0)]
+        for hold in [WorkerLease(at, None, one, 0)]
         for part in one.items
         for item in items_of(one.partition, *part, {})
     ]
 
 
-def numbers(found: list[Pair]) -> list[int]:
+def numbers(found: list[LeasedItem]) -> list[int]:
     return [int(item.payload) for _, item in found]
 
 
 def test_one_queue_is_first_in_first_out(broker: Broker) -> None:
-    orders, shelf = source(broker), Shelf()
+    orders, shelf = source(broker), PlainBuffer()
     shelf.put(orders, pairs(orders, 5))
     assert numbers([shelf.take(), shelf.take()]) == [0, 1]
     shelf.put_back(pairs(orders, 2, first=10))
@@ -50,7 +49,7 @@ def test_one_queue_is_first_in_first_out(broker: Broker) -> None:
 @pytest.mark.parametrize("several", [False, True])
 def test_what_a_lost_lease_held_is_taken_out(broker: Broker, several: bool) -> None:
     orders = source(broker)
-    shelf: Shelf | Shares = Shares({orders: 1}, 0) if several else Shelf()
+    shelf: PlainBuffer | SharedBuffer = SharedBuffer({orders: 1}, 0) if several else PlainBuffer()
     lost, kept = pairs(orders, 3), pairs(orders, 3, first=3)
     shelf.put(orders, lost)
     shelf.put(orders, kept)
@@ -61,7 +60,7 @@ def test_what_a_lost_lease_held_is_taken_out(broker: Broker, several: bool) -> N
 
 def test_places_are_shared_by_weight_while_all_have_work(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = Shares({orders: 3, mail: 1}, 0)
+    shelf = SharedBuffer({orders: 3, mail: 1}, 0)
     shelf.put(orders, pairs(orders, 100))
     shelf.put(mail, pairs(mail, 100))
     taken = [shelf.take() for _ in range(16)]
@@ -71,7 +70,7 @@ def test_places_are_shared_by_weight_while_all_have_work(broker: Broker) -> None
 
 def test_a_place_goes_to_the_queue_that_lacks_one(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = Shares({orders: 3, mail: 1}, 0)
+    shelf = SharedBuffer({orders: 3, mail: 1}, 0)
     shelf.put(orders, pairs(orders, 100))
     taken = [shelf.take() for _ in range(16)]  # what mail does not use, orders have
     shelf.put(mail, pairs(mail, 100))
@@ -84,9 +83,9 @@ def test_a_place_goes_to_the_queue_that_lacks_one(broker: Broker) -> None:
 
 def test_quick_items_are_served_by_weight_too(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = Shares({orders: 3, mail: 1}, 0)
+    shelf = SharedBuffer({orders: 3, mail: 1}, 0)
     shelf.put(orders, pairs(orders, 1_000))
-    served: list[Source] = []
+    served: list[SourceQueue] = []
     for turn in range(500):
         if turn == 100:
             shelf.put(mail, pairs(mail, 1_000))  # it has no claim to what it did not want before
@@ -99,7 +98,7 @@ def test_quick_items_are_served_by_weight_too(broker: Broker) -> None:
 
 def test_a_partition_has_no_more_places_than_its_limit(broker: Broker) -> None:
     orders = source(broker, partitions=2)
-    shelf = Shares({orders: 1}, 2)
+    shelf = SharedBuffer({orders: 1}, 2)
     shelf.put(orders, pairs(orders, 5, 3))
     taken = shelf.take_many(10)
     assert numbers(taken) == [0, 5, 1, 6]
@@ -114,7 +113,7 @@ def test_a_partition_has_no_more_places_than_its_limit(broker: Broker) -> None:
 
 def test_what_was_taken_and_not_begun_comes_first_and_counts_for_nothing(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = Shares({orders: 1, mail: 1}, 0)
+    shelf = SharedBuffer({orders: 1, mail: 1}, 0)
     shelf.put(orders, pairs(orders, 4))
     found = shelf.take_many(2)
     shelf.put_back(found)

@@ -23,7 +23,7 @@ from penstock.cli.commands import command, queue_names
 from penstock.cli.failures import NOT_FOUND, Failed
 from penstock.cli.session import Session
 from penstock.words.errors import PenstockError
-from penstock.worker.verdicts import RetryPolicy
+from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import AnyQueue, Worker
 
 LOOK = 0.2

@@ -1,1 +1,1 @@
-"""Workers: handlers run on what a queue holds. `Worker` and the decorator are in worker.py; running.py shows how the rest fits together."""
+"""Workers: they lease items of queues and run handlers on them. `Worker` is in worker.py; run.py shows how the parts fit together."""

@@ -1,7 +1,7 @@
-"""What a handler may know and say while it works.
+"""The context of a call of a handler.
 
-Owns: `Context`, one per call of a handler. It is also the worker's own note of that call: when it must have ended, and whether somebody
-has decided already what becomes of its items (`claim`): the handler's end, or whoever found that it ran too long.
+Owns: `Context`, one for each call. A handler uses it to report progress, to ask for more time and to produce follow-ups. The worker uses
+it to keep the call's deadline, and to have its outcome decided only once (`claim`): by the end of the handler or by its timeout.
 """
 
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from penstock.words.errors import InvalidRequest
 from penstock.words.values import Value
 
 
-class Line(Protocol):
+class ContextBackend(Protocol):
     """What a context needs of the worker."""
 
     @property
     def stopping(self) -> bool:
-        """Handlers are not waited for any longer."""
+        """The worker stops at once and does not wait for handlers."""
 
     def now(self) -> int: ...
     def report(self, context: "Context", text: str) -> None:
-        """Let others see how far the handler has come. Does not wait."""
+        """Write a progress report. Does not wait."""
 
     def check_queue(self, context: "Context", name: str) -> None:
-        """Say so if there is no such queue."""
+        """Raise QueueNotFound if there is no such queue."""
 
     def extended(self, context: "Context") -> None:
-        """The deadline was moved."""
+        """The deadline of the call was moved."""
 
     def token(self, context: "Context") -> str: ...
 
@@ -37,16 +37,16 @@ class Line(Protocol):
 class Context:
     """What a handler gets besides its item: `def handle(item, context)`."""
 
-    __slots__ = ("_line", "_mine", "began", "deadline", "follow_ups", "items", "lost", "queue", "tag")
+    __slots__ = ("_backend", "_mine", "began", "deadline", "follow_ups", "items", "lost", "queue", "tag")
 
-    def __init__(self, line: Line, queue: str, tag: Any, items: Sequence[Item]) -> None:
-        self._line = line
+    def __init__(self, backend: ContextBackend, queue: str, tag: Any, items: Sequence[Item]) -> None:
+        self._backend = backend
         self.queue = queue
         """The name of the queue."""
         self.items = items
         """The items of this call: one, unless it is a batch handler's."""
         self.tag = tag
-        """By which the worker knows the items."""
+        """What the backend needs to know of the items: their leases, or in a child process the token."""
         self.began = 0
         self.deadline = 0
         """When it runs too long; 0 is never."""
@@ -66,12 +66,12 @@ class Context:
     @property
     def token(self) -> str:
         """What proves the lease of the item, to be passed on. The worker extends and settles the lease; a handler has no need to."""
-        return self._line.token(self)
+        return self._backend.token(self)
 
     @property
     def cancelled(self) -> bool:
         """Whether the result is not waited for any more: the worker stops at once, `handler_timeout` is over, or the lease was lost."""
-        return self.lost or self._line.stopping or not self._mine
+        return self.lost or self._backend.stopping or not self._mine
 
     def progress(self, share: float | str, text: str = "") -> None:
         """Say how far it has come: a share from 0 to 1, a text, or both. It is seen in `queue.explain(id)` while the handler works.
@@ -84,12 +84,12 @@ class Context:
             raise InvalidRequest(f"the progress is {share!r}; give a share from 0 to 1, or a text")
         else:
             said = f"{share:.0%} {text}".rstrip()
-        self._line.report(self, said)
+        self._backend.report(self, said)
 
     def extend(self, timeout: Seconds) -> None:
         """Let the handler run for so long from now before `handler_timeout` strikes. Its lease is extended in any case."""
-        self.deadline = self._line.now() + span(timeout, "timeout")
-        self._line.extended(self)
+        self.deadline = self._backend.now() + span(timeout, "timeout")
+        self._backend.extended(self)
 
     def follow_up(self, item: NewItem | Value) -> None:
         """Produce an item exactly if this one is completed: into the queue that a NewItem names, or else into the same queue."""
@@ -97,11 +97,11 @@ class Context:
             raise InvalidRequest("a follow-up belongs to one item, and this handler has several; use a handler of single items")
         for name in calls.follow_ups([item]):
             if name is not None:
-                self._line.check_queue(self, name)
+                self._backend.check_queue(self, name)
         self.follow_ups.append(item)
 
     def claim(self) -> bool:
-        """Whether this one decides what becomes of the items: true once."""
+        """Take the right to decide the outcome of the items: True for the first caller only."""
         try:
             return self._mine.pop()
         except IndexError:

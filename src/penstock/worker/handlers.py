@@ -1,19 +1,36 @@
-"""Handlers: which one an item is for, and how it wants to be called.
+"""Handlers: which one an item is for, how it is called, and where its outcome goes.
 
-Owns: `Handler` and `Handlers`. A handler is a function of an item (or of a list of them); one with a second parameter that must be
-given, or with one called `context`, gets a Context too. `async def` makes it one for an event loop.
+Owns: `Handler` and `Handlers` (the functions of a worker), `Caller` (calls them, with hooks; the same for threads, tasks and processes),
+`Dispatcher` (makes the calls for leased items and passes their outcomes to the settlers) and `ProgressReporter`.
+A handler is a function of an item, or of a list of items. It also gets a Context if it has a second required parameter or one named
+`context`. An `async def` runs in an event loop.
+No error of a handler or a hook leaves `Caller`.
 """
 
 import inspect
+import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from penstock.words.errors import InvalidRequest
+from penstock.api import arguments as calls
+from penstock.api.items import Item, NewItem
+from penstock.words.clock import SECOND
+from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
+from penstock.words.ids import Token, format_token
+from penstock.words.values import Value
+from penstock.worker.buffer import ItemBuffer, LeasedItem, WorkerLease
+from penstock.worker.context import Context
+from penstock.worker.outcomes import COMPLETED, Bury, Failed, Outcome, ReasonError, Retry, Snooze, batch_failures, outcome_of, reason_of
+from penstock.worker.settings import Settings
+from penstock.worker.wakeup import WakeUp
 
 Function = Callable[..., Any]
+_log = logging.getLogger("penstock.worker")
 
 
 class Handler:
@@ -117,3 +134,245 @@ def _context_place(function: Function) -> str | None:
     if len(ordered) > 1 and (ordered[1].default is ordered[1].empty or ordered[1].name == "context"):
         return "place"
     return "name" if any(one.name == "context" and one not in ordered[:1] for one in given if one.kind is not one.VAR_KEYWORD) else None
+
+
+# -- calls -------------------------------------------------------------------------------------------
+
+
+def chance() -> float:
+    """A random number from 0 to 1."""
+    return os.urandom(1)[0] / 255
+
+
+class HandlerTimeout(ReasonError, TimeoutError):
+    """A handler ran longer than `handler_timeout`."""
+
+
+class Caller:
+    """Calls handlers: `begin`, then the handler, then `end`."""
+
+    def __init__(self, handlers: Handlers, settings: Settings, now: Callable[[], int]) -> None:
+        self.handlers = handlers
+        self.hooks = settings.hooks
+        self._settings = settings
+        self._now = now
+        self._timed = settings.hooks.finished is not None or settings.handler_timeout > 0
+
+    @property
+    def simple(self) -> Callable[[Item], Any] | None:
+        """The function of the only handler, if it takes only the item and needs neither `begin` nor `end`."""
+        settings = self._settings
+        if settings.batch or settings.handler_timeout or settings.hooks.any_per_item:
+            return None
+        alone = self.handlers.alone
+        return None if alone is None else alone.function
+
+    # -- one call ------------------------------------------------------------------------------------
+
+    def call(self, context: Context, handler: Handler) -> list[Outcome] | None:
+        """Run a handler in this thread. Gives the outcome of each item, or None if the outcomes were decided meanwhile."""
+        self.begin(context)
+        try:
+            result = handler(self.given(context), context)
+        except BaseException as error:
+            return self.end(context, error=error)
+        return self.end(context, result)
+
+    def given(self, context: Context) -> Any:
+        """What the handler is called with."""
+        return list(context.items) if self._settings.batch else context.items[0]
+
+    def begin(self, context: Context) -> None:
+        if self._timed:
+            context.began = self._now()
+            if self._settings.handler_timeout:
+                context.deadline = context.began + self._settings.handler_timeout
+        if self.hooks.started is not None:
+            for item in context.items:
+                self.tell(self.hooks.started, item)
+
+    def end(self, context: Context, result: object = None, error: BaseException | None = None) -> list[Outcome] | None:
+        """The outcome of each item of a call that returned this result or raised this error; None if it was decided before."""
+        if not context.claim():
+            return None
+        if error is None and result is not None:
+            error = wrong_result(result, bool(self._settings.batch))
+        if error is None:
+            outcomes = [COMPLETED] * len(context.items)
+        elif isinstance(error, Failed):
+            outcomes = self._batch_outcomes(context.items, error)
+        else:
+            outcomes = [self.outcome_of(item, error) for item in context.items]
+        return self._tell_finished(context, outcomes)
+
+    def end_with(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
+        """As `end`, for a call whose outcomes are known."""
+        context.claim()
+        return self._tell_finished(context, outcomes)
+
+    def _tell_finished(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
+        if self.hooks.finished is not None:
+            seconds = (self._now() - context.began) / SECOND
+            for item, outcome in zip(context.items, outcomes, strict=True):
+                self.tell(self.hooks.finished, item, seconds, outcome.name)
+        return outcomes
+
+    def timeout_error(self) -> "HandlerTimeout":
+        return HandlerTimeout(f"the handler ran longer than {self._settings.handler_timeout / SECOND:g} s")
+
+    # -- outcomes ------------------------------------------------------------------------------------
+
+    def outcome_of(self, item: Item, error: BaseException) -> Outcome:
+        """The outcome of an item whose handler raised this error; logs it and calls the hook."""
+        outcome = outcome_of(error, item.attempts, self._settings.retry, chance)
+        self.failed(item, outcome, error)
+        return outcome
+
+    def failed(self, item: Item, outcome: Outcome, error: BaseException) -> None:
+        """Log a failure and call the hook `failed`."""
+        meant = isinstance(error, Retry | Bury | Snooze)
+        delay = f" in {outcome.delay / SECOND:.1f} s" if outcome.delay else ""
+        said = "item %s failed at attempt %d and is %s%s: %s"
+        trace = None if meant or error.__traceback__ is None else error
+        level = logging.DEBUG if meant else logging.WARNING
+        _log.log(level, said, item.id, item.attempts, outcome.name, delay, outcome.reason, exc_info=trace)
+        if self.hooks.failed is not None:
+            self.tell(self.hooks.failed, item, error)
+
+    def _batch_outcomes(self, items: Sequence[Item], failed: Failed) -> list[Outcome]:
+        try:
+            errors = batch_failures(failed, [item.id for item in items])
+        except InvalidRequest as error:
+            return [self.outcome_of(item, error) for item in items]
+        return [self.outcome_of(item, errors[place]) if place in errors else COMPLETED for place, item in enumerate(items)]
+
+    def tell(self, hook: Callable[..., object], *told: object) -> None:
+        try:
+            hook(*told)
+        except Exception:
+            _log.exception("a hook of the worker went wrong; the work goes on")
+
+
+def wrong_result(result: object, batch: bool) -> BaseException | None:
+    """The error in what a handler returned: a Failed of a batch handler, or something that should have been awaited. Else None."""
+    if isinstance(result, Failed) and batch:
+        return result
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        return InvalidRequest("the handler returned something to await, which nobody does; declare it with async def")
+    return None
+
+
+# -- between handlers and queues ---------------------------------------------------------------------
+
+
+class ProgressReporter:
+    """Writes progress reports to the queue: in a thread of its own, so that no handler and no settler waits for it.
+
+    Of several reports about an item only the latest is written.
+    """
+
+    def __init__(self) -> None:
+        self._wakeup = WakeUp()
+        self._reports: dict[LeasedItem, tuple[Context, str]] = {}
+        self._closing = False
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def report(self, context: Context, text: str) -> None:
+        for pair in context.tag:
+            self._reports[pair] = context, text
+        if self._thread is None:
+            self._start()
+        self._wakeup.set()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="penstock progress", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wakeup.wait()
+            while self._reports and not self._closing:
+                pair, report = self._reports.popitem()
+                self._write(pair, *report)
+
+    def _write(self, pair: LeasedItem, context: Context, text: str) -> None:
+        lease, item = pair
+        try:
+            lease.source.note(lease.partition, lease.number, item.offset, text)
+        except LeaseLost:
+            context.lost = True  # or the item is settled by now, and it does not matter
+        except PenstockError as error:
+            _log.warning("the progress of item %s was not written: %s", item.id, error)
+
+    def close(self) -> None:
+        with self._starting:
+            self._closing = True
+        self._wakeup.set()
+
+
+class Dispatcher:
+    """Makes calls of leased items and passes their outcomes on; the backend of contexts in this process."""
+
+    def __init__(self, now: Callable[[], int], buffer: ItemBuffer, handlers: Handlers) -> None:
+        self.now = now
+        self.stopping = False
+        self.on_extended: Callable[[Context], None] | None = None
+        self.reporter = ProgressReporter()
+        self._buffer = buffer
+        self._handlers = handlers
+
+    # -- for contexts ------------------------------------------------------------------------------------
+
+    def report(self, context: Context, text: str) -> None:
+        self.reporter.report(context, text)
+
+    def extended(self, context: Context) -> None:
+        if self.on_extended is not None:
+            self.on_extended(context)
+
+    def check_queue(self, context: Context, name: str) -> None:
+        context.tag[0][0].source.find(name)
+
+    def token(self, context: Context) -> str:
+        lease, item = context.tag[0]
+        return format_token(Token(lease.source.incarnation, lease.partition, lease.number, item.offset))
+
+    # -- for pools ---------------------------------------------------------------------------------------
+
+    def contexts(self, pairs: Sequence[LeasedItem]) -> list[tuple[Handler, Context]]:
+        """The calls to make for items of one queue: one for each handler."""
+        if len(pairs) == 1:
+            return [(self._handler(pairs[0][1]), Context(self, pairs[0][0].source.name, pairs, [pairs[0][1]]))]
+        groups: dict[Handler, list[LeasedItem]] = {}
+        for pair in pairs:
+            groups.setdefault(self._handler(pair[1]), []).append(pair)
+        return [(handler, Context(self, some[0][0].source.name, some, [item for _, item in some])) for handler, some in groups.items()]
+
+    def _handler(self, item: Item) -> Handler:
+        handler = self._handlers.find(item.kind)
+        assert handler is not None  # the fetcher has given the others back
+        return handler
+
+    def settle(self, context: Context, outcomes: Sequence[Outcome]) -> None:
+        """A call has ended: pass the outcomes of its items to their settlers."""
+        for pair, outcome in zip(context.tag, outcomes, strict=True):
+            if outcome is COMPLETED and context.follow_ups:
+                outcome = _with_follow_ups(pair[0], context.follow_ups)
+            self._buffer.finished(pair)
+            pair[0].settler.settle(pair, outcome)
+
+
+def _with_follow_ups(lease: WorkerLease, items: Sequence[NewItem | Value]) -> Outcome:
+    """The outcome that completes an item and produces its follow-ups; that retries it if they are refused."""
+    source = lease.source
+    try:
+        batches = calls.follow_ups(items)
+        then = [(source.incarnation if name is None else source.find(name), batch) for name, batch in batches.items()]
+    except PenstockError as error:
+        return Outcome("retried", SECOND, f"its follow-ups could not be made: {reason_of(error)}")
+    return Outcome("completed", then=then)

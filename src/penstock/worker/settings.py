@@ -17,7 +17,7 @@ from penstock.words.batch import check_name
 from penstock.words.clock import MILLISECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import MAX_BATCH_ITEMS, within
-from penstock.worker.verdicts import Outcome, RetryPolicy
+from penstock.worker.outcomes import OutcomeName, RetryPolicy
 
 MAX_CONCURRENCY = 10_000
 MAX_PROCESSES = 1_024
@@ -34,7 +34,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
     started: Callable[[Item], object] | None = None
     """Its handler is about to be called."""
-    finished: Callable[[Item, float, Outcome], object] | None = None
+    finished: Callable[[Item, float, OutcomeName], object] | None = None
     """Its handler has ended, after so many seconds; what is to become of the item."""
     failed: Callable[[Item, BaseException], object] | None = None
     """Its handler raised this, ran too long, or died with its process."""
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hooks: Hooks
 
     @property
-    def places(self) -> int:
+    def capacity(self) -> int:
         """Items that can be in handlers at once."""
         return self.concurrency * (self.batch or 1)
 
@@ -114,7 +114,7 @@ def default_name() -> str:
 
 
 def weights_of(queues: Any) -> dict[Any, int]:
-    """The queues of a worker, and their shares of its places."""
+    """The queues of a worker, with their weights."""
     if isinstance(queues, Mapping):
         found = {queue: within("a weight", weight, 1, MAX_WEIGHT) for queue, weight in queues.items()}
     elif isinstance(queues, list | tuple):

@@ -1,8 +1,8 @@
-"""Handlers in an event loop.
+"""The pool of asyncio tasks in which async handlers run.
 
-Owns: `TaskPlaces`. Each place is a task that takes items as long as there are any, so that a quick handler costs no task of its own. The
-loop is the caller's (`arun`), or one in a thread of its own. Handlers that are plain functions, if some are, run in threads, and count as
-places all the same. Everything here but what feeders call happens in the loop's thread.
+Owns: `TaskPool`. Each task handles items as long as there are any, so that a quick handler costs no task of its own. The event loop is
+the caller's (`arun`), or one in a thread of its own. If some handlers are plain functions, they run in threads; the task waits for them.
+All methods but those for fetchers run in the loop's thread.
 """
 
 import asyncio
@@ -14,19 +14,17 @@ from typing import Any
 
 from penstock.api.items import Item
 from penstock.words.clock import SECOND
-from penstock.worker.calling import Caller
+from penstock.worker.buffer import ItemBuffer
 from penstock.worker.context import Context
-from penstock.worker.handlers import Handler
-from penstock.worker.line import RunLine
+from penstock.worker.handlers import Caller, Dispatcher, Handler
+from penstock.worker.outcomes import RETURNED, Outcome
 from penstock.worker.settings import Settings
-from penstock.worker.shelf import Waiting
-from penstock.worker.verdicts import RETURNED, Verdict
 
-BREATH = 32
-"""Items after which a place lets the others have a turn, however quick its handler is."""
+YIELD_AFTER = 32
+"""After so many items a task lets the others run, however quick its handler is."""
 
 
-class TaskPlaces:
+class TaskPool:
     """Tasks that call handlers."""
 
     stoppable = True
@@ -34,27 +32,27 @@ class TaskPlaces:
     def __init__(
         self,
         settings: Settings,
-        shelf: Waiting,
+        buffer: ItemBuffer,
         caller: Caller,
-        line: RunLine,
-        hungry: Callable[[], None],
-        ended: Callable[[], None],
+        dispatcher: Dispatcher,
+        request_more: Callable[[], None],
+        on_ended: Callable[[], None],
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self._settings = settings
-        self._shelf = shelf
+        self._buffer = buffer
         self._caller = caller
-        self._line = line
-        self._hungry = hungry
-        self._ended = ended
+        self._dispatcher = dispatcher
+        self._request_more = request_more
+        self._on_ended = on_ended
         self._closing = False
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scopes: dict[Context, asyncio.Timeout] = {}
-        self._threads: Threads | None = None
+        self._threads: _CallThreads | None = None
         self._own = loop is None
         self._loop = loop or asyncio.new_event_loop()
-        line.on_extended = self._extended
+        dispatcher.on_extended = self._extended
         if self._own:
             threading.Thread(target=self._run_loop, name="penstock loop", daemon=True).start()
 
@@ -66,7 +64,7 @@ class TaskPlaces:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
-    # -- for feeders -----------------------------------------------------------------------------------
+    # -- for fetchers -----------------------------------------------------------------------------------
 
     @property
     def free(self) -> int:
@@ -76,24 +74,24 @@ class TaskPlaces:
         self._soon(self._wake, count)
 
     def spread(self) -> None:
-        self._soon(self._wake, len(self._shelf))
+        self._soon(self._wake, len(self._buffer))
 
     def start(self) -> None:
-        """Nothing to be done beforehand."""
+        """Nothing to prepare."""
 
     def close(self) -> None:
-        """No place takes anything more. `ended` is called when the last has finished what it has."""
+        """Take no more items. `on_ended` is called when the last task has finished its items."""
         self._soon(self._close)
 
     def cancel(self) -> None:
-        """Stop handlers at their next await; their items go back."""
+        """Stop handlers at their next await; their items are returned."""
         self._soon(self._cancel)
 
     def _soon(self, function: Callable[..., None], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # the loop is closed: no handler runs in it any more
-            self._ended()
+            self._on_ended()
 
     # -- in the loop -------------------------------------------------------------------------------------
 
@@ -104,7 +102,7 @@ class TaskPlaces:
                 if not waiter.done():
                     waiter.set_result(None)
             elif len(self._tasks) < self._settings.concurrency and not self._closing:
-                task = self._loop.create_task(self._live())
+                task = self._loop.create_task(self._task_main())
                 self._tasks.add(task)
                 task.add_done_callback(self._gone)
             else:
@@ -123,7 +121,7 @@ class TaskPlaces:
         if task is not None:
             self._tasks.discard(task)
         if self._closing and not self._tasks:
-            self._ended()
+            self._on_ended()
             if self._threads is not None:
                 self._threads.close()
             if self._own:
@@ -136,21 +134,21 @@ class TaskPlaces:
     def _reschedule(self, context: Context) -> None:
         scope = self._scopes.get(context)
         if scope is not None and not scope.expired():
-            scope.reschedule(self._loop.time() + (context.deadline - self._line.now()) / SECOND)
+            scope.reschedule(self._loop.time() + (context.deadline - self._dispatcher.now()) / SECOND)
 
     # -- in each task ------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def _task_main(self) -> None:
         handle = self._caller.simple
         if handle is not None and self._caller.handlers.any_async:
-            await self._plainly(handle)
+            await self._run_simple(handle)
         else:
-            await self._fully()
+            await self._run_full()
 
-    async def _plainly(self, handle: Callable[[Item], Any]) -> None:
-        shelf, hungry = self._shelf, self._hungry
-        take, finished = shelf.take, shelf.finished
-        breath = BREATH
+    async def _run_simple(self, handle: Callable[[Item], Any]) -> None:
+        buffer, request_more = self._buffer, self._request_more
+        take, finished = buffer.take, buffer.finished
+        left = YIELD_AFTER
         while True:
             try:
                 pair = take()
@@ -165,55 +163,55 @@ class TaskPlaces:
                 if _stopped(error):
                     pair[0].settler.settle(pair, RETURNED)
                     return
-                pair[0].settler.settle(pair, self._caller.judge(pair[1], error))
+                pair[0].settler.settle(pair, self._caller.outcome_of(pair[1], error))
             else:
                 finished(pair)
                 pair[0].settler.complete(pair)
-            breath -= 1
-            if not breath & 3:
-                hungry()
-                if not breath:
-                    breath = BREATH
+            left -= 1
+            if not left & 3:
+                request_more()
+                if not left:
+                    left = YIELD_AFTER
                     await asyncio.sleep(0)
 
-    async def _fully(self) -> None:
-        batch, breath = self._settings.batch or 1, BREATH
+    async def _run_full(self) -> None:
+        batch, left = self._settings.batch or 1, YIELD_AFTER
         while True:
             try:
-                pairs = self._shelf.take_many(batch)
+                pairs = self._buffer.take_many(batch)
             except IndexError:
                 if not await self._sleep():
                     return
                 continue
-            calls = self._line.contexts(pairs)
+            calls = self._dispatcher.contexts(pairs)
             for handler, context in calls:
-                if self._line.stopping:
-                    self._line.settle(context, [RETURNED] * len(context.items))
+                if self._dispatcher.stopping:
+                    self._dispatcher.settle(context, [RETURNED] * len(context.items))
                 else:
                     await self._call(handler, context)
-            self._hungry()
-            breath -= 1
-            if not breath:
-                breath = BREATH
+            self._request_more()
+            left -= 1
+            if not left:
+                left = YIELD_AFTER
                 await asyncio.sleep(0)
 
     async def _call(self, handler: Handler, context: Context) -> None:
         """Run one handler and settle its items."""
-        verdicts: list[Verdict] | None
+        outcomes: list[Outcome] | None
         self._caller.begin(context)
         try:
-            verdicts = self._caller.end(context, await self._timed(handler, context))
+            outcomes = self._caller.end(context, await self._timed(handler, context))
         except BaseException as error:
             if _stopped(error):
                 context.claim()
-                verdicts = [RETURNED] * len(context.items)
+                outcomes = [RETURNED] * len(context.items)
             else:
-                verdicts = self._caller.end(context, error=error)
-        if verdicts is not None:
-            self._line.settle(context, verdicts)
+                outcomes = self._caller.end(context, error=error)
+        if outcomes is not None:
+            self._dispatcher.settle(context, outcomes)
 
     async def _timed(self, handler: Handler, context: Context) -> Any:
-        """The handler's result, or that it ran over."""
+        """Run a handler within `handler_timeout`; raises HandlerTimeout when it takes longer."""
         if not self._settings.handler_timeout:
             return await self._run(handler, context)
         try:
@@ -222,7 +220,7 @@ class TaskPlaces:
                 return await self._run(handler, context)
         except TimeoutError:
             if scope.expired():
-                raise self._caller.ran_over() from None
+                raise self._caller.timeout_error() from None
             raise
         finally:
             self._scopes.pop(context, None)
@@ -232,16 +230,16 @@ class TaskPlaces:
         if handler.is_async:
             return await handler(given, context)
         if self._threads is None:
-            self._threads = Threads(self._loop)
+            self._threads = _CallThreads(self._loop)
         return await self._threads.run(handler, given, context)
 
     async def _sleep(self) -> bool:
-        """Wait until there may be something; False when the worker drains."""
+        """Wait until there may be items; False when the worker drains."""
         if self._closing:
             return False
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._idle.append(waiter)
-        self._hungry()
+        self._request_more()
         try:
             await waiter
         except asyncio.CancelledError:
@@ -252,13 +250,13 @@ class TaskPlaces:
 
 
 def _stopped(error: BaseException) -> bool:
-    """Whether the place is to end, and not only its handler did."""
+    """Whether the task was cancelled, and not only something inside its handler."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-class Threads:
-    """Threads for handlers that are plain functions, beside others that are not: as many as are at work at once."""
+class _CallThreads:
+    """Threads for handlers that are plain functions, in a worker whose other handlers are async: as many as run at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -272,11 +270,11 @@ class Threads:
             self._idle -= 1
         else:
             self._count += 1
-            threading.Thread(target=self._live, name=f"penstock handler {self._count}", daemon=True).start()
+            threading.Thread(target=self._thread_main, name=f"penstock handler {self._count}", daemon=True).start()
         self._work.put((function, args, answer))
         return answer
 
-    def _live(self) -> None:
+    def _thread_main(self) -> None:
         while (given := self._work.get()) is not None:
             function, args, answer = given
             try:

@@ -1,26 +1,27 @@
 """Workers, as a user makes them.
 
-Owns: `Worker` and the decorator `worker`.
+Owns: `Worker`, the decorator `worker`, and the signals that end a worker: SIGTERM and SIGINT are handled while it runs, and their former
+handlers are restored afterwards. Only the main thread can do that.
 """
 
 import asyncio
+import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 from penstock.api._async.queue import AsyncQueue
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import Seconds
 from penstock.words.errors import InvalidRequest
-from penstock.worker.children import packed
+from penstock.worker.buffer import SourceQueue
 from penstock.worker.handlers import Function, Handler, Handlers
-from penstock.worker.holding import Source
-from penstock.worker.running import Run
+from penstock.worker.outcomes import RetryPolicy
+from penstock.worker.processes import pickled
+from penstock.worker.run import WorkerRun
 from penstock.worker.settings import Hooks, rates_of, settings, weights_of
-from penstock.worker.signals import ending
-from penstock.worker.tally import Tally, WorkerStats
-from penstock.worker.verdicts import RetryPolicy
+from penstock.worker.stats import WorkerCounters, WorkerStats
 
 AnyQueue: TypeAlias = Queue | AsyncQueue
 Queues: TypeAlias = AnyQueue | Sequence[AnyQueue] | Mapping[AnyQueue, int]
@@ -39,7 +40,7 @@ class Worker:
     `Bury(reason)` or `Snooze(delay)`. While it works its lease is kept from ending, whatever it does. It may be `async def`, and may take
     a second parameter: a `Context`.
 
-    queues: a Queue, or several; as a dict, with the share of the places that each has while all have work.
+    queues: a Queue, or several; as a dict, with weights: while all have items, each has handlers in proportion to its weight.
     handler: for every item; or leave it out, and register handlers by kind: `@worker.on("invoice")`. Items of kinds without a handler are
         left to other workers.
     concurrency: handlers at once: threads, or tasks if it is async. 1 unless given.
@@ -87,17 +88,17 @@ class Worker:
         )
         self._handlers = Handlers(None if handler is None else Handler(handler))
         if processes and handler is not None:
-            packed(self._handlers)  # or why it cannot be
-        sources = {queue: Source(queue) for queue in weights}
+            pickled(self._handlers)  # or why it cannot be
+        sources = {queue: SourceQueue(queue) for queue in weights}
         self._weights = {source: weights[queue] for queue, source in sources.items()}
         self._rates = {sources[queue]: limit for queue, limit in rates.items()}
-        self._tally = Tally()
+        self._counters = WorkerCounters()
         self._starting = threading.Lock()
-        self._run: Run | None = None
+        self._run: WorkerRun | None = None
 
     @property
     def handler(self) -> Handler | None:
-        """The one for every item."""
+        """The handler for every item, if there is one."""
         return self._handlers.default
 
     def on(self, *kinds: str) -> Callable[[F], F]:
@@ -120,7 +121,7 @@ class Worker:
         """
         run = self._begin(None)
         try:
-            with ending(run.ask_to_end, signals):
+            with _signals_handled(run.ask_to_end, signals):
                 run.execute()
         finally:
             self._run = None
@@ -141,18 +142,18 @@ class Worker:
                 loop.call_soon_threadsafe(_resolve, over, error)
 
         try:
-            with ending(run.ask_to_end, signals):
+            with _signals_handled(run.ask_to_end, signals):
                 threading.Thread(target=execute, name="penstock worker", daemon=True).start()
-                await _patiently(over, run)
+                await _wait_for_end(over, run)
         finally:
             self._run = None
 
-    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> Run:
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> WorkerRun:
         with self._starting:
             if self._run is not None:
                 raise InvalidRequest("the worker is running already; make another one, or raise its concurrency")
             self._handlers.check()
-            self._run = Run(self._weights, self._rates, self._handlers, self._settings, self._tally, loop)
+            self._run = WorkerRun(self._weights, self._rates, self._handlers, self._settings, self._counters, loop)
             return self._run
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -167,7 +168,7 @@ class Worker:
 
     def stats(self) -> WorkerStats:
         """What it has done since it was made."""
-        return self._tally.stats(next(iter(self._weights)).now())
+        return self._counters.stats(next(iter(self._weights)).now())
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Call the handler by itself, as a test may want to."""
@@ -210,8 +211,8 @@ def _resolve(over: "asyncio.Future[None]", error: BaseException | None) -> None:
         over.set_exception(error)
 
 
-async def _patiently(over: "asyncio.Future[None]", run: Run) -> None:
-    """Wait for the end of a run. Being cancelled asks it to end."""
+async def _wait_for_end(over: "asyncio.Future[None]", run: WorkerRun) -> None:
+    """Wait for the end of a run. A cancellation asks the run to end, and is raised when it has ended."""
     cancelled: asyncio.CancelledError | None = None
     while not over.done():
         try:
@@ -222,3 +223,24 @@ async def _patiently(over: "asyncio.Future[None]", run: Run) -> None:
     if cancelled is not None:
         raise cancelled
     over.result()
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def _signals_handled(ask: Callable[[], None], wanted: bool = True) -> Iterator[None]:
+    """Within this, each of the signals calls `ask`; in a thread other than the main thread nothing changes."""
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        ask()
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

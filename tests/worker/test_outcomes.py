@@ -7,13 +7,13 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.words.clock import SECOND
-from penstock.worker.verdicts import Bury, Failed, Retry, RetryPolicy, Snooze, Verdict, judge, of_a_batch
+from penstock.worker.outcomes import Bury, Failed, Outcome, Retry, RetryPolicy, Snooze, batch_failures, outcome_of
 
 MIDDLE = 0.5
 
 
-def verdict(error: BaseException, attempts: int = 1, chance: float = MIDDLE, **policy: Any) -> Verdict:
-    return judge(error, attempts, RetryPolicy(**policy), lambda: chance)
+def outcome(error: BaseException, attempts: int = 1, chance: float = MIDDLE, **policy: Any) -> Outcome:
+    return outcome_of(error, attempts, RetryPolicy(**policy), lambda: chance)
 
 
 def test_each_attempt_waits_longer_up_to_a_limit() -> None:
@@ -31,15 +31,15 @@ def test_a_policy_without_delay_retries_at_once() -> None:
 
 
 def test_an_error_is_retried_with_its_name_and_text() -> None:
-    assert verdict(KeyError("x"), 2) == Verdict("retried", 2 * SECOND, "KeyError: 'x'")
-    assert verdict(ValueError()) == Verdict("retried", SECOND, "ValueError")
+    assert outcome(KeyError("x"), 2) == Outcome("retried", 2 * SECOND, "KeyError: 'x'")
+    assert outcome(ValueError()) == Outcome("retried", SECOND, "ValueError")
 
 
 def test_what_a_handler_asks_for_is_done() -> None:
-    assert verdict(Retry(30, "busy")) == Verdict("retried", 30 * SECOND, "busy")
-    assert verdict(Retry(), 2) == Verdict("retried", 2 * SECOND)
-    assert verdict(Bury("poison")) == Verdict("buried", 0, "poison")
-    assert verdict(Snooze(5)) == Verdict("snoozed", 5 * SECOND)
+    assert outcome(Retry(30, "busy")) == Outcome("retried", 30 * SECOND, "busy")
+    assert outcome(Retry(), 2) == Outcome("retried", 2 * SECOND)
+    assert outcome(Bury("poison")) == Outcome("buried", 0, "poison")
+    assert outcome(Snooze(5)) == Outcome("snoozed", 5 * SECOND)
 
 
 class Special(ConnectionError):
@@ -48,24 +48,24 @@ class Special(ConnectionError):
 
 def test_the_most_special_class_counts() -> None:
     by_type = {OSError: RetryPolicy(base=7), ConnectionError: Bury, Special: Retry(3), ValueError: Snooze(9, "later"), KeyError: Bury("k")}
-    assert verdict(OSError("disk"), by_type=by_type) == Verdict("retried", 7 * SECOND, "OSError: disk")
-    assert verdict(ConnectionResetError("gone"), by_type=by_type) == Verdict("buried", 0, "ConnectionResetError: gone")
-    assert verdict(Special("s"), by_type=by_type) == Verdict("retried", 3 * SECOND, "Special: s")
-    assert verdict(UnicodeError("u"), by_type=by_type) == Verdict("snoozed", 9 * SECOND, "later")
-    assert verdict(KeyError(1), by_type=by_type) == Verdict("buried", 0, "k")
-    assert verdict(TypeError("t"), by_type=by_type) == Verdict("retried", SECOND, "TypeError: t")
+    assert outcome(OSError("disk"), by_type=by_type) == Outcome("retried", 7 * SECOND, "OSError: disk")
+    assert outcome(ConnectionResetError("gone"), by_type=by_type) == Outcome("buried", 0, "ConnectionResetError: gone")
+    assert outcome(Special("s"), by_type=by_type) == Outcome("retried", 3 * SECOND, "Special: s")
+    assert outcome(UnicodeError("u"), by_type=by_type) == Outcome("snoozed", 9 * SECOND, "later")
+    assert outcome(KeyError(1), by_type=by_type) == Outcome("buried", 0, "k")
+    assert outcome(TypeError("t"), by_type=by_type) == Outcome("retried", SECOND, "TypeError: t")
 
 
 def test_items_of_a_batch_fail_by_place_or_id() -> None:
     bury = Bury("b")
-    found = of_a_batch(Failed({0: "first", "0-9": bury}), ["0-7", "0-8", "0-9"])
+    found = batch_failures(Failed({0: "first", "0-9": bury}), ["0-7", "0-8", "0-9"])
     assert [(place, type(error), str(error)) for place, error in found.items()] == [(0, Retry, "first"), (2, Bury, "b")]
 
 
 @pytest.mark.parametrize("name", [3, -1, "0-1", None])
 def test_an_item_that_was_not_in_the_batch_cannot_fail(name: Any) -> None:
     with pytest.raises(InvalidRequest, match="which it was not given"):
-        of_a_batch(Failed({name: "x"}), ["0-7", "0-8", "0-9"])
+        batch_failures(Failed({name: "x"}), ["0-7", "0-8", "0-9"])
 
 
 def test_policies_and_words_can_be_sent_to_another_process() -> None:

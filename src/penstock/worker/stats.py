@@ -1,6 +1,6 @@
-"""What a worker has done so far.
+"""The statistics of a worker.
 
-Owns: `WorkerStats` (what is told) and `Tally` (what is counted; each figure by one thread at a time, or under the lock).
+Owns: `WorkerStats`, what `Worker.stats()` gives, and `WorkerCounters`, which are counted under a lock.
 """
 
 import threading
@@ -14,7 +14,7 @@ WINDOW = 5 * SECOND
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """A worker, counted since it was made."""
+    """What a worker has done since it was made."""
 
     handled: int
     """Items completed."""
@@ -24,7 +24,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     buried: int
     snoozed: int
     returned: int
-    """Given back untouched: not begun when the worker drained, or of a kind it has no handler for."""
+    """Given back without being handled: not begun when the worker drained, or of a kind it has no handler for."""
     late: int
     """Attempts whose lease had ended before they were settled."""
     in_hand: int
@@ -33,7 +33,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     """Items completed a second, lately."""
 
 
-class Tally:
+class WorkerCounters:
     """Counts that several threads add to."""
 
     def __init__(self) -> None:

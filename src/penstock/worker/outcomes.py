@@ -1,7 +1,7 @@
-"""What becomes of an item when its handler has ended, and how long it waits for its next attempt.
+"""The outcome of an item: what happens to it when its handler has ended, and how long it waits for its next attempt.
 
-Owns: `Retry`, `Bury`, `Snooze` and `Failed`, which a handler raises; `RetryPolicy`; and `Verdict`, what the queue is then asked for.
-Pure: chance is passed in.
+Owns: `Retry`, `Bury`, `Snooze` and `Failed`, which a handler raises; `RetryPolicy`; and `Outcome`, which the settler sends to the queue.
+Pure: random numbers are passed in.
 """
 
 import math
@@ -17,23 +17,23 @@ from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import MAX_DELAY
 
-Outcome: TypeAlias = Literal["completed", "retried", "buried", "snoozed", "returned"]
+OutcomeName: TypeAlias = Literal["completed", "retried", "buried", "snoozed", "returned"]
 Chance: TypeAlias = Callable[[], float]
 """A number from 0 to 1."""
 
 
-class Verdict(NamedTuple):
-    """What is to become of an item. "snoozed" and "returned" (it was not begun, or stopped from outside) count no attempt."""
+class Outcome(NamedTuple):
+    """What happens to an item. "snoozed" and "returned" (its handler did not run, or was stopped) count as no attempt."""
 
-    outcome: Outcome
+    name: OutcomeName
     delay: int = 0
     reason: str = ""
     then: Sequence[tuple[int, Batch]] = ()
     """Follow-ups: (incarnation, items)."""
 
 
-DONE = Verdict("completed")
-RETURNED = Verdict("returned")
+COMPLETED = Outcome("completed")
+RETURNED = Outcome("returned")
 
 # -- what a handler raises ---------------------------------------------------------------------------
 
@@ -135,11 +135,11 @@ def _check(name: str, value: object, low: float, high: float) -> None:
         raise InvalidRequest(f"{name} is {value!r}; give a number from {low:g} to {high:g}")
 
 
-# -- from an error to a verdict ----------------------------------------------------------------------
+# -- from an error to an outcome ---------------------------------------------------------------------
 
 
-def judge(error: BaseException, attempts: int, policy: RetryPolicy, chance: Chance) -> Verdict:
-    """What becomes of an item whose handler raised this at its so manieth attempt."""
+def outcome_of(error: BaseException, attempts: int, policy: RetryPolicy, chance: Chance) -> Outcome:
+    """The outcome of an item whose handler raised this error after so many attempts."""
     answer: Any = policy.for_error(error) if policy.by_type else None
     if answer is None:
         answer = error
@@ -147,25 +147,25 @@ def judge(error: BaseException, attempts: int, policy: RetryPolicy, chance: Chan
         answer = Bury(reason_of(error))
     reason = getattr(answer, "reason", "") or (reason_of(error) if answer is not error else "")
     if isinstance(answer, Bury):
-        return Verdict("buried", reason=reason)
+        return Outcome("buried", reason=reason)
     if isinstance(answer, Snooze):
-        return Verdict("snoozed", answer.delay, reason)
+        return Outcome("snoozed", answer.delay, reason)
     if isinstance(answer, Retry):
-        return Verdict("retried", policy.delay(attempts, chance) if answer.delay is None else answer.delay, reason)
+        return Outcome("retried", policy.delay(attempts, chance) if answer.delay is None else answer.delay, reason)
     times = answer if isinstance(answer, RetryPolicy) else policy
-    return Verdict("retried", times.delay(attempts, chance), reason_of(error))
+    return Outcome("retried", times.delay(attempts, chance), reason_of(error))
 
 
-class Worded(Exception):
+class ReasonError(Exception):
     """An error whose text is a reason by itself."""
 
 
 def reason_of(error: BaseException) -> str:
     """What an exception says; see words/errors.py."""
-    return str(error) if isinstance(error, Worded) else errors.reason_of(error)
+    return str(error) if isinstance(error, ReasonError) else errors.reason_of(error)
 
 
-def of_a_batch(failed: Failed, ids: Sequence[str]) -> dict[int, BaseException]:
+def batch_failures(failed: Failed, ids: Sequence[str]) -> dict[int, BaseException]:
     """The places of the items that failed, and why; says so when it names one that was not there."""
     found: dict[int, BaseException] = {}
     for name, why in failed.failed.items():

@@ -1,0 +1,346 @@
+"""Leased items that wait for a handler.
+
+Owns: `SourceQueue` (a queue of the worker), `WorkerLease` (a lease that the worker holds) and the buffers of leased items.
+A worker reaches its broker only through `SourceQueue`.
+
+Leases: the broker extends a lease on its own as long as the worker keeps it. A handler cannot prevent that, not even by holding the
+interpreter. Once `keep` has returned True, no other consumer gets the items before `let_go`.
+
+Buffers: `PlainBuffer` serves one queue; it is a deque and needs no lock. `SharedBuffer` serves several queues, or one with a limit per
+partition, under a lock. It gives the next item from the queue that occupies the fewest handlers for its weight; among equals, from the
+queue that was served least for its weight. So each queue has its share of the handlers while all have items, and an idle queue's share
+goes to the others.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from penstock.api.items import Item
+from penstock.loop.requests import Handed, Part
+from penstock.operations import Cancel, Done, FindQueue, LeaseItems, NoteProgress, SettleItems
+from penstock.rules.commands import Settled
+from penstock.words.clock import SECOND
+from penstock.words.errors import PenstockError, Refused
+
+
+class SourceQueue:
+    """A queue that the worker leases from, and the home that executes its operations."""
+
+    def __init__(self, queue: Any) -> None:
+        self.queue = queue
+        self.name: str = queue.name
+        self.incarnation: int = queue.incarnation
+        self.home = queue.home
+
+    def now(self) -> int:
+        """Elapsed microseconds."""
+        elapsed: int = self.home.clock.read().elapsed
+        return elapsed
+
+    # -- leasing -------------------------------------------------------------------------------------
+
+    def lease(self, operation: LeaseItems) -> list[Handed]:
+        """Lease, and wait for the answer in this thread."""
+        handed: list[Handed] = self.home.call(operation)
+        return handed
+
+    def submit(self, operation: LeaseItems | SettleItems, done: Done) -> Cancel:
+        """Start the operation; `done` is called with the answer or the error. Gives the function that cancels it."""
+        cancel: Cancel = self.home.submit(operation, done)
+        return cancel
+
+    # -- settling ------------------------------------------------------------------------------------
+
+    def settle(self, operation: SettleItems) -> list[Settled | Refused]:
+        """Settle, and give one answer for each part. An error of the whole operation is given as the answer of every part."""
+        try:
+            answer: list[Settled | Refused] = self.home.call(operation)
+        except PenstockError as error:
+            return [Refused.of(error)] * len(operation.parts)
+        return answer
+
+    def note(self, partition: int, lease: int, offset: int, text: str) -> None:
+        self.home.call(NoteProgress(queue=self.incarnation, partition=partition, lease=lease, offset=offset, text=text))
+
+    def find(self, name: str) -> int:
+        """The incarnation of the queue of that name."""
+        found: int = self.home.call(FindQueue(name=name)).incarnation
+        return found
+
+    def __repr__(self) -> str:
+        return f"SourceQueue({self.name!r})"
+
+
+class WorkerLease:
+    """A lease that the worker holds: items that one partition gave in one answer."""
+
+    __slots__ = ("_safe_until", "incomplete", "keyed", "left", "number", "partition", "settler", "since", "source")
+
+    def __init__(self, source: SourceQueue, settler: Any, handed: Handed, asked_at: int) -> None:
+        self.source = source
+        self.settler = settler
+        """The Settler of its items."""
+        self.partition = handed.partition
+        self.number = handed.granted.lease
+        self._safe_until = asked_at + round(handed.seconds * SECOND)
+        self.left = handed.granted.count
+        """Items that are not settled yet. Only the settler changes it."""
+        self.incomplete = False
+        """The worker has given up some items without settling them. The others must be settled by their offsets, not as a whole lease."""
+        self.since = 0
+        """When the first of its completed but unsettled items was completed."""
+        self.keyed = any(part.batch.key_ids is not None for part in handed.items)
+
+    def keep(self) -> bool:
+        """Have the broker extend the lease from now on. False if it had ended before, which happens when this process was suspended."""
+        source = self.source
+        source.home.keep(source.incarnation, self.partition, self.number)
+        if source.now() < self._safe_until:
+            return True
+        (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[Part(self.partition, self.number)]))
+        return isinstance(answer, Settled)
+
+    def let_go(self) -> None:
+        """Stop extending the lease."""
+        self.source.home.let_go(self.source.incarnation, self.partition, self.number)
+
+    def __repr__(self) -> str:
+        return f"WorkerLease({self.source.name!r}, lease {self.number:#x} of partition {self.partition}, {self.left} left)"
+
+
+LeasedItem: TypeAlias = tuple[WorkerLease, Item]
+"""An item and the lease that holds it."""
+
+
+# -- buffers -----------------------------------------------------------------------------------------
+
+
+class ItemBuffer(Protocol):
+    """A buffer of leased items: `PlainBuffer` or `SharedBuffer`."""
+
+    counting: bool
+    """Whether `finished` must be called for every item that was taken."""
+
+    def put(self, source: SourceQueue, pairs: Sequence[LeasedItem]) -> None: ...
+    def take(self) -> LeasedItem:
+        """The next item; IndexError when there is none that may be handled now."""
+
+    def take_many(self, most: int) -> list[LeasedItem]:
+        """One to `most` items of the same queue; IndexError when there is none."""
+
+    def put_back(self, pairs: Sequence[LeasedItem]) -> None:
+        """Put items that were taken but not handled back in front."""
+
+    def finished(self, pair: LeasedItem) -> None:
+        """The handler of an item has ended."""
+
+    def drop(self, lease: WorkerLease) -> list[LeasedItem]:
+        """Take out the items of a lease."""
+
+    def clear(self) -> list[LeasedItem]:
+        """Take out all items."""
+
+    def count(self, source: SourceQueue) -> int:
+        """How many items of a queue wait."""
+
+    def taken(self, source: SourceQueue) -> int:
+        """How many items of a queue are with handlers; 0 if this buffer does not count."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` would give an item."""
+
+    def __len__(self) -> int: ...
+
+
+class PlainBuffer:
+    """The items of one queue, first in, first out."""
+
+    counting = False
+
+    def __init__(self) -> None:
+        self._pairs: deque[LeasedItem] = deque()
+        self.take = self._pairs.popleft
+
+    def put(self, source: SourceQueue, pairs: Sequence[LeasedItem]) -> None:
+        self._pairs.extend(pairs)
+
+    def take_many(self, most: int) -> list[LeasedItem]:
+        found = [self.take()]
+        try:
+            while len(found) < most:
+                found.append(self.take())
+        except IndexError:
+            pass
+        return found
+
+    def put_back(self, pairs: Sequence[LeasedItem]) -> None:
+        self._pairs.extendleft(reversed(pairs))
+
+    def finished(self, pair: LeasedItem) -> None:
+        return
+
+    def drop(self, lease: WorkerLease) -> list[LeasedItem]:
+        found = self.clear()
+        self.put_back([pair for pair in found if pair[0] is not lease])
+        return [pair for pair in found if pair[0] is lease]
+
+    def clear(self) -> list[LeasedItem]:
+        found: list[LeasedItem] = []
+        try:
+            while True:
+                found.append(self.take())
+        except IndexError:
+            return found
+
+    def count(self, source: SourceQueue) -> int:
+        return len(self._pairs)
+
+    def taken(self, source: SourceQueue) -> int:
+        return 0
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+
+class _QueueBuffer:
+    """The waiting items of one queue in a SharedBuffer, by partition if there is a limit per partition."""
+
+    def __init__(self, weight: int, per_partition: int) -> None:
+        self.weight = weight
+        self.limit = per_partition
+        self.taken = 0
+        self.served = 0
+        self.count = 0
+        self._parts: dict[int, deque[LeasedItem]] = {}
+        self._busy: dict[int, int] = {}
+        self._open: dict[int, None] = {}
+        """Partitions whose next item may be handled now, in the order in which they are served."""
+
+    @property
+    def open(self) -> bool:
+        return bool(self._open)
+
+    def put(self, pairs: Iterable[LeasedItem], first: bool = False) -> None:
+        for pair in pairs:
+            number = pair[0].partition if self.limit else 0
+            part = self._parts.setdefault(number, deque())
+            part.appendleft(pair) if first else part.append(pair)
+            self.count += 1
+            self._update_open(number)
+
+    def take(self) -> LeasedItem:
+        number = next(iter(self._open))
+        del self._open[number]
+        pair = self._parts[number].popleft()
+        self.count -= 1
+        self.taken += 1
+        self.served += 1
+        self._busy[number] = self._busy.get(number, 0) + 1
+        self._update_open(number)
+        return pair
+
+    def put_back(self, pair: LeasedItem) -> None:
+        self.finished(pair)
+        self.served -= 1
+        self.put([pair], first=True)
+
+    def finished(self, pair: LeasedItem) -> None:
+        number = pair[0].partition if self.limit else 0
+        self.taken -= 1
+        self._busy[number] -= 1
+        self._update_open(number)
+
+    def clear(self) -> list[LeasedItem]:
+        found = [pair for part in self._parts.values() for pair in part]
+        self._parts.clear()
+        self._open.clear()
+        self.count = 0
+        return found
+
+    def _update_open(self, number: int) -> None:
+        if self._parts.get(number) and (not self.limit or self._busy.get(number, 0) < self.limit):
+            self._open.setdefault(number)
+
+
+class SharedBuffer:
+    """The items of several queues, or of one with a limit per partition."""
+
+    counting = True
+
+    def __init__(self, weights: Mapping[SourceQueue, int], per_partition: int) -> None:
+        self._lock = threading.Lock()
+        self._queues = {source: _QueueBuffer(weight, per_partition) for source, weight in weights.items()}
+
+    def put(self, source: SourceQueue, pairs: Sequence[LeasedItem]) -> None:
+        with self._lock:
+            queue = self._queues[source]
+            if not queue.count and not queue.taken:
+                self._catch_up(queue)
+            queue.put(pairs)
+
+    def _catch_up(self, queue: _QueueBuffer) -> None:
+        """A queue that was idle gets no more than its share afterwards."""
+        others = [other.served / other.weight for other in self._queues.values() if other.count or other.taken]
+        queue.served = max(queue.served, round(min(others, default=0) * queue.weight))
+
+    def take(self) -> LeasedItem:
+        with self._lock:
+            return self._best().take()
+
+    def take_many(self, most: int) -> list[LeasedItem]:
+        with self._lock:
+            queue = self._best()
+            found = [queue.take()]
+            while len(found) < most and queue.open:
+                found.append(queue.take())
+            return found
+
+    def _best(self) -> _QueueBuffer:
+        queues = [queue for queue in self._queues.values() if queue.open]
+        if not queues:
+            raise IndexError
+        return queues[0] if len(queues) == 1 else min(queues, key=_score)
+
+    def put_back(self, pairs: Sequence[LeasedItem]) -> None:
+        with self._lock:
+            for pair in reversed(pairs):
+                self._queues[pair[0].source].put_back(pair)
+
+    def finished(self, pair: LeasedItem) -> None:
+        with self._lock:
+            self._queues[pair[0].source].finished(pair)
+
+    def drop(self, lease: WorkerLease) -> list[LeasedItem]:
+        with self._lock:
+            queue = self._queues[lease.source]
+            found = queue.clear()
+            queue.put(pair for pair in found if pair[0] is not lease)
+            return [pair for pair in found if pair[0] is lease]
+
+    def clear(self) -> list[LeasedItem]:
+        with self._lock:
+            return [pair for queue in self._queues.values() for pair in queue.clear()]
+
+    def count(self, source: SourceQueue) -> int:
+        return self._queues[source].count
+
+    def taken(self, source: SourceQueue) -> int:
+        return self._queues[source].taken
+
+    @property
+    def ready(self) -> bool:
+        return any(queue.open for queue in self._queues.values())
+
+    def __len__(self) -> int:
+        return sum(queue.count for queue in self._queues.values())
+
+
+def _score(queue: _QueueBuffer) -> tuple[float, float]:
+    return queue.taken / queue.weight, queue.served / queue.weight

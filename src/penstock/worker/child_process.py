@@ -1,0 +1,246 @@
+"""A child process of a worker: it runs handlers on the items that it is sent, until its parent closes the connection.
+
+Owns: `main`, the messages between parent and child, and `CurrentCall`: two numbers in shared memory from which the parent knows what
+the child is doing even if it dies. Calls of handlers are numbered, and a child makes them in order.
+
+    parent → child:  (number of the first call, list of CallItems): each item is one call; with batch handlers all items are one call
+    child → parent:  ChildReady once; CallResult when a call did not simply succeed; CallProgress; CallsDone when a message is done
+
+A child has no broker: it leases nothing and settles nothing. It ignores the signals that end a worker, which are for its parent. It does
+not outlive its parent: on Linux the system kills it, elsewhere a thread ends it as soon as the interpreter runs that thread.
+"""
+
+import asyncio
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from ctypes import c_longlong
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
+from typing import Any, NamedTuple
+
+from penstock.api.items import Item, NewItem
+from penstock.words.batch import Batch
+from penstock.words.clock import SystemClock
+from penstock.words.ids import Token, format_token
+from penstock.words.values import Value
+from penstock.worker.context import Context
+from penstock.worker.handlers import Caller, Handler, Handlers
+from penstock.worker.outcomes import COMPLETED, Bury, Outcome, Retry, Snooze
+from penstock.worker.settings import Settings
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+# -- messages ----------------------------------------------------------------------------------------
+
+
+class CallItems(NamedTuple):
+    """Consecutive items of one lease and one batch."""
+
+    queue: str
+    token: Token
+    """Of the first item; the others have the following offsets."""
+    batch: Batch
+    produced_at: int
+    attempts: list[int]
+
+    def items(self) -> list[Item]:
+        _, partition, _, offset = self.token
+        return [
+            Item(partition, offset + index, self.batch, index, self.produced_at, attempts) for index, attempts in enumerate(self.attempts)
+        ]
+
+
+class ChildReady(NamedTuple):
+    """The child has loaded its handlers and waits for items."""
+
+
+class CallResult(NamedTuple):
+    """The outcomes of the items of a call."""
+
+    number: int
+    outcomes: list[Outcome]
+    errors: dict[str, str]
+    """By the id of an item that failed: the traceback, or "" if the handler raised Retry, Bury or Snooze."""
+    follow_ups: list[NewItem | Value]
+
+
+class CallProgress(NamedTuple):
+    """What a handler reported of its progress."""
+
+    number: int
+    text: str
+
+
+class CallsDone(NamedTuple):
+    """All calls before this one have been made."""
+
+    number: int
+
+
+ChildMessage = ChildReady | CallResult | CallProgress | CallsDone
+
+
+class CurrentCall:
+    """The call that a child is running: written by the child, read by its parent."""
+
+    def __init__(self, context: SpawnContext) -> None:
+        self._numbers: Any = context.RawArray(c_longlong, 2)
+        self._numbers[0] = -1
+
+    @property
+    def at(self) -> int:
+        """The number of the call that began last; -1 before the first."""
+        number: int = self._numbers[0]
+        return number
+
+    @property
+    def deadline(self) -> int:
+        """When that call runs too long; 0 is never."""
+        number: int = self._numbers[1]
+        return number
+
+    def begin(self, number: int, deadline: int) -> None:
+        self._numbers[1] = 0
+        self._numbers[0] = number
+        self._numbers[1] = deadline
+
+    def extend(self, deadline: int) -> None:
+        self._numbers[1] = deadline
+
+
+# -- the process -------------------------------------------------------------------------------------
+
+
+def main(link: Connection, current: CurrentCall, handlers: bytes, settings: Settings) -> None:
+    """Run handlers until the parent closes the link."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _die_with_parent()
+    found: Handlers = pickle.loads(handlers)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        link.send(ChildReady())
+        ChildCalls(link, current, found, settings).work()
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), name="penstock parent", daemon=True).start()
+
+
+def _exit_with_parent(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+class ChildCalls:
+    """Makes the calls that the parent sends."""
+
+    def __init__(self, link: Connection, current: CurrentCall, handlers: Handlers, settings: Settings) -> None:
+        clock = SystemClock()
+        self._link = link
+        self._current = current
+        self._handlers = handlers
+        self._batch = bool(settings.batch)
+        self._caller = _ChildCaller(handlers, settings, lambda: clock.read().elapsed)
+        self._backend = _ChildBackend(self, lambda: clock.read().elapsed)
+        self._runner: asyncio.Runner | None = None
+        self._number = 0
+        self._sending = threading.Lock()  # a handler may have threads of its own
+
+    def work(self) -> None:
+        while True:
+            number, message = self._link.recv()
+            for context in self._contexts(message):
+                self._call(number, context)
+                number += 1
+            self._send(CallsDone(number))
+
+    def _contexts(self, message: list[CallItems]) -> list[Context]:
+        given = [(items, item) for items in message for item in items.items()]
+        if self._batch:
+            return [Context(self._backend, given[0][0].queue, given[0][0].token, [item for _, item in given])]
+        return [Context(self._backend, items.queue, items.token, [item]) for items, item in given]
+
+    def _call(self, number: int, context: Context) -> None:
+        handler = self._handlers.find(context.item.kind)
+        assert handler is not None
+        self._number = number
+        self._caller.errors = {}
+        self._caller.begin(context)
+        self._current.begin(number, context.deadline)
+        try:
+            result = handler(self._caller.given(context), context)
+            if handler.is_async:
+                result = self._wait_for(result)
+        except BaseException as error:
+            outcomes = self._caller.end(context, error=error)
+        else:
+            outcomes = self._caller.end(context, result)
+        assert outcomes is not None
+        if context.follow_ups or any(outcome is not COMPLETED for outcome in outcomes):
+            self._send(CallResult(number, outcomes, self._caller.errors, context.follow_ups))
+
+    def _wait_for(self, coroutine: Any) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+    def _send(self, message: ChildMessage) -> None:
+        with self._sending:
+            self._link.send(message)
+
+    def report(self, text: str) -> None:
+        self._send(CallProgress(self._number, text))
+
+    def extend(self, deadline: int) -> None:
+        self._current.extend(deadline)
+
+
+class _ChildBackend:
+    """The backend of contexts in a child."""
+
+    stopping = False
+
+    def __init__(self, child: ChildCalls, now: Callable[[], int]) -> None:
+        self._child = child
+        self.now = now
+
+    def report(self, context: Context, text: str) -> None:
+        self._child.report(text)
+
+    def extended(self, context: Context) -> None:
+        self._child.extend(context.deadline)
+
+    def check_queue(self, context: Context, name: str) -> None:
+        """Checked by the parent, which retries the item if there is no such queue."""
+
+    def token(self, context: Context) -> str:
+        token: Token = context.tag
+        return format_token(token._replace(offset=context.item.offset))
+
+
+class _ChildCaller(Caller):
+    """Keeps the tracebacks of failures for the parent, which logs them and calls the hooks."""
+
+    errors: dict[str, str]
+
+    def call(self, context: Context, handler: Handler) -> list[Outcome] | None:
+        raise NotImplementedError
+
+    def failed(self, item: Item, outcome: Outcome, error: BaseException) -> None:
+        meant = isinstance(error, Retry | Bury | Snooze)
+        self.errors[item.id] = "" if meant else "".join(traceback.format_exception(error))
