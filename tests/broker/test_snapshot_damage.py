@@ -8,7 +8,7 @@ import penstock
 from penstock import NewItem
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueNotFound, StorageFailed
-from penstock.logs.files.directory import Root
+from penstock.logs.files.root import Root
 from tests.broker.yard import Yard, fill
 
 

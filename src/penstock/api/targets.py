@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from penstock.logs.backends import MEMORY
-from penstock.logs.files.directory import Root
+from penstock.logs.files.root import Root
 from penstock.words.errors import InvalidRequest
 
 Place: TypeAlias = str | os.PathLike[str]

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.logs.drafting import FREE, Sheet, cuts
+from penstock.logs.arrow import FREE, Sheet, cuts
 from penstock.logs.store import Inbox, PartWriter
 from penstock.spark.framing import ORDERED_BYTES, SIZE, Placed, Run
 from penstock.spark.ordering import Order

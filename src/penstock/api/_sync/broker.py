@@ -18,7 +18,7 @@ from penstock.api.ports import SyncPort
 from penstock.api.redriving import PAGE, Redriven, Where, by_partition, chooser
 from penstock.api.targets import Place, place_of
 from penstock.logs.api import SEGMENT_BYTES, Durability
-from penstock.logs.files.directory import Root
+from penstock.logs.files.root import Root
 from penstock.logs.files.system import Files
 from penstock.words.clock import Clock
 from penstock.words.ids import FOREIGN
