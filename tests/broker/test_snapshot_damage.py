@@ -9,7 +9,7 @@ import penstock
 from penstock import NewItem
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueNotFound, StorageFailed
-from penstock.logs.files.directory import Root
+from penstock.logs.files.root import Root
 from penstock.operations import ExplainItem, FindOffsets, FindQueue, ListItems, ListQueues, Operation, ReadHistory, ReadStats, TraceItem
 from tests.broker.yard import Yard, fill
 

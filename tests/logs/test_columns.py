@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.logs.api import Frame, FrameType
-from penstock.logs.columns import Columns, encode
-from penstock.logs.trim import trimmed
+from penstock.logs.columns import Columns, encode, trimmed
 from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, from_offsets
 from penstock.words.batch import Batch

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.files.directory import Directory, Root
+from penstock.logs.files.directory import Directory
+from penstock.logs.files.root import Root
 from penstock.logs.files.segment import Owner
 from penstock.logs.files.system import SystemFiles, filesystem_in, filesystem_in_mount
 from penstock.testing import SimulatedFiles

@@ -1,27 +1,43 @@
-"""The bytes of a frame are those that docs/format.md draws, and nothing but a whole frame is taken for one."""
+"""The bytes of a frame are those that docs/format.md draws, and nothing but a whole frame is taken for one.
 
+Compression pays where it can and keeps out of the way where it cannot.
+
+SKIP and GAP frames: their bytes, and how logs read them.
+"""
+
+import random
 import struct
 from array import array
 
+import msgspec
 import pytest
 from google_crc32c import value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.logs.api import Buffer, Draft, FrameType
+from penstock.logs.api import Buffer, Draft, Frame, FrameType, Gap
 from penstock.logs.frame import (
     AFTER_SYNC,
     HEADER_BYTES,
     MAX_BODY_BYTES,
+    MAX_SKIPPED,
     MORE,
     ZSTD,
+    Compressor,
     Damaged,
     Encoder,
+    expand,
     frame_bytes,
+    gap_draft,
     parse_header,
+    skip_draft,
     unpack_body,
 )
+from penstock.testing import SimulatedFiles
+from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest
+from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft, expected, told
+from tests.logs.histories import FOLDER, open_log
 
 DRAFT = Draft(FrameType.DATA, base=5, count=2, columns=3, elapsed=-7, wall=1_767_225_600_000_000, parts=[b"abc", b"defg"])
 
@@ -108,3 +124,127 @@ def test_a_number_that_does_not_fit_is_refused_and_nothing_added(wrong: Draft) -
     with pytest.raises(InvalidRequest, match="; "):
         Encoder(1, 1).encode(wrong, 1, 0, vector)
     assert vector == []
+
+
+TEXT = b'{"order": 1, "customer": "kakariki"}' * 400
+NOISE = random.Random(1).randbytes(len(TEXT))
+
+
+def attempts(compressor: Compressor, body: bytes, times: int) -> int:
+    """How often a body that compresses was stored compressed."""
+    return sum(compressor.shrink([body], len(body)) is not None for _ in range(times))
+
+
+def test_what_shrinks_comes_back_as_it_was() -> None:
+    packed = Compressor().shrink([TEXT[:100], TEXT[100:]], len(TEXT))
+    assert packed is not None
+    assert len(packed) < len(TEXT) // 10
+    assert expand(memoryview(packed), len(TEXT)) == TEXT
+
+
+def test_noise_is_stored_as_it_is_and_soon_not_even_looked_at() -> None:
+    compressor = Compressor()
+    assert attempts(compressor, NOISE, 5_000) == 0
+    # It is skipping now: even text is stored as it is, until the next look, after which it is compressed every time.
+    results = [compressor.shrink([TEXT], len(TEXT)) is not None for _ in range(MAX_SKIPPED + 1)]
+    assert results.count(False) > MAX_SKIPPED // 4
+    assert results == sorted(results)
+    assert attempts(compressor, TEXT, 10) == 10
+
+
+def test_a_saving_below_five_percent_is_not_taken() -> None:
+    mostly_noise = NOISE[:980] + bytes(20)
+    assert Compressor().shrink([mostly_noise], 1000) is None
+    assert Compressor().shrink([NOISE[:900] + bytes(100)], 1000) is not None
+
+
+def test_what_expands_to_another_size_is_refused() -> None:
+    packed = Compressor().shrink([bytes(1 << 20)], 1 << 20)
+    assert packed is not None
+    assert expand(memoryview(packed), 1000) is None
+    assert expand(memoryview(packed), (1 << 20) + 1) is None
+    assert expand(memoryview(packed + b"more"), 1 << 20) is None
+    assert expand(memoryview(packed[:-1]), 1 << 20) is None
+    assert expand(memoryview(b"not zstd at all"), 10) is None
+
+
+LOST = Gap(3, 5, 10, 17, "elsewhere", "a frame body does not match its checksum", mended=True)
+
+
+def packed(kind: int, flags: int, count: int, sequence: int, base: int, body: bytes) -> bytes:
+    """A frame as docs/format.md draws it."""
+    fields = (b"PSTK", 1, kind, flags, len(body), len(body), count, PARTITION, 0, INCARNATION, sequence, base, 1_000, 2_000)
+    header = struct.pack("<4sBBHIIIIIQQQqq", *fields)
+    frame = header + struct.pack("<I", value(header)) + body + struct.pack("<I", value(body))
+    return frame + bytes(-len(frame) % 8)
+
+
+SKIP = packed(4, 0, 0, 5, 17, b"")
+GAP = packed(5, 8, 1, 5, 17, msgspec.msgpack.encode([3, 5, 10, 17, LOST.why]))
+
+
+def framed(drafted: object, sequence: int, flags: int = 0) -> bytes:
+    vector: list[bytes | bytearray | memoryview] = []
+    Encoder(INCARNATION, PARTITION).encode(drafted, sequence, flags, vector)  # type: ignore[arg-type]
+    return b"".join(vector)
+
+
+def test_their_bytes() -> None:
+    assert framed(skip_draft(17, Moment(2_000, 1_000)), 5) == SKIP
+    assert framed(gap_draft(LOST, Moment(2_000, 1_000)), 5, 8) == GAP
+
+
+def planted(*pieces: bytes) -> list[Frame | Gap]:
+    """What a log says whose first segment is these bytes."""
+    files = SimulatedFiles()
+    log = open_log(files)
+    list(log.recover())
+    log.append([draft(0, 10, b"first"), draft(10, 0, b"second")])
+    log.rotate(base_draft(17))
+    log.close()
+    path = f"{FOLDER}/{0:020}-{1:020}.log"
+    files.plant(path, files.content(path) + b"".join(pieces))
+    newer = f"{FOLDER}/{17:020}-"
+    (old,) = [path for path in files.contents() if path.startswith(newer) and path.endswith(".log")]
+    files.plant(f"{newer}{6:020}.log", packed(3, 8, 1, 6, 17, b"the whole state"))
+    for gone in (old, old.removesuffix(".log") + ".idx", f"{FOLDER}/synced"):
+        files.remove(gone)
+    log = open_log(files)
+    list(log.recover())
+    return list(log.frames())
+
+
+def test_without_them_a_hole_is_damage() -> None:
+    (gap,) = [found for found in planted() if isinstance(found, Gap)]
+    assert gap[:4] == (3, 5, 10, 17)
+    assert not gap.mended
+
+
+def test_a_skip_accounts_for_a_hole_and_is_not_handed_out() -> None:
+    found = told(planted(SKIP))
+    assert [(frame.type, frame.sequence) for frame in found] == [(FrameType.DATA, 1), (FrameType.DATA, 2), (FrameType.BASE, 6)]
+    assert found[:2] == expected([draft(0, 10, b"first"), draft(10, 0, b"second")])
+
+
+def test_a_skip_behind_damage_does_not() -> None:
+    (gap,) = [found for found in planted(packed(1, 0, 1, 4, 10, b"x")[:-16] + bytes(16), SKIP) if isinstance(found, Gap)]
+    assert gap[:4] == (3, 5, 10, 17)
+
+
+def test_a_gap_is_handed_out_as_one() -> None:
+    found = planted(GAP)
+    (gap,) = [one for one in found if isinstance(one, Gap)]
+    assert gap == LOST._replace(where=gap.where)
+    assert f"{0:020}-{1:020}.log bytes " in gap.where
+    assert len(found) == 4
+
+
+def test_new_damage_before_a_gap_is_told_besides() -> None:
+    later = packed(5, 8, 1, 5, 17, msgspec.msgpack.encode([5, 5, 15, 17, "why"]))
+    gaps = [one for one in planted(bytes(80), later) if isinstance(one, Gap)]
+    assert [(*gap[:4], gap.mended) for gap in gaps] == [(3, 4, 10, 15, False), (5, 5, 15, 17, True)]
+
+
+def test_a_gap_that_cannot_be_understood() -> None:
+    with pytest.raises(CorruptLog, match="newer Penstock"):
+        planted(packed(5, 8, 1, 5, 17, b"\xc1"))

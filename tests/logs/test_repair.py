@@ -9,7 +9,7 @@ from google_crc32c import value
 from penstock.logs.api import Frame, FrameType, Gap
 from penstock.logs.files.directory import Directory
 from penstock.logs.files.repair import repair
-from penstock.logs.files.synced import unpack
+from penstock.logs.files.sidefiles import unpack_synced
 from penstock.logs.files.verify import verify
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
@@ -126,11 +126,11 @@ def test_what_is_torn_is_left_to_the_next_opening() -> None:
 def test_a_wrong_synced_position_is_set_right() -> None:
     files = whole()
     path = f"{FOLDER}/synced"
-    synced = unpack(files.content(path))
+    synced = unpack_synced(files.content(path))
     assert synced is not None
     files.plant(path, msgspec.structs.replace(synced, position=synced.position + 16).pack())
     assert mend(files).side_files == ["synced: does not fit the log"]
-    assert unpack(files.content(path)) == synced
+    assert unpack_synced(files.content(path)) == synced
     check_again(files)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.logs.api import Gap
 from penstock.logs.files.directory import Directory
-from penstock.logs.files.synced import unpack
+from penstock.logs.files.sidefiles import unpack_synced
 from penstock.logs.files.system import SystemFiles
 from penstock.logs.files.verify import Report, verify, verify_all
 from penstock.testing import SimulatedFiles
@@ -201,7 +201,7 @@ def test_a_synced_position_that_is_not_at_a_frames_end(shift: int) -> None:
 
 
 def move_position(files: SimulatedFiles, shift: int) -> None:
-    synced = unpack(files.content(f"{FOLDER}/synced"))
+    synced = unpack_synced(files.content(f"{FOLDER}/synced"))
     assert synced is not None
     files.plant(f"{FOLDER}/synced", msgspec.structs.replace(synced, position=synced.position + shift).pack())
 

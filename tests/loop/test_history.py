@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.logs import marks
 from penstock.logs.api import FrameType, Gap, Readable
 from penstock.logs.files.directory import Directory
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.system import SystemFiles
+from penstock.logs.frame import DROPPED
 from penstock.loop.history import events, item_history, told
 from penstock.loop.opening import replay
 from penstock.loop.partition import Partition
@@ -273,7 +273,7 @@ def test_what_was_dropped_behind_a_frame_is_a_gap(bench: Bench) -> None:
     log = bench.partition.log
     oldest = log.segments()[0].first_sequence
     gap, *rest = log.frames(1)
-    assert isinstance(gap, Gap) and (gap.first_sequence, gap.last_sequence, gap.why) == (2, oldest - 1, marks.DROPPED)
+    assert isinstance(gap, Gap) and (gap.first_sequence, gap.last_sequence, gap.why) == (2, oldest - 1, DROPPED)
     assert rest == list(log.frames())
     assert list(log.frames(oldest - 1)) == rest
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.logs.api import Gap
-from penstock.logs.files import filelog, replay
+from penstock.logs.files import filelog, recovery
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.tail import Tail
 from penstock.loop import damage
@@ -204,8 +204,8 @@ def a_failed_rotation_is_reported_as_a_failed_turn(patch: Patch) -> None:
 
 @bug
 def half_of_a_torn_group_is_kept(patch: Patch) -> None:
-    patch.setattr(replay, "MORE", 0)
-    patch.setattr(replay, "JOINS", 0)
+    patch.setattr(recovery, "MORE", 0)
+    patch.setattr(recovery, "JOINS", 0)
 
 
 @bug

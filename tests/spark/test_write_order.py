@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.logs.drafting import FREE
+from penstock.logs.arrow import FREE
 from penstock.rules import slots
 from penstock.spark import frames
 from penstock.spark.order import Order, in_place

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from penstock.broker.embedded import Embedded
 from penstock.logs.backends import MEMORY
-from penstock.logs.files.directory import Root
+from penstock.logs.files.root import Root
 from penstock.operations import Home
 from penstock.words.errors import InvalidRequest
 

@@ -25,7 +25,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.cli import show
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
 from penstock.logs.backends import MEMORY
-from penstock.logs.files.marker import LOGS, inspect
+from penstock.logs.files.root import LOGS, inspect
 from penstock.logs.files.system import SystemFiles
 
 VARIABLE = "PENSTOCK_BROKER"

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from penstock.logs.api import DURABILITIES, Durability
-from penstock.logs.files.directory import Directory, Root
+from penstock.logs.files.directory import Directory
 from penstock.logs.files.inbox import FileInbox
+from penstock.logs.files.root import Root
 from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import CATALOG, Inbox, ReadStore, Store

@@ -1,9 +1,12 @@
 """Items as bytes: the body of a DATA frame, columns in Arrow buffer layout.
 
-Owns: `encode` (records → draft) and `Columns` (frame → items, blocks, records). Drawn in docs/format.md.
+Owns: `encode` (records → draft), `Columns` (frame → items, blocks, records) and `trimmed` (a frame cut down to the items that are still
+wanted). Drawn in docs/format.md.
 Every buffer starts 8-aligned, so a frame becomes an Arrow RecordBatch without copying. A column is there only when some item has it;
 where all items have the same value it is stored once (a constant). Building costs one `join` and one array of lengths per column.
 The header's `columns` word says which are there: present in the low 16 bits, constant in the high 16.
+A trimmed frame is the stretch from its first to its last kept item; the others inside are blanked, so that offsets stay. It is an ordinary
+frame with the old times. What a produce wanted remembered (parts) goes: it is in a Base by now.
 """
 
 import struct
@@ -18,6 +21,7 @@ import msgspec
 
 from penstock.logs.api import Buffer, Draft, Frame, FrameType
 from penstock.rules.records import Produced
+from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Block
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
@@ -391,3 +395,40 @@ class Columns:
         if isinstance(ids, Numbers):
             found |= {"keys": nothing, "key_ids": ids.numbers[low:high]}
         return Batch(nothing, **found)
+
+
+# -- trimming --------------------------------------------------------------------------------------
+
+
+def trimmed(frame: Frame, keep: RunSet) -> Draft | None:
+    """A draft of the frame with the items of `keep`, or None when it has none of them. One that cannot be taken apart is kept as it is."""
+    stop = frame.base + frame.count
+    kept = keep.within(frame.base, stop)
+    if not kept:
+        return None
+    whole = Draft(frame.type, frame.base, frame.count, frame.columns, frame.elapsed, frame.wall, [frame.body])
+    if kept == [frame.base, stop] and not frame.columns & PARTS:
+        return whole
+    try:
+        batch = Columns(frame).batch(kept[0], kept[-1])
+    except (msgspec.MsgspecError, ValueError, IndexError, TypeError):
+        return whole
+    return encode([Produced(kept[0], _blanked(batch, kept))], Moment(frame.elapsed, frame.wall))
+
+
+def _blanked(batch: Batch, kept: Sequence[int]) -> Batch:
+    """The batch, which starts at the first kept item, with nothing in the places of those not kept."""
+    alive = bytearray(len(batch))
+    for start, stop in pairs(kept):
+        alive[start - kept[0] : stop - kept[0]] = b"\1" * (stop - start)
+    if all(alive):
+        return batch.compact()
+
+    def blanked(column: Column) -> Any:
+        values = getattr(batch, column.name)
+        if values is None:
+            return None
+        left: Any = [value if there else column.nothing for value, there in zip(values, alive, strict=True)]
+        return bytes(left) if column.form is Form.SMALL else left
+
+    return Batch(*(blanked(column) for _, column in COLUMNS)).compact()

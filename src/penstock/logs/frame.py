@@ -1,21 +1,33 @@
 """The bytes of one frame: header, body, checksum, padding (drawn in docs/format.md).
 
-Owns: the layout, the flags, `Encoder` (drafts to bytes), `parse_header` / `unpack_body` (bytes to frames) and `ungrouped`.
+Owns: the layout, the flags, `Encoder` (drafts to bytes), `parse_header` / `unpack_body` (bytes to frames) and `ungrouped`; `Compressor`;
+the frames that stand for others which are not there: SKIP for what was removed on purpose, GAP for what was lost and is known to be; and
+the words for what retention dropped, of which no frame is left to speak.
 Invariants
 - the header's own checksum covers magic, version and lengths, so a length is trusted exactly when that checksum holds;
 - magic and version stay where they are in every later version, and so does the header checksum: a newer format is thus told from damage;
 - a frame starts at a multiple of 8 and its body too, so that Arrow buffers inside are aligned.
 Limit: a body holds at most 1 GiB, compressed or not.
+A body is stored compressed only when that saves at least 5 %. Most time is lost on bodies that do not compress, so a large body is
+probed on a sample first, and after each failure a growing number of bodies is stored as it is without looking.
 """
 
 import struct
+import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 from google_crc32c import extend, value
 
-from penstock.logs.api import Buffer, Draft, Frame, FrameType
-from penstock.logs.compress import MIN_BODY_BYTES, Compressor, expand
+from penstock.logs.api import Buffer, Draft, Frame, FrameType, Gap
+from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MAGIC = b"PSTK"
 VERSION = 1
@@ -159,3 +171,109 @@ def _expanded(stored: memoryview, raw_bytes: int) -> memoryview:
     if body is None:
         raise Damaged(f"a compressed frame body does not expand to the {raw_bytes} bytes it should (at most {MAX_BODY_BYTES})")
     return memoryview(body)
+
+
+# -- compression -----------------------------------------------------------------------------------
+
+
+MIN_BODY_BYTES = 512
+"""Smaller bodies are never tried: the header outweighs what could be saved."""
+SAMPLE_BYTES = 4096
+LEVEL = 1
+MAX_SKIPPED = 512
+"""Bodies stored without a look after repeated failures: the price of a probe is then spread over so many."""
+
+
+class Compressor:
+    """Compresses bodies that shrink, and learns to leave the others alone."""
+
+    __slots__ = ("_failures", "_skip", "_zstd")
+
+    def __init__(self) -> None:
+        self._zstd = zstd.ZstdCompressor(level=LEVEL)
+        self._failures = 0
+        self._skip = 0
+
+    def shrink(self, parts: Sequence[bytes], size: int) -> bytes | None:
+        """A body of at least MIN_BODY_BYTES compressed, or None when it is to be stored as it is."""
+        if self._skip:
+            self._skip -= 1
+            return None
+        packed = self._attempt(parts, size)
+        if packed is None:
+            self._failures += 1
+            self._skip = min(1 << self._failures, MAX_SKIPPED)
+        else:
+            self._failures = 0
+        return packed
+
+    def _attempt(self, parts: Sequence[bytes], size: int) -> bytes | None:
+        if size > 2 * SAMPLE_BYTES and self._pack(_sample(parts)) is None:
+            return None
+        return self._pack(b"".join(parts))
+
+    def _pack(self, data: bytes) -> bytes | None:
+        packed = self._zstd.compress(data, self._zstd.FLUSH_FRAME)
+        return packed if len(packed) * 20 <= len(data) * 19 else None
+
+
+def _sample(parts: Sequence[bytes]) -> bytes:
+    """From the middle of the longest part: the payloads, not the columns of small numbers, which always compress."""
+    longest = max(parts, key=len)
+    start = max(0, (len(longest) - SAMPLE_BYTES) // 2)
+    return longest[start : start + SAMPLE_BYTES]
+
+
+def expand(stored: memoryview, size: int) -> bytes | None:
+    """The `size` bytes that were compressed, or None when they are not exactly that many: never more than `size` + 1 are made."""
+    unpacker = zstd.ZstdDecompressor()
+    try:
+        body = unpacker.decompress(stored, max_length=size + 1)
+    except zstd.ZstdError:
+        return None
+    return body if unpacker.eof and len(body) == size and not unpacker.unused_data else None
+
+
+# -- frames that stand for others ------------------------------------------------------------------
+
+
+DROPPED = "retention dropped it"
+
+
+class _Lost(msgspec.Struct, array_like=True):
+    """The body of a GAP frame: the fields of a Gap without its place, which is the frame's own."""
+
+    first_sequence: int
+    last_sequence: int
+    start: int
+    stop: int
+    why: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Lost)
+
+
+def skip_draft(base: int, then: Moment) -> Draft:
+    """Says that what is not there, up to the frame's sequence and to the item before `base`, was removed on purpose."""
+    return Draft(FrameType.SKIP, base, 0, 0, then.elapsed, then.wall, ())
+
+
+def gap_draft(lost: Gap, then: Moment) -> Draft:
+    """Stands where frames were lost; to be written with the sequence of the last of them."""
+    body = _encoder.encode(_Lost(lost.first_sequence, lost.last_sequence, lost.start, lost.stop, lost.why))
+    return Draft(FrameType.GAP, lost.stop, 1, 0, then.elapsed, then.wall, [body])
+
+
+def gap_of(frame: Frame, where: str) -> Gap:
+    """What a GAP frame tells."""
+    try:
+        body = _decoder.decode(frame.body)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(f"GAP frame {frame.sequence} is whole but cannot be understood ({error}); use a newer Penstock") from error
+    return Gap(body.first_sequence, body.last_sequence, body.start, body.stop, where, body.why, mended=True)
+
+
+def dropped_gap(first_sequence: int, base: int, where: str) -> Gap:
+    """Everything before the oldest segment that is left."""
+    return Gap(1, first_sequence - 1, 0, base, where, DROPPED)

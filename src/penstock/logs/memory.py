@@ -14,11 +14,11 @@ from collections import defaultdict, deque
 from collections.abc import Container, Iterator, Sequence
 from typing import BinaryIO, TypeAlias
 
-from penstock.logs import marks
 from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, Published, Readable, SegmentFacts
+from penstock.logs.columns import trimmed
+from penstock.logs.frame import DROPPED, dropped_gap
 from penstock.logs.store import Manifest, StagedPart, Sweeps, Waiting, checked_name, drop_name, kept_sweeps, stamped, started
 from penstock.logs.syncs import Syncs
-from penstock.logs.trim import trimmed
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
 
@@ -109,7 +109,7 @@ class MemoryLog:
         found: list[Frame | Gap] = []
         oldest = self._oldest()
         if start < min(stop, oldest.base):
-            found.append(marks.dropped(oldest.first_sequence, oldest.base, "memory"))
+            found.append(dropped_gap(oldest.first_sequence, oldest.base, "memory"))
         first = max(0, bisect_right(self._starts, start) - 1)
         last = bisect_left(self._starts, stop) if start < stop else first
         frames = [self.kept[place] for place in self._places[first:last]]
@@ -125,7 +125,7 @@ class MemoryLog:
         self._ready()
         oldest = self.segments()[0]
         if 0 < after < oldest.first_sequence - 1:
-            yield Gap(after + 1, oldest.first_sequence - 1, oldest.base, oldest.base, "memory", marks.DROPPED)
+            yield Gap(after + 1, oldest.first_sequence - 1, oldest.base, oldest.base, "memory", DROPPED)
         yield from [frame for frame in self.kept if frame.type is not FrameType.SKIP and frame.sequence > after]
 
     def offset_at(self, wall: int) -> int:
@@ -436,7 +436,7 @@ class MemoryPart:
 
     def add(self, draft: Draft, partition: int = 0) -> int:
         if draft.type is not FrameType.DATA or draft.base:
-            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give a draft of drafting.py")
+            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that Sheet.draft made")
         self.begin()
         self._frames.append(_framed(draft, len(self._frames) + 1))
         return len(self._frames) - 1

@@ -8,8 +8,8 @@ A gap takes exactly the items between its neighbours that retention had not take
 import logging
 from collections.abc import Iterable, Sequence
 
-from penstock.logs import marks
 from penstock.logs.api import Gap, Readable
+from penstock.logs.frame import DROPPED
 from penstock.loop.opening import replay
 from penstock.rules import machine
 from penstock.rules.records import Lost
@@ -72,4 +72,4 @@ def lost_front(log: Readable, first_offset: int) -> list[Gap]:
 
 def missing_segment(gap: Gap) -> Gap:
     """A gap that took items. The log takes whatever lies before its oldest segment for dropped; if it was not, that segment is missing."""
-    return gap._replace(why=MISSING) if gap.why == marks.DROPPED else gap
+    return gap._replace(why=MISSING) if gap.why == DROPPED else gap

@@ -9,8 +9,9 @@ thinned out only the producing of the items that it kept is told, until the next
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.logs import codec, marks
+from penstock.logs import codec
 from penstock.logs.api import Frame, FrameType, Gap, Readable
+from penstock.logs.frame import DROPPED
 from penstock.rules import base
 from penstock.rules.events import Event, Happening, Teller
 from penstock.rules.records import Lost
@@ -66,9 +67,9 @@ class _Reading:
 
     def gap(self, gap: Gap) -> list[Happening]:
         """Damage takes items; what retention dropped only cannot be told."""
-        self._known = self._known and gap.first_sequence == self.sequence + 1 and gap.why != marks.DROPPED
+        self._known = self._known and gap.first_sequence == self.sequence + 1 and gap.why != DROPPED
         self.sequence = max(self.sequence, gap.last_sequence)
-        if gap.why == marks.DROPPED:
+        if gap.why == DROPPED:
             return []
         teller = self._teller if self._known else Teller()
         happenings = teller.tell(Lost([gap.start, gap.stop]), self._now)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.api.arrow import COLUMNS, read_columns
-from penstock.logs.drafting import Sheet
-from penstock.logs.failures import storage_failed
+from penstock.logs.arrow import Sheet
+from penstock.logs.files.system import storage_failed
 from penstock.logs.store import PartWriter
 from penstock.spark.order import Order, in_place
 from penstock.words.clock import Clock

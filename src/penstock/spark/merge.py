@@ -14,7 +14,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.logs.drafting import FREE, Sheet, cuts
+from penstock.logs.arrow import FREE, Sheet, cuts
 from penstock.logs.store import PartWriter
 from penstock.operations import Staging
 from penstock.spark.frames import ORDERED_BYTES, SIZE, Run, StagedFrame

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.logs.api import Frame, Gap, Readable, SegmentFacts
-from penstock.logs.marks import DROPPED
+from penstock.logs.frame import DROPPED
 from penstock.loop.history import told
 from penstock.rules.events import Happening, place_text
 from penstock.rules.runs import count, first_of, offsets, pairs

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.logs.api import Gap, Readable
 from penstock.logs.columns import ORIGIN, Columns
-from penstock.logs.marks import DROPPED
+from penstock.logs.frame import DROPPED
 from penstock.loop.damage import missing_segment
 from penstock.loop.reading import Reader
 from penstock.rules.events import PLACE_BYTES

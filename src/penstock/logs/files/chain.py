@@ -12,10 +12,20 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from penstock.logs.api import FrameType, SegmentFacts
-from penstock.logs.files.index import SparseIndex, unpack
-from penstock.logs.files.segment import INDEX, LOG, Owner, Piece, Segment, SegmentName, header_at, parse_name, walk
-from penstock.logs.files.system import Files, Mode
-from penstock.logs.files.writing import TEMPORARY, read_file, write_file
+from penstock.logs.files.segment import (
+    INDEX,
+    LOG,
+    Owner,
+    Piece,
+    Segment,
+    SegmentName,
+    SparseIndex,
+    header_at,
+    parse_name,
+    unpack_index,
+    walk,
+)
+from penstock.logs.files.system import TEMPORARY, Files, Mode, read_file, write_file
 
 MAX_OPEN = 4
 """Older segments held open."""
@@ -207,7 +217,7 @@ class Chain:
 
     def _stored_index(self, segment: Segment) -> SparseIndex | None:
         data = read_file(self._files, self.path(segment.name) + INDEX)
-        index = unpack(data) if data is not None else None
+        index = unpack_index(data) if data is not None else None
         return index if index is not None and index.covered <= segment.size else None
 
     # -- steps ---------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A broker's storage: one or more root directories, locked and marked, and the partitions' logs inside them.
 
-Owns: `Directory` and `Root`. Layout: `<root>/penstock.json`, `<root>/LOCK`, `<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`;
+Owns: `Directory`. Layout: `<root>/penstock.json`, `<root>/LOCK`, `<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`;
 in the first root also the inbox (inbox.py).
 A partition lies wholly in one root and is found wherever it lies; a new one goes where weight says there is most room.
 Every root is looked at before anything is written to any: a refused directory is left as it was.
@@ -11,18 +11,15 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from penstock.logs.api import DURABILITIES, SEGMENT_BYTES, Durability
-from penstock.logs.failures import storage_failed
-from penstock.logs.files import lock, marker, summary
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.inbox import FileInbox
-from penstock.logs.files.marker import LOGS, Marker
 from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.root import LOGS, Marker, Root, inspect, nearest, roots_of, take_lock, write_marker
 from penstock.logs.files.segment import Owner
-from penstock.logs.files.system import Files, SystemFiles
-from penstock.logs.files.writing import keep_names
+from penstock.logs.files.sidefiles import read_summary
+from penstock.logs.files.system import Files, SystemFiles, keep_names, storage_failed
 from penstock.logs.syncs import Syncs
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
@@ -33,14 +30,6 @@ MIN_FREE_BYTES = 1024 * 1024
 BROKER_ID_BYTES = 8
 MAX_NUMBER = 99_999
 """Highest number of a partition: numbers are never reused, so there may be more of them than partitions."""
-
-
-class Root(NamedTuple):
-    """A storage root. Weight is its share of new partitions; a read-only one takes none, so that it can be drained."""
-
-    path: str
-    weight: float = 1.0
-    read_only: bool = False
 
 
 class Directory:
@@ -80,7 +69,7 @@ class Directory:
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> "Directory":
         """Open storage roots, the first being the primary one; make them when they are new."""
-        found = _roots(roots)
+        found = roots_of(roots)
         if durability not in DURABILITIES:
             raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
         within("segment_bytes", segment_bytes, 1, 1 << 40)
@@ -152,7 +141,7 @@ class Directory:
         if owner not in self._places:
             return None
         try:
-            return summary.read(self.files, _log_path(self._places[owner], owner))
+            return read_summary(self.files, _log_path(self._places[owner], owner))
         except OSError:
             return None
 
@@ -194,7 +183,7 @@ class Directory:
     # -- opening -------------------------------------------------------------------------------------
 
     def _open(self, clock: Clock, entropy: Callable[[int], bytes]) -> None:
-        markers = [marker.inspect(self.files, root.path) for root in self.roots]
+        markers = [inspect(self.files, root.path) for root in self.roots]
         broker_id = next((found.broker for found in markers if found is not None), "")
         self._refuse_strangers(markers, broker_id)
         self.broker_id = broker_id or ("" if self.read_only else entropy(BROKER_ID_BYTES).hex())
@@ -223,12 +212,12 @@ class Directory:
             self.files.make_directory(root.path)
             keep_names(self.files, root.path)
         for root in self.roots:
-            self._locks.append(lock.take(self.files, root.path, clock))
+            self._locks.append(take_lock(self.files, root.path, clock))
         for root in new:
-            marker.write(self.files, root.path, Marker(self.broker_id, clock.read().wall))
+            write_marker(self.files, root.path, Marker(self.broker_id, clock.read().wall))
 
     def _refuse_full(self, root: Root) -> None:
-        if self.files.free_bytes(marker.nearest(self.files, root.path)) < MIN_FREE_BYTES:
+        if self.files.free_bytes(nearest(self.files, root.path)) < MIN_FREE_BYTES:
             raise StorageFailed(f"the disk under {root.path} is full; free some space, then open it again")
 
     def _look_again(self) -> None:
@@ -297,28 +286,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _roots(given: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root]") -> list[Root]:
-    if isinstance(given, str | os.PathLike):
-        given = [given]
-    roots = [_root(one) for one in given]
-    paths = [root.path for root in roots]
-    if not roots or len(set(paths)) != len(paths):
-        raise InvalidRequest(f"the storage roots are {paths}; give one or more different directories")
-    return roots
-
-
-def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root") -> Root:
-    if isinstance(given, Root):
-        root = given
-    elif isinstance(given, tuple):
-        root = Root(os.fspath(given[0]), given[1])
-    else:
-        root = Root(os.fspath(given))
-    if not root.weight > 0:
-        raise InvalidRequest(f"the weight of {root.path} is {root.weight}; give a number above 0, or set the root read-only")
-    return root._replace(path=os.path.abspath(root.path))
 
 
 def _owner(incarnation: int, partition: int) -> Owner:

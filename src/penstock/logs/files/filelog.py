@@ -1,8 +1,8 @@
 """A partition's log in files: segments, each beginning with a Base, and beside them an index, the synced position, a checkpoint.
 
 Owns: `FileLog`, the only writer of a partition's directory, and its states: what may be asked when, and what a failure means.
-The work is in the modules beneath: frame and compress (bytes of a frame), segment and chain (files of frames), replay and opening
-(reading back, judging damage), reader (items by offset), tail (writing), rewriting (thinning out old segments).
+The work is in the modules beneath: frame (its bytes), segment and chain (files of frames), recovery (reading back, judging damage),
+reader (items by offset), tail (writing), rewrite (thinning out old segments).
 Limits: one thread, one process; the frames of one `append` go to one segment.
 """
 
@@ -12,14 +12,13 @@ from enum import Enum, auto
 from typing import NoReturn
 
 from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Published, SegmentFacts
-from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
-from penstock.logs.files.opening import Opening
-from penstock.logs.files.reader import LogReading
-from penstock.logs.files.rewriting import put_in_place, rewrite, spare
+from penstock.logs.files.reader import ChainReader
+from penstock.logs.files.recovery import Opening
+from penstock.logs.files.rewrite import put_in_place, rewrite, spare
 from penstock.logs.files.segment import Owner
-from penstock.logs.files.synced import segment_missing
-from penstock.logs.files.system import Files
+from penstock.logs.files.sidefiles import segment_missing
+from penstock.logs.files.system import Files, storage_failed
 from penstock.logs.files.tail import Tail
 from penstock.logs.frame import Encoder
 from penstock.rules.runs import RunSet
@@ -65,7 +64,7 @@ class FileLog:
         self._chain = Chain(files, directory, Owner(incarnation, partition))
         self._compression = compression
         self._tail = Tail(files, self._chain, Encoder(incarnation, partition, compression))
-        self._reading = LogReading(self._chain, self._chain.miss)
+        self._reading = ChainReader(self._chain, self._chain.miss)
         self._state = State.UNREAD
 
     @property

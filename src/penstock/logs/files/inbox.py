@@ -23,10 +23,8 @@ from typing import BinaryIO
 import msgspec
 
 from penstock.logs.api import Buffer, Draft, Frame, FrameType
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.marker import ANSWERS, INBOX, LOCK
-from penstock.logs.files.system import Files
-from penstock.logs.files.writing import TEMPORARY, keep_names, read_file, replace_file, write_all, write_file
+from penstock.logs.files.root import ANSWERS, INBOX, LOCK
+from penstock.logs.files.system import TEMPORARY, Files, keep_names, read_file, replace_file, storage_failed, write_all, write_file
 from penstock.logs.frame import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
@@ -342,7 +340,7 @@ class StagedWriter:
     def add(self, draft: Draft, partition: int = 0) -> int:
         """Append a frame, and say where it begins. The one before it is written now that it is known not to be the last."""
         if draft.type is not FrameType.DATA or draft.base:
-            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give a draft of drafting.py")
+            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that Sheet.draft made")
         self._write(MORE)
         self._kept = draft, partition
         return self._size

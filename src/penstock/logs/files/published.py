@@ -10,15 +10,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from penstock.logs.api import ENDLESS, Frame, Gap, Published, SegmentFacts
-from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
-from penstock.logs.files.opening import Opening
-from penstock.logs.files.reader import LogReading
-from penstock.logs.files.replay import Replay, front
-from penstock.logs.files.segment import Owner, Segment
-from penstock.logs.files.synced import Synced, SyncedFile, everything, promised
-from penstock.logs.files.system import Files
-from penstock.logs.files.window import Window
+from penstock.logs.files.reader import ChainReader
+from penstock.logs.files.recovery import Opening, Replay, front
+from penstock.logs.files.segment import Owner, Segment, Window
+from penstock.logs.files.sidefiles import Synced, SyncedFile, everything, promised
+from penstock.logs.files.system import Files, storage_failed
 from penstock.words.errors import BrokerClosed
 
 ATTEMPTS = 5
@@ -35,7 +32,7 @@ class PublishedLog:
         self.notes: list[str] = []
         self._files = files
         self._chain = Chain(files, directory, Owner(incarnation, partition))
-        self._reading = LogReading(self._chain, self._look_again)
+        self._reading = ChainReader(self._chain, self._look_again)
         self._synced_file = SyncedFile(files, directory)
         self._synced: Synced | None = None
         self._end = 0  # the next item offset, as far as published

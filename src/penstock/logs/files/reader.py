@@ -1,6 +1,6 @@
 """Reading items by offset or from a time on: the index finds the place, one pass over frames does the rest.
 
-Owns: `LogReading`, what a log's owner and a lock-free reader have in common.
+Owns: `ChainReader`, what a log's owner and a lock-free reader have in common.
 It remembers where its last read was, so that reading on, or in the same frame again, needs no search.
 A segment may be dropped or rewritten while it is read. Bytes of an open file stay what they were; one that is gone when it is wanted is no
 error: the log is looked at anew, and read again from where it had come to.
@@ -10,13 +10,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from penstock.logs import marks
 from penstock.logs.api import ENDLESS, Frame, FrameType, Gap, Published, SegmentFacts
-from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
-from penstock.logs.files.index import SparseIndex
-from penstock.logs.files.replay import Promise, Replay, Start, front
-from penstock.logs.files.segment import Piece, SegmentName, header_at
+from penstock.logs.files.recovery import Promise, Replay, Start, front
+from penstock.logs.files.segment import Piece, SegmentName, SparseIndex, header_at
+from penstock.logs.files.system import storage_failed
+from penstock.logs.frame import DROPPED, dropped_gap
 from penstock.words.errors import StorageFailed
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ class _Recent(NamedTuple):
     behind: Start
 
 
-class LogReading:
+class ChainReader:
     """Reads a chain of segments by item offset, or from one end to the other."""
 
     def __init__(self, chain: Chain, look: Callable[[], None]) -> None:
@@ -67,7 +66,7 @@ class LogReading:
             looks -= 1
             oldest = self._chain.names[0]
             if oldest.first_sequence > done + 1:
-                yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base, self._chain.directory, marks.DROPPED)
+                yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base, self._chain.directory, DROPPED)
                 done, reached = oldest.first_sequence - 1, oldest.base
             replay = Replay(self._chain, self._after(done), Promise(ENDLESS, sequence, offset))
             try:
@@ -127,7 +126,7 @@ class LogReading:
         found: list[Frame | Gap] = []
         oldest = self._chain.names[0]
         if start < oldest.base:
-            found.append(marks.dropped(oldest.first_sequence, oldest.base, self._chain.directory))
+            found.append(dropped_gap(oldest.first_sequence, oldest.base, self._chain.directory))
             if stop <= oldest.base:
                 return found
         replay = Replay(self._chain, self._place(start), promise)

@@ -18,22 +18,16 @@ from itertools import count
 
 import msgspec
 
-from penstock.logs import marks
 from penstock.logs.api import Gap
-from penstock.logs.failures import storage_failed
-from penstock.logs.files import lock
-from penstock.logs.files.marker import LOGS
 from penstock.logs.files.published import PublishedLog
-from penstock.logs.files.replay import Replay, front
-from penstock.logs.files.rewriting import NewSegment
+from penstock.logs.files.recovery import Replay, front
+from penstock.logs.files.rewrite import NewSegment
+from penstock.logs.files.root import LOGS, take_lock
 from penstock.logs.files.segment import FIRST, LOG, Owner, Segment, SegmentName
-from penstock.logs.files.sidefiles import true_position
-from penstock.logs.files.synced import FILE_NAME as SYNCED
-from penstock.logs.files.synced import Synced, SyncedFile
-from penstock.logs.files.system import Files
-from penstock.logs.files.verify import Look, LostFront
-from penstock.logs.files.writing import copy_file, replace_file, same_bytes
-from penstock.logs.frame import AFTER_SYNC, Encoder, ungrouped
+from penstock.logs.files.sidefiles import SYNCED, Synced, SyncedFile
+from penstock.logs.files.system import Files, copy_file, replace_file, same_bytes, storage_failed
+from penstock.logs.files.verify import Look, LostFront, true_position
+from penstock.logs.frame import AFTER_SYNC, Encoder, gap_draft, ungrouped
 from penstock.words.clock import Clock, Moment, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError
 
@@ -83,7 +77,7 @@ def repair(
     """
     clock = clock or SystemClock()
     try:
-        handle = lock.take(files, _root(directory), clock)
+        handle = take_lock(files, _root(directory), clock)
         try:
             return _Repair(files, directory, Owner(incarnation, partition), discard, lost_front).run(clock)
         finally:
@@ -221,7 +215,7 @@ class _Repair:
         chain, name = look.chain, SegmentName(missing.start, missing.first_sequence)
         new = NewSegment(self._files, chain, name, Encoder(*self._owner))
         try:
-            new.add(marks.gap(missing, Moment(0, 0)), missing.last_sequence, AFTER_SYNC)
+            new.add(gap_draft(missing, Moment(0, 0)), missing.last_sequence, AFTER_SYNC)
             new.finish()
         except OSError:
             with contextlib.suppress(OSError):
@@ -245,7 +239,7 @@ def _fill(new: NewSegment, replay: Replay, old: Segment) -> None:
     then = Moment(0, 0)
     for item in replay:
         if isinstance(item, Gap):
-            new.add(marks.gap(item, then), item.last_sequence, AFTER_SYNC)
+            new.add(gap_draft(item, then), item.last_sequence, AFTER_SYNC)
         elif item.frame is not None:
             new.copy(ungrouped(old.window.read(item.position, item.end - item.position)))
             then = Moment(item.frame.elapsed, item.frame.wall)

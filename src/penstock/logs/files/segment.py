@@ -1,17 +1,26 @@
-"""One segment file: its name, its frames in order, and what lies between them when bytes are damaged.
+"""One segment file: its name, its frames in order, what lies between them when bytes are damaged, and its index.
 
-Owns: `SegmentName`, `Segment` (an open file), `Owner` (whose frames belong here) and `walk`.
+Owns: `SegmentName`, `Segment` (an open file), `Owner` (whose frames belong here), `walk`, `SparseIndex` and `Window`.
 A segment is named by the item offset and by the frame sequence it starts at: two segments may start at one offset, never at one sequence,
 and a segment whose first frame is lost still tells what it was.
+The index (`.idx`, docs/format.md) tells where to begin reading for an item offset or a time. An entry stands at a DATA frame's start, about
+every 4 KiB of log. It is a hint, never truth: whoever follows an entry checks that the frame is there and rebuilds the index when it is
+not; a file that is missing, short or fails its checksum is as good as none.
+A window reads ahead, so that many small frames cost one system call and a large one costs no copy. A file under it only grows: what was
+read once stays true. Whoever cuts a file, or reads one whose end may still change, opens a new window.
 """
 
+import struct
+import sys
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.logs.api import Frame
-from penstock.logs.files.index import SparseIndex
+from google_crc32c import value
+
+from penstock.logs.api import Frame, FrameType
 from penstock.logs.files.system import Files
-from penstock.logs.files.window import Window
 from penstock.logs.frame import ALIGNMENT, CHECKSUM_BYTES, HEADER_BYTES, MAGIC, Damaged, Header, frame_bytes, parse_header, unpack_body
 from penstock.words.errors import CorruptLog
 
@@ -145,3 +154,146 @@ def _holds_frame(segment: Segment, position: int, owner: Owner, lowest: int) -> 
         return _frame_at(segment, position, owner)[2].sequence >= lowest
     except Damaged:
         return False
+
+
+# -- the index -------------------------------------------------------------------------------------
+
+
+INDEX_MAGIC = b"PSIX"
+INDEX_VERSION = 1
+EVERY_BYTES = 4096
+_INDEX_HEADER = struct.Struct("<4sHHIIQqq")  # magic, version, reserved, entries, checksum, covered, first wall, last wall
+_CHECKED_FROM = 16
+
+
+class SparseIndex:
+    """Entries (offset, wall time, position) of one segment, packed, in order."""
+
+    __slots__ = ("covered", "due", "first_wall", "last_wall", "offsets", "positions", "walls")
+
+    def __init__(self) -> None:
+        self.offsets = array("Q")
+        self.walls = array("q")
+        self.positions = array("Q")
+        self.covered = 0
+        """The segment's bytes below this are indexed."""
+        self.due = 0
+        """The next entry belongs to the first DATA frame at or past this position."""
+        self.first_wall = 0
+        self.last_wall = 0
+        """Wall times of the first and last frame covered."""
+
+    def add(self, offset: int, wall: int, position: int) -> None:
+        self.offsets.append(offset)
+        self.walls.append(wall)
+        self.positions.append(position)
+        self.due = position + EVERY_BYTES
+
+    def cover(self, frame: Frame, position: int, end: int) -> None:
+        """Take up a frame read from the segment, unless it was before."""
+        if end <= self.covered:
+            return
+        if frame.type is FrameType.DATA and position >= self.due:
+            self.add(frame.base, frame.wall, position)
+        self.extend(end, frame.wall)
+
+    def extend(self, end: int, wall: int) -> None:
+        """Say that everything below `end` is covered; the last frame has that wall time."""
+        if not self.covered:
+            self.first_wall = wall
+        self.covered = end
+        self.last_wall = wall
+
+    def floor(self, offset: int) -> tuple[int, int]:
+        """Offset and position of the last entry at or before an item offset; (-1, 0) when there is none: begin at the segment's start."""
+        place = bisect_right(self.offsets, offset) - 1
+        return (self.offsets[place], self.positions[place]) if place >= 0 else (-1, 0)
+
+    def around(self, wall: int) -> list[int]:
+        """The entries around the first frame at or after a wall time: the first such entry and the one before it, as far as there are."""
+        last = next((place for place, at in enumerate(self.walls) if at >= wall), len(self.walls))
+        return [place for place in (last - 1, last) if 0 <= place < len(self.walls)]
+
+    def pack(self) -> bytes:
+        columns = [_little_endian(column[:]).tobytes() for column in (self.offsets, self.walls, self.positions)]
+        checked = b"".join([struct.pack("<Qqq", self.covered, self.first_wall, self.last_wall), *columns])
+        return struct.pack("<4sHHII", INDEX_MAGIC, INDEX_VERSION, 0, len(self.offsets), value(checked)) + checked
+
+    def __repr__(self) -> str:
+        return f"SparseIndex({len(self.offsets)} entries, covered={self.covered})"
+
+
+def unpack_index(data: bytes) -> SparseIndex | None:
+    """The index in a file's bytes, or None when they are not a whole one of this version."""
+    if len(data) < _INDEX_HEADER.size:
+        return None
+    magic, version, _, entries, checksum, covered, first_wall, last_wall = _INDEX_HEADER.unpack_from(data)
+    whole = len(data) == _INDEX_HEADER.size + 24 * entries
+    if magic != INDEX_MAGIC or version != INDEX_VERSION or not whole or value(data[_CHECKED_FROM:]) != checksum:
+        return None
+    index = SparseIndex()
+    column = 8 * entries
+    for number, target in enumerate((index.offsets, index.walls, index.positions)):
+        start = _INDEX_HEADER.size + number * column
+        target.frombytes(data[start : start + column])
+        _little_endian(target)
+    index.covered, index.first_wall, index.last_wall = covered, first_wall, last_wall
+    index.due = index.positions[-1] + EVERY_BYTES if entries else 0
+    return index
+
+
+def _little_endian(column: "array[int]") -> "array[int]":
+    """Turn a column between the machine's byte order and the file's."""
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
+
+
+# -- reading ahead ---------------------------------------------------------------------------------
+
+
+MIN_CHUNK_BYTES = 4 * 1024
+MAX_CHUNK_BYTES = 256 * 1024
+
+
+class Window:
+    """A stretch of a file held in memory. It widens while reads follow each other, and narrows when they jump or are large."""
+
+    __slots__ = ("_chunk_bytes", "_files", "_handle", "_held", "_start")
+
+    def __init__(self, files: Files, handle: int) -> None:
+        self._files = files
+        self._handle = handle
+        self._held = b""
+        self._start = 0
+        self._chunk_bytes = MIN_CHUNK_BYTES
+
+    def read(self, position: int, size: int) -> bytes:
+        """That many bytes from there on, fewer only where the file ends."""
+        start = position - self._start
+        held = len(self._held)
+        if start >= 0 and start + size <= held:
+            return self._held[start : start + size]
+        if size > MIN_CHUNK_BYTES and not 0 <= start <= held - size // 2:
+            self._chunk_bytes = MIN_CHUNK_BYTES
+            return self._files.pread(self._handle, size, position)
+        return self._refill(position, size, follows=0 < start <= held)
+
+    def places(self, what: bytes, position: int, stop: int, step: int) -> Iterator[int]:
+        """Where `what`, no longer than `step`, lies inside [position, stop) at a multiple of `step`; `position` is one itself."""
+        while position < stop:
+            chunk = self._files.pread(self._handle, min(MAX_CHUNK_BYTES, stop - position), position)
+            place = chunk.find(what)
+            while place >= 0:
+                if place % step == 0:
+                    yield position + place
+                place = chunk.find(what, place + 1)
+            if not chunk:
+                return
+            position += len(chunk)
+
+    def _refill(self, position: int, size: int, follows: bool) -> bytes:
+        self._chunk_bytes = min(2 * self._chunk_bytes, MAX_CHUNK_BYTES) if follows else MIN_CHUNK_BYTES
+        self._held = self._files.pread(self._handle, max(size, self._chunk_bytes), position)
+        self._start = position
+        return self._held[:size]

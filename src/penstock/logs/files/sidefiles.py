@@ -1,78 +1,211 @@
-"""What is wrong with the files beside the segments: indexes, the synced position, the checkpoint, and what unfinished work left behind.
+"""The small files beside a log's segments: the synced position, the checkpoint, the summary.
 
-Owns: `judge`. None of these files is truth: one that is wrong or missing costs time, never an item. Reads only.
-A segment that is damaged is not held against the files that speak of it.
+Owns: their layouts (docs/format.md), `Synced` and `SyncedFile`, `Checkpoint`, `pack_summary` and `read_summary`.
+None of them is truth: one that is missing or wrong costs time, never an item.
+- The synced position says how far the log is promised. It is rewritten in place after every sync, tells a torn tail from damage and tells
+  lock-free readers where to stop. It is not synced itself, so after a power cut it may lag behind the log; it is written after the bytes
+  it speaks of, so it never leads them, except where the durability mode it names promises less than that.
+- The checkpoint is a copy of the state inside a segment, so that opening need not replay the segment from its start. It counts only when
+  it is whole and the frame it names as its last is really there.
+- The summary is what the owner of a closed log wants to know of it without opening it. It counts only while the log is exactly as it was
+  when the summary was written, which the synced position tells.
 """
 
-from collections.abc import Iterator, Sequence
+import errno
+import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from google_crc32c import value
 
-from penstock.logs.api import FrameType
-from penstock.logs.files import checkpoint, index, synced
-from penstock.logs.files.chain import Chain
-from penstock.logs.files.index import SparseIndex
-from penstock.logs.files.segment import INDEX, Segment, SegmentName, header_at
-from penstock.logs.files.starting import stored_checkpoint
-from penstock.logs.files.synced import Synced
-from penstock.logs.files.system import Files
-from penstock.logs.files.writing import read_file
+from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap
+from penstock.logs.files.segment import FIRST, LOG, Owner, SegmentName, parse_name
+from penstock.logs.files.system import Files, read_file
+from penstock.logs.frame import HEADER_BYTES, Damaged, Encoder, parse_header, unpack_body
+
+# -- the synced position ---------------------------------------------------------------------------
 
 
-class SideFile(NamedTuple):
-    """A file that is not as it should be."""
-
-    name: str
-    what: str
-    there: bool = True
-    """Whether there is something to remove."""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.what}"
+SYNCED = "synced"
+SYNCED_MAGIC = b"PSYN"
+SYNCED_VERSION = 1
+_SYNCED = struct.Struct("<4sBBHQQQQQ")
+_CHECKSUM_BYTES = 8  # CRC-32C and padding
+SYNCED_BYTES = _SYNCED.size + _CHECKSUM_BYTES
+_MODES: tuple[Durability, ...] = ("fsync", "interval", "os")
+_MODE_NUMBERS = {mode: number for number, mode in enumerate(_MODES, 1)}
 
 
-def judge(files: Files, chain: Chain, published: Synced | None, damaged: Sequence[SegmentName], strays: Sequence[str]) -> list[SideFile]:
-    """Every side file of a log of at least one segment that is wrong or missing."""
-    found = [SideFile(stray, "left behind by work that was cut off") for stray in strays]
-    found += _synced(files, chain, published, damaged)
-    notes: list[str] = []
-    stored_checkpoint(files, chain, notes)
-    found += [SideFile(checkpoint.FILE_NAME, note) for note in notes]
-    for name in chain.names:
-        found += _index(files, chain, name, sound=name not in damaged)
-    return found
+class Synced(msgspec.Struct, frozen=True, gc=False):
+    """A promise: everything up to here is kept."""
+
+    segment: SegmentName
+    position: int
+    """End of the last promised frame in that segment."""
+    sequence: int
+    """Of that frame."""
+    offset: int
+    """The next item offset to be given after it."""
+    durability: Durability
+    """How the promise was made: only "fsync" holds through a power cut."""
+
+    def pack(self) -> bytes:
+        mode = _MODE_NUMBERS[self.durability]
+        body: bytes = _SYNCED.pack(SYNCED_MAGIC, SYNCED_VERSION, mode, 0, *self.segment, self.position, self.sequence, self.offset)
+        checksum: int = value(body)
+        return body + checksum.to_bytes(_CHECKSUM_BYTES, "little")
 
 
-def _synced(files: Files, chain: Chain, published: Synced | None, damaged: Sequence[SegmentName]) -> Iterator[SideFile]:
-    if published is None:
-        there = files.exists(f"{chain.directory}/{synced.FILE_NAME}")
-        yield SideFile(synced.FILE_NAME, "damaged" if there else "missing", there)
-    elif published.segment >= chain.names[-1] not in damaged and published != true_position(chain, published):
-        yield SideFile(synced.FILE_NAME, "does not fit the log")
+def unpack_synced(data: bytes) -> Synced | None:
+    """The promise in a file's bytes, or None when they are not a whole one of this version."""
+    body = data[: _SYNCED.size]
+    if len(data) != SYNCED_BYTES or value(body) != int.from_bytes(data[_SYNCED.size :], "little"):
+        return None
+    magic, version, mode, _, base, first_sequence, position, sequence, offset = _SYNCED.unpack(body)
+    if magic != SYNCED_MAGIC or version != SYNCED_VERSION or not 1 <= mode <= len(_MODES):
+        return None
+    return Synced(SegmentName(base, first_sequence), position, sequence, offset, _MODES[mode - 1])
 
 
-def true_position(chain: Chain, published: Synced) -> Synced:
-    """The same promise, with the place where its frame ends in the newest segment, or that segment's front when it is not there."""
-    pieces = chain.pieces(chain.names[-1], 0)
-    end = next((piece.end for piece in pieces if piece.frame is not None and piece.frame.sequence == published.sequence), 0)
-    return msgspec.structs.replace(published, segment=chain.names[-1], position=end)
+def segment_missing(synced: Synced | None, names: Sequence[SegmentName]) -> bool:
+    """Whether the published segment is not among those that are there, nor one that came after it.
+
+    That is damage in every durability mode: a segment's name is on disk before anything is published of it, and the position is taken
+    back, durably, before a segment that it names is removed.
+    """
+    return synced is not None and synced.sequence > 0 and (not names or names[-1] < synced.segment)
 
 
-def _index(files: Files, chain: Chain, name: SegmentName, sound: bool) -> Iterator[SideFile]:
-    data = read_file(files, chain.path(name) + INDEX)
-    stored = index.unpack(data) if data is not None else None
-    if data is None and name != chain.names[-1]:  # the newest one's is written when the log is closed
-        yield SideFile(f"{name}{INDEX}", "missing", there=False)
-    elif data is not None and stored is None:
-        yield SideFile(f"{name}{INDEX}", "damaged")
-    elif stored is not None and sound and not _fits(chain, chain.segment(name), stored):
-        yield SideFile(f"{name}{INDEX}", "does not fit its segment")
+def promised(synced: Synced | None, names: Sequence[SegmentName]) -> Synced | None:
+    """The published position, as one made by fsync if its segment is missing: then what it speaks of was there and is lost."""
+    return msgspec.structs.replace(synced, durability="fsync") if synced is not None and segment_missing(synced, names) else synced
 
 
-def _fits(chain: Chain, segment: Segment, stored: SparseIndex) -> bool:
-    headers = (header_at(segment, position, chain.owner) for position in stored.positions)
-    entries = zip(headers, stored.offsets, stored.walls, strict=True)
-    return stored.covered <= segment.size and all(
-        header is not None and (header.type, header.base, header.wall) == (FrameType.DATA, offset, wall) for header, offset, wall in entries
-    )
+def everything(synced: Synced, directory: str) -> Gap:
+    """What is lost of a log of which no segment is left."""
+    return Gap(1, synced.sequence, 0, synced.offset, f"the end of {directory}/{FIRST}", "frames are missing")
+
+
+class SyncedFile:
+    """The file of that name in a partition's directory."""
+
+    __slots__ = ("_files", "_handle", "path")
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self._files = files
+        self.path = f"{directory}/{SYNCED}"
+        self._handle: int | None = None
+
+    def read(self) -> Synced | None:
+        """What is published, or None when there is no file or it is damaged."""
+        data = read_file(self._files, self.path)
+        return unpack_synced(data) if data is not None else None
+
+    def publish(self, synced: Synced) -> None:
+        if self._handle is None:
+            self._handle = self._files.open(self.path, "update")
+        if self._files.pwrite(self._handle, synced.pack(), 0) != SYNCED_BYTES:
+            raise OSError(errno.EIO, "the synced position was written in part", self.path)
+
+    def harden(self) -> None:
+        """Make what was published last survive a power cut: needed only where it goes back."""
+        if self._handle is not None:
+            self._files.sync(self._handle)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._files.close(self._handle)
+            self._handle = None
+
+
+# -- the checkpoint --------------------------------------------------------------------------------
+
+
+CHECKPOINT = "checkpoint"
+CHECKPOINT_MAGIC = b"PSCP"
+CHECKPOINT_VERSION = 1
+_PLACE = struct.Struct("<4sHHQQQQ")
+_PLACE_BYTES = _PLACE.size + _CHECKSUM_BYTES
+
+
+class Checkpoint(NamedTuple):
+    """State after a frame of the log."""
+
+    segment: SegmentName
+    last: int
+    """Where the last frame that the state rests on starts."""
+    end: int
+    """Where it ends: replay goes on here."""
+    frame: Frame
+    """The state, as a BASE frame; its sequence is that of the last frame."""
+
+
+def pack_checkpoint(segment: SegmentName, last: int, end: int, sequence: int, base: Draft, owner: Owner) -> bytes:
+    """The bytes of a checkpoint file."""
+    place = _PLACE.pack(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, 0, *segment, last, end)
+    vector: list[bytes | bytearray | memoryview] = [place, value(place).to_bytes(_CHECKSUM_BYTES, "little")]
+    Encoder(*owner).encode(base, sequence, 0, vector)
+    return b"".join(vector)
+
+
+def unpack_checkpoint(data: bytes, owner: Owner) -> Checkpoint | None:
+    """The checkpoint in a file's bytes, or None when they are not a whole one of this version and this log."""
+    place, checksum = data[: _PLACE.size], data[_PLACE.size : _PLACE_BYTES]
+    if len(data) < _PLACE_BYTES or value(place) != int.from_bytes(checksum, "little"):
+        return None
+    magic, version, _, base, first_sequence, last, end = _PLACE.unpack(place)
+    frame = _frame(data[_PLACE_BYTES:], owner)
+    if magic != CHECKPOINT_MAGIC or version != CHECKPOINT_VERSION or frame is None or frame.type is not FrameType.BASE:
+        return None
+    return Checkpoint(SegmentName(base, first_sequence), last, end, frame)
+
+
+def _frame(data: bytes, owner: Owner) -> Frame | None:
+    try:
+        header = parse_header(data[:HEADER_BYTES])
+        frame = unpack_body(header, data[HEADER_BYTES : HEADER_BYTES + header.stored_bytes + 4])
+    except Damaged:
+        return None
+    return frame if (header.incarnation, header.partition) == owner else None
+
+
+# -- the summary -----------------------------------------------------------------------------------
+
+
+SUMMARY = "summary"
+SUMMARY_MAGIC = b"PSUM"
+SUMMARY_VERSION = 1
+_HEAD = struct.Struct("<4sHH")
+
+
+def pack_summary(synced: bytes, body: bytes) -> bytes:
+    """The bytes of a summary file: the synced position that it is true for, then what the owner has to say."""
+    data = _HEAD.pack(SUMMARY_MAGIC, SUMMARY_VERSION, 0) + synced + body
+    checksum: int = value(data)
+    return data + checksum.to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def read_summary(files: Files, directory: str) -> bytes | None:
+    """What the owner said of a log that has not changed since; b"" for one that was never written to; None when it must be opened."""
+    segments = sorted(name for name in map(parse_name, files.list(directory)) if name is not None)
+    if not segments:
+        return None if files.exists(f"{directory}/{SYNCED}") else b""
+    data, synced = read_file(files, f"{directory}/{SUMMARY}"), read_file(files, f"{directory}/{SYNCED}")
+    if data is None or synced is None or len(data) < _HEAD.size + SYNCED_BYTES + _CHECKSUM_BYTES:
+        return None
+    content, checksum = data[:-_CHECKSUM_BYTES], int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
+    magic, version, _ = _HEAD.unpack_from(content)
+    said, body = content[_HEAD.size : _HEAD.size + SYNCED_BYTES], content[_HEAD.size + SYNCED_BYTES :]
+    place = unpack_synced(synced)
+    if magic != SUMMARY_MAGIC or version != SUMMARY_VERSION or value(content) != checksum or said != synced or place is None:
+        return None
+    return body if place.segment == segments[-1] and _size(files, f"{directory}/{place.segment}{LOG}") == place.position else None
+
+
+def _size(files: Files, path: str) -> int:
+    handle = files.open(path, "read")
+    try:
+        return files.size(handle)
+    finally:
+        files.close(handle)

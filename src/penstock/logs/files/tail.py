@@ -14,15 +14,11 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.logs.api import Buffer, Draft, Durability, FrameType
-from penstock.logs.files import checkpoint, summary
 from penstock.logs.files.chain import Chain
-from penstock.logs.files.index import SparseIndex
-from penstock.logs.files.replay import Replay
-from penstock.logs.files.segment import FIRST, Segment, SegmentName
-from penstock.logs.files.synced import Synced, SyncedFile
-from penstock.logs.files.system import Files
-from penstock.logs.files.window import Window
-from penstock.logs.files.writing import TEMPORARY, blank, replace_file, rewrite, write_all
+from penstock.logs.files.recovery import Replay
+from penstock.logs.files.segment import FIRST, Segment, SegmentName, SparseIndex, Window
+from penstock.logs.files.sidefiles import CHECKPOINT, SUMMARY, Synced, SyncedFile, pack_checkpoint, pack_summary
+from penstock.logs.files.system import TEMPORARY, Files, blank, replace_file, write_again, write_all
 from penstock.logs.frame import AFTER_SYNC, JOINS, MORE, Encoder
 
 MAX_LAG_BYTES = 16 * 1024
@@ -109,26 +105,26 @@ class Tail:
     def write_checkpoint(self, base: Draft) -> None:
         """Store a copy of the state after everything appended, which must be synced."""
         segment = self.segment
-        data = checkpoint.pack(segment.name, self._last, segment.size, self.sequence, base, self._chain.owner)
+        data = pack_checkpoint(segment.name, self._last, segment.size, self.sequence, base, self._chain.owner)
         self._chain.store_index(segment)
-        replace_file(self._files, self._chain.directory, checkpoint.FILE_NAME, data)
+        replace_file(self._files, self._chain.directory, CHECKPOINT, data)
 
     def write_summary(self, body: bytes) -> None:
         """Store what the owner says of everything appended, which must be synced. Not synced itself: it is checked when it is read."""
         self.publish()
-        path = f"{self._chain.directory}/{summary.FILE_NAME}"
+        path = f"{self._chain.directory}/{SUMMARY}"
         if self.synced is None:
             return
         handle = self._files.open(path + TEMPORARY, "update")
         try:
             self._files.truncate(handle, 0)
-            self._files.pwrite(handle, summary.pack(self.synced.pack(), body), 0)
+            self._files.pwrite(handle, pack_summary(self.synced.pack(), body), 0)
         finally:
             self._files.close(handle)
         self._files.rename(path + TEMPORARY, path)
 
     def remove_checkpoint(self) -> None:
-        self._files.remove(f"{self._chain.directory}/{checkpoint.FILE_NAME}")
+        self._files.remove(f"{self._chain.directory}/{CHECKPOINT}")
         self._files.sync_directory(self._chain.directory)
 
     # -- opening -------------------------------------------------------------------------------------
@@ -179,7 +175,7 @@ class Tail:
         segment = self.segment
         self._solid = min(self._solid if self.suspect else solid, segment.size)
         if self._solid < segment.size and (self.suspect or durability == "fsync"):
-            rewrite(self._files, segment.path, self._solid, segment.size)
+            write_again(self._files, segment.path, self._solid, segment.size)
             self._solid = segment.size
         self.index = self._chain.index(segment)
         if self.synced is not None and self.synced.segment != segment.name:  # whoever made the file may have died before its name was kept

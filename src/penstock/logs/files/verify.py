@@ -1,30 +1,28 @@
 """Looking a log through without touching it.
 
-Owns: `verify` and its `Report`. It reads every byte, writes none, takes no lock, and tells what it finds, also when the log does not open.
-It judges as opening does (opening.py, replay.py): what it lists as gaps is what a reader of the whole log is given. On a log in use it sees
-what was there when it came by; what its owner has not synced yet may then show as torn bytes.
+Owns: `verify` and its `Report`, and `SideFile`: what is wrong with a file beside the segments.
+It reads every byte, writes none, takes no lock, and tells what it finds, also when the log does not open. It judges as opening does
+(recovery.py): what it lists as gaps is what a reader of the whole log is given. On a log in use it sees what was there when it came by;
+what its owner has not synced yet may then show as torn bytes. A segment that is damaged is not held against the files that speak of it.
 """
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from penstock.logs.api import FrameType, Gap, Readable
-from penstock.logs.failures import storage_failed
 from penstock.logs.files.chain import Chain
-from penstock.logs.files.directory import Directory, Root
-from penstock.logs.files.opening import Opening
+from penstock.logs.files.directory import Directory
 from penstock.logs.files.published import PublishedLog
-from penstock.logs.files.replay import Replay, front
-from penstock.logs.files.segment import FIRST, Owner, SegmentName
-from penstock.logs.files.sidefiles import SideFile, judge
-from penstock.logs.files.starting import beginning, stored_checkpoint
-from penstock.logs.files.synced import Synced, SyncedFile, everything, promised
-from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.files.recovery import Opening, Replay, beginning, front, stored_checkpoint
+from penstock.logs.files.root import Root
+from penstock.logs.files.segment import FIRST, INDEX, Owner, Segment, SegmentName, SparseIndex, header_at, unpack_index
+from penstock.logs.files.sidefiles import CHECKPOINT, SYNCED, Synced, SyncedFile, everything, promised
+from penstock.logs.files.system import Files, SystemFiles, read_file, storage_failed
 from penstock.words.errors import CorruptLog, PenstockError, StorageFailed
 
 LOOKS = 5
@@ -222,7 +220,7 @@ class Look:
 
     def _judge_side_files(self) -> None:
         if self.chain.names:
-            self.side_files = judge(self._files, self.chain, self.synced, self.damaged, self._strays)
+            self.side_files = judge_side_files(self._files, self.chain, self.synced, self.damaged, self._strays)
         self.report.side_files = [str(found) for found in self.side_files]
 
     def _replay(self) -> None:
@@ -234,3 +232,66 @@ class Look:
         what = "the checkpoint in" if at_checkpoint else "the Base of" if self.chain.begins_with_base(name) else "the front of"
         self.report.begins = f"{what} {name}"
         deque(self.opening.frames(), maxlen=0)
+
+
+# -- side files ------------------------------------------------------------------------------------
+
+
+class SideFile(NamedTuple):
+    """A file that is not as it should be."""
+
+    name: str
+    what: str
+    there: bool = True
+    """Whether there is something to remove."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}"
+
+
+def judge_side_files(
+    files: Files, chain: Chain, published: Synced | None, damaged: Sequence[SegmentName], strays: Sequence[str]
+) -> list[SideFile]:
+    """Every side file of a log of at least one segment that is wrong or missing."""
+    found = [SideFile(stray, "left behind by work that was cut off") for stray in strays]
+    found += _synced(files, chain, published, damaged)
+    notes: list[str] = []
+    stored_checkpoint(files, chain, notes)
+    found += [SideFile(CHECKPOINT, note) for note in notes]
+    for name in chain.names:
+        found += _index(files, chain, name, sound=name not in damaged)
+    return found
+
+
+def _synced(files: Files, chain: Chain, published: Synced | None, damaged: Sequence[SegmentName]) -> Iterator[SideFile]:
+    if published is None:
+        there = files.exists(f"{chain.directory}/{SYNCED}")
+        yield SideFile(SYNCED, "damaged" if there else "missing", there)
+    elif published.segment >= chain.names[-1] not in damaged and published != true_position(chain, published):
+        yield SideFile(SYNCED, "does not fit the log")
+
+
+def true_position(chain: Chain, published: Synced) -> Synced:
+    """The same promise, with the place where its frame ends in the newest segment, or that segment's front when it is not there."""
+    pieces = chain.pieces(chain.names[-1], 0)
+    end = next((piece.end for piece in pieces if piece.frame is not None and piece.frame.sequence == published.sequence), 0)
+    return msgspec.structs.replace(published, segment=chain.names[-1], position=end)
+
+
+def _index(files: Files, chain: Chain, name: SegmentName, sound: bool) -> Iterator[SideFile]:
+    data = read_file(files, chain.path(name) + INDEX)
+    stored = unpack_index(data) if data is not None else None
+    if data is None and name != chain.names[-1]:  # the newest one's is written when the log is closed
+        yield SideFile(f"{name}{INDEX}", "missing", there=False)
+    elif data is not None and stored is None:
+        yield SideFile(f"{name}{INDEX}", "damaged")
+    elif stored is not None and sound and not _fits(chain, chain.segment(name), stored):
+        yield SideFile(f"{name}{INDEX}", "does not fit its segment")
+
+
+def _fits(chain: Chain, segment: Segment, stored: SparseIndex) -> bool:
+    headers = (header_at(segment, position, chain.owner) for position in stored.positions)
+    entries = zip(headers, stored.offsets, stored.walls, strict=True)
+    return stored.covered <= segment.size and all(
+        header is not None and (header.type, header.base, header.wall) == (FrameType.DATA, offset, wall) for header, offset, wall in entries
+    )

@@ -24,8 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.api import arguments as calls
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.system import SystemFiles, storage_failed
 from penstock.reports import QueueInfo
 from penstock.rules.routing import digest
 from penstock.spark.home import target_of

@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 import pyarrow.parquet as pq
 
-from penstock.logs.failures import storage_failed
-from penstock.logs.files.system import SystemFiles
-from penstock.logs.files.writing import read_file, replace_file
+from penstock.logs.files.system import SystemFiles, read_file, replace_file, storage_failed
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import CorruptLog
 

@@ -8,15 +8,13 @@ it is also when one of them is damaged, and has one wherever frames are missing.
 
 import contextlib
 
-from penstock.logs import marks
 from penstock.logs.api import Buffer, Draft, FrameType, Gap
+from penstock.logs.columns import trimmed
 from penstock.logs.files.chain import Chain
-from penstock.logs.files.replay import Promise, Replay, front
+from penstock.logs.files.recovery import Promise, Replay, front
 from penstock.logs.files.segment import LOG, SegmentName
-from penstock.logs.files.system import Files
-from penstock.logs.files.writing import TEMPORARY, write_all
-from penstock.logs.frame import Encoder
-from penstock.logs.trim import trimmed
+from penstock.logs.files.system import TEMPORARY, Files, write_all
+from penstock.logs.frame import Encoder, gap_draft, skip_draft
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest
@@ -119,7 +117,7 @@ def _thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSeg
     for item in replay:
         if isinstance(item, Gap):
             if keep.overlaps(item.start, item.stop):  # wanted and lost: never passed over in silence
-                thinning.keep(marks.gap(item, thinning.then), item.first_sequence, item.last_sequence, item.start)
+                thinning.keep(gap_draft(item, thinning.then), item.first_sequence, item.last_sequence, item.start)
         elif item.frame is not None:
             frame = item.frame
             draft = trimmed(frame, keep) if frame.type is FrameType.DATA else None
@@ -149,4 +147,4 @@ class _Thinning:
         self._last = last
 
     def skip(self, sequence: int, base: int) -> None:
-        self._into.add(marks.skip(base, self.then), sequence)
+        self._into.add(skip_draft(base, self.then), sequence)

@@ -1,0 +1,174 @@
+"""A storage root: what says that a directory is one, and whose, and the lock by which one process owns it.
+
+Owns: `Root` and the names of what lies in one; the marker file `penstock.json`; `inspect`, which tells what a directory is without changing
+anything in it; the `LOCK` file.
+The marker is not truth: deleted from a root that otherwise holds only our files, it is written anew.
+The lock itself is the system's, so it ends with its holder; the text inside is only for the message that a second opener gets. Its size
+never changes: taking the lock of a root on a full disk needs no space.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from threading import Event
+from typing import NamedTuple
+
+from penstock.logs.files.system import TEMPORARY, Files, read_file, replace_file, storage_failed
+from penstock.words.clock import Clock
+from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
+
+
+class Root(NamedTuple):
+    """A storage root. Weight is its share of new partitions; a read-only one takes none, so that it can be drained."""
+
+    path: str
+    weight: float = 1.0
+    read_only: bool = False
+
+
+def roots_of(
+    given: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root]",
+) -> list[Root]:
+    """Storage roots as they may be given, in full paths, the first being the primary one."""
+    if isinstance(given, str | os.PathLike):
+        given = [given]
+    roots = [_root(one) for one in given]
+    paths = [root.path for root in roots]
+    if not roots or len(set(paths)) != len(paths):
+        raise InvalidRequest(f"the storage roots are {paths}; give one or more different directories")
+    return roots
+
+
+def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root") -> Root:
+    if isinstance(given, Root):
+        root = given
+    elif isinstance(given, tuple):
+        root = Root(os.fspath(given[0]), given[1])
+    else:
+        root = Root(os.fspath(given))
+    if not root.weight > 0:
+        raise InvalidRequest(f"the weight of {root.path} is {root.weight}; give a number above 0, or set the root read-only")
+    return root._replace(path=os.path.abspath(root.path))
+
+
+# -- the marker ------------------------------------------------------------------------------------
+
+
+MARKER, LOCK, LOGS, INBOX, ANSWERS = "penstock.json", "LOCK", "logs", "inbox", "answers"
+FORMAT = 1
+_OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS}
+
+_NETWORK = {"nfs", "nfs4", "cifs", "smbfs", "smb2", "smb3", "afpfs", "afs", "webdav", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"}
+_NETWORK |= {"ceph", "glusterfs", "lustre", "gpfs", "beegfs", "pvfs2", "orangefs", "moosefs"}
+_NETWORK_FUSE = {"sshfs", "glusterfs", "ceph", "s3fs", "gcsfuse", "rclone", "davfs2", "curlftpfs", "mfs", "juicefs", "smbnetfs"}
+# 9p and virtiofs are not here: they are how virtual machines and containers reach a disk of their own host.
+
+
+class Marker(NamedTuple):
+    """Whose root it is."""
+
+    broker: str
+    """Random id, the same in all roots of a broker."""
+    created: int
+    """Wall time, in microseconds."""
+
+
+def nearest(files: Files, path: str) -> str:
+    """The path, or of its parents the nearest that exists."""
+    parent = os.path.dirname(path.rstrip("/")) or "."
+    return path if files.exists(path) or parent == path else nearest(files, parent)
+
+
+def inspect(files: Files, root: str) -> Marker | None:
+    """The root's marker; None for a new or empty directory, and for a root of ours that lost it. Anything else is refused."""
+    _refuse_network(files, root)
+    try:
+        names = set(files.list(root)) if files.exists(root) else set()
+        raw = read_file(files, f"{root}/{MARKER}") if MARKER in names else None
+    except NotADirectoryError:
+        raise InvalidRequest(f"{root} is a file; give a directory") from None
+    except OSError as error:
+        raise storage_failed(error, "looking into", root) from error
+    marker = parse_marker(raw, root) if raw is not None else None
+    if marker is None and names - _OURS:
+        strange = sorted(names - _OURS)[0]
+        raise InvalidRequest(f"{root} is not a Penstock directory and not empty (it holds {strange!r}); give an empty or a new one")
+    return marker
+
+
+def parse_marker(raw: bytes, root: str) -> Marker | None:
+    """The marker in a file's bytes, or None when they are damaged."""
+    try:
+        found = json.loads(raw)
+        form, marker = int(found["format"]), Marker(str(found["broker"]), int(found["created"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    if form > FORMAT:
+        raise CorruptLog(f"{root} has the newer format {form}, this Penstock knows {FORMAT}; upgrade Penstock, nothing was changed")
+    return marker
+
+
+def write_marker(files: Files, root: str, marker: Marker) -> None:
+    data = json.dumps({"format": FORMAT, **marker._asdict()}, indent=1).encode() + b"\n"
+    replace_file(files, root, MARKER, data)
+
+
+def _refuse_network(files: Files, root: str) -> None:
+    kind = files.filesystem(nearest(files, root)).lower()
+    family, _, name = kind.partition(".")
+    if kind in _NETWORK or kind.startswith("smb") or (family == "fuse" and name in _NETWORK_FUSE):
+        raise InvalidRequest(f"{root} lies on a network file system ({kind}), where locks and syncs cannot be relied on; use a local disk")
+
+
+# -- the lock --------------------------------------------------------------------------------------
+
+
+TEXT_BYTES = 512
+LOOKS = 5
+LOOK_SECONDS = 0.01
+
+
+def take_lock(files: Files, root: str, clock: Clock) -> int:
+    """Lock a root and give the handle that holds it, or say who does. Raises OSError as the system does."""
+    path = f"{root}/{LOCK}"
+    for _ in range(LOOKS):  # one who only looks whether there is an owner has it for a moment
+        handle = files.lock(path)
+        if handle is not None:
+            break
+        Event().wait(LOOK_SECONDS)
+    if handle is None:
+        raise BrokerLocked(f"{root} is in use by {_holder(files, path)}; one process at a time can open it, so close that one first")
+    try:
+        files.pwrite(handle, _text(clock), 0)
+    except OSError:
+        files.close(handle)
+        raise
+    return handle
+
+
+def _text(clock: Clock) -> bytes:
+    holder = {"pid": os.getpid(), "host": _host(), "since": clock.read().wall}
+    return json.dumps(holder).encode().ljust(TEXT_BYTES - 1) + b"\n"
+
+
+def _host() -> str:
+    return os.uname().nodename[:200]
+
+
+def _holder(files: Files, path: str) -> str:
+    try:
+        handle = files.open(path, "read")
+        try:
+            found = json.loads(files.pread(handle, TEXT_BYTES, 0))
+        finally:
+            files.close(handle)
+        if found["pid"] == os.getpid() and found["host"] == _host():
+            return f"this very process since {_date(found['since'])} (a broker that was not closed)"
+        return f"process {found['pid']} on {found['host']} since {_date(found['since'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _date(wall: int) -> str:
+    return datetime.fromtimestamp(wall / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
