@@ -16,8 +16,8 @@ from penstock.logs.api import Durability, Frame, Log
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.system import SystemFiles
 from penstock.logs.memory import MemoryLog
-from penstock.loop.opening import replay
 from penstock.loop.partition import Partition
+from penstock.loop.recovery import replay
 from penstock.rules import base, routing
 from penstock.rules.commands import (
     Bury,

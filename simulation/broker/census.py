@@ -16,7 +16,7 @@ from penstock.logs import codec
 from penstock.loop.loop import Loop
 from penstock.loop.member import Member
 from penstock.loop.partition import Partition
-from penstock.loop.reading import Lookable
+from penstock.loop.reader import Lookable
 from penstock.operations import ReadStats
 from penstock.rules.life import Life
 from penstock.rules.runs import offsets

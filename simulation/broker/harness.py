@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.loop.loop import Loop
 from penstock.loop.member import SLOW_AFTER, Member
-from penstock.loop.reading import Reader
+from penstock.loop.reader import Reader
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.operations import ListQueues
 from penstock.reports import QueueInfo

@@ -15,7 +15,7 @@ from penstock.logs.api import DURABILITIES, Durability
 from penstock.logs.files.directory import Directory
 from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import verify
-from penstock.loop import damage
+from penstock.loop import recovery
 from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
@@ -68,10 +68,10 @@ class PartitionCopy:
 
     def verified(self) -> bool:
         """Whether nothing is said to be wrong with the log."""
-        return verify(self.files, self.folder, *self._owner, damage.lost_front).sound
+        return verify(self.files, self.folder, *self._owner, recovery.lost_front).sound
 
     def repair(self) -> None:
-        report = repair(self.files, self.folder, *self._owner, clock=self.clock, lost_front=damage.lost_front)
+        report = repair(self.files, self.folder, *self._owner, clock=self.clock, lost_front=recovery.lost_front)
         assert report.opens and report.changed, f"the damage was not mended: {report}"
 
     def ask(self, command: c.Command) -> c.Answer:

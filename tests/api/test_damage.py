@@ -11,8 +11,8 @@ import penstock
 from penstock import Broker, NewItem
 from penstock.errors import CorruptLog, InvalidRequest, StorageFailed
 from penstock.logs.files.repair import repair
-from penstock.loop.damage import lost_front
 from penstock.loop.partition import Partition
+from penstock.loop.recovery import lost_front
 from penstock.tables.items import items
 from tests.api.api import Place
 from tests.tables.tables import rows, shelf

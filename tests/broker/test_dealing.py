@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loop.dealing import shares
+from penstock.loop.lease import shares
 from penstock.loop.requests import Lease, Produce
 from penstock.words.errors import InvalidRequest
 from tests.broker.rig import Asked, Desk, Rig, batch_of, keys_at

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.broker.embedded import Embedded
 from penstock.loop import loop as loop_module
-from penstock.loop.inbox import PLACES, RESERVED
-from penstock.loop.requests import Do, Lease, Produce, Settle, Watch
+from penstock.loop.requests import PLACES, RESERVED, Do, Lease, Produce, Settle, Watch
 from penstock.loop.turn import Turns
 from penstock.operations import (
     CreateQueue,

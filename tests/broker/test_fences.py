@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loop.resizing import merged
+from penstock.loop.resize import merged
 from penstock.rules.fences import pack_slots, unpack_slots
 from penstock.rules.records import Barrier, pack_keys, unpack_keys
 from tests.broker.rig import Rig

@@ -13,9 +13,9 @@ from penstock.logs.files.repair import repair
 from penstock.logs.files.system import SystemFiles
 from penstock.logs.files.verify import verify
 from penstock.loop import blocks
-from penstock.loop.damage import lost_front
 from penstock.loop.partition import Partition
-from penstock.loop.reading import Lookable, Reader
+from penstock.loop.reader import Lookable, Reader
+from penstock.loop.recovery import lost_front
 from penstock.rules.explain import LOST
 from penstock.rules.life import Life
 from penstock.rules.runs import offsets

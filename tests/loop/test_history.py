@@ -14,9 +14,9 @@ from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.system import SystemFiles
 from penstock.logs.frame import DROPPED
 from penstock.loop.history import events, item_history, told
-from penstock.loop.opening import replay
 from penstock.loop.partition import Partition
-from penstock.loop.reading import Reader, retained
+from penstock.loop.reader import Reader, retained
+from penstock.loop.recovery import replay
 from penstock.rules import base
 from penstock.rules.events import Event
 from penstock.rules.life import TRANSITIONS, Life

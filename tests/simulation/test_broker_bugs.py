@@ -10,18 +10,20 @@ import msgspec
 import pytest
 
 from penstock.broker import delivery, queries
-from penstock.loop import commits, producing, requests, resizing
-from penstock.loop.carrying import Carrying
+from penstock.loop import commits, requests
+from penstock.loop import produce as producing
+from penstock.loop import resize as resizing
 from penstock.loop.catalog import Catalog
+from penstock.loop.lease import BestFirst, Stock
 from penstock.loop.member import Member
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import Partitions
-from penstock.loop.producing import Producing
-from penstock.loop.reading import History, retained
+from penstock.loop.produce import Producing
+from penstock.loop.reader import History, retained
 from penstock.loop.requests import Arrived, Handed
-from penstock.loop.resizing import Resizing
-from penstock.loop.settling import Settling
-from penstock.loop.stock import BestFirst, Stock
+from penstock.loop.resize import Resizing
+from penstock.loop.settle import Settling
+from penstock.loop.transfer import Carrying
 from penstock.loop.turn import Turns
 from penstock.operations import ListItems
 from penstock.reports import ListedItem
@@ -279,7 +281,7 @@ def ranked(patch: Patch, change: Callable[[Rank], Rank]) -> None:
         found = best_rank(heads, aging, now)
         return None if found is None else change(found)
 
-    patch.setattr("penstock.loop.stock.best_rank", changed)
+    patch.setattr("penstock.loop.lease.best_rank", changed)
 
 
 @bug(100)
@@ -306,7 +308,7 @@ def instants_of_different_partitions_are_compared(patch: Patch) -> None:
 
 @bug(400)
 def aging_does_not_count_across_partitions(patch: Patch) -> None:
-    patch.setattr("penstock.loop.stock.best_rank", lambda heads, aging, now: best_rank(heads, 0, now))
+    patch.setattr("penstock.loop.lease.best_rank", lambda heads, aging, now: best_rank(heads, 0, now))
 
 
 # -- the turn ----------------------------------------------------------------------------------------

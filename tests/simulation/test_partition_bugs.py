@@ -12,11 +12,11 @@ from penstock.logs.api import Gap
 from penstock.logs.files import filelog, recovery
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.tail import Tail
-from penstock.loop import damage
+from penstock.loop import recovery as partition_recovery
 from penstock.loop import retention as planning
 from penstock.loop.blocks import Blocks, Frames, Held
 from penstock.loop.partition import Partition
-from penstock.loop.reading import History, retained
+from penstock.loop.reader import History, retained
 from penstock.rules import admin, due, machine, records, retention, settle
 from penstock.rules.calendar import Calendar, Entry
 from penstock.rules.commands import Settled
@@ -274,12 +274,12 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
 
 @bug
 def a_missing_oldest_segment_goes_unnoticed(patch: Patch) -> None:
-    patch.setattr(damage, "lose_front", lambda state, first_offset, where: [])
+    patch.setattr(partition_recovery, "lose_front", lambda state, first_offset, where: [])
 
 
 @bug
 def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None:
-    patch.setattr(damage, "lost_front", lambda *_: [])
+    patch.setattr(partition_recovery, "lost_front", lambda *_: [])
 
 
 @bug

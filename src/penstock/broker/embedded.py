@@ -25,13 +25,13 @@ from penstock.logs.api import SEGMENT_BYTES, Durability, Readable
 from penstock.logs.backends import Target, open_store
 from penstock.logs.files.system import Files
 from penstock.logs.store import CATALOG, Store
-from penstock.loop.carrying import Office
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import QueueSetup
 from penstock.loop.requests import Do, Lease, Produce, Request, Reshape, Settle, Watch
 from penstock.loop.runners import Runners
+from penstock.loop.transfer import Office
 from penstock.loop.turn import Turns
 from penstock.operations import (
     A,

@@ -6,7 +6,7 @@ An errand is an operation as bytes. One that asks for an answer gets one, as a n
 be done for now stays and is tried again, so each of them may be done twice.
 A drop is looked through before anything of it is taken: one that is damaged is left where it is, whole.
 It is adopted chunk by chunk. The catalog gives it a number before its first and notes its source after its last; in between each
-partition remembers how far it has come (loop/producing.py). So a crash at any point neither loses nor doubles. That rests on order: a
+partition remembers how far it has come (loop/produce.py). So a crash at any point neither loses nor doubles. That rests on order: a
 queue's drops are adopted one after the other, those of a source by their numbers, and none is begun while another is not finished.
 Errands do not wait for drops: they are done between the chunks of one, for a stream that gets no answer loses its right.
 """

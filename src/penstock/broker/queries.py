@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.loop.blocks import Items
 from penstock.loop.loop import Loop
-from penstock.loop.reading import Seen, Sight
+from penstock.loop.reader import Seen, Sight
 from penstock.loop.retention import mean_bytes, to_drop_soon
 from penstock.loop.turn import Turns
 from penstock.operations import (

@@ -23,7 +23,7 @@ from penstock.logs.files.system import Files
 from penstock.logs.store import CATALOG, ReadStore
 from penstock.loop import catalog
 from penstock.loop.history import events
-from penstock.loop.reading import Reader, last_of
+from penstock.loop.reader import Reader, last_of
 from penstock.operations import (
     A,
     AwaitItems,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.loop.catalog import Catalog
 from penstock.loop.member import Member
 from penstock.loop.requests import NotYet
-from penstock.loop.resizing import Change
+from penstock.loop.resize import Change
 from penstock.loop.turn import Turns
 from penstock.rules.catalog import Entry
 from penstock.rules.slots import SlotMap

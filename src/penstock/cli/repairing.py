@@ -21,7 +21,7 @@ from penstock.logs.files.repair import RepairReport
 from penstock.logs.files.repair import repair as repair_log
 from penstock.logs.files.verify import Report
 from penstock.logs.files.verify import verify as verify_log
-from penstock.loop.damage import lost_front
+from penstock.loop.recovery import lost_front
 from penstock.words.errors import BrokerLocked, PenstockError
 from penstock.words.ids import format_id
 

@@ -95,7 +95,7 @@ class Sheet:
         return count
 
     def homes(self, owners: Sequence[int]) -> pa.Array:
-        """The partition of each item by a slot map's owners, FREE where it may be any: as loop/producing.py deals them out."""
+        """The partition of each item by a slot map's owners, FREE where it may be any: as loop/produce.py deals them out."""
         table, count = self._table, len(self)
         if len(set(owners)) == 1:
             return pa.repeat(pa.scalar(owners[0], _INT32), count)

@@ -15,14 +15,14 @@ from typing import Any
 
 from penstock.loop import requests
 from penstock.loop.blocks import Items
-from penstock.loop.carrying import Carrying, Office
-from penstock.loop.leasing import Leasing
+from penstock.loop.lease import Leasing
 from penstock.loop.member import GRACE_AFTER_SLOW, SLOW_AFTER, Member, Unanswered
 from penstock.loop.partitions import Partitions, QueueSetup
-from penstock.loop.producing import Producing
+from penstock.loop.produce import Producing
 from penstock.loop.requests import Handed, Placed, Request
-from penstock.loop.resizing import Resizing
-from penstock.loop.settling import Settling
+from penstock.loop.resize import Resizing
+from penstock.loop.settle import Settling
+from penstock.loop.transfer import Carrying, Office
 from penstock.rules.commands import Extend, Granted
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, Refused, StorageFailed

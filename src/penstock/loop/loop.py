@@ -20,10 +20,9 @@ from typing import Any
 
 from penstock.logs.api import Committer
 from penstock.logs.syncs import sync
-from penstock.loop.inbox import Inbox, closed
 from penstock.loop.member import Member
 from penstock.loop.meter import Meter
-from penstock.loop.requests import Lease, Request, Watch
+from penstock.loop.requests import Lease, Request, RequestInbox, Watch, closed
 from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns
 from penstock.words.clock import SECOND
@@ -48,7 +47,7 @@ class Loop:
         self._runners = runners
         self._committer = committer
         self.meter = Meter()
-        self._inbox = Inbox(turns.name)
+        self._inbox = RequestInbox(turns.name)
         self._turning = threading.RLock()  # never taken twice: it can say who has it
         self._threaded = threaded
         self.woken = False

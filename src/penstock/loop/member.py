@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.logs.api import Log
-from penstock.loop.opening import continued
 from penstock.loop.partition import Partition
+from penstock.loop.recovery import continued
 from penstock.loop.requests import Request
 from penstock.rules.commands import Pause
 from penstock.rules.state import State

@@ -18,12 +18,11 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 from penstock.logs import codec
 from penstock.logs.api import Gap, Log
-from penstock.loop import damage
+from penstock.loop import recovery
 from penstock.loop.blocks import Blocks, Frames, Held, Items
-from penstock.loop.floor import Floor
-from penstock.loop.opening import continued, replay
-from penstock.loop.reading import History, history
-from penstock.loop.retention import DROPS_AT_ONCE, LEAST_ROTATION_AGE, SEGMENT_AGE, UNTOUCHED, Freed, Timetable, plan, rotation_age
+from penstock.loop.reader import History, history
+from penstock.loop.recovery import continued, replay
+from penstock.loop.retention import DROPS_AT_ONCE, LEAST_ROTATION_AGE, SEGMENT_AGE, UNTOUCHED, Floor, Freed, Timetable, plan, rotation_age
 from penstock.rules import base, machine, summary
 from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
@@ -113,7 +112,7 @@ class Partition:
 
     def _open(self, answered: Sequence[Appended] = ()) -> None:
         self.state, gaps = replay(self.log)
-        self.gaps = damage.at_opening(self.state, self.log, gaps)
+        self.gaps = recovery.at_opening(self.state, self.log, gaps)
         unwritten = [group for group in answered if group[0] > self.log.sequence and group[1]]
         state, raw = self.state, self._clock.read()
         shift, rebooted = continued(state, raw, self._clock.boot)
@@ -464,7 +463,7 @@ class Partition:
         """Bring blocks to hand; what they may hold is written first, so that it can be read. Gives runs of what turned out to be lost."""
         self._flush()
         self._fetched = True
-        return damage.note(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
+        return recovery.note(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
 
     def _flush(self) -> None:
         """Write what the turn has so far, so that it can be read. If that fails the turn is undone, and `commit` must not say otherwise."""
@@ -616,7 +615,7 @@ class Partition:
         if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
             self._flush()
         found = self._frames.collect(runs)
-        self._lose(damage.note(self.gaps, self.state, self.log.partition, found.gaps))
+        self._lose(recovery.note(self.gaps, self.state, self.log.partition, found.gaps))
         if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).without(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
         return found.parts

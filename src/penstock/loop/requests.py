@@ -1,10 +1,12 @@
 """Requests: what waits in a queue's inbox, and how its caller learns the answer.
 
-Owns: `Request` and its kinds. A request is filled in by its caller, answered once by a turn, and never shared. Whoever waits holds the
+Owns: `Request` and its kinds; `RequestInbox`, in which they wait for a turn.
+A request is filled in by its caller, answered once by a turn, and never shared. Whoever waits holds the
 gate; whoever answers opens it. A gate may also be opened to say that it is this caller's turn to lead.
 Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -14,7 +16,7 @@ from penstock.loop.blocks import Items
 from penstock.rules.commands import Granted, Settled, Stored
 from penstock.rules.routing import with_key_ids
 from penstock.words.batch import Batch, validate
-from penstock.words.errors import InvalidRequest, PenstockError, Refused
+from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError, QueueBusy, Refused
 
 
 class Request:
@@ -286,3 +288,67 @@ class Arrived(Request):
         self.arrived = arrived
         """(sequence, base) of each that was taken."""
         self.failed = failed
+
+
+# -- where they wait --------------------------------------------------------------------------------
+
+
+PLACES = 10_000
+RESERVED = 2_000
+
+
+class RequestInbox:
+    """Requests in the order in which they came.
+
+    Bounded: a full one refuses at once (`QueueBusy`), but for the places kept free for what relieves the queue: complete, retry, bury,
+    extend, an operator's word, transfers. Entering and taking out need no lock beyond the interpreter's: a deque is enough.
+    """
+
+    def __init__(self, name: str, places: int = PLACES, reserved: int = RESERVED) -> None:
+        self._name = name
+        self._places = places
+        self._reserved = reserved
+        self._waiting: deque[Request] = deque()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, request: Request, held: int = 0) -> None:
+        """Take a request in, or refuse it. `held` others have a place already although a turn has taken them."""
+        if self.closed:
+            raise closed(self._name)
+        if len(self._waiting) + held >= self._places + (self._reserved if request.reserved else 0):
+            raise QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
+        self._waiting.append(request)
+        if self.closed and request.claim():  # closing looked before this one came
+            raise closed(self._name)
+
+    def post(self, request: Request) -> None:
+        """Take in what must not be refused: the queue's own messages."""
+        self._waiting.append(request)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Take in again, before all others, what a turn had taken and that was undone with it."""
+        for request in reversed(requests):
+            request.release()
+            self._waiting.appendleft(request)
+
+    def take(self, most: int, taken: list[Request]) -> None:
+        """Up to `most` requests whose callers have not given up, out of the inbox; at no moment is one in nobody's hands."""
+        while self._waiting and len(taken) < most:
+            taken.append(self._waiting[0])
+            if not taken[-1].claim():
+                taken.pop()
+            self._waiting.popleft()
+
+    def wake_one(self) -> bool:
+        """Open the gate of one caller that sleeps, so that it leads the next turn."""
+        try:
+            return any(not request.taken and request.open_gate() for request in self._waiting)
+        except RuntimeError:  # somebody entered while we looked
+            return self.wake_one()
+
+
+def closed(name: str) -> BrokerClosed:
+    return BrokerClosed(f"queue {name!r} is closed here; open the broker again")

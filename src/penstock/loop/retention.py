@@ -1,6 +1,7 @@
 """Which segments may go, which are worth rewriting, and when retention has to look again.
 
-Owns: `plan`, estimates of size, `to_drop_soon` (buried items whose time is nearly over), all pure; and `Timetable`.
+Owns: `plan`, estimates of size, `to_drop_soon` (buried items whose time is nearly over), all pure; and `Timetable`. `Floor`, the disk space
+below which produce is refused, so that there is room to complete, bury and tidy up.
 Segments are looked at from the oldest on, as long as a limit of the retention is exceeded
 and no cursor stands in the way. Those without a needed item at the very front are dropped. Behind a needed item everything is pinned: a
 stretch of pinned segments is rewritten into one that holds just what is needed, when at least half of it is not, or when it has become
@@ -13,12 +14,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.logs.api import SegmentFacts
+from penstock.logs.api import Log, SegmentFacts
 from penstock.rules.retention import lately_buried, needed
 from penstock.rules.runs import RunSet, count, offsets
 from penstock.rules.state import State
 from penstock.words.clock import DAY, HOUR, SECOND
-from penstock.words.limits import Retention
+from penstock.words.errors import QueueFull
+from penstock.words.limits import MIB, Retention
 
 UNTOUCHED = 2
 MERGE_SEGMENTS = 8
@@ -267,3 +269,31 @@ def to_drop_soon(segments: Sequence[SegmentFacts], state: State, now: int) -> tu
         parked = {offset for _, line in state.keys.lines() for offset in line.parked}
         found = [offset for offset in found if offset not in parked]
     return (len(found), max(0, first + retention.max_age - now)) if found else (0, 0)
+
+
+# -- disk space -------------------------------------------------------------------------------------
+
+
+LOOK_BYTES = 64 * MIB
+
+
+class Floor:
+    """How many bytes must stay free; 0 is no floor. The system is asked every LOOK_BYTES written, and always once the floor is near."""
+
+    __slots__ = ("_known", "_log", "_since", "bytes")
+
+    def __init__(self, log: Log, least: int) -> None:
+        self.bytes = least
+        self._log = log
+        self._known = 0
+        self._since = LOOK_BYTES
+
+    def used(self, size: int) -> None:
+        self._since += size
+
+    def check(self) -> None:
+        """Raise QueueFull when less than the floor is free."""
+        if self._since >= LOOK_BYTES or self._known - self._since < self.bytes + LOOK_BYTES:
+            self._known, self._since = self._log.free_bytes(), 0
+        if self._known - self._since < self.bytes:
+            raise QueueFull(f"only {self._known:,} bytes are free and {self.bytes:,} must stay so; make room, or wait for retention")

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from penstock.loop import requests
-from penstock.loop.carrying import Office
 from penstock.loop.commits import Commits
 from penstock.loop.member import Member
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import QueueSetup
 from penstock.loop.requests import NotYet, Request
+from penstock.loop.transfer import Office
 from penstock.rules.commands import Extend
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy

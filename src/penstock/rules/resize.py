@@ -2,7 +2,7 @@
 
 Owns: the decisions about fences (barriers.py) and their application. A fence goes up with the slots that came here, narrows to the
 keys that are still busy in the old partition when the backlog there is worked off, and lets go of each key as it is resolved. The
-queue looks at both partitions and says when (loop/resizing.py). Dedup ids come along with their slots.
+queue looks at both partitions and says when (loop/resize.py). Dedup ids come along with their slots.
 """
 
 from penstock.rules.commands import Counted, FenceOff, Lift, Narrow

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.logs.api import Gap, Published, Readable
-from penstock.loop.reading import Reader
+from penstock.loop.reader import Reader
 from penstock.operations import FindQueue, Home, ListCursors, ListQueues
 from penstock.reports import QueueInfo
 from penstock.rules.runs import RunSet

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.loop.reading import Reader
+from penstock.loop.reader import Reader
 from penstock.rules.life import Life
 from penstock.rules.runs import RunSet, offsets
 from penstock.rules.state import State

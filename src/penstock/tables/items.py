@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from penstock.logs.api import Gap, Readable
 from penstock.logs.columns import ORIGIN, Columns
 from penstock.logs.frame import DROPPED
-from penstock.loop.damage import missing_segment
-from penstock.loop.reading import Reader
+from penstock.loop.reader import Reader
+from penstock.loop.recovery import missing_segment
 from penstock.rules.events import PLACE_BYTES
 from penstock.rules.outbox import place_of
 from penstock.rules.runs import RunSet, pairs

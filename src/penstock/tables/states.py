@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.loop.reading import Reader
+from penstock.loop.reader import Reader
 from penstock.rules.grants import Grant
 from penstock.rules.life import Life
 from penstock.rules.runs import RunSet, count, offsets, pairs

@@ -79,7 +79,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 LostFront: TypeAlias = Callable[[Readable, int], Sequence[Gap]]
 """What is lost before the oldest segment of a log, which begins at that item offset. A log takes all that for dropped; who can read its
-state knows better (`loop.damage.lost_front`)."""
+state knows better (`loop.recovery.lost_front`)."""
 
 
 def verify(files: Files, directory: str, incarnation: int, partition: int, lost_front: LostFront = lambda log, first: ()) -> Report:

@@ -11,9 +11,9 @@ One log never records what another could still undo: partitions are looked at on
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
+from penstock.loop.transfer import Carrying
 from penstock.rules import commands
 from penstock.rules.fences import ENDLESS, Departed, Fence, pack_slots, unpack_slots
 from penstock.rules.keys import Line

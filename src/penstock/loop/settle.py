@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.loop import requests
-from penstock.loop.carrying import Carrying
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
 from penstock.loop.requests import Handed, Part
+from penstock.loop.transfer import Carrying
 from penstock.rules import commands
 from penstock.rules.commands import Settled
 from penstock.rules.routing import digest

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.logs.api import Frame, Gap, Readable
 from penstock.loop.blocks import Blocks, Frames, Items
-from penstock.loop.damage import lose_front
-from penstock.loop.opening import carry_on, continued
+from penstock.loop.recovery import carry_on, continued, lose_front
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import Missing, State
