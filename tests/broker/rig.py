@@ -182,7 +182,7 @@ class Desk:
     def submit(self, request: Request) -> "Asked":
         """Put a request, without waiting for its answer; by hand nothing happens before the next turn."""
         asked = Asked(self, request)
-        self.broker._loop(self.incarnation).submit(request)
+        self.broker.loop(self.incarnation).submit(request)
         return asked
 
     def run(self, request: Request) -> Any:
