@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import penstock.spark
 from penstock.broker.snapshot import Snapshot
-from penstock.operations import ReadItems
+from penstock.operations import FindQueue, ReadItems
 from penstock.spark.jobs.archive import Archived
 from penstock.spark.jobs.figures import ReportFigures
 from penstock.spark.jobs.load import Loaded
@@ -83,7 +83,7 @@ def compare(spark: SparkSession, archived: Archived, directory: Path) -> Copy:
     """The archive, read by Spark, against the log, read without it."""
     found = [(row.id, bytes(row.payload)) for row in spark.read.parquet(archived.path).select("id", "payload").collect()]
     with Snapshot.open(str(directory)) as log:
-        orders = log.find("orders")
+        orders = log.call(FindQueue(name="orders"))
         places = [*orders.active, *orders.retired]
         parts = log.call(ReadItems(queue=orders.incarnation, start=dict.fromkeys(places, 0), limit=1_000_000)).items
     kept = {(f"{number}-{items.start + n}", payload) for number, items in parts for n, payload in enumerate(items.batch.payloads)}

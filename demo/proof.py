@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.api.items import items_of
 from penstock.broker.snapshot import Snapshot
-from penstock.operations import FindOffsets, ReadItems
+from penstock.operations import FindOffsets, FindQueue, ReadItems
 
 
 class Handling(NamedTuple):
@@ -44,7 +44,7 @@ class Proof(NamedTuple):
 def prove(directory: str, produced: int) -> Proof:
     with Snapshot.open(directory) as log:
         done, attempts = _handlings(log)
-        mail = log.find("mail")
+        mail = log.call(FindQueue(name="mail"))
         letters = sum(log.call(FindOffsets(queue=mail.incarnation, at="newest")).values())
     times: dict[int, int] = defaultdict(int)
     for one in done:
@@ -65,7 +65,7 @@ def prove(directory: str, produced: int) -> Proof:
 
 def _handlings(log: Snapshot) -> tuple[list[Handling], int]:
     """Every completion that the log of the queue tells of, and how many leases there were."""
-    orders = log.find("orders")
+    orders = log.call(FindQueue(name="orders"))
     done: list[Handling] = []
     attempts = 0
     for partition in (*orders.active, *orders.retired):

@@ -11,7 +11,7 @@ from penstock.rules.routing import SLOTS
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
 from tests.broker.grounds import Simulated
-from tests.broker.rig import Desk, Rig, keys_at, moving_key
+from tests.broker.rig import Desk, Rig, keys_at, moving_key, refusal
 from tests.support import slot
 
 MONTH = 30 * 24 * 3_600
@@ -86,7 +86,7 @@ def test_every_key_keeps_its_order_across_widths(broker: Rig, widths: list[int])
         desk.resize(width)
         assert not set(desk.lease(100).keys) & (set(held.keys) | set(slow.keys)), "one of a key at a time"
         broker.pass_by(61)  # whatever is leased here comes back
-        assert desk.settle("complete", held.parts[:1])[0].__class__ is LeaseLost
+        assert isinstance(refusal(desk.settle("complete", held.parts[:1])[0]), LeaseLost)
     order: dict[str, list[int]] = {}
     for text in desk.drain(11):
         key, _, at = text.partition(":")

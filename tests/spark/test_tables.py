@@ -199,10 +199,10 @@ def test_ranges_that_are_not_there_are_refused(tmp_path: Path, options: dict[str
 
 
 def test_a_place_that_is_no_brokers_is_refused(tmp_path: Path) -> None:
-    with look(tmp_path / "nowhere") as home, pytest.raises(InvalidRequest, match="does not exist; give a directory that does"):
-        home.find("q")
-    with look(tmp_path) as home, pytest.raises(InvalidRequest, match="is no broker's directory"):
-        home.find("q")
+    with pytest.raises(InvalidRequest, match="does not exist; give a directory that does"):
+        look(tmp_path / "nowhere").find("q")
+    with pytest.raises(InvalidRequest, match="is no broker's directory"):
+        look(tmp_path).find("q")
 
 
 def test_a_queue_that_is_not_there_is_refused(yard: Yard) -> None:
