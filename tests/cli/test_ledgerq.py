@@ -7,36 +7,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli import ledgerq
-from penstock.cli.ledgerq import Entry, Skipped
+from penstock.cli.ledgerq import LedgerEntry, Skipped
 from penstock.words.limits import MAX_PAYLOAD_BYTES
 from tests.cli.ledger_files import NOW, crc, entry, metadata, segment, zipped
 
 A, B, C = entry(1, b"alpha"), entry(2, b"beta"), entry(3, b"gamma")
 
 
-def read(data: bytes) -> list[Entry | Skipped]:
+def read(data: bytes) -> list[LedgerEntry | Skipped]:
     return list(ledgerq.entries(data))
 
 
 def payloads(data: bytes) -> list[bytes]:
-    return [one.payload for one in read(data) if isinstance(one, Entry)]
+    return [one.payload for one in read(data) if isinstance(one, LedgerEntry)]
 
 
 def test_a_plain_entry_takes_as_many_bytes_as_described() -> None:
     four = entry(1, b"four")
     assert len(four) == 34 and struct.unpack_from("<I", four) == (30,)
-    assert read(segment(four)) == [Entry(1, NOW, b"four")]
+    assert read(segment(four)) == [LedgerEntry(1, NOW, b"four")]
 
 
 def test_every_field() -> None:
     given = entry(7, b"x", priority=2, expires=NOW + 5, headers={b"a": b"1", b"": b"\xff"}, time=NOW + 1)
-    assert read(segment(given, B)) == [Entry(7, NOW + 1, b"x", 2, NOW + 5, ((b"a", b"1"), (b"", b"\xff"))), Entry(2, NOW, b"beta")]
+    assert read(segment(given, B)) == [
+        LedgerEntry(7, NOW + 1, b"x", 2, NOW + 5, ((b"a", b"1"), (b"", b"\xff"))),
+        LedgerEntry(2, NOW, b"beta"),
+    ]
 
 
 @given(
     st.lists(
         st.builds(
-            Entry,
+            LedgerEntry,
             st.integers(1, 2**64 - 1),
             st.integers(-(2**63), 2**63 - 1),
             st.binary(max_size=50),
@@ -47,7 +50,7 @@ def test_every_field() -> None:
         max_size=5,
     )
 )
-def test_whatever_is_written_is_read(given: list[Entry]) -> None:
+def test_whatever_is_written_is_read(given: list[LedgerEntry]) -> None:
     written = [
         entry(one.id, one.payload, time=one.time, priority=one.priority, expires=one.expires, headers=dict(one.headers)) for one in given
     ]
@@ -61,7 +64,7 @@ def test_compressed_payloads() -> None:
 def test_a_bomb_does_not_go_off() -> None:
     (bomb, after) = read(segment(zipped(1, bytes(MAX_PAYLOAD_BYTES + 1)), B))
     assert isinstance(bomb, Skipped) and "more than 16,777,216 bytes" in bomb.why
-    assert isinstance(after, Entry)
+    assert isinstance(after, LedgerEntry)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_a_bomb_does_not_go_off() -> None:
 )
 def test_whole_entries_that_cannot_be_used_are_told(given: bytes, why: str) -> None:
     first, bad, last = read(segment(A, given, C))
-    assert isinstance(first, Entry) and isinstance(last, Entry)
+    assert isinstance(first, LedgerEntry) and isinstance(last, LedgerEntry)
     assert isinstance(bad, Skipped)
     assert bad.id == 9 and why in bad.why and bad.why.startswith("message 9 is not taken") and not bad.torn
     assert bad.where == 64 + len(A) and bad.size == len(given) - 4
@@ -101,7 +104,7 @@ def test_cut_at_every_byte() -> None:
     for cut in range(64, len(data)):
         found = read(data[:cut])
         whole = sum(cut >= end for end in ends)
-        assert [one.id for one in found if isinstance(one, Entry)] == [1, 2, 3][:whole]
+        assert [one.id for one in found if isinstance(one, LedgerEntry)] == [1, 2, 3][:whole]
         rest = [one for one in found if isinstance(one, Skipped)]
         assert all(one.torn for one in rest) and len(rest) <= 1
         assert bool(rest) == (cut > 64 and cut not in range(ends[whole - 1], ends[whole - 1] + 5) if whole else cut > 64)
@@ -115,14 +118,14 @@ def test_every_bit_of_an_entry_in_the_middle() -> None:
             broken = bytearray(data)
             broken[place] ^= 1 << bit
             found = read(bytes(broken))
-            assert [one.payload for one in found if isinstance(one, Entry)] == [b"alpha", b"gamma"]
+            assert [one.payload for one in found if isinstance(one, LedgerEntry)] == [b"alpha", b"gamma"]
             (gap,) = [one for one in found if isinstance(one, Skipped)]
             assert gap.where == start and not gap.torn and gap.why == "damaged"
 
 
 def test_rubbish_between_entries() -> None:
     found = read(segment(A, b"\x01\x02\x03" * 40, B))
-    assert [type(one).__name__ for one in found] == ["Entry", "Skipped", "Entry"]
+    assert [type(one).__name__ for one in found] == ["LedgerEntry", "Skipped", "LedgerEntry"]
 
 
 def test_zeros_at_the_end_are_nothing() -> None:
@@ -133,7 +136,7 @@ def test_zeros_at_the_end_are_nothing() -> None:
 @given(st.binary(max_size=300))
 def test_rubbish_is_never_a_message(rubbish: bytes) -> None:
     found = read(segment(rubbish))
-    assert not any(isinstance(one, Entry) for one in found)
+    assert not any(isinstance(one, LedgerEntry) for one in found)
     assert payloads(segment(A, rubbish, C))[:1] == [b"alpha"]
 
 

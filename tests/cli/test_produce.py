@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import producing
+from penstock.cli import produce
 from tests.cli.conftest import Terminal
 
 
@@ -104,7 +104,7 @@ def test_what_the_queue_would_refuse_is_a_bad_line_too(shop: Terminal) -> None:
 
 
 def test_batches_keep_the_order(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producing, "BATCH_BYTES", 50)
+    monkeypatch.setattr(produce, "BATCH_BYTES", 50)
     text = "".join(f"{number}\n" for number in range(100))
     for batch in ("7", "10000"):
         shop.run("produce", "orders", "--lines", "--key", "k", "--batch", batch, input=text)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.api.items import NewItem
 from penstock.cli import sources
-from penstock.cli.failures import Failed
-from penstock.cli.sources import Fields, Lines
+from penstock.cli.failures import CommandFailed
+from penstock.cli.sources import Lines, RecordFields
 
 
 def make(payload: bytes, **own: Any) -> NewItem:
@@ -42,7 +42,7 @@ def test_ends_of_lines_of_other_systems() -> None:
 
 def test_a_line_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_LINE_BYTES", 3 * sources.CHUNK)
-    with pytest.raises(Failed, match=r"line 2 is longer than 3 MiB"):
+    with pytest.raises(CommandFailed, match=r"line 2 is longer than 3 MiB"):
         list(Lines(BytesIO(b"short\n" + b"x" * 5 * sources.CHUNK)))
 
 
@@ -140,7 +140,7 @@ def test_every_field() -> None:
 # -- CSV ---------------------------------------------------------------------------------------------
 
 
-def rows(data: bytes, fields: Fields = MappingProxyType({}), **options: Any) -> list[tuple[int, Any, Any]]:
+def rows(data: bytes, fields: RecordFields = MappingProxyType({}), **options: Any) -> list[tuple[int, Any, Any]]:
     return of(sources.csv_rows(Lines(BytesIO(data)), fields, make, **options))
 
 
@@ -185,5 +185,5 @@ def test_a_quote_that_does_not_end() -> None:
     ],
 )
 def test_columns_that_are_not_there(call: Callable[[], object], why: str) -> None:
-    with pytest.raises(Failed, match=why):
+    with pytest.raises(CommandFailed, match=why):
         call()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import sparking
+from penstock.cli import spark
 from penstock.cli.session import Session
 from tests.cli.conftest import Ran, Terminal
 from tests.cli.test_usage import process
@@ -110,23 +110,23 @@ def test_a_spark_that_does_not_start(shop: Terminal, monkeypatch: pytest.MonkeyP
 )
 def test_masters_that_can_be_meant(master: str) -> None:
     pytest.importorskip("pyspark")
-    assert sparking.ready(master, ["a=b"]) == {"a": "b"}
+    assert spark.ready(master, ["a=b"]) == {"a": "b"}
 
 
 def test_storage_roots_go_with_the_broker(shop: Terminal, tmp_path: Path) -> None:
     target = str(shop.target)
-    assert sparking.broker_of(Session(target)) == target
-    assert sparking.broker_of(Session(target, ["more"])) == f'["{target}", "more"]'
+    assert spark.broker_of(Session(target)) == target
+    assert spark.broker_of(Session(target, ["more"])) == f'["{target}", "more"]'
 
 
 def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session("x")
-    with sparking.bar(session) as said:
+    with spark.bar(session) as said:
         assert said is None  # stderr is no terminal here
     monkeypatch.setattr(type(session.err), "is_terminal", property(lambda _: True))
-    with sparking.bar(session) as said:
+    with spark.bar(session) as said:
         assert said is not None
         said("loading [x]", 1, 0)
         said("loading [x]", 2, 3)
-    with sparking.bar(Session("x", as_json=True)) as said:
+    with spark.bar(Session("x", as_json=True)) as said:
         assert said is None

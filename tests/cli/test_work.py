@@ -12,8 +12,8 @@ from threading import Timer
 
 import pytest
 
-from penstock.cli.failures import Failed
-from penstock.cli.working import load
+from penstock.cli.failures import CommandFailed
+from penstock.cli.work import load
 from tests.cli.conftest import Terminal
 
 PATIENCE = 60.0
@@ -209,5 +209,5 @@ def test_wrong_options(shop: Terminal, handlers: Path, args: list[str], code: in
 def test_a_worker_is_no_function(handlers: Path) -> None:
     made = "worker = Worker(penstock.open('memory://').create_queue('q'))"
     (handlers / "shop_worker.py").write_text(f"import penstock\nfrom penstock.worker.worker import Worker\n{made}\n")
-    with pytest.raises(Failed, match="is Worker; name a function"):
+    with pytest.raises(CommandFailed, match="is Worker; name a function"):
         load("shop_worker:worker")

@@ -18,7 +18,7 @@ import penstock
 from penstock.api import arrow
 from penstock.api.items import Item, NewItem, to_single
 from penstock.cli import documents
-from penstock.cli.options import FIELD_OPTIONS, ITEM_OPTIONS
+from penstock.cli.values import FIELD_OPTIONS, ITEM_OPTIONS
 from penstock.logs import columns
 from penstock.logs.arrow import to_arrow
 from penstock.rules.records import Produced

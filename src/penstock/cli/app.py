@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import dead, handwork, importing, looking, producing, queues, repairing, spark, watching, working
-from penstock.cli.commands import JsonOption, Main
+from penstock.cli import dead, imports, items, leases, produce, queues, repair, spark, stats, work
+from penstock.cli.commands import CommandTree, JsonOption
 from penstock.cli.session import VARIABLE, Session
 
 app = typer.Typer(
-    cls=Main,
+    cls=CommandTree,
     no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
@@ -52,12 +52,12 @@ def main(
 
 
 app.add_typer(queues.group, name="queue")
-producing.register(app)
-handwork.register(app)
-looking.register(app)
-watching.register(app)
+produce.register(app)
+leases.register(app)
+items.register(app)
+stats.register(app)
 app.add_typer(dead.group, name="dead")
-repairing.register(app)
-working.register(app)
-app.add_typer(importing.group, name="import")
+repair.register(app)
+work.register(app)
+app.add_typer(imports.group, name="import")
 app.add_typer(spark.group, name="spark")

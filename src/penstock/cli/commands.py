@@ -1,7 +1,7 @@
 """How a function becomes a command.
 
 Owns: `command`, which gives every command the options that all have (--broker, --json) and turns whatever ends it into one line and an exit
-code; `Main`, which does the same for what is wrong with the command line itself; and completion of queue names.
+code; `CommandTree`, which does the same for what is wrong with the command line itself; and completion of queue names.
 """
 
 import inspect
@@ -102,7 +102,7 @@ def _leave_pipe() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class Main(TyperGroup):
+class CommandTree(TyperGroup):
     """The whole command line. What is wrong with it is said in one line too."""
 
     def list_commands(self, ctx: Any) -> list[str]:

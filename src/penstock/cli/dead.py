@@ -12,9 +12,9 @@ import typer
 from penstock.api._sync.broker import Broker
 from penstock.api.arguments import ListedItem
 from penstock.api.options import QueueInfo
-from penstock.cli import documents, reading, show
+from penstock.cli import show, values
 from penstock.cli.commands import command, queue_names
-from penstock.cli.looking import LimitOption
+from penstock.cli.items import LimitOption
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
 
@@ -44,14 +44,14 @@ def list_dead(
 def _list_counts(session: Session, broker: Broker) -> None:
     queues = all_queues(broker)
     in_use = {info.dead_queue for info in queues}
-    documents_, rows = [], []
+    documents, rows = [], []
     for info in queues:
         found = broker.queue(info.name).stats()
         waiting = found.ready + found.scheduled + found.leased if info.name in in_use else 0
-        documents_.append({"queue": info.name, "dead_queue": info.dead_queue, "buried": found.buried, "waiting": waiting})
+        documents.append({"queue": info.name, "dead_queue": info.dead_queue, "buried": found.buried, "waiting": waiting})
         rows.append((info.name, info.dead_queue or show.NOTHING, show.number(found.buried), show.number(waiting)))
     table = show.Table(("queue", "dead queue", "buried here", "dead letters waiting"), rows, right=("buried here", "dead letters waiting"))
-    session.answer(documents_, table if rows else "there are no queues")
+    session.answer(documents, table if rows else "there are no queues")
 
 
 def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> None:
@@ -67,7 +67,7 @@ def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> No
         headings, rows, right=("attempts",), whole=("queue", "id", "from", "given up"), spare=("kind", "key", "payload", "given up")
     )
     session.answer(
-        [{"queue": where, **documents.listed(letter)} for where, letter in found], table if rows else "there are no dead letters"
+        [{"queue": where, **show.listed_document(letter)} for where, letter in found], table if rows else "there are no dead letters"
     )
 
 
@@ -93,8 +93,8 @@ def _row(where: str, letter: ListedItem) -> tuple[str, ...]:
     from_ = f"{origin.queue} {origin.id}" if origin is not None else show.NOTHING
     attempts = origin.attempts if origin is not None else letter.attempts
     reason = letter.reason or (origin.reason if origin is not None else "")
-    at = documents.wall(origin.buried_at) if origin is not None else None
-    given_up = show.when(reading.instant(at, "")) if at else show.NOTHING
+    at = show.iso_time(origin.buried_at) if origin is not None else None
+    given_up = show.when(values.instant(at, "")) if at else show.NOTHING
     key = letter.key if letter.key is not None else show.NOTHING
     return (where, letter.id, from_, show.number(attempts), given_up, reason, key, letter.kind or show.NOTHING, show.payload(letter))
 
@@ -116,7 +116,7 @@ def redrive(
     preview: Annotated[bool, typer.Option("--preview", help="Move nothing; tell what would be moved.")] = False,
 ) -> None:
     """Send dead letters back, each exactly once."""
-    chosen = reading.pairs(where or (), "--where", "kind=invoice")
+    chosen = values.pairs(where or (), "--where", "kind=invoice")
     with session.view() if preview else session.owner() as broker, session.progress("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
     text = f"{show.counted(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"

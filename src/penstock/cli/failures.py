@@ -1,6 +1,6 @@
-"""What a command ends with when it cannot do what it was told.
+"""Failures of commands: exit codes and messages.
 
-Owns: the exit codes, `Failed`, and the one line that is said of any error. The table in docs/cli.md is checked against `EXIT_CODES`.
+Owns: the exit codes, `CommandFailed`, and the one line that is printed for any error. A test compares `EXIT_CODES` with docs/cli.md.
 """
 
 import re
@@ -77,7 +77,7 @@ _OPTIONS: Final = {
 _NAMED = re.compile(r"([a-z_]+) is ")
 
 
-class Failed(Exception):
+class CommandFailed(Exception):
     """A command cannot go on. The message reads as those of penstock.errors."""
 
     def __init__(self, message: str, exit_code: int = USAGE) -> None:
@@ -87,7 +87,7 @@ class Failed(Exception):
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code for an error that ended a command."""
-    if isinstance(error, Failed):
+    if isinstance(error, CommandFailed):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED

@@ -44,14 +44,14 @@ _LIKELY = re.compile(rb"[\x01-\x03][\x00-\x1f]", re.DOTALL)
 """The type and the flags of an entry."""
 
 
-class Buffer(Protocol):
+class ByteData(Protocol):
     """Bytes, or a file mapped into memory."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, where: slice, /) -> bytes: ...
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """A message."""
 
     id: int
@@ -78,7 +78,7 @@ class Skipped(NamedTuple):
     """Of an entry that is whole but cannot be used."""
 
 
-Found: TypeAlias = Entry | Skipped
+Found: TypeAlias = LedgerEntry | Skipped
 
 
 class Unusable(Exception):
@@ -95,7 +95,7 @@ def read_id(data: bytes) -> int:
     return int(found)
 
 
-def check_header(data: Buffer) -> str:
+def check_header(data: ByteData) -> str:
     """What is wrong with the header of a segment; "" when nothing is."""
     header = data[:HEADER_BYTES]
     if len(header) < HEADER_BYTES:
@@ -108,7 +108,7 @@ def check_header(data: Buffer) -> str:
     return "" if version == VERSION else f"its version is {version}, and {VERSION} is known"
 
 
-def entries(data: Buffer) -> Iterator[Found]:
+def entries(data: ByteData) -> Iterator[Found]:
     """Every entry of a segment, and what lies between whole ones."""
     position, end = HEADER_BYTES, len(data)
     while position < end:
@@ -123,7 +123,7 @@ def entries(data: Buffer) -> Iterator[Found]:
         position = after
 
 
-def _gap(data: Buffer, position: int, after: int) -> Skipped:
+def _gap(data: ByteData, position: int, after: int) -> Skipped:
     """What is not whole: torn when it is the last thing in the file and meant to be longer."""
     start = data[position : position + _CRC.size]
     meant = _CRC.unpack(start)[0] if len(start) == _CRC.size else _SMALLEST
@@ -131,7 +131,7 @@ def _gap(data: Buffer, position: int, after: int) -> Skipped:
     return Skipped(position, after - position, "cut off at the end" if torn else "damaged", torn)
 
 
-def _whole(data: Buffer, position: int) -> int:
+def _whole(data: ByteData, position: int) -> int:
     """The length of the entry at a position; 0 when there is no whole one."""
     fixed = data[position : position + _FIXED.size]
     if len(fixed) < _FIXED.size:
@@ -144,7 +144,7 @@ def _whole(data: Buffer, position: int) -> int:
     return int(length) if google_crc32c.value(whole[: -_CRC.size]) == crc else 0
 
 
-def _next(data: Buffer, position: int) -> int:
+def _next(data: ByteData, position: int) -> int:
     """Where the next whole entry begins; the end when there is none."""
     at = position + 1
     while found := _LIKELY.search(data, at + _CRC.size):  # type: ignore[call-overload]
@@ -158,7 +158,7 @@ def _next(data: Buffer, position: int) -> int:
 # -- one entry ---------------------------------------------------------------------------------------
 
 
-def _read(data: Buffer, position: int, size: int) -> Found:
+def _read(data: ByteData, position: int, size: int) -> Found:
     whole = data[position : position + size]
     _, kind, flags, id, time = _FIXED.unpack_from(whole)
     try:
@@ -172,7 +172,7 @@ def _read(data: Buffer, position: int, size: int) -> Found:
         return Skipped(position, size, f"message {id} is not taken: {why}", id=id)
 
 
-def _message(body: bytes, flags: int, id: int, time: int) -> Entry:
+def _message(body: bytes, flags: int, id: int, time: int) -> LedgerEntry:
     at, priority, expires = 0, 0, 0
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if flags & PRIORITY:
@@ -186,7 +186,7 @@ def _message(body: bytes, flags: int, id: int, time: int) -> Entry:
         payload = _decompressed(body[at:])
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise Unusable(f"its payload has more than {MAX_PAYLOAD_BYTES:,} bytes")
-    return Entry(id, time, payload, priority, expires, headers)
+    return LedgerEntry(id, time, payload, priority, expires, headers)
 
 
 def _headers(body: bytes, at: int) -> tuple[tuple[tuple[bytes, bytes], ...], int]:

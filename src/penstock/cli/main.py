@@ -1,6 +1,6 @@
 """The way in: `penstock` as a command.
 
-Owns: `main`. It is there also when what the command line is made with is not installed; then it says how to get it.
+Owns: `main`. It works also when typer and rich are not installed; then it says how to install them.
 """
 
 import sys

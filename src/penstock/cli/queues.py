@@ -10,11 +10,11 @@ import typer
 
 from penstock.api._sync.broker import Broker
 from penstock.api.options import QueueInfo, to_catalog
-from penstock.cli import documents, reading, show
+from penstock.cli import show, values
 from penstock.cli.commands import PartitionOption, QueueArgument, YesOption, command
-from penstock.cli.failures import Failed
-from penstock.cli.options import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
+from penstock.cli.failures import CommandFailed
 from penstock.cli.session import Session
+from penstock.cli.values import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
 from penstock.rules.options import Options, merged
 from penstock.rules.options import check_name as check_queue_name
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, within
@@ -43,7 +43,7 @@ def create(
     _check(session, name, partitions, given)
     with session.owner(create=True) as broker:
         info = broker.create_queue(name, partitions=partitions, exist_ok=exist_ok, **given).info()
-    session.answer(documents.queue(info), f"queue {info.name} has {show.counted(info.partitions, 'partition')}")
+    session.answer(show.queue_document(info), f"queue {info.name} has {show.counted(info.partitions, 'partition')}")
 
 
 def _check(session: Session, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ def list_queues(
     table = show.Table(
         headings, rows, right=("partitions", "lease timeout", "attempts"), whole=("name",), spare=("lease timeout", "created", "attempts")
     )
-    session.answer([documents.queue(info) for info in found], table if rows else "there are no queues")
+    session.answer([show.queue_document(info) for info in found], table if rows else "there are no queues")
 
 
 def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
@@ -96,7 +96,7 @@ def info(session: Session, queue: QueueArgument) -> None:
     with session.view() as broker:
         found = broker.queue(queue)
         info, cursors = found.info(), found.cursors()
-    session.answer({**documents.queue(info), "cursors": cursors}, show.facts([*_described(info), ("cursors", ", ".join(cursors))]))
+    session.answer({**show.queue_document(info), "cursors": cursors}, show.facts([*_described(info), ("cursors", ", ".join(cursors))]))
 
 
 def _described(info: QueueInfo) -> list[tuple[str, str]]:
@@ -135,7 +135,7 @@ def delete(
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for items that are on their way.")] = "30s",
 ) -> None:
     """Remove a queue with all its items."""
-    patience = reading.duration(timeout, "--timeout")
+    patience = values.duration(timeout, "--timeout")
     with session.owner() as broker:
         depth = broker.queue(queue).stats().depth
         session.confirm(f"removes queue {queue} with {show.counted(depth, 'unresolved item')}", yes)
@@ -157,13 +157,13 @@ def update(
     given = of_queue(options)
     if no_dead_queue:
         if "dead_queue" in given:
-            raise Failed("--dead-queue and --no-dead-queue were both given; leave one out")
+            raise CommandFailed("--dead-queue and --no-dead-queue were both given; leave one out")
         given["dead_queue"] = None
     if not given:
-        raise Failed(f"there is nothing to change; give an option, such as {QUEUE_OPTIONS[0].flag}")
+        raise CommandFailed(f"there is nothing to change; give an option, such as {QUEUE_OPTIONS[0].flag}")
     with session.owner() as broker:
         info = broker.queue(queue).update(**given)
-    session.answer(documents.queue(info), show.facts(_described(info)))
+    session.answer(show.queue_document(info), show.facts(_described(info)))
 
 
 @command(group, "resize")
@@ -175,7 +175,7 @@ def resize(
         found = broker.queue(queue)
         info, moving = found.resize(partitions), found.stats().resizing
     waits = f"; keys of {show.counted(len(moving), 'partition')} move once their items are resolved" if moving else ""
-    session.answer(documents.queue(info), f"queue {queue} has {show.counted(info.partitions, 'partition')}{waits}")
+    session.answer(show.queue_document(info), f"queue {queue} has {show.counted(info.partitions, 'partition')}{waits}")
 
 
 OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which side of the queue.")]
@@ -201,7 +201,7 @@ def resume(session: Session, queue: QueueArgument, only: OnlyOption = "both", pa
 
 def _sides(only: str) -> tuple[bool, bool]:
     if only not in SIDES:
-        raise Failed(f"--only is {only!r}; use {', '.join(SIDES)}")
+        raise CommandFailed(f"--only is {only!r}; use {', '.join(SIDES)}")
     return only != "produce", only != "lease"
 
 
@@ -225,7 +225,7 @@ def clear(
 ) -> None:
     """Resolve all items in a state, as if they had been completed."""
     if state not in STATES:
-        raise Failed(f"--state is {state!r}; use {', '.join(STATES)}")
+        raise CommandFailed(f"--state is {state!r}; use {', '.join(STATES)}")
     with session.owner() as broker:
         found = broker.queue(queue)
         session.confirm(f"clears {'everything' if state == 'all' else f'what is {state}'} in queue {queue}", yes)
@@ -242,8 +242,8 @@ def seek(
 ) -> None:
     """Make completed items ready again, as far as they are kept."""
     if (id is None) == (at is None):
-        raise Failed("seek wants to know from where on; give the ID of an item, or --at TIME")
-    moment = None if at is None else reading.instant(at, "--at")
+        raise CommandFailed("seek wants to know from where on; give the ID of an item, or --at TIME")
+    moment = None if at is None else values.instant(at, "--at")
     with session.owner() as broker:
         items = broker.queue(queue).seek(id, at=moment)
     session.answer({"queue": queue, "ready_again": items}, f"{show.counted(items, 'item')} ready again")

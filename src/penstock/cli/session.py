@@ -23,10 +23,8 @@ from penstock.api._sync.broker import open as open_broker
 from penstock.broker.homes import place_of
 from penstock.broker.snapshot import Snapshot
 from penstock.cli import show
-from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
-from penstock.logs.backends import MEMORY
-from penstock.logs.files.root import LOGS, inspect
-from penstock.logs.files.system import SystemFiles
+from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
+from penstock.logs.backends import MEMORY, holds_broker
 
 VARIABLE = "PENSTOCK_BROKER"
 Part = show.Table | str
@@ -52,9 +50,9 @@ class Session:
     @property
     def target(self) -> str:
         if not self._target:
-            raise Failed(f"no broker is named; give its directory with --broker, or set {VARIABLE}")
+            raise CommandFailed(f"no broker is named; give its directory with --broker, or set {VARIABLE}")
         if self._target == MEMORY:
-            raise Failed(f"{MEMORY} ends with the process that opened it; give a directory")
+            raise CommandFailed(f"{MEMORY} ends with the process that opened it; give a directory")
         place_of(self._target, self.roots)
         return self._target
 
@@ -81,11 +79,11 @@ class Session:
 
     def require(self) -> None:
         """The directory must be there, and hold a broker."""
-        files = SystemFiles()
+        advice = "mend the path, or create a queue there: penstock queue create"
         if not os.path.lexists(self.target):
-            raise Failed(f"there is no directory {self.target!r}; mend the path, or create a queue there: penstock queue create", NOT_FOUND)
-        if inspect(files, os.path.abspath(self.target)) is None and not files.exists(f"{self.target}/{LOGS}"):
-            raise Failed(f"{self.target!r} holds no broker; mend the path, or create a queue there: penstock queue create", NOT_FOUND)
+            raise CommandFailed(f"there is no directory {self.target!r}; {advice}", NOT_FOUND)
+        if not holds_broker(self.target):
+            raise CommandFailed(f"{self.target!r} holds no broker; {advice}", NOT_FOUND)
 
     # -- speaking ------------------------------------------------------------------------------------
 
@@ -127,9 +125,9 @@ class Session:
         if yes:
             return
         if not sys.stdin.isatty():
-            raise Failed(f"this {what}; add --yes to do it")
+            raise CommandFailed(f"this {what}; add --yes to do it")
         if not typer.confirm(f"This {what}. Go on?", err=True):
-            raise Failed("nothing was changed; add --yes to do it without being asked", NEGATIVE)
+            raise CommandFailed("nothing was changed; add --yes to do it without being asked", NEGATIVE)
 
     @contextmanager
     def progress(

@@ -1,16 +1,29 @@
-"""How things are shown to people: one line of text each, whatever is in them.
+"""How answers are shown: as text to people, as JSON documents (`--json`) to programs.
 
-Owns: the words for numbers, sizes, spans, times and payloads, and `Table`. Nothing shown can steer a terminal: what is not printable is
-escaped.
+Owns: how numbers, sizes, spans, times and payloads are written, and `Table`. Characters that are not printable are escaped, so that no
+answer can control a terminal.
+Owns also the form of items, queues and times in JSON, whose fields scripts rely on. Bytes that are not UTF-8 are given in base64, under
+their name with `_base64` appended.
 """
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 from rich.cells import cell_len, set_cell_size
 
+from penstock.api.arguments import ListedItem
 from penstock.api.items import Item
+from penstock.api.leases import HeldLease
+from penstock.api.options import QueueInfo
+from penstock.reports import HeldKey, ItemEvent, QueueStats
+from penstock.words import values
+from penstock.words.errors import InvalidRequest
+from penstock.words.fields import Surface, Type, on
 from penstock.words.limits import GIB, KIB, MIB
+from penstock.words.origin import Origin
 
 NOTHING = "–"
 GAP = "  "
@@ -152,3 +165,94 @@ def payload(item: Item) -> str:
         return printable(item.payload.decode())
     except UnicodeDecodeError:
         return f"<{counted(len(item.payload), 'byte')}>"
+
+
+# -- JSON documents ----------------------------------------------------------------------------------
+
+Document = dict[str, Any]
+
+
+def _textual(name: str, data: bytes | None) -> Document:
+    """Bytes under a name: as text if they are UTF-8."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode("ascii")}
+
+
+def _moment(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def iso_time(microseconds: int) -> str | None:
+    return _moment(values.timestamp(microseconds)) if microseconds else None
+
+
+def _headers(given: Mapping[str, str | bytes]) -> Document:
+    found: Document = {}
+    for name, value in given.items():
+        found |= {name: value} if isinstance(value, str) else _textual(name, value)
+    return found
+
+
+def item_document(given: Item) -> Document:
+    """An item; what it does not have is left out, but its key."""
+    found: Document = {"id": given.id, **_textual("key", given.key_bytes), **_payload_document(given)}
+    found |= {"attempts": given.attempts, "priority": given.priority, "produced_at": _moment(given.produced_at)}
+    return found | {name: write(value) for name, write in _OPTIONAL if (value := getattr(given, name)) not in (None, {})}
+
+
+def _payload_document(given: Item) -> Document:
+    """The payload as text, and for JSON the value besides."""
+    found = _textual("payload", given.payload)
+    if given.encoding == values.JSON:
+        try:
+            found["value"] = given.value
+        except InvalidRequest:  # it only claims to be JSON
+            found["value"] = None
+    return found
+
+
+def listed_document(given: ListedItem) -> Document:
+    return {**item_document(given), "state": given.state, **({"reason": given.reason} if given.reason else {})}
+
+
+def lease_document(given: HeldLease) -> Document:
+    return {**item_document(given.item), "token": given.token, "deadline": _moment(given.deadline)}
+
+
+def _origin_document(given: Origin) -> Document:
+    fields: Document = msgspec.structs.asdict(given)
+    times = {name: iso_time(value) for name, value in fields.items() if name.endswith("_at")}
+    return {**fields, **times, "incarnation": f"{given.incarnation:016x}"}
+
+
+_SAID_OF_ALL = ("id", "key", "payload", "attempts", "priority", "produced_at")
+_WRITE: dict[Type, Callable[[Any], Any]] = {Type.INSTANT: _moment, Type.HEADERS: _headers, Type.ORIGIN: _origin_document}
+_OPTIONAL = [
+    (field.name, _WRITE.get(field.type, lambda value: value))
+    for field in sorted(on(Surface.SHOWN), key=lambda field: field.type in (Type.HEADERS, Type.ORIGIN))  # what has parts comes last
+    if field.name not in _SAID_OF_ALL
+]
+
+
+def queue_document(given: QueueInfo) -> Document:
+    return {**msgspec.structs.asdict(given), "created_at": _moment(given.created_at)}
+
+
+def stats_document(given: QueueStats) -> Document:
+    found: Document = msgspec.to_builtins(given)
+    return {**found, "depth": given.depth}
+
+
+def event_document(given: ItemEvent) -> Document:
+    """What happened to an item; what there is not to say is left out."""
+    found = {name: value for name, value in msgspec.structs.asdict(given).items() if value}
+    return {**found, "at": iso_time(given.at)}
+
+
+def held_key_document(given: HeldKey) -> Document:
+    found = msgspec.structs.asdict(given)
+    return {**_textual("key", given.key), **{name: value for name, value in found.items() if name != "key"}}

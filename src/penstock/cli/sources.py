@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeAlias
 import msgspec
 
 from penstock.api.items import NewItem
-from penstock.cli.failures import Failed
+from penstock.cli.failures import CommandFailed
 from penstock.words import values
 from penstock.words.limits import MAX_PAYLOAD_BYTES, MIB
 
@@ -30,11 +30,11 @@ _to_json = msgspec.json.Encoder().encode
 
 Found: TypeAlias = tuple[int, NewItem | str]
 Make: TypeAlias = Callable[..., NewItem]
-Fields: TypeAlias = Mapping[str, str]
+RecordFields: TypeAlias = Mapping[str, str]
 """Field of an item → the field (or column) of a record that gives it."""
 
 
-class Wrong(Exception):
+class BadLine(Exception):
     """What is wrong with a line."""
 
 
@@ -60,7 +60,7 @@ class Lines:
             *lines, rest = (rest + chunk).split(b"\n")
             yield from map(self._numbered, lines)
             if len(rest) > MAX_LINE_BYTES:
-                raise Failed(f"line {self.number + 1} is longer than {MAX_LINE_BYTES // MIB} MiB; is this the right file?")
+                raise CommandFailed(f"line {self.number + 1} is longer than {MAX_LINE_BYTES // MIB} MiB; is this the right file?")
         if rest:
             yield self._numbered(rest)
 
@@ -96,13 +96,13 @@ def whole(data: bytes, form: str, make: Make) -> NewItem:
         try:
             _from_json(data)
         except (ValueError, RecursionError) as error:
-            raise Wrong(f"is not JSON ({error})") from None
+            raise BadLine(f"is not JSON ({error})") from None
         return make(data.strip(), encoding=values.JSON)
     if form == "text":
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            raise Wrong(f"is not UTF-8 (byte {error.start})") from None
+            raise BadLine(f"is not UTF-8 (byte {error.start})") from None
         return make(data, encoding=values.TEXT)
     return make(data)
 
@@ -114,18 +114,18 @@ def lines(source: Lines, form: str, make: Make) -> Iterator[Found]:
             yield source.number, _tried(whole, line, form, make)
 
 
-def json_lines(source: Lines, fields: Fields, make: Make) -> Iterator[Found]:
+def json_lines(source: Lines, fields: RecordFields, make: Make) -> Iterator[Found]:
     """Each line a JSON value, stored as it is written."""
     for line in source:
         if line.strip():
             yield source.number, _tried(_json_line, line, fields, make)
 
 
-def _json_line(line: bytes, fields: Fields, make: Make) -> NewItem:
+def _json_line(line: bytes, fields: RecordFields, make: Make) -> NewItem:
     try:
         value = _from_json(line)
     except (ValueError, RecursionError) as error:
-        raise Wrong(f"is not JSON ({error})") from None
+        raise BadLine(f"is not JSON ({error})") from None
     return make(line.strip(), encoding=values.JSON, **{name: _field(value, path) for name, path in fields.items()})
 
 
@@ -133,19 +133,19 @@ def _field(value: Any, path: str) -> str | None:
     """What a field says, as a key or another name; `a.b` is the field b of the field a."""
     for name in [path] if isinstance(value, dict) and path in value else path.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise Wrong(f"has no field {path!r}")
+            raise BadLine(f"has no field {path!r}")
         value = value[name]
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise Wrong(f"has in its field {path!r} a {type(value).__name__}, where a text or a number must be")
+    raise BadLine(f"has in its field {path!r} a {type(value).__name__}, where a text or a number must be")
 
 
 # -- CSV ---------------------------------------------------------------------------------------------
 
 
-def csv_rows(source: Lines, fields: Fields, make: Make, delimiter: str = ",", columns: Sequence[str] = ()) -> Iterator[Found]:
+def csv_rows(source: Lines, fields: RecordFields, make: Make, delimiter: str = ",", columns: Sequence[str] = ()) -> Iterator[Found]:
     """Each row a JSON object of texts, named by the first row unless the columns are given. An empty cell names nothing."""
     csv.field_size_limit(MAX_PAYLOAD_BYTES)
     reader = csv.reader((line.decode("utf-8", "surrogateescape") + "\n" for line in source), delimiter=delimiter, strict=True)
@@ -170,32 +170,32 @@ def _header(reader: "Iterator[list[str]]") -> list[str]:
     try:
         found = next((row for row in reader if row), [])
     except csv.Error as error:
-        raise Failed(f"the first row is not CSV ({error}); mend it, or choose another --delimiter") from None
+        raise CommandFailed(f"the first row is not CSV ({error}); mend it, or choose another --delimiter") from None
     double = next((name for place, name in enumerate(found) if name in found[:place]), None)
     if double is not None:
-        raise Failed(f"the first row names the column {double!r} twice; mend it, or give the names with --columns")
+        raise CommandFailed(f"the first row names the column {double!r} twice; mend it, or give the names with --columns")
     return found
 
 
-def _check_columns(header: Sequence[str], fields: Fields) -> None:
+def _check_columns(header: Sequence[str], fields: RecordFields) -> None:
     for column in fields.values():
         if column not in header:
-            raise Failed(f"there is no column {column!r}; there are {', '.join(header):.300}")
+            raise CommandFailed(f"there is no column {column!r}; there are {', '.join(header):.300}")
 
 
-def _row(row: Sequence[str], header: Sequence[str], fields: Fields, make: Make) -> NewItem:
+def _row(row: Sequence[str], header: Sequence[str], fields: RecordFields, make: Make) -> NewItem:
     if len(row) != len(header):
-        raise Wrong(f"has {len(row)} cells, and there are {len(header)} columns")
+        raise BadLine(f"has {len(row)} cells, and there are {len(header)} columns")
     record = dict(zip(header, row, strict=True))
     try:
         payload = _to_json(record)
     except UnicodeEncodeError:
-        raise Wrong("is not UTF-8") from None
+        raise BadLine("is not UTF-8") from None
     return make(payload, encoding=values.JSON, **{name: record[column] or None for name, column in fields.items()})
 
 
 def _tried(read: Callable[..., NewItem], *args: Any) -> NewItem | str:
     try:
         return read(*args)
-    except Wrong as error:
+    except BadLine as error:
         return str(error)

@@ -1,26 +1,102 @@
-"""`penstock spark …`: the pipeline around a queue.
+"""`penstock spark …`: the data pipeline around a queue.
 
-Owns: the commands load, archive and redrive of that group; report is spark_report.py's. Each is a job of penstock.spark with its answer in
-words. They read and write beside whoever owns the directory, and need nobody to.
+Owns: the commands of that group. Each runs a job of penstock.spark and shows its result. They read and write beside the owner of the
+directory, and need no owner.
+Nothing here imports pyspark before a command needs it: without penstock[spark] every other command works, and these say what to install.
+What can be checked without Spark is checked before it is started, because that takes ten seconds.
 """
 
+import json
+import logging
 import os
-from contextlib import suppress
-from typing import Annotated
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli import reading, show, spark_report
+from penstock.cli import show, values
 from penstock.cli.commands import QueueArgument, command
-from penstock.cli.failures import NOT_FOUND, Failed
+from penstock.cli.failures import MISSING_EXTRA, NOT_FOUND, CommandFailed
 from penstock.cli.session import Session
-from penstock.cli.sparking import MASTER, ConfOption, MasterOption, bar, broker_of, ready, running
+from penstock.spark.jobs.figures import ReportFigures, Spread
+from penstock.spark.jobs.findings import findings
+from penstock.spark.jobs.wording import share, span
 from penstock.words.errors import BrokerLocked
 
 group = typer.Typer(no_args_is_help=True, help="The data pipeline on Apache Spark. Needs penstock[spark].")
 NAMED = 5
 """Reasons and ids that are named; the others are counted."""
+NEEDED = ("pyspark", "pyarrow")
+NOISE = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "py4j")
+"""Loggers of pyspark's that say on stderr what an error says too."""
+
+MasterOption: TypeAlias = Annotated[str, typer.Option(metavar="URL", help="Where Spark runs: local[N], spark://…, sc://…")]
+ConfOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; may be repeated.", show_default=False)
+]
+MASTER = "local[*]"
+_MASTERS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?|local-cluster\[\d+,\d+,\d+\]|(spark|sc|k8s)://.+|yarn")
+
+
+def broker_of(session: Session) -> str:
+    """The broker as the data source takes it; it must be there."""
+    session.require()
+    return json.dumps([session.target, *session.roots]) if session.roots else session.target
+
+
+def ready(master: str, conf: Sequence[str] | None) -> dict[str, str]:
+    """Spark's settings, if it is installed and can be started so."""
+    settings = values.pairs(conf or (), "--conf", "spark.driver.memory=4g")
+    if not _MASTERS.fullmatch(master):
+        raise CommandFailed(
+            f"--master is {master!r:.100}; give local[*], local[N] for N threads, spark://HOST:PORT, sc://HOST, k8s://… or yarn"
+        )
+    missing = next((name for name in NEEDED if find_spec(name) is None), None)
+    if missing is not None:
+        raise CommandFailed(f"Spark is not installed (no module {missing}); pip install 'penstock[spark]'", MISSING_EXTRA)
+    return settings
+
+
+@contextmanager
+def running(master: str, conf: Sequence[str] | None) -> Iterator["SparkSession"]:
+    """A Spark, for as long as the command lasts. One that runs in this process already is used, and left running."""
+    settings = ready(master, conf)
+    from penstock.spark.jobs.progress import translated
+    from penstock.spark.session import running as already_running
+    from penstock.spark.session import session as spark_session
+
+    for name in NOISE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    before = already_running()
+    with translated("starting Spark"):
+        spark = spark_session(master=master, **settings)
+    try:
+        yield spark
+    finally:
+        if before is None:
+            spark.stop()
+
+
+@contextmanager
+def bar(session: Session) -> Iterator["Said | None"]:
+    """A bar on stderr that shows what a job says; None, so that it need say nothing, where nobody looks."""
+    if not session.err.is_terminal or session.as_json:
+        yield None
+        return
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=session.err, transient=True) as bars:
+        task = bars.add_task("starting Spark", total=None)
+        yield lambda what, done, total: bars.update(task, description=escape(what), completed=done, total=total or None)
+
+
+# -- load, archive, redrive ---------------------------------------------------------------------------
 
 
 @command(group, "load")
@@ -64,10 +140,10 @@ def load(
 ) -> None:
     """Load files into a queue, a row an item, all or none; the same load again adds nothing."""
     broker = broker_of(session)
-    options = reading.pairs(option or (), "--option", "sep=;")
+    options = values.pairs(option or (), "--option", "sep=;")
     missing = next((path for path in source if "://" not in path and not set("*?[{") & set(path) and not os.path.lexists(path)), None)
     if missing is not None:
-        raise Failed(f"there is no {missing!r:.200}; mend the path", NOT_FOUND)
+        raise CommandFailed(f"there is no {missing!r:.200}; mend the path", NOT_FOUND)
     ready(master, conf)
     from penstock.spark.jobs import load as job
 
@@ -128,7 +204,7 @@ def archive(
     """Add to an archive of Parquet files what a queue's log holds and the archive does not, exactly once."""
     broker = broker_of(session)
     if max_items is not None and max_items < 1:
-        raise Failed(f"--max-items-per-batch is {max_items}; give 1 or more")
+        raise CommandFailed(f"--max-items-per-batch is {max_items}; give 1 or more")
     ready(master, conf)
     from penstock.spark.jobs import archive as job
 
@@ -171,7 +247,7 @@ def redrive(
 ) -> None:
     """Send dead letters of a queue back, chosen by a SQL predicate, each exactly once."""
     broker = broker_of(session)
-    patience = reading.duration(timeout, "--timeout")
+    patience = values.duration(timeout, "--timeout")
     ready(master, conf)
     from penstock.spark.jobs import redrive as job
 
@@ -196,4 +272,78 @@ def redrive(
     session.answer(msgspec.to_builtins(found), text, *reasons, *sample)
 
 
-spark_report.register(group)
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.jobs.progress import Progress as Said
+
+
+# -- report ------------------------------------------------------------------------------------------
+
+OutOption = Annotated[
+    str | None,
+    typer.Option("--out", "-o", metavar="FILE", help="Where to write the page; QUEUE-report.html unless given.", show_default=False),
+]
+SinceOption = Annotated[str | None, typer.Option(metavar="TIME", help="Only what happened from then on.", show_default=False)]
+UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Only what happened before then.", show_default=False)]
+
+
+@command(group, "report")
+def report(
+    session: Session,
+    queue: QueueArgument,
+    out: OutOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    master: MasterOption = MASTER,
+    conf: ConfOption = None,
+) -> None:
+    """Write a page about a queue, with plots: throughput, times, failures, keys, backlog, dead letters.
+
+    It is one HTML file that opens without a network.
+    """
+    broker = broker_of(session)
+    path = Path(out if out is not None else f"{queue}-report.html")
+    times = {name: values.instant(text, f"--{name}") for name, text in (("since", since), ("until", until)) if text is not None}
+    if path.is_dir():
+        raise CommandFailed(f"--out is {str(path)!r:.200}, a directory; give the name of the file to write, such as report.html")
+    if not path.parent.is_dir():
+        raise CommandFailed(
+            f"--out is {str(path)!r:.200}, and there is no directory {str(path.parent)!r:.200}; make it, or give another place"
+        )
+    if len(times) == 2 and times["since"] >= times["until"]:
+        raise CommandFailed("--since is not before --until; give the earlier time as --since")
+    ready(master, conf)
+    with session.view() as view:
+        view.queue(queue)
+    with bar(session) as said, running(master, conf) as spark:
+        from penstock.spark.jobs import report as job
+
+        figures = job.report(spark, broker, queue, path, since=times.get("since"), until=times.get("until"), progress=said)
+    session.answer(
+        document(figures, path), f"report  {path.resolve()}", "", show.facts(facts(figures)), "", *map(show.printable, findings(figures))
+    )
+
+
+def document(figures: ReportFigures, path: Path) -> dict[str, Any]:
+    """All figures, for a program."""
+    found: dict[str, Any] = msgspec.to_builtins(figures)
+    return {"report": str(path.resolve()), **found, "imbalance": figures.imbalance, "findings": findings(figures)}
+
+
+def facts(figures: ReportFigures) -> list[tuple[str, str]]:
+    """The figures that matter most, for a person."""
+    failed = f"{figures.failed:,} ({share(figures.failed, figures.settled)} of all attempts)" if figures.failed else "0"
+    return [
+        ("produced", f"{figures.produced:,}"),
+        ("completed", f"{figures.completed:,}"),
+        ("not completed", failed),
+        ("waiting", _spread(figures.waiting)),
+        ("handling", _spread(figures.handling)),
+        ("ready now", f"{figures.ready:,}" + (f", the oldest for {span(figures.age.worst)}" if figures.ready else "")),
+        ("dead letters now", f"{figures.dead_letters:,}"),
+    ]
+
+
+def _spread(spread: Spread) -> str:
+    return f"p50 {span(spread.p50)}, p90 {span(spread.p90)}, p99 {span(spread.p99)}" if spread.count else ""

@@ -1,6 +1,6 @@
 """Which store a target names: memory, or a directory (or several).
 
-Owns: `open_store`, `open_read_only` and `open_inbox`, the only places in which a kind of store is chosen.
+Owns: `open_store`, `open_read_only`, `open_inbox` and `holds_broker`, the only places in which a kind of store is chosen.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from penstock.logs.api import DURABILITIES, Durability
 from penstock.logs.files.directory import Directory
 from penstock.logs.files.inbox import FileInbox
-from penstock.logs.files.root import Root
+from penstock.logs.files.root import LOGS, Root, inspect
 from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import CATALOG, Inbox, ReadStore, Store
@@ -65,6 +65,12 @@ def open_inbox(target: Target, files: Files | None = None) -> Inbox:
     _refuse_memory(target)
     first = target if isinstance(target, str | os.PathLike) else target[0]
     return FileInbox(files or SystemFiles(), first.path if isinstance(first, Root) else os.path.abspath(first))
+
+
+def holds_broker(directory: str) -> bool:
+    """Whether a broker was opened in this directory before."""
+    files = SystemFiles()
+    return inspect(files, os.path.abspath(directory)) is not None or files.exists(f"{directory}/{LOGS}")
 
 
 def _refuse_memory(target: Target) -> None:

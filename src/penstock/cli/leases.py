@@ -1,6 +1,6 @@
-"""`penstock lease`, `complete`, `retry`, `bury`, `extend`: working on items by hand.
+"""`penstock lease`, `complete`, `retry`, `bury`, `extend`: leasing and settling items by hand.
 
-Owns: those commands. A lease outlives the command that took it: its token is all that is needed to settle it, from anywhere.
+Owns: those commands. A lease outlives the command that took it. Its token is enough to settle it, from any process.
 """
 
 import getpass
@@ -14,9 +14,9 @@ import typer
 
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.queue import Queue
-from penstock.cli import documents, reading, show
+from penstock.cli import show, values
 from penstock.cli.commands import QueueArgument, command
-from penstock.cli.failures import LEASE_LOST, NEGATIVE, Failed
+from penstock.cli.failures import LEASE_LOST, NEGATIVE, CommandFailed
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
 from penstock.words.errors import LeaseLost
@@ -53,8 +53,8 @@ def lease(
 
     Exit code 1 when there was nothing.
     """
-    patience = reading.duration(wait, "--wait")
-    held = None if lease_timeout is None else reading.duration(lease_timeout, "--lease-timeout")
+    patience = values.duration(wait, "--wait")
+    held = None if lease_timeout is None else values.duration(lease_timeout, "--lease-timeout")
     with session.owner() as broker:
         found = broker.queue(queue).lease(count, wait=patience, lease_timeout=held, per_key=per_key, consumer=consumer or _myself())
     rows = [(one.id, one.item.key or show.NOTHING, show.number(one.attempts), show.payload(one.item), one.token) for one in found]
@@ -62,7 +62,7 @@ def lease(
         ("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), whole=("id", "token"), spare=("attempts", "key")
     )
     text = "\n".join(one.token for one in found) if tokens else table
-    session.answer([documents.lease(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
+    session.answer([show.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
     if not rows:
         raise typer.Exit(NEGATIVE)
 
@@ -88,7 +88,7 @@ def retry(
     uncounted: Annotated[bool, typer.Option("--uncounted", help="Give the attempt back.")] = False,
 ) -> None:
     """Items go back, to be leased again."""
-    pause = reading.duration(delay, "--delay")
+    pause = values.duration(delay, "--delay")
     _settle(session, tokens, "retried", lambda queue, given: queue.retry(given, delay=pause, reason=reason, counted=not uncounted))
 
 
@@ -105,7 +105,7 @@ def extend(
     ] = None,
 ) -> None:
     """Leases are held for longer."""
-    held = None if timeout is None else reading.duration(timeout, "--timeout")
+    held = None if timeout is None else values.duration(timeout, "--timeout")
     _settle(session, tokens, "extended", lambda queue, given: queue.extend(given, timeout=held))
 
 
@@ -125,13 +125,13 @@ def _settle(session: Session, tokens: Sequence[str] | None, verb: str, settle: S
     session.answer({verb: len(done), "lost": lost}, *words)
     if lost:
         named = ", ".join(map(_id, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
-        raise Failed(f"no lease is held any more of {named}; drop that work, it may be someone else's now", LEASE_LOST)
+        raise CommandFailed(f"no lease is held any more of {named}; drop that work, it may be someone else's now", LEASE_LOST)
 
 
 def _tokens(given: Sequence[str] | None) -> list[str]:
     tokens = [part for text in given or () for part in (sys.stdin.read().split() if text == "-" else [text])]
     if not tokens:
-        raise Failed("no token is named; give those that lease printed, or '-' to read them from stdin")
+        raise CommandFailed("no token is named; give those that lease printed, or '-' to read them from stdin")
     for token in tokens:
         parse_token(token)
     return list(dict.fromkeys(tokens))

@@ -1,7 +1,7 @@
 """`penstock produce`: items from the command line, from a file, from a pipe.
 
-Owns: the command, and `Loader`, which stores what a source gives in batches and keeps account: how many were stored, which lines were bad.
-A line that is bad stops it, after everything before it is stored; or it is counted and left out (--skip-bad).
+Owns: the command, and `ItemLoader`, which stores the items of a source in batches and counts the stored items and the bad lines.
+A bad line ends the command after everything before it is stored; with --skip-bad it is counted and left out.
 """
 
 import os
@@ -16,12 +16,12 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.items import NewItem, to_batch
-from penstock.cli import reading, show, sources
+from penstock.cli import show, sources, values
 from penstock.cli.commands import QueueArgument, command
-from penstock.cli.failures import NOT_FOUND, Failed, exit_code_of
-from penstock.cli.options import FIELD_OPTIONS, ITEM_OPTIONS, of_item, parameters, read
+from penstock.cli.failures import NOT_FOUND, CommandFailed, exit_code_of
 from penstock.cli.session import Session
-from penstock.cli.sources import FORMS, Fields, Found, Lines
+from penstock.cli.sources import FORMS, Found, Lines, RecordFields
+from penstock.cli.values import FIELD_OPTIONS, ITEM_OPTIONS, of_item, parameters, read
 from penstock.words.batch import validate
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, within
@@ -32,7 +32,7 @@ SHOWN = 10
 """Bad lines that are named; the others are counted."""
 
 
-class Loader:
+class ItemLoader:
     """Stores items in batches, in order."""
 
     def __init__(self, queue: Queue, batch: int, timeout: float, skip_bad: bool) -> None:
@@ -102,7 +102,7 @@ class Loader:
             if self._waiting:
                 good, self._waiting = self._waiting, []
                 self._store(good)
-            raise Failed(f"line {line} {why}; mend it and go on from there, or leave such lines out with --skip-bad")
+            raise CommandFailed(f"line {line} {why}; mend it and go on from there, or leave such lines out with --skip-bad")
         self.bad += 1
         if len(self.named) < SHOWN:
             self.named.append(f"line {line} {why}")
@@ -142,7 +142,7 @@ def produce(
     Prints the id of the item, or how many there were. What has come so far is stored whenever the input pauses.
     """
     within("--batch", batch, 1, MAX_BATCH_ITEMS)
-    patience = reading.duration(timeout, "--timeout")
+    patience = values.duration(timeout, "--timeout")
     cut = _cut(lines, jsonl, csv, form)
     fields = _fields(options, cut)
     make = partial(_item, of_item(options, header or ()))
@@ -152,7 +152,7 @@ def produce(
             _produce_one(session, queue, _single(stream.read(), form, make), patience)
             return
         moved = stack.enter_context(session.progress("producing", sources.length(stream), progress, sizes=True))
-        loader = Loader(stack.enter_context(session.owner()).queue(queue), batch, patience, skip_bad)
+        loader = ItemLoader(stack.enter_context(session.owner()).queue(queue), batch, patience, skip_bad)
         source = Lines(stream, loader.flush, moved)
         if cut == "csv":
             found = sources.csv_rows(source, fields, make, _delimiter(delimiter), _columns(columns))
@@ -168,18 +168,18 @@ def _produce_one(session: Session, queue: str, item: NewItem, patience: float) -
     session.answer({"id": id}, id)
 
 
-def _load(loader: Loader, source: Iterable[Found]) -> None:
+def _load(loader: ItemLoader, source: Iterable[Found]) -> None:
     """Store all; when that fails, say how many were stored before."""
     try:
         loader.load(source)
-    except (PenstockError, Failed) as error:
-        raise Failed(f"{error}; {show.counted(loader.produced, 'item')} stored before", exit_code_of(error)) from None
+    except (PenstockError, CommandFailed) as error:
+        raise CommandFailed(f"{error}; {show.counted(loader.produced, 'item')} stored before", exit_code_of(error)) from None
     except KeyboardInterrupt:
         typer.echo(f"penstock: stopped; {show.counted(loader.produced, 'item')} stored before", err=True)
         raise
 
 
-def _answer(session: Session, loader: Loader) -> None:
+def _answer(session: Session, loader: ItemLoader) -> None:
     for line in loader.named:
         session.note(f"{line}; left out")
     left_out = f", {show.counted(loader.bad, 'bad line')} left out" if loader.bad else ""
@@ -192,21 +192,21 @@ def _answer(session: Session, loader: Loader) -> None:
 def _cut(lines: bool, jsonl: bool, csv: bool, form: str) -> str:
     """How the input is cut into items; "" when it is one."""
     if form not in FORMS:
-        raise Failed(f"--as is {form!r}; use {', '.join(FORMS)}")
+        raise CommandFailed(f"--as is {form!r}; use {', '.join(FORMS)}")
     chosen = [name for name, wanted in (("lines", lines), ("jsonl", jsonl), ("csv", csv)) if wanted]
     if len(chosen) > 1:
-        raise Failed(f"--{chosen[0]} and --{chosen[1]} were both given; leave one out")
+        raise CommandFailed(f"--{chosen[0]} and --{chosen[1]} were both given; leave one out")
     return chosen[0] if chosen else ""
 
 
-def _fields(options: Mapping[str, str | None], cut: str) -> Fields:
+def _fields(options: Mapping[str, str | None], cut: str) -> RecordFields:
     found = read(FIELD_OPTIONS, options)
     for name in found:
         common = name.removesuffix("_field")
         if cut not in ("jsonl", "csv"):
-            raise Failed(f"--{common}-field is of records; add --jsonl or --csv")
+            raise CommandFailed(f"--{common}-field is of records; add --jsonl or --csv")
         if options[common] is not None:
-            raise Failed(f"--{common} and --{common}-field were both given; leave one out")
+            raise CommandFailed(f"--{common} and --{common}-field were both given; leave one out")
     return {name.removesuffix("_field"): field for name, field in found.items()}
 
 
@@ -217,37 +217,37 @@ def _item(common: dict[str, Any], payload: bytes, **own: Any) -> NewItem:
 def _single(data: bytes, form: str, make: sources.Make) -> NewItem:
     try:
         return sources.whole(data, form, make)
-    except sources.Wrong as error:
-        raise Failed(f"the value {error}; mend it, or say what it is with --as") from None
+    except sources.BadLine as error:
+        raise CommandFailed(f"the value {error}; mend it, or say what it is with --as") from None
 
 
 def _stream(value: str | None, file: str | None, cut: str, stack: ExitStack) -> BinaryIO:
     """Where the input comes from."""
     if file is not None and value is not None:
-        raise Failed("a VALUE and --from were both given; leave one out")
+        raise CommandFailed("a VALUE and --from were both given; leave one out")
     if value not in (None, "-"):
         if cut:
-            raise Failed(f"--{cut} reads a file or stdin, and a VALUE was given; leave one out")
+            raise CommandFailed(f"--{cut} reads a file or stdin, and a VALUE was given; leave one out")
         return BytesIO(os.fsencode(str(value)))
     if file not in (None, "-"):
         try:
             return stack.enter_context(open(str(file), "rb"))
         except OSError as error:
-            raise Failed(f"{file!r} cannot be read ({error.strerror}); mend the path", NOT_FOUND) from None
+            raise CommandFailed(f"{file!r} cannot be read ({error.strerror}); mend the path", NOT_FOUND) from None
     if value is None and file is None and sys.stdin.isatty():
-        raise Failed("there is nothing to produce; give a VALUE, --from FILE, or pipe something in ('-' reads what you type)")
+        raise CommandFailed("there is nothing to produce; give a VALUE, --from FILE, or pipe something in ('-' reads what you type)")
     return sys.stdin.buffer
 
 
 def _delimiter(given: str) -> str:
     found = "\t" if given in ("tab", "\\t") else given
     if len(found) != 1 or found in '\r\n"':
-        raise Failed(f"--delimiter is {given!r}; give one character, or 'tab'")
+        raise CommandFailed(f"--delimiter is {given!r}; give one character, or 'tab'")
     return found
 
 
 def _columns(given: str) -> list[str]:
     names = [name.strip() for name in given.split(",")] if given else []
     if len(set(names)) != len(names) or "" in names:
-        raise Failed(f"--columns is {given!r}; give different names with commas between them")
+        raise CommandFailed(f"--columns is {given!r}; give different names with commas between them")
     return names

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli import reading
-from penstock.cli.failures import Failed
+from penstock.cli import values
+from penstock.cli.failures import CommandFailed
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from penstock.cli.failures import Failed
     ],
 )
 def test_a_duration(text: str, seconds: float) -> None:
-    assert reading.duration(text, "--ttl") == seconds
+    assert values.duration(text, "--ttl") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "-5", "-5s", "5x", "5 m", "m5", "1h 30m", "1:30", "five", "5mm", "nan", "inf", "1e3", "½h"])
 def test_not_a_duration(text: str) -> None:
-    with pytest.raises(Failed, match=r"^--ttl is .*; give seconds"):
-        reading.duration(text, "--ttl")
+    with pytest.raises(CommandFailed, match=r"^--ttl is .*; give seconds"):
+        values.duration(text, "--ttl")
 
 
 @pytest.mark.parametrize(
@@ -44,25 +44,25 @@ def test_not_a_duration(text: str) -> None:
     ],
 )
 def test_a_size(text: str, size: int) -> None:
-    assert reading.size(text, "--max-bytes") == size
+    assert values.size(text, "--max-bytes") == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1 parsec", "1KiB2", "none"])
 def test_not_a_size(text: str) -> None:
-    with pytest.raises(Failed, match=r"^--max-bytes is .*; give bytes"):
-        reading.size(text, "--max-bytes")
+    with pytest.raises(CommandFailed, match=r"^--max-bytes is .*; give bytes"):
+        values.size(text, "--max-bytes")
 
 
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (reading.duration_or_none, "none", None),
-        (reading.duration_or_none, "5m", 300),
-        (reading.size_or_none, "None", None),
-        (reading.size_or_none, "1k", 1024),
-        (reading.number_or_none, "none", None),
-        (reading.number_or_none, "1,000", 1000),
-        (reading.number, "10_000", 10_000),
+        (values.duration_or_none, "none", None),
+        (values.duration_or_none, "5m", 300),
+        (values.size_or_none, "None", None),
+        (values.size_or_none, "1k", 1024),
+        (values.number_or_none, "none", None),
+        (values.number_or_none, "1,000", 1000),
+        (values.number, "10_000", 10_000),
     ],
 )
 def test_none_is_a_word(read: Callable[[str, str], Any], text: str, value: float | None) -> None:
@@ -70,42 +70,42 @@ def test_none_is_a_word(read: Callable[[str, str], Any], text: str, value: float
 
 
 def test_not_a_number() -> None:
-    with pytest.raises(Failed, match="give a whole number"):
-        reading.number("1.5", "--max-items")
+    with pytest.raises(CommandFailed, match="give a whole number"):
+        values.number("1.5", "--max-items")
 
 
 def test_a_time_with_an_offset() -> None:
-    assert reading.instant("2030-01-31T08:00:00Z", "--at") == datetime(2030, 1, 31, 8, tzinfo=UTC)
-    assert reading.instant("2030-01-31T08:00:00+02:00", "--at") == datetime(2030, 1, 31, 6, tzinfo=UTC)
+    assert values.instant("2030-01-31T08:00:00Z", "--at") == datetime(2030, 1, 31, 8, tzinfo=UTC)
+    assert values.instant("2030-01-31T08:00:00+02:00", "--at") == datetime(2030, 1, 31, 6, tzinfo=UTC)
 
 
 def test_a_time_without_an_offset_is_local() -> None:
-    assert reading.instant("2030-01-31T08:00:00", "--at") == datetime(2030, 1, 31, 8).astimezone()
-    assert reading.instant("2030-01-31", "--at") == datetime(2030, 1, 31).astimezone()
+    assert values.instant("2030-01-31T08:00:00", "--at") == datetime(2030, 1, 31, 8).astimezone()
+    assert values.instant("2030-01-31", "--at") == datetime(2030, 1, 31).astimezone()
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "08:00", "2030-13-01", "1735689600.5.5", "9999-12-31T23:59:59-23:59x"])
 def test_not_a_time(text: str) -> None:
-    with pytest.raises(Failed, match=r"^--at is .*; give a time as 2030"):
-        reading.instant(text, "--at")
+    with pytest.raises(CommandFailed, match=r"^--at is .*; give a time as 2030"):
+        values.instant(text, "--at")
 
 
 def test_pairs() -> None:
-    assert reading.pairs(["a=1", "b=", "c=x=y"], "--header", "NAME=VALUE") == {"a": "1", "b": "", "c": "x=y"}
+    assert values.pairs(["a=1", "b=", "c=x=y"], "--header", "NAME=VALUE") == {"a": "1", "b": "", "c": "x=y"}
     for wrong in (["a"], ["=1"], ["a=1", "a=2"]):
-        with pytest.raises(Failed, match=r"^--header"):
-            reading.pairs(wrong, "--header", "NAME=VALUE")
+        with pytest.raises(CommandFailed, match=r"^--header"):
+            values.pairs(wrong, "--header", "NAME=VALUE")
 
 
 def test_weights() -> None:
-    assert reading.weights(["orders=3", "mail"], "--queue") == {"orders": 3, "mail": 1}
+    assert values.weights(["orders=3", "mail"], "--queue") == {"orders": 3, "mail": 1}
     for wrong in (["a=0"], ["a=-1"], ["a=x"], ["a="], ["=1"], ["a", "a=2"], ["a=1.5"]):
-        with pytest.raises(Failed, match="give each queue once"):
-            reading.weights(wrong, "--queue")
+        with pytest.raises(CommandFailed, match="give each queue once"):
+            values.weights(wrong, "--queue")
 
 
 @given(st.text(max_size=12))
 def test_whatever_is_typed_is_read_or_refused(text: str) -> None:
-    for read in (reading.duration, reading.size, reading.number, reading.instant):
-        with suppress(Failed):
+    for read in (values.duration, values.size, values.number, values.instant):
+        with suppress(CommandFailed):
             read(text, "--it")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
-from penstock.cli import watching
+from penstock.cli import stats
 from tests.cli.conftest import Terminal
 
 
@@ -270,7 +270,7 @@ def produced(terminal: Terminal) -> Iterator[None]:
 
 
 def test_watching_shows_what_changes(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "Event", Looks(produced(shop)))
+    monkeypatch.setattr(stats, "Event", Looks(produced(shop)))
     ran = shop.run("watch", "--json", code=130)
     looks = [json.loads(line) for line in ran.out.splitlines()]
     assert ran.err == ""
@@ -280,7 +280,7 @@ def test_watching_shows_what_changes(shop: Terminal, monkeypatch: pytest.MonkeyP
 
 
 def test_watching_in_a_pipe(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "Event", Looks(produced(shop)))
+    monkeypatch.setattr(stats, "Event", Looks(produced(shop)))
     lines = shop.run("watch", "orders", "--interval", "5s", code=130).out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("orders ")] == ["0", "10", "30"]
 

@@ -14,10 +14,10 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.items import NewItem, to_batch
-from penstock.cli import documents, ledgerq, show
+from penstock.cli import ledgerq, show
 from penstock.cli.commands import command, queue_names
-from penstock.cli.failures import NEGATIVE, NOT_FOUND, STORAGE, Failed, exit_code_of
-from penstock.cli.ledgerq import Entry, Skipped
+from penstock.cli.failures import NEGATIVE, NOT_FOUND, STORAGE, CommandFailed, exit_code_of
+from penstock.cli.ledgerq import LedgerEntry, Skipped
 from penstock.cli.session import Session
 from penstock.words.batch import validate
 from penstock.words.clock import SystemClock
@@ -34,7 +34,7 @@ NANOSECONDS = 1_000_000_000
 group = typer.Typer(no_args_is_help=True, help="Take items over from other systems.")
 
 
-class Account(msgspec.Struct):
+class ImportCounts(msgspec.Struct):
     """What became of the messages."""
 
     imported: int = 0
@@ -71,7 +71,7 @@ def import_ledgerq(
     """
     files = _segments(directory)
     start, notes = (0, []) if everything else _read_id(directory)
-    source = Source(directory, files, start, after, key_header)
+    source = LedgerItems(directory, files, start, after, key_header)
     total = sum(os.path.getsize(f"{directory}/{name}") for name in files)
     with session.progress("importing", total, sizes=True) as source.moved:
         if dry_run:
@@ -83,7 +83,7 @@ def import_ledgerq(
     _answer(session, source, notes, dry_run)
 
 
-def _store(queue: Queue, source: "Source") -> None:
+def _store(queue: Queue, source: "LedgerItems") -> None:
     account = source.account
     try:
         for last, batch in source.batches():
@@ -91,13 +91,13 @@ def _store(queue: Queue, source: "Source") -> None:
             account.last_id = last
     except PenstockError as error:
         done = f"{show.counted(account.imported, 'item')} imported before; go on with --after {account.last_id}"
-        raise Failed(f"{error}; {done}", exit_code_of(error)) from None
+        raise CommandFailed(f"{error}; {done}", exit_code_of(error)) from None
     except KeyboardInterrupt:
         typer.echo(f"penstock: stopped; {account.imported:,} items imported, go on with --after {account.last_id}", err=True)
         raise
 
 
-def _answer(session: Session, source: "Source", notes: list[str], dry_run: bool) -> None:
+def _answer(session: Session, source: "LedgerItems", notes: list[str], dry_run: bool) -> None:
     account = source.account
     if source.priorities and account.consumed:
         notes.append("priorities were used, so some messages below the read position may not have been given out; --all takes them all")
@@ -118,11 +118,11 @@ def _answer(session: Session, source: "Source", notes: list[str], dry_run: bool)
 # -- reading -----------------------------------------------------------------------------------------
 
 
-class Source:
+class LedgerItems:
     """The messages of a directory as items, in batches, with an account of what was left out."""
 
     def __init__(self, directory: str, files: list[str], start: int, after: int, key_header: str | None) -> None:
-        self.account = Account()
+        self.account = ImportCounts()
         self.priorities = False
         self.moved: Any = None
         self._directory = directory
@@ -133,7 +133,7 @@ class Source:
 
     def batches(self) -> Iterator[tuple[int, list[NewItem]]]:
         """Items that can be stored, together with the id of the last message among them."""
-        batch: list[tuple[str, Entry, NewItem]] = []
+        batch: list[tuple[str, LedgerEntry, NewItem]] = []
         size = 0
         for found in self._items():
             batch.append(found)
@@ -144,7 +144,7 @@ class Source:
         if batch:
             yield batch[-1][1].id, self._storable(batch)
 
-    def _storable(self, batch: list[tuple[str, Entry, NewItem]]) -> list[NewItem]:
+    def _storable(self, batch: list[tuple[str, LedgerEntry, NewItem]]) -> list[NewItem]:
         """The items of a batch that keep to our limits."""
         items = [item for _, _, item in batch]
         if not _refusal(items):
@@ -158,7 +158,7 @@ class Source:
                 found.append(item)
         return found
 
-    def _items(self) -> Iterator[tuple[str, Entry, NewItem]]:
+    def _items(self) -> Iterator[tuple[str, LedgerEntry, NewItem]]:
         for name in self._files:
             with _mapped(f"{self._directory}/{name}") as data:
                 problem = ledgerq.check_header(data)
@@ -168,7 +168,7 @@ class Source:
                     yield from self._of_file(name, data)
             self.moved(os.path.getsize(f"{self._directory}/{name}"))
 
-    def _of_file(self, name: str, data: Any) -> Iterator[tuple[str, Entry, NewItem]]:
+    def _of_file(self, name: str, data: Any) -> Iterator[tuple[str, LedgerEntry, NewItem]]:
         for found in ledgerq.entries(data):
             if isinstance(found, Skipped):
                 if not found.id or found.id >= self._start:
@@ -178,7 +178,7 @@ class Source:
             if item is not None:
                 yield name, found, item
 
-    def _item(self, entry: Entry) -> NewItem | None:
+    def _item(self, entry: LedgerEntry) -> NewItem | None:
         """The item that a message becomes, unless it is left out."""
         self.priorities = self.priorities or entry.priority > 0
         if entry.id < self._start:
@@ -190,10 +190,10 @@ class Source:
         return _item(entry, self._now, self._key_header)
 
 
-def _item(entry: Entry, now: int, key_header: str | None) -> NewItem:
+def _item(entry: LedgerEntry, now: int, key_header: str | None) -> NewItem:
     headers = {name.decode("utf-8", "backslashreplace"): _text(value) for name, value in entry.headers}
     key = None if key_header is None else headers.get(key_header)
-    time = documents.wall(max(entry.time, 0) // 1_000)
+    time = show.iso_time(max(entry.time, 0) // 1_000)
     return NewItem(
         entry.payload,
         key=key,
@@ -225,9 +225,9 @@ def _segments(directory: str) -> list[str]:
     try:
         names = sorted(name for name in os.listdir(directory) if ledgerq.SEGMENT_NAME.fullmatch(name))
     except OSError as error:
-        raise Failed(f"{directory!r} cannot be read ({error.strerror}); mend the path", NOT_FOUND) from None
+        raise CommandFailed(f"{directory!r} cannot be read ({error.strerror}); mend the path", NOT_FOUND) from None
     if not names:
-        raise Failed(f"{directory!r} holds no segment of LedgerQ (<20 digits>.log); mend the path", NOT_FOUND)
+        raise CommandFailed(f"{directory!r} holds no segment of LedgerQ (<20 digits>.log); mend the path", NOT_FOUND)
     return names
 
 
@@ -241,7 +241,9 @@ def _read_id(directory: str) -> tuple[int, list[str]]:
     except ValueError as error:
         return 0, [f"{ledgerq.METADATA_NAME} cannot be used ({error}): every message counts as not given out"]
     except OSError as error:
-        raise Failed(f"{directory}/{ledgerq.METADATA_NAME} cannot be read ({error.strerror}); use --all to do without", STORAGE) from None
+        raise CommandFailed(
+            f"{directory}/{ledgerq.METADATA_NAME} cannot be read ({error.strerror}); use --all to do without", STORAGE
+        ) from None
 
 
 @contextmanager
@@ -253,5 +255,5 @@ def _mapped(path: str) -> Iterator[Any]:
             size = os.fstat(file.fileno()).st_size
             found = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
         except OSError as error:
-            raise Failed(f"{path} cannot be read ({error.strerror}); mend that, then import again", STORAGE) from None
+            raise CommandFailed(f"{path} cannot be read ({error.strerror}); mend that, then import again", STORAGE) from None
         yield found

@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli import show
 from penstock.cli.commands import PartitionOption, YesOption, command, queue_names
-from penstock.cli.failures import NEGATIVE, NOT_FOUND, Failed
+from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.cli.queues import all_queues
 from penstock.cli.session import Session
 from penstock.logs.api import Gap
@@ -33,7 +33,7 @@ QueueOrNone = Annotated[
 ]
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """One log, and the name of the queue it is of."""
 
     queue: str
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 def verify(session: Session, queue: QueueOrNone = None, partition: PartitionOption = None) -> None:
     """Read every log through and list what is wrong. Exit code 1 when there is damage."""
     directory, places = _places(session, queue, partition)
-    found: list[tuple[Place, Report]] = []
+    found: list[tuple[LogPlace, Report]] = []
     with session.progress("verifying", len(places)) as moved:
         for place in places:
             found.append((place, verify_log(directory.files, place.path, place.incarnation, place.partition, lost_front)))
@@ -65,7 +65,7 @@ def verify(session: Session, queue: QueueOrNone = None, partition: PartitionOpti
         raise typer.Exit(NEGATIVE)
 
 
-def _verified(found: Sequence[tuple[Place, Report]]) -> show.Table:
+def _verified(found: Sequence[tuple[LogPlace, Report]]) -> show.Table:
     rows = [
         (
             place.queue,
@@ -85,7 +85,7 @@ def _verified(found: Sequence[tuple[Place, Report]]) -> show.Table:
     )
 
 
-def _wrong(place: Place, report: Report) -> list[str]:
+def _wrong(place: LogPlace, report: Report) -> list[str]:
     """What there is to say of a log, one line each."""
     name = f"{place.queue} {place.partition}" if place.queue != CATALOG else place.queue
     lines = [f"! {name}: {error}" for error in report.errors]
@@ -122,7 +122,7 @@ def repair(
     if discard:
         session.confirm("removes damaged files once their logs are mended", yes)
     directory, places = _places(session, queue, partition)
-    found: list[tuple[Place, RepairReport | PenstockError]] = []
+    found: list[tuple[LogPlace, RepairReport | PenstockError]] = []
     with session.progress("repairing", len(places)) as moved:
         for place in places:
             found.append((place, _repaired(directory, place, discard)))
@@ -137,7 +137,7 @@ def repair(
         raise typer.Exit(NEGATIVE)
 
 
-def _repaired(directory: Directory, place: Place, discard: bool) -> RepairReport | PenstockError:
+def _repaired(directory: Directory, place: LogPlace, discard: bool) -> RepairReport | PenstockError:
     try:
         return repair_log(directory.files, place.path, place.incarnation, place.partition, discard=discard, lost_front=lost_front)
     except BrokerLocked:
@@ -146,7 +146,7 @@ def _repaired(directory: Directory, place: Place, discard: bool) -> RepairReport
         return error
 
 
-def _mended(place: Place, report: RepairReport) -> list[str]:
+def _mended(place: LogPlace, report: RepairReport) -> list[str]:
     name = f"{place.queue} {place.partition}"
     lines = [f"{name}: {_gap(place.partition, gap)}" for gap in report.gaps[:SHOWN]]
     if report.segments:
@@ -160,7 +160,7 @@ def _why(report: RepairReport | PenstockError) -> str:
     return str(report) if isinstance(report, PenstockError) else "; ".join(report.errors) or "it does not open"
 
 
-def _document(place: Place, report: RepairReport | PenstockError) -> dict[str, Any]:
+def _document(place: LogPlace, report: RepairReport | PenstockError) -> dict[str, Any]:
     if isinstance(report, PenstockError):
         return {"queue": place.queue, "partition": place.partition, "opens": False, "changed": False, "errors": [str(report)]}
     plain = {**msgspec.structs.asdict(report), "gaps": [gap._asdict() for gap in report.gaps]}
@@ -170,17 +170,17 @@ def _document(place: Place, report: RepairReport | PenstockError) -> dict[str, A
 # -- which logs --------------------------------------------------------------------------------------
 
 
-def _places(session: Session, queue: str | None, partition: int | None) -> tuple[Directory, list[Place]]:
+def _places(session: Session, queue: str | None, partition: int | None) -> tuple[Directory, list[LogPlace]]:
     """The logs that are meant. Names come from the catalog, when that can be read: a damaged one must not stop anybody here."""
     session.require()
     directory = Directory.open([session.target, *session.roots], read_only=True)
     names = {0: CATALOG}
     with suppress(PenstockError), session.view() as broker:
         names |= {int(info.incarnation, 16): info.name for info in all_queues(broker)}
-    found = [Place(names.get(one.incarnation, f"{one.incarnation:016x}"), *one, directory.path_of(*one)) for one in directory.logs()]
+    found = [LogPlace(names.get(one.incarnation, f"{one.incarnation:016x}"), *one, directory.path_of(*one)) for one in directory.logs()]
     meant = [place for place in found if queue in (None, place.queue) and partition in (None, place.partition)]
     if queue is not None and not any(place.queue == queue for place in found):
-        raise Failed(f"there is no queue {queue!r} with a log; `penstock queue list` shows the names", NOT_FOUND)
+        raise CommandFailed(f"there is no queue {queue!r} with a log; `penstock queue list` shows the names", NOT_FOUND)
     if partition is not None and not meant:
-        raise Failed(f"there is no log of partition {partition}; leave --partition out to see which there are", NOT_FOUND)
+        raise CommandFailed(f"there is no log of partition {partition}; leave --partition out to see which there are", NOT_FOUND)
     return directory, meant

@@ -1,6 +1,6 @@
-"""`penstock stats`, `items`, `item`, `explain`, `keys`: looking at what is there.
+"""`penstock items`, `item`, `explain`, `keys`: items, their histories and their keys.
 
-Owns: those commands. All but `keys release` look through a view: they take no lock and change nothing.
+Owns: those commands. All but `keys release` use a view: they take no lock and change nothing.
 """
 
 from typing import Annotated
@@ -10,12 +10,11 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import STATES, ListedItem
-from penstock.cli import documents, show
-from penstock.cli.commands import QueueArgument, command, queue_names
-from penstock.cli.failures import NOT_FOUND, Failed
-from penstock.cli.queues import all_queues
+from penstock.cli import show
+from penstock.cli.commands import QueueArgument, command
+from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.cli.session import Session
-from penstock.reports import Explained, ItemEvent, PartitionStats, QueueStats
+from penstock.reports import Explained, ItemEvent
 from penstock.words import values
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import FOREIGN, format_id, parse_id
@@ -27,73 +26,9 @@ keys = typer.Typer(no_args_is_help=True, help="Keys that are not free.")
 
 
 def register(app: typer.Typer) -> None:
-    for name, function in (("stats", stats), ("items", items), ("item", item), ("explain", explain)):
+    for name, function in (("items", items), ("item", item), ("explain", explain)):
         command(app, name)(function)
     app.add_typer(keys, name="keys")
-
-
-# -- counts ------------------------------------------------------------------------------------------
-
-COUNTS = ("ready", "scheduled", "leased", "buried", "moving", "completed", "produced")
-SPARE = ("moving", "produced", "oldest", "buried", "completed")
-"""What can be done without where there is no room."""
-
-
-def stats(
-    session: Session,
-    queue: Annotated[
-        str | None, typer.Argument(metavar="QUEUE", help="This queue, by partition; all unless given.", autocompletion=queue_names)
-    ] = None,
-) -> None:
-    """How many items are in which state, and what needs attention."""
-    with session.view() as broker:
-        if queue is not None:
-            one = broker.queue(queue).stats()
-            session.answer(documents.stats(one), *_queue_parts(one))
-            return
-        found = [broker.queue(info.name).stats() for info in all_queues(broker)]
-    warnings = [f"{one.name}: {warning}" for one in found for warning in one.warnings]
-    session.answer([documents.stats(one) for one in found], *([overview(found), *_warned(warnings)] if found else ["there are no queues"]))
-
-
-def overview(found: list[QueueStats]) -> show.Table:
-    """Queues, one a row."""
-    rows = [(one.name, *(show.number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
-    return show.Table(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",), spare=SPARE)
-
-
-def oldest(one: QueueStats) -> str:
-    """How long the item has been ready that has been so the longest."""
-    return show.span(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
-
-
-def _queue_parts(one: QueueStats) -> list[show.Table | str]:
-    headings = ("partition", "status", *COUNTS, "oldest", "size")
-    table = show.Table(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, spare=SPARE)
-    facts = [
-        ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
-        ("waiting", _waiting(one)),
-        ("transfers", show.counted(one.transfers, "batch", "batches") + " on the way" if one.transfers else ""),
-        ("resizing", show.counted(len(one.resizing), "fence") + " left" if one.resizing else ""),
-    ]
-    more = show.facts(facts)
-    return [overview([one]), "", table, *(["", more] if more else []), *_warned(one.warnings)]
-
-
-def _partition_row(part: PartitionStats) -> tuple[str, ...]:
-    paused = [side for side, is_paused in (("lease", part.paused_lease), ("produce", part.paused_produce)) if is_paused]
-    status = part.status + (f" ({' and '.join(paused)} paused)" if paused else "")
-    counts = (show.number(getattr(part, name)) for name in COUNTS)
-    return (str(part.partition), status, *counts, show.span(part.oldest_ready_seconds or None), show.size(part.size_bytes))
-
-
-def _waiting(one: QueueStats) -> str:
-    parts = [(one.waiting_consumers, "consumer"), (one.waiting_producers, "producer")]
-    return ", ".join(show.counted(count, name) for count, name in parts if count)
-
-
-def _warned(warnings: list[str]) -> list[str]:
-    return [f"! {show.printable(warning)}" for warning in warnings]
 
 
 # -- items -------------------------------------------------------------------------------------------
@@ -112,7 +47,7 @@ def items(
     with session.view() as broker:
         found = broker.queue(queue).items(state, after, limit)
     more = f"there may be more: --after {found[-1].id}" if len(found) == limit else ""
-    session.answer([documents.listed(one) for one in found], *([listing(found)] if found else ["there are none"]))
+    session.answer([show.listed_document(one) for one in found], *([listing(found)] if found else ["there are none"]))
     if more and not session.as_json:
         session.note(more)
 
@@ -155,9 +90,9 @@ def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
         headings, map(_event_row, events), right=("attempt",), whole=("at", "event", "queue", "id"), spare=("consumer", "attempt")
     )
     document = {
-        "item": None if now is None else documents.listed(now),
+        "item": None if now is None else show.listed_document(now),
         "state": msgspec.to_builtins(explained),
-        "history": [documents.event(event) for event in events],
+        "history": [show.event_document(event) for event in events],
     }
     session.answer(document, show.facts(facts), "", table if events else "nothing is known of its past any more")
 
@@ -167,7 +102,7 @@ def _explained(queue: Queue, id: str) -> Explained:
     try:
         return queue.explain(id)
     except InvalidRequest as error:  # it is an id, but not of an item that is there
-        raise Failed(str(error), NOT_FOUND) from None
+        raise CommandFailed(str(error), NOT_FOUND) from None
 
 
 def _why(explained: Explained) -> str:
@@ -226,7 +161,7 @@ def held(session: Session, queue: QueueArgument, limit: LimitOption = 100) -> No
         found = broker.queue(queue).held_keys(limit)
     rows = [(_key(one.key), str(one.partition), one.why, one.item, show.number(one.waiting)) for one in found]
     table = show.Table(("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), whole=("key", "item"))
-    session.answer([documents.held_key(one) for one in found], table if rows else "no key is held")
+    session.answer([show.held_key_document(one) for one in found], table if rows else "no key is held")
 
 
 @command(keys, "release")

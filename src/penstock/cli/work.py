@@ -18,9 +18,9 @@ import typer
 from rich.text import Text
 
 from penstock.api._sync.queue import Queue
-from penstock.cli import reading, show
+from penstock.cli import show, values
 from penstock.cli.commands import command, queue_names
-from penstock.cli.failures import NOT_FOUND, Failed
+from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.cli.session import Session
 from penstock.words.errors import PenstockError
 from penstock.worker.outcomes import RetryPolicy
@@ -61,15 +61,15 @@ def work(
     traces: Annotated[bool, typer.Option("--traces", help="Show where a function failed, not only that it did.")] = False,
 ) -> None:
     """Handle items with a Python function, until a signal (Ctrl-C, SIGTERM) lets it drain; a second one stops it at once."""
-    weights = reading.weights(queue, "--queue")
-    policy = RetryPolicy(base=reading.duration(retry_delay, "--retry-delay"), most=reading.duration(retry_most, "--retry-most"))
+    weights = values.weights(queue, "--queue")
+    policy = RetryPolicy(base=values.duration(retry_delay, "--retry-delay"), most=values.duration(retry_most, "--retry-most"))
     options: dict[str, Any] = {
         "concurrency": concurrency,
         "processes": processes,
         "per_partition": per_partition,
         "batch": batch,
-        "handler_timeout": None if handler_timeout is None else reading.duration(handler_timeout, "--handler-timeout"),
-        "lease_timeout": None if lease_timeout is None else reading.duration(lease_timeout, "--lease-timeout"),
+        "handler_timeout": None if handler_timeout is None else values.duration(handler_timeout, "--handler-timeout"),
+        "lease_timeout": None if lease_timeout is None else values.duration(lease_timeout, "--lease-timeout"),
         "rate": rate,
         "name": name,
         "retry": policy,
@@ -96,7 +96,7 @@ def load(target: str) -> Callable[..., Any]:
     """The function that `module:function` names."""
     module_name, colon, path = target.partition(":")
     if not colon or not module_name or not path:
-        raise Failed(f"the function is {target!r}; give it as module:function, such as shop.orders:handle")
+        raise CommandFailed(f"the function is {target!r}; give it as module:function, such as shop.orders:handle")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -104,9 +104,9 @@ def load(target: str) -> Callable[..., Any]:
     for part in path.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise Failed(f"module {module_name!r} has no {path!r}; mend the name", NOT_FOUND)
+            raise CommandFailed(f"module {module_name!r} has no {path!r}; mend the name", NOT_FOUND)
     if not callable(found) or isinstance(found, Worker):
-        raise Failed(f"{target!r} is {type(found).__name__}; name a function of an item")
+        raise CommandFailed(f"{target!r} is {type(found).__name__}; name a function of an item")
     return found  # type: ignore[no-any-return]
 
 
@@ -115,13 +115,13 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise Failed(f"there is no module {error.name!r} here; mend the name, or run this where it lies", NOT_FOUND) from None
-        raise Failed(f"module {name!r} cannot be imported: there is no module {error.name!r}; install it", NOT_FOUND) from None
+            raise CommandFailed(f"there is no module {error.name!r} here; mend the name, or run this where it lies", NOT_FOUND) from None
+        raise CommandFailed(f"module {name!r} cannot be imported: there is no module {error.name!r}; install it", NOT_FOUND) from None
     except Exception as error:
-        raise Failed(f"module {name!r} cannot be imported: {type(error).__name__}: {error}; mend it") from None
+        raise CommandFailed(f"module {name!r} cannot be imported: {type(error).__name__}: {error}; mend it") from None
 
 
-class Told(logging.Handler):
+class NoteHandler(logging.Handler):
     """What the worker has to say, as notes of a line each; with the traces of what handlers raised, if they are wanted."""
 
     def __init__(self, session: Session, traces: bool) -> None:
@@ -156,7 +156,7 @@ def _stdout_kept() -> Iterator[None]:
 @contextmanager
 def _told(session: Session, traces: bool) -> Iterator[None]:
     """Unless the program says itself where its log goes."""
-    log, told = logging.getLogger("penstock"), Told(session, traces)
+    log, told = logging.getLogger("penstock"), NoteHandler(session, traces)
     if log.hasHandlers():
         yield
         return
