@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock.api import arrow
 from penstock.api.items import Item, NewItem, to_single
-from penstock.cli import documents
+from penstock.cli import show
 from penstock.cli.values import FIELD_OPTIONS, ITEM_OPTIONS
 from penstock.logs import columns
 from penstock.logs.arrow import to_arrow
@@ -119,7 +119,7 @@ def test_every_derived_set_is_the_tables() -> None:
 
 
 def test_a_document_of_an_item_says_all_that_is_shown() -> None:
-    document = documents.item(Item(0, 1, FULL, 0, 1, 1))
+    document = show.item_document(Item(0, 1, FULL, 0, 1, 1))
     assert sorted(document) == sorted(names(on(Surface.SHOWN)))
     assert list(document) == [  # scripts and people know this order
         *("id", "key", "payload", "attempts", "priority", "produced_at"),
