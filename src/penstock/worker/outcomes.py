@@ -166,7 +166,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def batch_failures(failed: Failed, ids: Sequence[str]) -> dict[int, BaseException]:
-    """The places of the items that failed, and why; says so when it names one that was not there."""
+    """The errors of the failed items, by their index; InvalidRequest if an id or index is not of this batch."""
     found: dict[int, BaseException] = {}
     for name, why in failed.failed.items():
         if isinstance(name, int) and 0 <= name < len(ids):

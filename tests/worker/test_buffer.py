@@ -35,87 +35,87 @@ def numbers(found: list[LeasedItem]) -> list[int]:
 
 
 def test_one_queue_is_first_in_first_out(broker: Broker) -> None:
-    orders, shelf = source(broker), PlainBuffer()
-    shelf.put(orders, pairs(orders, 5))
-    assert numbers([shelf.take(), shelf.take()]) == [0, 1]
-    shelf.put_back(pairs(orders, 2, first=10))
-    assert numbers(shelf.take_many(3)) == [10, 11, 2]
-    assert numbers(shelf.take_many(9)) == [3, 4]
-    assert not shelf.ready
+    orders, buffer = source(broker), PlainBuffer()
+    buffer.put(orders, pairs(orders, 5))
+    assert numbers([buffer.take(), buffer.take()]) == [0, 1]
+    buffer.put_back(pairs(orders, 2, first=10))
+    assert numbers(buffer.take_many(3)) == [10, 11, 2]
+    assert numbers(buffer.take_many(9)) == [3, 4]
+    assert not buffer.ready
     with pytest.raises(IndexError):
-        shelf.take_many(1)
+        buffer.take_many(1)
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_what_a_lost_lease_held_is_taken_out(broker: Broker, several: bool) -> None:
     orders = source(broker)
-    shelf: PlainBuffer | SharedBuffer = SharedBuffer({orders: 1}, 0) if several else PlainBuffer()
+    buffer: PlainBuffer | SharedBuffer = SharedBuffer({orders: 1}, 0) if several else PlainBuffer()
     lost, kept = pairs(orders, 3), pairs(orders, 3, first=3)
-    shelf.put(orders, lost)
-    shelf.put(orders, kept)
-    assert shelf.drop(lost[0][0]) == lost
-    assert numbers(shelf.clear()) == [3, 4, 5]
-    assert len(shelf) == 0
+    buffer.put(orders, lost)
+    buffer.put(orders, kept)
+    assert buffer.drop(lost[0][0]) == lost
+    assert numbers(buffer.clear()) == [3, 4, 5]
+    assert len(buffer) == 0
 
 
 def test_places_are_shared_by_weight_while_all_have_work(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = SharedBuffer({orders: 3, mail: 1}, 0)
-    shelf.put(orders, pairs(orders, 100))
-    shelf.put(mail, pairs(mail, 100))
-    taken = [shelf.take() for _ in range(16)]
+    buffer = SharedBuffer({orders: 3, mail: 1}, 0)
+    buffer.put(orders, pairs(orders, 100))
+    buffer.put(mail, pairs(mail, 100))
+    taken = [buffer.take() for _ in range(16)]
     assert Counter(hold.source for hold, _ in taken) == {orders: 12, mail: 4}
-    assert (shelf.taken(orders), shelf.count(orders), shelf.count(mail), len(shelf)) == (12, 88, 96, 184)
+    assert (buffer.taken(orders), buffer.count(orders), buffer.count(mail), len(buffer)) == (12, 88, 96, 184)
 
 
 def test_a_place_goes_to_the_queue_that_lacks_one(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = SharedBuffer({orders: 3, mail: 1}, 0)
-    shelf.put(orders, pairs(orders, 100))
-    taken = [shelf.take() for _ in range(16)]  # what mail does not use, orders have
-    shelf.put(mail, pairs(mail, 100))
+    buffer = SharedBuffer({orders: 3, mail: 1}, 0)
+    buffer.put(orders, pairs(orders, 100))
+    taken = [buffer.take() for _ in range(16)]  # what mail does not use, orders have
+    buffer.put(mail, pairs(mail, 100))
     for pair in taken[:4]:
-        shelf.finished(pair)
-    assert {shelf.take()[0].source for _ in range(4)} == {mail}
-    shelf.finished(taken[5])
-    assert shelf.take()[0].source is orders
+        buffer.finished(pair)
+    assert {buffer.take()[0].source for _ in range(4)} == {mail}
+    buffer.finished(taken[5])
+    assert buffer.take()[0].source is orders
 
 
 def test_quick_items_are_served_by_weight_too(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = SharedBuffer({orders: 3, mail: 1}, 0)
-    shelf.put(orders, pairs(orders, 1_000))
+    buffer = SharedBuffer({orders: 3, mail: 1}, 0)
+    buffer.put(orders, pairs(orders, 1_000))
     served: list[SourceQueue] = []
     for turn in range(500):
         if turn == 100:
-            shelf.put(mail, pairs(mail, 1_000))  # it has no claim to what it did not want before
-        pair = shelf.take()
+            buffer.put(mail, pairs(mail, 1_000))  # it has no claim to what it did not want before
+        pair = buffer.take()
         served.append(pair[0].source)
-        shelf.finished(pair)
+        buffer.finished(pair)
     assert set(served[:100]) == {orders}
     assert Counter(served[100:]) == {orders: 300, mail: 100}
 
 
 def test_a_partition_has_no_more_places_than_its_limit(broker: Broker) -> None:
     orders = source(broker, partitions=2)
-    shelf = SharedBuffer({orders: 1}, 2)
-    shelf.put(orders, pairs(orders, 5, 3))
-    taken = shelf.take_many(10)
+    buffer = SharedBuffer({orders: 1}, 2)
+    buffer.put(orders, pairs(orders, 5, 3))
+    taken = buffer.take_many(10)
     assert numbers(taken) == [0, 5, 1, 6]
-    assert not shelf.ready and len(shelf) == 4
+    assert not buffer.ready and len(buffer) == 4
     with pytest.raises(IndexError):
-        shelf.take()
-    shelf.finished(taken[1])
-    assert shelf.ready and numbers([shelf.take()]) == [7]
-    shelf.put_back([taken[0]])
-    assert numbers([shelf.take()]) == [0]
+        buffer.take()
+    buffer.finished(taken[1])
+    assert buffer.ready and numbers([buffer.take()]) == [7]
+    buffer.put_back([taken[0]])
+    assert numbers([buffer.take()]) == [0]
 
 
 def test_what_was_taken_and_not_begun_comes_first_and_counts_for_nothing(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
-    shelf = SharedBuffer({orders: 1, mail: 1}, 0)
-    shelf.put(orders, pairs(orders, 4))
-    found = shelf.take_many(2)
-    shelf.put_back(found)
-    assert (shelf.taken(orders), shelf.count(orders)) == (0, 4)
-    assert numbers(shelf.clear()) == [0, 1, 2, 3]
+    buffer = SharedBuffer({orders: 1, mail: 1}, 0)
+    buffer.put(orders, pairs(orders, 4))
+    found = buffer.take_many(2)
+    buffer.put_back(found)
+    assert (buffer.taken(orders), buffer.count(orders)) == (0, 4)
+    assert numbers(buffer.clear()) == [0, 1, 2, 3]
