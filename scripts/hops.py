@@ -35,6 +35,17 @@ class Call(NamedTuple):
     stack: tuple["Call", ...]
 
 
+BEFORE = {
+    "produce": 13,
+    "lease": 10,
+    "complete": 13,
+    "retry to the dead queue": 14,
+    "redrive": 16,
+    "stats": 9,
+    "a Spark write, staged by a task, published by the driver, adopted by the owner": 20,
+    "a Spark consume: a grant is taken, and the one before completed": 26,
+}
+"""Hops at commit a7a7161, before operations were data (ADR 20): this script with the names of that time."""
 STEPS = {
     ("rules/machine", "decide"),
     ("rules/machine", "apply"),
@@ -173,7 +184,8 @@ def scenarios() -> Iterator[tuple[str, Recorder]]:
 def told(name: str, recorder: Recorder) -> str:
     path = recorder.path()
     shown = " → ".join(f"`{call.module}` {call.function.rpartition('.')[2]}" for call in path)
-    return f"**{name}**: {len(path)} hops ({len(recorder.modules())} modules, {len(recorder.calls)} calls in all): {shown}"
+    counts = f"{len(path)} hops (before: {BEFORE[name]}; {len(recorder.modules())} modules and {len(recorder.calls)} calls in all)"
+    return f"**{name}**, {counts}: {shown}"
 
 
 def main() -> int:
