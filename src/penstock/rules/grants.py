@@ -141,16 +141,17 @@ class Leases:
     def extend(self, grant: Grant, deadline: int) -> None:
         grant.deadline = deadline
         heappush(self._deadlines, (deadline, grant.number))
-        self._tidy()
+        self._tidy(grant.number)
 
-    def _tidy(self) -> None:
-        """Take deadlines of leases that were extended or have ended from the top: the first one is always that of a live lease."""
-        while self._deadlines:
-            deadline, number = self._deadlines[0]
-            grant = self.live.get(number)
-            if grant is not None and grant.deadline == deadline:
-                return
-            heappop(self._deadlines)
+    def _tidy(self, changed: int) -> None:
+        """A lease was extended or has ended: take deadlines that hold good no longer from the top, so that the first one always does."""
+        if self._deadlines and self._deadlines[0][1] == changed:
+            while self._deadlines:
+                deadline, number = self._deadlines[0]
+                grant = self.live.get(number)
+                if grant is not None and grant.deadline == deadline:
+                    return
+                heappop(self._deadlines)
 
     def next_deadline(self) -> int | None:
         """When the first lease ends."""
@@ -177,7 +178,7 @@ class Leases:
     def end(self, grant: Grant, now: int, remember: int) -> None:
         """The lease is over; if it was never settled in part, everything under it was completed."""
         del self.live[grant.number]
-        self._tidy()
+        self._tidy(grant.number)
         if grant.clean:
             self.finished.add(grant.number, grant.number + 1)
         elif grant.done:

@@ -90,7 +90,8 @@ class Extent:
         """Whether an extent that begins so can be joined to the end of this one."""
         if self.stop != start or self.tag != tag or not 0 <= ready_at - self.ready_at < JOIN_WITHIN:
             return False
-        return position == start if self.fresh else self.position == position != start
+        mine = self.position
+        return position == start if mine == self.start else mine == position != start
 
     def astuple(self) -> tuple[int, int, int, int, int]:
         return (self.start, self.stop, self.tag, self.position, self.ready_at)
@@ -110,8 +111,9 @@ class Lanes:
     def add(self, lane: int, start: int, stop: int, flags: int, position: int, ready_at: int) -> None:
         """Put [start, stop) at the tail of a lane, joined with what is there when it carries on."""
         extents = self.lanes[lane]
-        if extents and extents[-1].goes_on(start, flags, position, ready_at):
-            extents[-1].stop = stop
+        tail = extents[-1] if extents else None
+        if tail is not None and tail.goes_on(start, flags, position, ready_at):
+            tail.stop = stop
         else:
             extents.append(Extent(start, stop, flags, position, ready_at))
 
@@ -121,10 +123,12 @@ class Lanes:
         index, extent = next(((at, one) for at, one in enumerate(extents) if one.start < stop and start < one.stop), (0, None))
         if extent is None:
             return None
-        plain = extent.parts(left)
-        for one in plain:
+        kept = [extent.part(extent.start, start)] if extent.start < start else []
+        for one in extent.parts(left) if left else ():
             one.tag = 0
-        kept = [*extent.parts((extent.start, start)), *plain, *extent.parts((stop, extent.stop))]
+            kept.append(one)
+        if stop < extent.stop:
+            kept.append(extent.part(stop, extent.stop))
         if index == 0:
             extents.popleft()
             extents.extendleft(reversed(kept))

@@ -84,7 +84,8 @@ def decide(state: State, command: commands.Command, now: Moment, peek: Peek) -> 
 def apply(state: State, record: records.Record, now: Moment) -> None:
     """What a record does."""
     _APPLY[type(record)](state, record, now)
-    state.keys.tidy()
+    if any(state.keys.ready):
+        state.keys.tidy()
     state.moment = now
 
 

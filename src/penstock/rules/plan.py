@@ -122,12 +122,14 @@ class Plan:
             return True
         if not self._may_go(best.rank[1], None):
             return False
-        while best is not None and best.head is not None and self.room:
+        while best is not None and best.head is not None:
             if self._departed is not None and best.line is not None and self._departed.is_astray(best.head[2]):
                 waiting = (offset for run in best.line.waiting for offset in range(run.start, run.stop))
                 self.strays = list(islice(waiting, STRAY_ITEMS))
                 return False
             self._take_head(best.head, best.line)
+            if not self.room:
+                break
             following = self._top_head(lane)  # one key after the other, as long as no other candidate is better
             best = following if following is not None and (second is None or following.rank < second) else None
             if best is not None and self._too_late(Rank(best.rank[0], best.since)):

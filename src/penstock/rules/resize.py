@@ -1,6 +1,6 @@
-"""Fences go up, narrow and are lifted.
+"""What a resize does to a partition: fences go up, narrow and are lifted.
 
-Owns: the decisions about fences (barriers.py) and their application. A fence goes up with the slots that came here, narrows to the
+Owns: the decisions about fences (fences.py) and their application. A fence goes up with the slots that came here, narrows to the
 keys that are still busy in the old partition when the backlog there is worked off, and lets go of each key as it is resolved. The
 queue looks at both partitions and says when (loop/resize.py). Dedup ids come along with their slots.
 """

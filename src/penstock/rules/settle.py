@@ -10,6 +10,8 @@ than its leases last; what it committed is done all the same, if nobody has take
 """
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeAlias
 
 from penstock.rules.commands import Again, Bury, Complete, Consume, Counted, Extend, Note, Retry, Settled
@@ -31,7 +33,7 @@ from penstock.rules.removal import (
     parks,
 )
 from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import RunSet, from_offsets, offsets
+from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.state import Failure, Peek, Remembered, State
 from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
@@ -330,6 +332,7 @@ def _give_back(state: State, grant: Grant, returned: list[int], now: Moment) -> 
 def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True) -> None:
     """Items of a lease return: to the tail of their lane, or, with a key, to the front of its line."""
     alike: dict[Failure, Failure] = {}
+    to_lanes: list[tuple[int, int]] = []
     for offset in _returning(grant, failed):
         lane, key = grant.close(offset)
         if counted:
@@ -340,8 +343,11 @@ def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, rea
             state.by_elapsed.add(due, offset, offset + 1, lane)
             state.scheduled.add(offset, offset + 1)
         else:
-            state.away.remove(offset, offset + 1)
-            state.lanes.add(lane, offset, offset + 1, 0, state.next_offset, now.elapsed)
+            to_lanes.append((lane, offset))
+    for lane, together in groupby(to_lanes, key=itemgetter(0)):
+        for start, stop in pairs(from_offsets(offset for _, offset in together)):
+            state.away.remove(start, stop)
+            state.lanes.add(lane, start, stop, 0, state.next_offset, now.elapsed)
     _end_if_empty(state, grant, now)
 
 
