@@ -5,6 +5,9 @@ A test that takes an argument named `seeds` gets a range of simulation seeds, in
 """
 
 import os
+import re
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ import pytest
 PORTION = 25
 """Seeds of one test case: enough to be worth starting, few enough that two workers end together."""
 SPARK = "tests/spark/"
+LONG = [SPARK, "tests/simulation/", "tests/crash/", "tests/broker/test_adopting_faults.py", "tests/broker/test_fences.py"]
+"""Where tests take seconds each: they are begun first, so that short ones are left when the workers end."""
 
 _skipped: list[str] = []
 
@@ -36,7 +41,7 @@ def seed_portions(total: int, only: int | None) -> list[range]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker gets all tests of Spark, which share a JVM; every other test goes to whoever is free.
+    """One worker gets, first of all, the tests that share a JVM; every other test goes to whoever is free.
 
     (`--dist=loadgroup` would say the same, but xdist 3.8 loses its groups with pytest 9.2.)
     """
@@ -44,9 +49,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Sharing(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return SPARK if nodeid.startswith(SPARK) else nodeid
+            return SPARK if nodeid.startswith(SPARK) and shares_jvm(config.rootpath / nodeid.split("::")[0]) else nodeid
 
     return Sharing(config, log) if config.getoption("dist") == "load" else None
+
+
+@cache
+def shares_jvm(module: Path) -> bool:
+    """Whether tests of a module take the session that is made once a worker (tests/spark/conftest.py)."""
+    return re.search(r"\bspark: ", module.read_text("utf-8")) is not None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker the long tests come first. (xdist moves the largest group, that of Spark, before all others.)"""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: next((place for place, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -29,7 +29,7 @@ CROWD_TURNS = 20
 
 
 class Callers:
-    """Everybody who uses a queue."""
+    """Producers and workers."""
 
     def __init__(self, harness: BrokerHarness, chance: RandomInput) -> None:
         self._harness = harness

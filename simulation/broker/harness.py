@@ -163,7 +163,7 @@ class BrokerHarness(Machine):
     # -- disks that take their time ------------------------------------------------------------------
 
     def hold_up(self, incarnation: int, partition: int, duration: int) -> None:
-        """For so long the disk of a partition does not answer."""
+        """Let the disk of a partition not answer for this long."""
         self.say("   the disk of partition %d of %x hangs for %s s", partition, incarnation, duration / SECOND)
         self._held_up[incarnation, partition] = self.model.now + duration
 

@@ -23,11 +23,11 @@ from simulation.broker.order import KeyOrder, PriorityOrder
 from simulation.broker.sent import SentLease, SentRequest, SentSettle
 
 GRACE = 2 * SECOND
-"""So long no lease of a slow partition ends when it is back."""
+"""How long no lease of a slow partition ends after it is back."""
 LONGEST = 5 * MINUTE
 """No lease is asked for longer than this."""
 REMEMBERED = 15 * MINUTE
-"""So long a request is known by its id, at least."""
+"""How long a request is known by its id, at least."""
 
 
 class Facts:
@@ -54,7 +54,7 @@ class Facts:
 
 
 class LeaseModel:
-    """Every lease in somebody's hands."""
+    """Every lease that a caller was given."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts

@@ -151,7 +151,7 @@ class BrokerModel(Facts):
         return known or bool(last.moving)
 
     def clears(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
-        """An operator sets out to resolve items; says which keys that lets go on."""
+        """An operator sets out to resolve items; returns which keys that lets go on."""
         self.clearing.add(incarnation)
         if chosen["leased"]:
             self.leases.doubt(incarnation, partition)

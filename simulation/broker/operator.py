@@ -46,7 +46,7 @@ MOVED = "moved"
 
 
 class Operator:
-    """Whoever looks after the queues."""
+    """Makes, changes, resizes and clears queues."""
 
     def __init__(self, harness: BrokerHarness, chance: RandomInput) -> None:
         self._harness = harness
@@ -200,7 +200,7 @@ class Operator:
             model.order.released(queue, [key])
 
     def compact(self) -> None:
-        """Let go of whatever may go."""
+        """Compact: drop whatever retention allows."""
         self.ask(CompactQueue(queue=self._queue().incarnation))
 
     def pause(self) -> None:

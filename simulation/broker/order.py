@@ -109,7 +109,7 @@ class KeyOrder:
             tag.forget_order()
 
     def clear_parked(self, incarnation: int, partition: int | None) -> list[bytes]:
-        """Somebody sets out to clear what was given up; says which keys that lets go on."""
+        """Somebody sets out to clear what was given up; returns which keys that lets go on."""
         freed: list[bytes] = []
         for (queue, key), holders in self.parked.items():
             chosen = [tag for tag, buried_in in holders.items() if queue == incarnation and partition in (None, buried_in.partition)]

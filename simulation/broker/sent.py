@@ -1,4 +1,4 @@
-"""What callers of a simulated broker have asked, and what they know of it.
+"""The requests that callers of a simulated broker have sent, and what they know of them.
 
 Owns: `SentRequest` and its kinds: a request that can be asked again under the same request id when its answer was lost.
 """

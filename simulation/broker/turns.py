@@ -12,7 +12,7 @@ from penstock.testing.disk import SimulatedFiles
 
 ROOT = "/data"
 MOST_TURNS = 400
-"""So many turns in a row without any time passing are no progress any more."""
+"""More turns than this in a row, with no time passing, count as an endless loop."""
 
 
 def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Random, segment_bytes: int) -> Embedded:

@@ -107,11 +107,11 @@ class ModelHistory:
         log.append, log.recover = noting_append, noting_recover  # type: ignore[method-assign]
 
     def committed(self) -> None:
-        """Answers leave: from now on a process kill may take nothing back."""
+        """The answers have left: from now on a process kill may take nothing back."""
         self.written = self.appended
 
     def all_kept(self) -> None:
-        """Whatever happens from now on, everything up to here must be found."""
+        """Everything up to here is synced: from now on it must be found, whatever happens."""
         if self._adjusted:
             self._kept, self._adjusted = _copy(self.model), False
         else:  # cheaper than a copy
@@ -203,7 +203,7 @@ class PartitionHarness(Machine):
         return done
 
     def _follow(self, kind: str, step: Callable[[PartitionModel], None]) -> None:
-        """The model takes a step, and what it shows must be what the partition shows."""
+        """Let the model take a step, and compare it with the partition."""
         before, now, state = self._seen, self.partition.now(), self.partition.state
         self._history.take(step)
         real = checks.look(state, now)
@@ -225,7 +225,7 @@ class PartitionHarness(Machine):
         return True
 
     def compact(self) -> None:
-        """Let go of whatever may go."""
+        """Compact: drop whatever retention allows."""
         freed = self._attempt(self.partition.compact)
         if freed is not None:
             self.say("   %s", freed[0])
@@ -270,7 +270,7 @@ class PartitionHarness(Machine):
         self._look(lambda: checks.check_read_back(self.partition.items(runs), self._produced, wanted))
 
     def inspect(self) -> None:
-        """What is too dear to be looked at after every step."""
+        """Check what costs too much to be checked after every step."""
         states = [item.state for item in self.model.items]
         if states:
             offset = self.chance.rng.randrange(len(states))
