@@ -192,8 +192,10 @@ class CompactQueue(Operation[list[Freed]]):
 class ReadStats(Query[QueueStats]): ...
 
 
-class ReadMetrics(Query[BrokerMetrics]):
-    """Counters and latencies of every queue since the broker was opened."""
+class ReadMetrics(Operation[BrokerMetrics]):
+    """Counters and latencies of every queue since the broker was opened: only it knows them."""
+
+    scope: ClassVar[Scope] = "look"
 
 
 class ExplainItem(Query[Explained]):

@@ -29,7 +29,6 @@ from penstock.operations import (
     PublishWrite,
     Query,
     ReadHistory,
-    ReadMetrics,
     ReadStats,
     RedriveItems,
     ReleaseCursor,
@@ -70,7 +69,7 @@ def test_it_answers_as_the_owner_does(yard: Yard) -> None:
 def test_every_query_is_answered() -> None:
     """What an owner answers and a snapshot does not must be what changes something, but for what only an owner counts."""
     answered = {*snapshot._OWN, *QUERIES}
-    assert {kind for kind in OPERATIONS if issubclass(kind, Query)} == {*answered, ReadMetrics}
+    assert {kind for kind in OPERATIONS if issubclass(kind, Query)} == {*answered}
 
 
 def test_it_stands_still_until_it_is_refreshed(yard: Yard) -> None:

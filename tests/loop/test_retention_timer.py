@@ -286,7 +286,6 @@ def test_buried_items_are_warned_of_then_taken_and_counted(bench: Bench) -> None
         bench.kill()
     bench.partition.compact()
     assert base.load(base.dump(bench.partition.state)).buried_dropped == 2
-    bench.check()
 
 
 def test_what_is_buried_late_is_kept_for_as_long_again(bench: Bench) -> None:
