@@ -2,6 +2,7 @@
 
     python scripts/hops.py                 print them
     python scripts/hops.py --write         put them into docs/architecture.md
+    python scripts/hops.py --check         say whether the paths in docs/architecture.md are those of today
     python scripts/hops.py --calls NAME    print every call of one of them, indented by depth
 
 Each scenario runs once to warm up and once under `sys.setprofile`, in every thread. Its path are the modules on the call stack when one of
@@ -10,6 +11,7 @@ that is called (ids, limits, checks, encodings) returns to where it was called f
 """
 
 import argparse
+import re
 import sys
 import tempfile
 import threading
@@ -188,9 +190,15 @@ def told(name: str, recorder: Recorder) -> str:
     return f"**{name}**, {counts}: {shown}"
 
 
+def _paths(text: str) -> set[str]:
+    """Scenarios and their paths, without the counts, which differ a little from run to run."""
+    return {re.sub(r", \d+ hops \(.*?\)", "", line) for line in text.splitlines() if line.startswith("**")}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--calls", default="")
     given = parser.parse_args()
     found = dict(scenarios())
@@ -199,11 +207,16 @@ def main() -> int:
             print(f"{'  ' * len(call.stack)}{call.module} {call.function}")
         return 0
     text = "\n\n".join(told(name, recorder) for name, recorder in found.items())
-    if not given.write:
+    if not given.write and not given.check:
         print(text)
         return 0
     document = DOCUMENT.read_text("utf-8")
     before, _, rest = document.partition(BEGIN)
+    if given.check:
+        stale = _paths(text) - _paths(rest.partition(END)[0])
+        for line in sorted(stale):
+            print(f"docs/architecture.md has another path than {line}; run python scripts/hops.py --write", file=sys.stderr)
+        return 1 if stale else 0
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", "utf-8")
     return 0
 

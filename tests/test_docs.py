@@ -57,6 +57,11 @@ def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 70
 
 
+def test_the_hop_lists_are_those_of_today() -> None:
+    ran = subprocess.run([sys.executable, "scripts/hops.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_no_document_promises_more_than_there_is() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for name in re.findall(r"`((?:src|docs|tests|benchmarks|examples)/[\w./-]+)`", path.read_text()):

@@ -126,6 +126,29 @@ def test_no_import_cycle() -> None:
         pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
 
 
+OF_FILES = {
+    "penstock.cli.repair",
+    "penstock.spark.frames",
+    "penstock.spark.jobs.archive",
+    "penstock.spark.jobs.manifest",
+    "penstock.spark.scratch",
+}
+"""Modules above logs/ that are about files: the commands that verify and repair them, and Spark's own scratch files and archives."""
+
+
+def test_nothing_above_logs_knows_files() -> None:
+    """Which kind of store there is, is chosen in logs/backends.py; everything above works on any."""
+    above = [module for module in modules_outside_testing() if folder(module) not in ("logs", "rules", "words") and module not in OF_FILES]
+    assert [f"{module} imports {name}" for module in above for name in own_imports(module) if name.startswith("penstock.logs.files")] == []
+
+
+def test_nobody_reaches_behind_a_home() -> None:
+    """The API, workers, commands and Spark speak operations: how a home answers them is its own business."""
+    behind = ("penstock.broker.changes", "penstock.broker.queries", "penstock.broker.inbox", "penstock.loop.loop", "penstock.loop.turn")
+    edges = [module for module in modules_outside_testing() if folder(module) in ("api", "worker", "cli", "spark")]
+    assert [f"{module} imports {name}" for module in edges for name in own_imports(module) if name in behind] == []
+
+
 def test_rules_import_nothing_that_can_block() -> None:
     assert [f"{m} imports {n}" for m in sources() if folder(m) == "rules" for n in imports(m) if n.split(".")[0] not in PURE] == []
 

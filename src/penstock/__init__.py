@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.api.items import Item, NewItem
     from penstock.api.options import QueueInfo, QueueOptions
     from penstock.api.redrive import Redriven
-    from penstock.logs.files.root import Root
+    from penstock.logs.backends import Root
     from penstock.worker.context import Context
     from penstock.worker.outcomes import Bury, Failed, Retry, RetryPolicy, Snooze
     from penstock.worker.settings import Hooks
@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Root": "penstock.logs.files.root",
+    "Root": "penstock.logs.backends",
     "AsyncBroker": "penstock.api._async.broker",
     "aopen": "penstock.api._async.broker",
     "AsyncCursor": "penstock.api._async.cursor",

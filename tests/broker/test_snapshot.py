@@ -29,6 +29,7 @@ from penstock.operations import (
     PublishWrite,
     Query,
     ReadHistory,
+    ReadMetrics,
     ReadStats,
     RedriveItems,
     ReleaseCursor,
@@ -169,6 +170,7 @@ def test_nothing_on_disk_changes(yard: Yard, owned: bool) -> None:
 
 
 CHANGES: list[Operation[Any]] = [
+    ReadMetrics(),
     ProduceItems(batch=batch_of("x")),
     LeaseItems(),
     SettleItems(action="complete", parts=[]),

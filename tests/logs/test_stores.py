@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.logs.api import Log
-from penstock.logs.backends import open_inbox, open_read_only
+from penstock.logs.backends import open_read_only
 from penstock.logs.columns import Columns, encode
 from penstock.logs.files.directory import Directory
+from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import LASTING_SWEEPS, Inbox, Manifest, ReadStore, StagedPart, Store, Waiting, write_name
@@ -59,7 +60,7 @@ class InFiles(StoreHome):
         return Directory.open(self._root, files=self._files)
 
     def beside(self) -> Inbox:
-        return open_inbox(self._root, self._files)
+        return FileInbox(self._files, self._root)
 
     def read(self) -> ReadStore:
         return open_read_only(self._root, self._files)
@@ -360,7 +361,7 @@ def test_a_sweep_removes_what_is_left_over(store: Store, inbox: Inbox) -> None:
 
 
 def test_sidecars_lie_beside_parts_until_they_are_published(tmp_path: Path) -> None:
-    for inbox in (MemoryStore().inbox, open_inbox(tmp_path)):
+    for inbox in (MemoryStore().inbox, FileInbox(SystemFiles(), str(tmp_path))):
         inbox.begin("w")
         writer = inbox.writer("w", "p", QUEUE)
         writer.begin()

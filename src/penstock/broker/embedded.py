@@ -22,8 +22,7 @@ from penstock.broker.delivery import Delivery
 from penstock.broker.inbox import InboxKeeper
 from penstock.broker.streams import Streams
 from penstock.logs.api import SEGMENT_BYTES, Durability, Readable
-from penstock.logs.backends import Target, open_store
-from penstock.logs.files.system import Files
+from penstock.logs.backends import Files, Target, open_store
 from penstock.logs.store import CATALOG, Store
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop

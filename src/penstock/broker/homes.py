@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from penstock.broker.embedded import Embedded
-from penstock.logs.backends import MEMORY
-from penstock.logs.files.root import Root
+from penstock.logs.backends import MEMORY, Root
 from penstock.operations import Home
 from penstock.words.errors import InvalidRequest
 

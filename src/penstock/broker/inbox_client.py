@@ -16,8 +16,7 @@ from penstock import operations
 from penstock.broker.inbox import Errand, Reply
 from penstock.broker.snapshot import Snapshot
 from penstock.logs.api import Readable
-from penstock.logs.backends import Target, open_read_only
-from penstock.logs.files.system import Files
+from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.store import Manifest, ReadStore
 from penstock.operations import TIMEOUT, A, Cancel, Done, Operation, PublishWrite, Query, Staging, answer_type
 from penstock.rules.routing import digest

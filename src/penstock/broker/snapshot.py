@@ -18,8 +18,7 @@ from penstock.broker.inbox import write_state
 from penstock.broker.queries import QUERIES
 from penstock.broker.streams import read_grant
 from penstock.logs.api import Gap, Readable
-from penstock.logs.backends import Target, open_read_only
-from penstock.logs.files.system import Files
+from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.store import CATALOG, ReadStore
 from penstock.loop import catalog
 from penstock.loop.history import events

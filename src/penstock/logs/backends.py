@@ -1,6 +1,6 @@
 """Which store a target names: memory, or a directory (or several).
 
-Owns: `open_store`, `open_read_only`, `open_inbox` and `holds_broker`, the only places in which a kind of store is chosen.
+Owns: `open_store`, `open_read_only` and `holds_broker`, the only places in which a kind of store is chosen.
 """
 
 import os
@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from penstock.logs.api import DURABILITIES, Durability
 from penstock.logs.files.directory import Directory
-from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.root import LOGS, Root, inspect
 from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.memory import MemoryStore
-from penstock.logs.store import CATALOG, Inbox, ReadStore, Store
+from penstock.logs.store import CATALOG, ReadStore, Store
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest
 
+__all__ = ["MEMORY", "Files", "Root", "Target", "holds_broker", "open_read_only", "open_store"]
 MEMORY = "memory://"
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
 
@@ -58,13 +58,6 @@ def open_read_only(target: Target, files: Files | None = None) -> ReadStore:
     if not directory.broker_id:
         raise InvalidRequest(f"{directory.name} is no broker's directory; give one that a broker was opened in")
     return directory
-
-
-def open_inbox(target: Target, files: Files | None = None) -> Inbox:
-    """The inbox of the store that a target names, for those who do not own it. It holds nothing open and may be sent to other processes."""
-    _refuse_memory(target)
-    first = target if isinstance(target, str | os.PathLike) else target[0]
-    return FileInbox(files or SystemFiles(), first.path if isinstance(first, Root) else os.path.abspath(first))
 
 
 def holds_broker(directory: str) -> bool:

@@ -17,8 +17,7 @@ from penstock.api.options import QueueInfo, QueueOptions, info_of, to_catalog
 from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, chooser
 from penstock.broker.homes import Place
 from penstock.logs.api import SEGMENT_BYTES, Durability
-from penstock.logs.files.root import Root
-from penstock.logs.files.system import Files
+from penstock.logs.backends import Files, Root
 from penstock.operations import CreateQueue, DeleteQueue, FindOffsets, FindQueue, ListItems, ListQueues, ReadMetrics, RedriveItems
 from penstock.words.clock import Clock
 from penstock.words.ids import FOREIGN
