@@ -30,18 +30,18 @@ from penstock.rules.commands import (
     Drop,
     Extend,
     FenceOff,
+    ForgetCursor,
     Granted,
     Lease,
     Letter,
     Lift,
-    MoveCursor,
     Narrow,
     Note,
     Pause,
     Produce,
+    PutCursor,
     Redrive,
     Release,
-    ReleaseCursor,
     Retry,
     Seek,
     Send,
@@ -246,10 +246,10 @@ class Bench:
         return self._count(Drop([start, stop]))
 
     def move_cursor(self, name: str, offset: int) -> None:
-        self._turn(MoveCursor(name, offset))
+        self._turn(PutCursor(name, offset))
 
     def release_cursor(self, name: str) -> None:
-        self._turn(ReleaseCursor(name))
+        self._turn(ForgetCursor(name))
 
     # -- a queue's verbs: transfers and fences -----------------------------------------------------------
 

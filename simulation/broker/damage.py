@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.api.redrive import REDRIVABLE
 from penstock.loop import requests
-from penstock.loop.requests import Handed, Part
+from penstock.loop.requests import Handed, LeasePart
 from penstock.operations import (
     A,
     ClearItems,
@@ -250,7 +250,7 @@ class DamagedBroker:
     def _drain(self, queue: int) -> list[bytes]:
         twin, found = self._twin, list[bytes]()
         while True:
-            asked = requests.Lease(
+            asked = requests.LeaseRequest(
                 twin.rng.choice([1, 5, 100]), "host-1", per_key=twin.rng.choice([1, 3]), deadline=twin.clock.read().elapsed
             )
             handed: list[Handed] = twin.call(queue, asked)
@@ -261,7 +261,7 @@ class DamagedBroker:
                 assert given, f"a lease without items was given: {one}"
                 found += given.values()
                 assert one.granted.count == len(given), f"{one.granted} was given with {len(given)} items"
-                twin.call(queue, requests.Settle("complete", [Part(one.partition, one.granted.lease)]))
+                twin.call(queue, requests.SettleRequest("complete", [LeasePart(one.partition, one.granted.lease)]))
 
 
 def _named(spots: Iterable[Spot]) -> list[str]:

@@ -15,7 +15,7 @@ from penstock.loop.member import SLOW_AFTER, Member
 from penstock.loop.reader import Reader
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.operations import ListQueues
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.rules.commands import Settled
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt
@@ -443,7 +443,7 @@ class BrokerHarness(Machine):
                 self.disk.heal()
                 self.disk.kill()
         self._out.clear()
-        queues: list[QueueInfo] = self.broker.call(ListQueues())
+        queues: list[QueueFacts] = self.broker.call(ListQueues())
         self.model.opened(queues)
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
         self._answers, self._unjudged = self._unjudged, []

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 from penstock.loop.loop import Loop
 from penstock.loop.requests import Handed
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.rules.commands import Settled
 from penstock.rules.runs import offsets
 from penstock.words.clock import MINUTE, SECOND
@@ -38,7 +38,7 @@ class Facts:
         self.era = 0
         """How often the machine was rebooted: then nobody can say how much time has passed."""
         self.tags: dict[bytes, Tag] = {}
-        self.queues: dict[int, QueueInfo] = {}
+        self.queues: dict[int, QueueFacts] = {}
         self.census = Census(self._tag_of, undisturbed)
         self.order = KeyOrder(self.census)
         self.priorities = PriorityOrder(self.census)

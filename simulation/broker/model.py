@@ -16,7 +16,7 @@ from typing import NamedTuple
 from penstock.loop.loop import Loop
 from penstock.loop.member import SLOW_AFTER, Member
 from penstock.loop.requests import Placed
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.rules.life import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, Refused
@@ -94,7 +94,7 @@ class BrokerModel(Facts):
 
     # -- queues --------------------------------------------------------------------------------------
 
-    def opened(self, there: Sequence[QueueInfo]) -> None:
+    def opened(self, there: Sequence[QueueFacts]) -> None:
         """Another process has the broker: the queues are those that were acknowledged."""
         self.priorities.judging = False
         found = {info.incarnation: info for info in there}
@@ -122,13 +122,13 @@ class BrokerModel(Facts):
             for tag in self.tags.values():
                 tag.doers = 0
 
-    def created(self, info: QueueInfo) -> None:
+    def created(self, info: QueueFacts) -> None:
         self.queues[info.incarnation] = info
         self.windows[info.incarnation] = info.options.policy.dedup_window
 
-    def changed(self, incarnation: int, answer: QueueInfo | PenstockError | None) -> None:
+    def changed(self, incarnation: int, answer: QueueFacts | PenstockError | None) -> None:
         """A queue has other options or partitions now, or none any more, or (an error) nothing has changed."""
-        if isinstance(answer, QueueInfo):
+        if isinstance(answer, QueueFacts):
             self.queues[incarnation] = answer
         elif answer is None:
             self.deleted(incarnation)
@@ -431,7 +431,7 @@ class BrokerModel(Facts):
                     mine = spot.place[:2] == (held.incarnation, held.partition) and spot.place.offset in seen.held.get(held.lease, ())
                     assert not mine, f"{held} of {tag} is over, and nobody took it back"
 
-    def _check_producers(self, info: QueueInfo, waiting: Sequence[SentProduce]) -> None:
+    def _check_producers(self, info: QueueFacts, waiting: Sequence[SentProduce]) -> None:
         """Whoever waits for room waits because there is none."""
         if waiting and self.census.whole:
             partitions = [seen for (queue, _), seen in self.census.partitions.items() if queue == info.incarnation]

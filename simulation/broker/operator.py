@@ -32,7 +32,7 @@ from penstock.operations import (
     SetReadOnly,
     UpdateQueue,
 )
-from penstock.reports import Explained, ListedItem, QueueInfo
+from penstock.reports import Explained, FoundItem, QueueFacts
 from penstock.rules.life import Life
 from penstock.rules.routing import key_id
 from penstock.words import ids
@@ -70,10 +70,10 @@ class Operator:
         info = self._harness.operate(
             f"create {name}", lambda: self._broker.call(CreateQueue(name=name, options=options, partitions=partitions))
         )
-        if isinstance(info, QueueInfo):
+        if isinstance(info, QueueFacts):
             self._harness.model.created(info)
 
-    def _queue(self) -> QueueInfo:
+    def _queue(self) -> QueueFacts:
         model = self._harness.model
         return model.queues[self._chance.pick(sorted(model.queues))]
 
@@ -121,7 +121,7 @@ class Operator:
         info = self._harness.model.queues[queue]
         self.change(f"update {changes}", info, lambda: self._broker.call(UpdateQueue(queue=queue, changes=changes)))
 
-    def change(self, what: str, queue: QueueInfo, action: Any) -> None:
+    def change(self, what: str, queue: QueueFacts, action: Any) -> None:
         def then(answer: Any) -> None:
             self._harness.model.changed(queue.incarnation, answer)
 
@@ -167,7 +167,7 @@ class Operator:
         chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
         return lambda: self.send(queue, chosen, to)
 
-    def send(self, queue: int, items: list[ListedItem], to: int) -> None:
+    def send(self, queue: int, items: list[FoundItem], to: int) -> None:
         """Let items leave for another queue."""
         chosen: dict[int, list[int]] = {}
         for item in items:

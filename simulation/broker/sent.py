@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.loop import requests
-from penstock.loop.requests import Part, Verb
+from penstock.loop.requests import LeasePart, Verb
 from penstock.words.batch import Batch
 from simulation.broker.items import HeldLease, ItemPlace, Tag
 
@@ -83,7 +83,7 @@ class SentProduce(SentRequest):
         return self.request_id is None and self.batch.key_ids is None and self.batch.dedups is None
 
     def build(self, deadline: int) -> requests.Request:
-        return requests.Produce(self.batch, self.request_id, deadline)
+        return requests.ProduceRequest(self.batch, self.request_id, deadline)
 
     def details(self) -> str:
         return f": {self.tags}"
@@ -101,7 +101,7 @@ class SentLease(SentRequest):
         self.per_key = per_key
 
     def build(self, deadline: int) -> requests.Request:
-        return requests.Lease(self.want, "host-1", self.timeout, self.per_key, self.request_id, deadline)
+        return requests.LeaseRequest(self.want, "host-1", self.timeout, self.per_key, self.request_id, deadline)
 
     def details(self) -> str:
         return f": {self.want}, {self.per_key} a key"
@@ -150,8 +150,8 @@ class SentSettle(SentRequest):
         self.answered: list[object] | None = None
 
     def build(self, deadline: int) -> requests.Request:
-        parts = [Part(held.partition, held.lease, offsets) for held, offsets in self.parts]
-        return requests.Settle(
+        parts = [LeasePart(held.partition, held.lease, offsets) for held, offsets in self.parts]
+        return requests.SettleRequest(
             self.action,
             parts,
             delay=self.delay,

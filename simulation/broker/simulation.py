@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from penstock.api.redrive import REDRIVABLE
 from penstock.operations import ListItems, PauseQueue, RedriveItems
-from penstock.reports import ListedItem
+from penstock.reports import FoundItem
 from penstock.testing.disk import Fault
 from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from simulation.broker.callers import Callers, Crowd
@@ -162,7 +162,7 @@ def _work_off(harness: BrokerHarness, operator: Operator) -> None:
 def _send_home(harness: BrokerHarness, operator: Operator, queue: int) -> None:
     """Dead letters whose keys are parked go back to where they came from."""
     model = harness.model
-    homes: dict[int, list[ListedItem]] = {}
+    homes: dict[int, list[FoundItem]] = {}
     for item in operator.ask(ListItems(queue=queue, states=REDRIVABLE, limit=1_000)):
         tag = model.tags[item.batch.payloads[item.index]]
         for (home, _), holders in model.order.parked.items():

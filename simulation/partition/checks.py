@@ -14,7 +14,7 @@ from penstock.loop.blocks import Items
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
 from penstock.rules.events import Happening, Teller
-from penstock.rules.life import TRANSITIONS, Event, Life
+from penstock.rules.life import TRANSITIONS, Life, LifeEvent
 from penstock.rules.records import Record
 from penstock.rules.runs import offsets
 from penstock.rules.state import Counts, State
@@ -24,20 +24,20 @@ from penstock.words.limits import DEFAULT_PRIORITY
 from simulation.partition.ledger import EXPIRED, View
 
 EVENTS = {
-    "Produce": (Event.PRODUCED, Event.SCHEDULED),
-    "Lease": (Event.LEASED,),
-    "Complete": (Event.COMPLETED,),
-    "Retry": (Event.RETRIED, Event.DELAYED, Event.BURIED),
-    "Bury": (Event.BURIED, Event.RETRIED),
-    "Extend": (Event.EXTENDED,),
-    "Configure": (Event.BURIED,),
+    "Produce": (LifeEvent.PRODUCED, LifeEvent.SCHEDULED),
+    "Lease": (LifeEvent.LEASED,),
+    "Complete": (LifeEvent.COMPLETED,),
+    "Retry": (LifeEvent.RETRIED, LifeEvent.DELAYED, LifeEvent.BURIED),
+    "Bury": (LifeEvent.BURIED, LifeEvent.RETRIED),
+    "Extend": (LifeEvent.EXTENDED,),
+    "Configure": (LifeEvent.BURIED,),
     "Pause": (),
-    "Clear": (Event.CLEARED,),
-    "Seek": (Event.SOUGHT,),
-    "Redrive": (Event.REDRIVEN,),
+    "Clear": (LifeEvent.CLEARED,),
+    "Seek": (LifeEvent.SOUGHT,),
+    "Redrive": (LifeEvent.REDRIVEN,),
     "MoveCursor": (),
     "ReleaseCursor": (),
-    "due": (Event.DUE, Event.LEASE_EXPIRED, Event.BURIED, Event.TTL_EXPIRED),
+    "due": (LifeEvent.DUE, LifeEvent.LEASE_EXPIRED, LifeEvent.BURIED, LifeEvent.TTL_EXPIRED),
 }
 """What a step of each kind may do to an item. (The later items of a unit are retried when an earlier one is buried.)"""
 
@@ -163,7 +163,7 @@ class Witness:
         assert len(self.lives) == state.next_offset and state.counts == recount, f"{record}: told {recount}, done {state.counts}"
         return told
 
-    def _move(self, offset: int, event: Event) -> None:
+    def _move(self, offset: int, event: LifeEvent) -> None:
         before, after = self.lives.get(offset), self.teller.state.state_of(offset)
         assert after is not None, f"item {offset}, which never was, is told to be {event}"
         assert TRANSITIONS.get((before, event)) is after, f"item {offset} was {before}, is told to be {event}, and is {after}"

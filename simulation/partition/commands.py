@@ -170,11 +170,11 @@ class RandomCommands(Chance):
             chosen.append(self.rng.randrange(len(model.items)))
         return c.Redrive(chosen)
 
-    def _move_cursor(self, model: PartitionModel, now: Moment) -> c.MoveCursor:
-        return c.MoveCursor(self.pick(["audit", "lake"]), self.rng.randrange(len(model.items) + 2))
+    def _move_cursor(self, model: PartitionModel, now: Moment) -> c.PutCursor:
+        return c.PutCursor(self.pick(["audit", "lake"]), self.rng.randrange(len(model.items) + 2))
 
-    def _release_cursor(self, model: PartitionModel, now: Moment) -> c.ReleaseCursor:
-        return c.ReleaseCursor(self.pick(["audit", "lake"]))
+    def _release_cursor(self, model: PartitionModel, now: Moment) -> c.ForgetCursor:
+        return c.ForgetCursor(self.pick(["audit", "lake"]))
 
     # -- time and place ------------------------------------------------------------------------------
 

@@ -332,14 +332,14 @@ def _redrive(ledger: Ledger, command: c.Redrive, now: Moment, answer: Any) -> No
         item.parked = False
 
 
-def _move_cursor(ledger: Ledger, command: c.MoveCursor, now: Moment, answer: Any) -> None:
+def _move_cursor(ledger: Ledger, command: c.PutCursor, now: Moment, answer: Any) -> None:
     if command.offset > len(ledger.items):
         assert isinstance(answer, InvalidRequest), f"a cursor was moved beyond the end: {answer}"
     else:
         ledger.cursors[command.name] = command.offset
 
 
-def _release_cursor(ledger: Ledger, command: c.ReleaseCursor, now: Moment, answer: Any) -> None:
+def _release_cursor(ledger: Ledger, command: c.ForgetCursor, now: Moment, answer: Any) -> None:
     known = ledger.cursors.pop(command.name, None)
     assert (known is None) == isinstance(answer, InvalidRequest), f"releasing a cursor at {known} gave {answer}"
 
@@ -424,6 +424,6 @@ _JUDGES: dict[type, Callable[[Ledger, Any, Moment, Any], None]] = {
     c.Clear: _clear,
     c.Seek: _seek,
     c.Redrive: _redrive,
-    c.MoveCursor: _move_cursor,
-    c.ReleaseCursor: _release_cursor,
+    c.PutCursor: _move_cursor,
+    c.ForgetCursor: _release_cursor,
 }

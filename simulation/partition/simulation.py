@@ -130,7 +130,7 @@ class PartitionSimulation(Simulation):
         left = [item for item in harness.model.items if not item.state.resolved]
         assert not left, f"{left[0]} never came"
         for name in [*harness.model.cursors]:
-            harness.send(c.ReleaseCursor(name))
+            harness.send(c.ForgetCursor(name))
         harness.commit()
         for _ in range(DRAIN_DAYS):
             harness.upkeep()

@@ -17,17 +17,17 @@ import msgspec
 from penstock.logs.api import Readable
 from penstock.logs.store import PartReader, PartWriter, StagedPart
 from penstock.loop.blocks import Items
-from penstock.loop.requests import Handed, Part, Placed, Verb
+from penstock.loop.requests import Handed, LeasePart, Placed, Verb
 from penstock.loop.retention import Freed
 from penstock.reports import (
     BrokerMetrics,
     Explained,
-    Grant,
+    FoundItem,
     HeldKey,
     ItemEvent,
-    ListedItem,
-    QueueInfo,
+    QueueFacts,
     QueueStats,
+    StreamGrant,
     TakenGrant,
     Traced,
 )
@@ -97,7 +97,7 @@ class SettleItems(Operation[list[Settled | Refused]]):
 
     scope: ClassVar[Scope] = "consume"
     action: Verb
-    parts: Sequence[Part]
+    parts: Sequence[LeasePart]
     delay: int = 0
     reason: str = ""
     counted: bool = True
@@ -123,11 +123,11 @@ class NoteProgress(Operation[None]):
 # -- queues ------------------------------------------------------------------------------------------
 
 
-class FindQueue(Query[QueueInfo]):
+class FindQueue(Query[QueueFacts]):
     name: str
 
 
-class ListQueues(Query[list[QueueInfo]]):
+class ListQueues(Query[list[QueueFacts]]):
     """Queues by name, behind `after`."""
 
     prefix: str = ""
@@ -135,7 +135,7 @@ class ListQueues(Query[list[QueueInfo]]):
     limit: int = 100
 
 
-class CreateQueue(Operation[QueueInfo]):
+class CreateQueue(Operation[QueueFacts]):
     """Make a queue. With `exist_ok` one of that name will do, if what was `given` (options, and partitions) is the same there."""
 
     name: str
@@ -145,17 +145,17 @@ class CreateQueue(Operation[QueueInfo]):
     given: dict[str, Any] = {}
 
 
-class UpdateQueue(Operation[QueueInfo]):
+class UpdateQueue(Operation[QueueFacts]):
     """Change options; those that are not named stay as they are."""
 
     changes: dict[str, Any]
 
 
-class ResizeQueue(Operation[QueueInfo]):
+class ResizeQueue(Operation[QueueFacts]):
     partitions: int
 
 
-class SetReadOnly(Operation[QueueInfo]):
+class SetReadOnly(Operation[QueueFacts]):
     """Drain a partition (it gives items but takes none), or let it take items again."""
 
     partition: int
@@ -220,7 +220,7 @@ class ReadHistory(Query[list[ItemEvent]]):
     offset: int
 
 
-class ListItems(Query[list[ListedItem]]):
+class ListItems(Query[list[FoundItem]]):
     """Items in these states (none named: all), by partition and offset, behind `after`."""
 
     scope: ClassVar[Scope] = "read"
@@ -345,7 +345,7 @@ class EndStream(Operation[None]):
     run: str
 
 
-class ReadGrant(Query[Grant]):
+class ReadGrant(Query[StreamGrant]):
     """A grant by its number."""
 
     scope: ClassVar[Scope] = "consume"

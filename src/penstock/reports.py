@@ -15,7 +15,7 @@ from penstock.words.batch import Batch
 from penstock.words.values import timestamp
 
 
-class QueueInfo(msgspec.Struct, frozen=True):
+class QueueFacts(msgspec.Struct, frozen=True):
     """A queue as the catalog knows it."""
 
     name: str
@@ -30,9 +30,9 @@ class QueueInfo(msgspec.Struct, frozen=True):
     read_only: list[int]
 
 
-def info(entry: Entry) -> QueueInfo:
+def info(entry: Entry) -> QueueFacts:
     """What the catalog tells of a queue."""
-    return QueueInfo(
+    return QueueFacts(
         entry.name, entry.incarnation, entry.created_at, entry.options, len(entry.active), entry.active, entry.retired, entry.read_only
     )
 
@@ -173,7 +173,7 @@ class HeldKey(msgspec.Struct, frozen=True):
     """Items that wait behind."""
 
 
-class ListedItem(msgspec.Struct, frozen=True):
+class FoundItem(msgspec.Struct, frozen=True):
     """An item on a list, with what became of it."""
 
     partition: int
@@ -223,7 +223,7 @@ class GrantFailure(msgspec.Struct):
     """partition → runs"""
 
 
-class Grant(msgspec.Struct):
+class StreamGrant(msgspec.Struct):
     """What a consuming stream was given at one time."""
 
     leases: list[tuple[int, int, list[int]]]

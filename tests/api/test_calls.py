@@ -16,7 +16,7 @@ from penstock.api.leases import Chosen, HeldBatch, HeldLease, LeasedPart
 from penstock.api.options import info_of, to_catalog
 from penstock.api.redrive import chooser
 from penstock.loop.blocks import Items
-from penstock.loop.requests import Handed, Part, Placed
+from penstock.loop.requests import Handed, LeasePart, Placed
 from penstock.rules.commands import Granted, Settled, Stored
 from penstock.rules.options import Options, merged
 from penstock.words.batch import Batch
@@ -83,7 +83,7 @@ OPTIONS = st.fixed_dictionaries(
 @given(OPTIONS)
 def test_options_are_told_as_they_were_given(options: dict[str, Any]) -> None:
     found = merged(Options(), to_catalog(options))
-    info: QueueInfo = info_of(reports.QueueInfo("orders", 7, 0, found, 1, [0], [], []))
+    info: QueueInfo = info_of(reports.QueueFacts("orders", 7, 0, found, 1, [0], [], []))
     for name, value in options.items():
         told = getattr(info, name)
         assert told == value if name != "retention" else {**told, **value} == told
@@ -138,31 +138,31 @@ def batch_of(*sizes: int, incarnation: int = 1) -> Batch_:
     return Batch_(None, grants)
 
 
-def parts(*given: Any, verb: Any = "complete") -> list[Part]:
+def parts(*given: Any, verb: Any = "complete") -> list[LeasePart]:
     return Chosen(1, verb).add(list(given)).parts
 
 
 def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
-    assert parts(batch_of(1000, 2)) == [Part(0, 100), Part(1, 101)]
+    assert parts(batch_of(1000, 2)) == [LeasePart(0, 100), LeasePart(1, 101)]
 
 
 def test_an_opened_batch_names_what_is_left() -> None:
     batch = batch_of(4, 1)
     Chosen(1, "complete").add([batch[1], batch[4]]).judge([Settled(1), Settled(1)])
-    assert parts(batch) == [Part(0, 100, [0, 2, 3])]
-    assert parts(batch, batch[1]) == [Part(0, 100, [0, 2, 3, 1])]
+    assert parts(batch) == [LeasePart(0, 100, [0, 2, 3])]
+    assert parts(batch, batch[1]) == [LeasePart(0, 100, [0, 2, 3, 1])]
 
 
 def test_leases_tokens_and_batches_may_be_mixed_and_nested() -> None:
     batch = batch_of(3, 2)
-    assert parts(batch[0], [batch[2].token, [batch[4]]]) == [Part(0, 100, [0, 2]), Part(1, 101, [1])]
-    assert parts(batch[0], batch) == [Part(0, 100), Part(1, 101)]
-    assert parts(lease for lease in batch) == [Part(0, 100, [0, 1, 2]), Part(1, 101, [0, 1])]
+    assert parts(batch[0], [batch[2].token, [batch[4]]]) == [LeasePart(0, 100, [0, 2]), LeasePart(1, 101, [1])]
+    assert parts(batch[0], batch) == [LeasePart(0, 100), LeasePart(1, 101)]
+    assert parts(lease for lease in batch) == [LeasePart(0, 100, [0, 1, 2]), LeasePart(1, 101, [0, 1])]
 
 
 def test_extending_is_for_the_whole_lease() -> None:
     batch = batch_of(3, 2)
-    assert parts(batch[0], batch[1].token, verb="extend") == [Part(0, 100)]
+    assert parts(batch[0], batch[1].token, verb="extend") == [LeasePart(0, 100)]
     chosen = Chosen(1, "extend").add(batch[0])
     chosen.extended(5_000_000, 10 * SECOND, [Settled(3)])
     assert {lease.deadline.timestamp() for lease in batch[:3]} == {15.0}
@@ -172,7 +172,7 @@ def test_extending_is_for_the_whole_lease() -> None:
 def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> None:
     stranger = batch_of(2, incarnation=2)
     chosen = Chosen(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
-    assert chosen.parts == [Part(0, 100)]
+    assert chosen.parts == [LeasePart(0, 100)]
     with pytest.raises(LeaseLost) as caught:
         chosen.judge([Settled(1)])
     assert vars(caught.value)["lost"] == ["0-0", "0-1"]
@@ -185,7 +185,7 @@ def test_a_failure_is_told_and_leaves_its_items_open() -> None:
         chosen.judge([Settled(2), Refused.of(StorageFailed("no disk; mend it")), Refused.of(LeaseLost("gone; drop it"))])
     assert vars(caught.value)["lost"] == ["2-0"]
     assert [lease.state for lease in batch] == ["retried", "retried", "open", "open", "lost"]
-    assert parts(batch, verb="retry") == [Part(1, 101)]
+    assert parts(batch, verb="retry") == [LeasePart(1, 101)]
 
 
 def test_a_lease_tells_what_it_is() -> None:
@@ -203,7 +203,7 @@ def test_a_lease_tells_what_it_is() -> None:
 def listed(new: NewItem, reason: str = "", origin: Origin | None = None) -> ListedItem:
     batch = to_batch([new])
     batch.origins = None if origin is None else [encode(origin)]
-    return ListedItem(reports.ListedItem(3, 17, "buried", batch, 0, 0, 2, reason))
+    return ListedItem(reports.FoundItem(3, 17, "buried", batch, 0, 0, 2, reason))
 
 
 def test_a_listed_item_can_be_copied() -> None:

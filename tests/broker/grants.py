@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.broker.streams import read_grant
 from penstock.operations import FailGranted, ReadGrant, RenewStream, TakeGrant
-from penstock.reports import Grant
+from penstock.reports import StreamGrant
 from penstock.rules.runs import offsets
 from penstock.words import ids
 from penstock.words.clock import SECOND
@@ -34,7 +34,7 @@ def renewing(stream: str = STREAM, timeout: int = 60 * SECOND, run: str = "", ag
     return RenewStream(stream=stream, run=run, timeout=timeout, again=again)
 
 
-def grant(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> Grant:
+def grant(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> StreamGrant:
     return read_grant(outsider(rig).inbox, ReadGrant(queue=desk.incarnation, stream=stream, number=number))
 
 

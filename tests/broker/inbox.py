@@ -17,7 +17,7 @@ from penstock.broker.inbox import Errand, Reply
 from penstock.logs.columns import encode
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.system import Files
-from penstock.logs.store import Manifest, StagedPart, write_name
+from penstock.logs.store import DropManifest, StagedPart, write_name
 from penstock.operations import A, Operation, answer_type
 from penstock.rules.records import Produced
 from penstock.testing import Halt, SimulatedFiles
@@ -69,7 +69,7 @@ class Outsider:
         """A drop of these frames, in so many parts; whether it is new to the inbox."""
         shares = [batches[at * len(batches) // parts : (at + 1) * len(batches) // parts] for at in range(parts)]
         write, said = self.stage(incarnation, shares, write)
-        return self.inbox.publish(write, incarnation, Manifest(said, source, number))
+        return self.inbox.publish(write, incarnation, DropManifest(said, source, number))
 
     def drop(self, desk: Desk, *texts: str, keyed: bool = True, **options: Any) -> bool:
         """A drop of one frame: of texts such as "key:1", the key of each being what comes before its colon."""

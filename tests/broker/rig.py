@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from penstock.broker.embedded import Embedded
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Do, Handed, Lease, Part, Placed, Produce, Request, Settle, Verb, Watch
+from penstock.loop.requests import Do, Handed, LeasePart, LeaseRequest, Placed, ProduceRequest, Request, SettleRequest, Verb, Watch
 from penstock.operations import (
     A,
     CreateQueue,
@@ -30,7 +30,7 @@ from penstock.operations import (
     ResizeQueue,
     UpdateQueue,
 )
-from penstock.reports import Explained, QueueInfo, QueueStats
+from penstock.reports import Explained, QueueFacts, QueueStats
 from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
 from penstock.rules.life import Life
@@ -156,7 +156,7 @@ class Rig:
 class Desk:
     """One queue of a broker."""
 
-    def __init__(self, rig: Rig, info: QueueInfo) -> None:
+    def __init__(self, rig: Rig, info: QueueFacts) -> None:
         self.rig = rig
         self.name = info.name
         self.incarnation = info.incarnation
@@ -170,7 +170,7 @@ class Desk:
         return next(loop for loop in self.broker.loops() if loop.turns.incarnation == self.incarnation)
 
     @property
-    def info(self) -> QueueInfo:
+    def info(self) -> QueueFacts:
         return self.broker.call(FindQueue(name=self.name))
 
     def open_all(self) -> None:
@@ -195,7 +195,7 @@ class Desk:
 
     def place(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[Placed]:
         """Produce, and give the answer as it is."""
-        return cast(list[Placed], self.run(Produce(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
+        return cast(list[Placed], self.run(ProduceRequest(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
 
     def produce(self, *payloads: str | bytes, request: str | None = None, **options: Any) -> list[str]:
         """Produce with the options of `batch_of`; the ids of the items, in the order given. Any error is raised."""
@@ -204,7 +204,7 @@ class Desk:
 
     def waiter(self, want: int = 1, wait: float = 60.0, **options: Any) -> "Asked":
         """A lease that waits: put, and in line when this returns."""
-        asked = self.submit(Lease(want, deadline=self.rig.deadline(wait), **options))
+        asked = self.submit(LeaseRequest(want, deadline=self.rig.deadline(wait), **options))
         if self.rig.live:
             self.stats()  # a turn that came after it
         else:
@@ -212,12 +212,14 @@ class Desk:
         return asked
 
     def lease(self, want: int = 100, wait: float = 0, timeout: float = 0, **options: Any) -> "Held":
-        request = Lease(want, timeout=round(timeout * SECOND), deadline=self.rig.deadline(wait), **options)
+        request = LeaseRequest(want, timeout=round(timeout * SECOND), deadline=self.rig.deadline(wait), **options)
         return Held(self, cast(list[Handed], self.run(request)))
 
-    def settle(self, action: Verb, parts: Sequence[Part], *, delay: float = 0, timeout: float = 0, **options: Any) -> list[Any]:
+    def settle(self, action: Verb, parts: Sequence[LeasePart], *, delay: float = 0, timeout: float = 0, **options: Any) -> list[Any]:
         """The answer as it is: a Settled or a Refused for each part."""
-        return cast(list[Any], self.run(Settle(action, parts, delay=round(delay * SECOND), timeout=round(timeout * SECOND), **options)))
+        return cast(
+            list[Any], self.run(SettleRequest(action, parts, delay=round(delay * SECOND), timeout=round(timeout * SECOND), **options))
+        )
 
     def watch(self, offsets: Mapping[int, int], wait: float = 60.0) -> "Asked":
         return self.submit(Watch(dict(offsets), self.rig.deadline(wait)))
@@ -247,10 +249,10 @@ class Desk:
     def pause(self, lease: bool | None = None, produce: bool | None = None, partition: int | None = None) -> None:
         self.call(PauseQueue(lease=lease, produce=produce, partition=partition))
 
-    def resize(self, partitions: int) -> QueueInfo:
+    def resize(self, partitions: int) -> QueueFacts:
         return self.call(ResizeQueue(partitions=partitions))
 
-    def update(self, **changes: object) -> QueueInfo:
+    def update(self, **changes: object) -> QueueFacts:
         return self.call(UpdateQueue(changes=changes))
 
     def redrive_buried(self) -> int:
@@ -329,14 +331,14 @@ class Held:
         return [one.granted.attempts.get(part.start + at, 1) for one in self.handed for part in one.items for at in range(len(part.batch))]
 
     @property
-    def parts(self) -> list[Part]:
-        return [Part(one.partition, one.granted.lease) for one in self.handed]
+    def parts(self) -> list[LeasePart]:
+        return [LeasePart(one.partition, one.granted.lease) for one in self.handed]
 
-    def part(self, item: str) -> Part:
+    def part(self, item: str) -> LeasePart:
         """One item of them, by its id."""
         partition, offset = ids.parse_id(item)
         mine = (one for one in self.handed if one.partition == partition and offset in RunSet(one.granted.runs))
-        return Part(partition, next(mine).granted.lease, [offset])
+        return LeasePart(partition, next(mine).granted.lease, [offset])
 
     def settle(self, action: Verb, **options: Any) -> int:
         """Settle all of it; how many items that were. Any refusal is raised."""

@@ -10,8 +10,8 @@ from penstock.broker import inbox
 from penstock.logs.api import Frame
 from penstock.logs.columns import Columns, encode
 from penstock.logs.files.system import SystemFiles
-from penstock.logs.store import Manifest, write_name
-from penstock.loop.requests import Produce, Request
+from penstock.logs.store import DropManifest, write_name
+from penstock.loop.requests import ProduceRequest, Request
 from penstock.rules.records import Produced
 from penstock.rules.routing import slot
 from penstock.testing import SimulatedFiles
@@ -104,7 +104,7 @@ def test_what_a_killed_owner_adopted_is_not_adopted_again(rig: Rig) -> None:
 
 def test_a_write_of_nothing_is_adopted(rig: Rig) -> None:
     desk, other = rig.create(), outsider(rig)
-    other.inbox.publish(write_name(1), desk.incarnation, Manifest([], "s", 1))
+    other.inbox.publish(write_name(1), desk.incarnation, DropManifest([], "s", 1))
     other.publish(desk.incarnation, number=2)
     assert look(rig)
     assert other.left() == [] and desk.counts() == {}
@@ -217,7 +217,7 @@ def test_limits_and_a_crowd_do_not(rig: Rig) -> None:
     """A drop is on this disk already; what it may hold up, if it waited, is every stream that writes."""
     desk, other = rig.create(max_items=3, max_bytes=100), outsider(rig)
     desk.produce("1", "2", "3")
-    waiting = desk.submit(Produce(batch_of("waits"), deadline=rig.deadline(60)))
+    waiting = desk.submit(ProduceRequest(batch_of("waits"), deadline=rig.deadline(60)))
     rig.turn()
     other.publish(desk.incarnation, batch_of(*["x" * 50] * 9), batch_of("d", dedups=["id"]))
     assert look(rig)
@@ -356,5 +356,5 @@ def test_a_broker_in_memory_has_an_inbox_too() -> None:
     inbox.begin("w")
     writer = inbox.writer("w", "p", desk.incarnation)
     writer.add(encode([Produced(0, batch_of("a", "b"))], Moment(0, 0)))
-    assert inbox.publish("w", desk.incarnation, Manifest([writer.finish()], "s", 1))
+    assert inbox.publish("w", desk.incarnation, DropManifest([writer.finish()], "s", 1))
     assert look(rig) and desk.drain() == ["a", "b"] and inbox.waiting() == []

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.logs.columns import encode
 from penstock.logs.files.inbox import MANIFEST
-from penstock.logs.store import Manifest, write_name
+from penstock.logs.store import DropManifest, write_name
 from penstock.loop.requests import Request
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
@@ -75,7 +75,7 @@ def test_a_part_that_is_not_as_its_manifest_says(changes: dict[str, object], cap
     rig = Rig(Simulated())
     _, other, paths = damaged_drop(rig)
     assert isinstance(other.files, SimulatedFiles)
-    manifest = msgspec.json.decode(other.files.content(paths[0]), type=Manifest)
+    manifest = msgspec.json.decode(other.files.content(paths[0]), type=DropManifest)
     parts = [*manifest.parts[:2], msgspec.structs.replace(manifest.parts[2], **changes)]
     other.files.plant(paths[0], msgspec.json.encode(msgspec.structs.replace(manifest, parts=parts)))
     again = reopened(rig, other.files)
@@ -99,7 +99,7 @@ def test_a_frame_that_is_whole_and_cannot_be_understood(rig: Rig, caplog: pytest
     draft = encode([Produced(0, batch_of("a", "b"))], Moment(0, 0))
     writer.add(draft)
     writer.add(draft._replace(columns=1 << 15))
-    other.inbox.publish(write, desk.incarnation, Manifest([writer.finish()], "s", 1))
+    other.inbox.publish(write, desk.incarnation, DropManifest([writer.finish()], "s", 1))
     look(rig)
     assert desk.counts() == {} and len(complaints(caplog)) == 1
 

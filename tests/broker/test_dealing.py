@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.loop.lease import shares
-from penstock.loop.requests import Lease, Produce
+from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.words.errors import InvalidRequest
 from tests.broker.rig import Asked, Desk, Rig, batch_of, keys_at
 from tests.support import slot
@@ -30,7 +30,7 @@ def test_items_are_dealt_as_cards_are(broker: Rig, partitions: int) -> None:
     desk = broker.create(partitions=partitions)
     line = line_up(desk, 20, 6, 1)
     for batch in (words(10, "a"), words(9, "b"), words(4, "c")):  # three callers, one turn
-        desk.submit(Produce(batch_of(*batch)))
+        desk.submit(ProduceRequest(batch_of(*batch)))
     broker.turn()
     assert sizes(line) == [16, 6, 1]
     texts = [text for asked in line for text in asked.held.texts]
@@ -42,7 +42,7 @@ def test_those_who_wait_get_exactly_what_they_want_when_it_is_there(broker: Rig,
     desk = broker.create(partitions=partitions)
     line = line_up(desk, 5, 10, 20)
     for number in range(5):
-        desk.submit(Produce(batch_of(*words(8, f"{number}"))))
+        desk.submit(ProduceRequest(batch_of(*words(8, f"{number}"))))
     broker.turn()
     assert sizes(line) == [5, 10, 20]
     assert desk.counts() == {"ready": 5, "leased": 35}
@@ -52,7 +52,7 @@ def test_five_who_wait_share_ten_items_of_five_partitions(broker: Rig) -> None:
     desk = broker.create(partitions=5)
     line = line_up(desk, *[10] * 5)
     for number in range(5):
-        desk.submit(Produce(batch_of(*words(2, f"{number}"))))
+        desk.submit(ProduceRequest(batch_of(*words(2, f"{number}"))))
     broker.turn()
     assert sizes(line) == [2] * 5
     assert [one.produced for one in desk.stats().partitions] == [2] * 5
@@ -67,7 +67,7 @@ def test_shares_are_fair_whatever_is_wanted_and_wherever_it_lies(broker: Rig) ->
         there = 0
         for batch in range(rng.randint(1, 4)):
             size = rng.randint(1, 15)
-            desk.submit(Produce(batch_of(*words(size, str(batch)))))
+            desk.submit(ProduceRequest(batch_of(*words(size, str(batch)))))
             there += size
         broker.turn()
         assert sizes(line) == shares(wants, there), f"{wants} with {there} items"
@@ -197,7 +197,7 @@ def test_one_with_a_request_id_has_its_fair_share_among_others(broker: Rig) -> N
     desk = broker.create(partitions=2)
     line = [desk.waiter(4), desk.waiter(4, request=b"named"), desk.waiter(4)]
     for number in range(3):
-        desk.submit(Produce(batch_of(*words(2, f"{number}"))))
+        desk.submit(ProduceRequest(batch_of(*words(2, f"{number}"))))
     broker.turn()
     assert sizes(line) == [2, 2, 2]
     assert sorted(desk.lease(4, request=b"named").ids) == sorted(line[1].held.ids)
@@ -222,5 +222,5 @@ def test_a_senseless_lease_is_refused(broker: Rig, wrong: dict[str, Any]) -> Non
     desk = broker.create()
     desk.produce("there")
     with pytest.raises(InvalidRequest, match="; give "):
-        desk.run(Lease(**{"want": 1, **wrong}))
+        desk.run(LeaseRequest(**{"want": 1, **wrong}))
     assert desk.counts() == {"ready": 1}

@@ -13,7 +13,7 @@ import pytest
 from penstock.broker.embedded import Embedded
 from penstock.logs.api import Buffer, Durability
 from penstock.logs.files.system import SystemFiles
-from penstock.loop.requests import Part, Settle
+from penstock.loop.requests import LeasePart, SettleRequest
 from penstock.operations import CreateQueue, ListItems
 from penstock.words.clock import SECOND
 from tests.broker.grounds import Ground, Real
@@ -144,8 +144,8 @@ def work(root: str, line: Connection) -> None:
         while True:
             held = desk.lease(3, wait=1)
             for item, text in zip(held.ids, held.texts, strict=True):
-                part: Part = held.part(item)
-                desk.run(Settle("complete", [part]))
+                part: LeasePart = held.part(item)
+                desk.run(SettleRequest("complete", [part]))
                 tell("completed", text)
 
     life = f"{rig.broker.clock.read().elapsed}"

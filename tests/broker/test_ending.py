@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.embedded import Embedded
 from penstock.loop import loop as loop_module
-from penstock.loop.requests import PLACES, RESERVED, Do, Lease, Produce, Settle, Watch
+from penstock.loop.requests import PLACES, RESERVED, Do, LeaseRequest, ProduceRequest, SettleRequest, Watch
 from penstock.loop.turn import Turns
 from penstock.operations import (
     CreateQueue,
@@ -32,20 +32,20 @@ from tests.broker.rig import Asked, Desk, Rig, batch_of, together, until
 
 
 def fill(desk: Desk, number: int) -> list[Asked]:
-    return [desk.submit(Lease(1, deadline=desk.rig.deadline(600))) for _ in range(number)]
+    return [desk.submit(LeaseRequest(1, deadline=desk.rig.deadline(600))) for _ in range(number)]
 
 
 def test_a_full_inbox_refuses_at_once_but_for_what_relieves_it(broker: Rig) -> None:
     desk = broker.create()
     fill(desk, PLACES)
-    for request in (Produce(batch_of("x")), Lease(1), Watch({0: 1})):
+    for request in (ProduceRequest(batch_of("x")), LeaseRequest(1), Watch({0: 1})):
         with pytest.raises(QueueBusy, match=rf"{PLACES} requests wait for queue 'q'; try again in a moment") as caught:
             desk.submit(request)
         assert caught.value.retryable
-    reserved = [desk.submit(Settle("complete", [])) for _ in range(RESERVED - 1)]
+    reserved = [desk.submit(SettleRequest("complete", [])) for _ in range(RESERVED - 1)]
     reserved.append(desk.submit(Do(lambda turns: None)))
     with pytest.raises(QueueBusy):
-        desk.submit(Settle("complete", []))
+        desk.submit(SettleRequest("complete", []))
     broker.turn()
     assert all(asked.done for asked in reserved)
 
@@ -55,7 +55,7 @@ def test_who_waits_in_line_keeps_its_place(broker: Rig) -> None:
     line = fill(desk, PLACES)
     broker.turn()
     with pytest.raises(QueueBusy):
-        desk.submit(Produce(batch_of("x")))
+        desk.submit(ProduceRequest(batch_of("x")))
     broker.pass_by(600)
     assert all(asked.held.texts == [] for asked in line)
     desk.produce("x")
@@ -80,7 +80,7 @@ def test_the_place_of_a_caller_that_is_gone_is_free(broker: Rig, taken: bool) ->
 
 def test_a_request_that_no_turn_took_in_time_was_not_done(broker: Rig) -> None:
     desk = broker.create()
-    asked = desk.submit(Produce(batch_of("late"), deadline=broker.deadline(1)))
+    asked = desk.submit(ProduceRequest(batch_of("late"), deadline=broker.deadline(1)))
     broker.clock.advance(SECOND + 1)
     broker.turn()
     with pytest.raises(QueueBusy, match="did not get to the request in time; nothing was done, try again"):
@@ -92,7 +92,7 @@ def test_a_late_lease_still_gets_what_is_there(broker: Rig) -> None:
     """It asked in time; that the queue was slow is no reason to send it away with nothing."""
     desk = broker.create()
     desk.produce("there")
-    asked = desk.submit(Lease(1, deadline=broker.deadline(0)))
+    asked = desk.submit(LeaseRequest(1, deadline=broker.deadline(0)))
     broker.clock.advance(SECOND)
     broker.turn()
     assert asked.held.texts == ["there"]
@@ -129,7 +129,7 @@ def test_a_caller_is_not_kept_by_a_turn_that_does_not_end(live: Rig) -> None:
     desk = live.create()
     go_on, _ = blocked(desk)
     with pytest.raises(QueueBusy, match="nothing was done"):
-        desk.run(Produce(batch_of("x"), deadline=live.deadline(0.05)))
+        desk.run(ProduceRequest(batch_of("x"), deadline=live.deadline(0.05)))
     go_on.set()
     assert desk.counts() == {}
 
@@ -188,7 +188,7 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(live: 
 
 def test_who_is_gone_before_its_turn_gets_nothing(broker: Rig) -> None:
     desk = broker.create()
-    gone, stays = desk.submit(Lease(1, deadline=broker.deadline(60))), desk.submit(Lease(1, deadline=broker.deadline(60)))
+    gone, stays = desk.submit(LeaseRequest(1, deadline=broker.deadline(60))), desk.submit(LeaseRequest(1, deadline=broker.deadline(60)))
     gone.cancel()
     desk.produce("item")
     assert stays.held.texts == ["item"] and not gone.done
@@ -211,7 +211,7 @@ def test_what_was_leased_to_nobody_goes_back_uncounted(broker: Rig) -> None:
 def test_who_goes_in_the_very_moment_of_the_answer_keeps_nothing(broker: Rig) -> None:
     desk = broker.create(max_attempts=1)
     asked = desk.waiter()
-    produce = Produce(batch_of("item"))
+    produce = ProduceRequest(batch_of("item"))
     desk.submit(produce)
     told = produce.on_done
 
@@ -233,7 +233,7 @@ def test_a_caller_interrupted_in_its_sleep_leaves_nothing_behind(live: Rig) -> N
     def interrupt(seconds: float | None) -> None:
         raise KeyboardInterrupt
 
-    request = Lease(1, deadline=live.deadline(60))
+    request = LeaseRequest(1, deadline=live.deadline(60))
     request.sleep = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         live.broker.run(desk.incarnation, request)
@@ -273,8 +273,8 @@ def test_shutdown_answers_everyone_who_waits_within_a_second(live: Rig) -> None:
 
 def test_what_came_before_the_end_is_served(broker: Rig) -> None:
     desk = broker.create()
-    asked = desk.submit(Produce(batch_of("last words")))
-    waiting = desk.submit(Lease(5, deadline=broker.deadline(60), consumer="last"))
+    asked = desk.submit(ProduceRequest(batch_of("last words")))
+    waiting = desk.submit(LeaseRequest(5, deadline=broker.deadline(60), consumer="last"))
     broker.restart()
     assert asked.result[0].refused is None
     assert waiting.held.texts == ["last words"]
@@ -285,7 +285,7 @@ def test_what_cannot_be_served_at_once_is_told_so(broker: Rig) -> None:
     desk = broker.create(max_items=1)
     desk.produce("fills it")
     desk.pause(lease=True)
-    waiting = [desk.waiter(), desk.submit(Produce(batch_of("x"), deadline=broker.deadline(60))), desk.watch({0: 9})]
+    waiting = [desk.waiter(), desk.submit(ProduceRequest(batch_of("x"), deadline=broker.deadline(60))), desk.watch({0: 9})]
     broker.turn()
     broker.restart()
     for asked in waiting:
@@ -297,7 +297,7 @@ def verbs(rig: Rig, desk: Desk) -> list[Callable[[], object]]:
     broker: Embedded = rig.broker
     incarnation = desk.incarnation
     return [
-        lambda: broker.run(incarnation, Produce(batch_of("x"))),
+        lambda: broker.run(incarnation, ProduceRequest(batch_of("x"))),
         lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("x"))),
         lambda: broker.call(CreateQueue(name="new", exist_ok=True)),
         lambda: broker.call(FindQueue(name="q")),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.loop.member import FIRST_WAIT, JITTER, LAST_WAIT
-from penstock.loop.requests import Lease, Produce
+from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 from tests.broker.grounds import PatchyFiles, Simulated
@@ -83,8 +83,8 @@ def test_the_others_go_on_in_the_very_turn_in_which_it_fails(patchy: Rig) -> Non
     desk.produce(*keys, keys=keys)
     held = desk.lease()
     disk(patchy).break_partition(BAD)
-    requests = [desk.submit(Produce(batch_of(f"{key}-again", key=key))) for key in keys]
-    waiting = desk.submit(Lease(10, deadline=patchy.deadline(60)))
+    requests = [desk.submit(ProduceRequest(batch_of(f"{key}-again", key=key))) for key in keys]
+    waiting = desk.submit(LeaseRequest(10, deadline=patchy.deadline(60)))
     settled = desk.settle("complete", held.parts)
     assert [refusal(one) is not None for one in settled] == [part.partition == BAD for part in held.parts]
     assert [asked.result[0].refused is None for asked in requests] == [True, True, False, True]

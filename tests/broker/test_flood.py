@@ -1,6 +1,6 @@
 """A great many leases end at once: bounded work a turn, and everybody else goes on in between."""
 
-from penstock.loop.requests import Lease, Produce, Settle
+from penstock.loop.requests import LeaseRequest, ProduceRequest, SettleRequest
 from penstock.loop.turn import DUE_ITEMS
 from penstock.words.clock import SECOND
 from tests.broker.rig import Desk, Rig, batch_of
@@ -15,10 +15,10 @@ def leased_out(rig: Rig, partitions: int) -> Desk:
     """A queue whose items are all leased, by leases that end at the same moment."""
     desk = rig.create(partitions=partitions)
     for start in range(0, TOTAL, 10_000):
-        desk.submit(Produce(batch_of(*map(str, range(start, start + 10_000)))))
+        desk.submit(ProduceRequest(batch_of(*map(str, range(start, start + 10_000)))))
     rig.turn()
     for _ in range(0, SMALL, 1_000):
-        leases = [desk.submit(Lease(1, timeout=TIMEOUT * SECOND)) for _ in range(1_000)]
+        leases = [desk.submit(LeaseRequest(1, timeout=TIMEOUT * SECOND)) for _ in range(1_000)]
         rig.turn()
         assert all(len(asked.held) == 1 for asked in leases)
     for _ in range(LARGE):
@@ -38,8 +38,8 @@ def test_a_flood_of_expiries_stops_nobody(broker: Rig) -> None:
     turns = 0
     before = sum(member.state.counts.leased for member in left.healthy())
     while True:
-        request = desk.submit(Produce(batch_of(f"new-{turns}")))
-        settled = desk.submit(Settle("complete", held.pop().parts))
+        request = desk.submit(ProduceRequest(batch_of(f"new-{turns}")))
+        settled = desk.submit(SettleRequest("complete", held.pop().parts))
         desk.loop.turn()
         turns += 1
         assert request.result[0].refused is None and settled.result[0].done == 1, "answered by the turn that took them"
@@ -56,8 +56,8 @@ def test_a_flood_of_expiries_stops_nobody(broker: Rig) -> None:
 
 def test_those_who_wait_share_what_comes_back(broker: Rig) -> None:
     desk = broker.create(partitions=4)
-    desk.submit(Produce(batch_of(*map(str, range(5_000)))))
-    desk.submit(Produce(batch_of(*map(str, range(5_000)))))
+    desk.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))
+    desk.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))
     broker.turn()
     while held := desk.lease(100, timeout=TIMEOUT):
         assert len(held) == 100

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.embedded import Embedded
-from penstock.loop.requests import Lease, Produce
+from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.operations import CreateQueue, DeleteQueue, FindQueue, ListQueues, ProduceItems, ReadMetrics, ReadStats, ResizeQueue
 from penstock.words.errors import BrokerClosed, PenstockError
 from tests.broker.rig import batch_of
@@ -49,9 +49,9 @@ def told(verb: Callable[[], object]) -> str:
 
 def verbs(broker: Embedded, incarnation: int) -> list[Callable[[], object]]:
     return [
-        lambda: broker.run(incarnation, Produce(batch_of("from the child"))),
+        lambda: broker.run(incarnation, ProduceRequest(batch_of("from the child"))),
         lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("from the child"))),
-        lambda: broker.run(incarnation, Lease(1, deadline=broker.clock.read().elapsed + 10_000_000)),
+        lambda: broker.run(incarnation, LeaseRequest(1, deadline=broker.clock.read().elapsed + 10_000_000)),
         lambda: broker.call(FindQueue(name="q")),
         lambda: broker.call(ListQueues()),
         lambda: broker.call(CreateQueue(name="new", exist_ok=True)),
@@ -66,7 +66,7 @@ def use(target: str) -> None:
     """The process under test: forks with an idle broker, then with one at work in several threads."""
     broker = Embedded.open(target)
     incarnation = broker.call(CreateQueue(name="q", partitions=2)).incarnation
-    broker.run(incarnation, Produce(batch_of("before")))
+    broker.run(incarnation, ProduceRequest(batch_of("before")))
     answers = [forked(lambda: [told(verb) for verb in verbs(broker, incarnation)])]
     answers.append(forked(lambda: [told(broker.close), told(broker.close)]))
     answers.append(forked(lambda: told(lambda: Embedded.open(target) if target == "memory://" else None)))
@@ -78,12 +78,12 @@ def use(target: str) -> None:
     def produce() -> None:
         nonlocal produced
         while not done.is_set():
-            broker.run(incarnation, Produce(batch_of("while forking")))
+            broker.run(incarnation, ProduceRequest(batch_of("while forking")))
             produced += 1
 
     def wait() -> None:
         with suppress(BrokerClosed):
-            broker.run(incarnation, Lease(1, deadline=broker.clock.read().elapsed + 60_000_000, per_key=1))
+            broker.run(incarnation, LeaseRequest(1, deadline=broker.clock.read().elapsed + 60_000_000, per_key=1))
 
     thread = threading.Thread(target=produce)
     thread.start()

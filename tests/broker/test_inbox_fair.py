@@ -9,8 +9,8 @@ import pytest
 from penstock.broker import inbox
 from penstock.broker.inbox import InboxKeeper
 from penstock.logs.files.system import SystemFiles
-from penstock.logs.store import Manifest, StagedPart
-from penstock.loop.requests import Produce, Request
+from penstock.logs.store import DropManifest, StagedPart
+from penstock.loop.requests import ProduceRequest, Request
 from penstock.operations import MoveCursor
 from penstock.rules import catalog
 from penstock.testing import Halt
@@ -34,7 +34,7 @@ def slow(rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str, meanwhile: Calla
         ran = rig.broker.run
 
         def run(incarnation: int, request: Request) -> Any:
-            if isinstance(request, Produce):
+            if isinstance(request, ProduceRequest):
                 passes()
             return ran(incarnation, request)
 
@@ -110,8 +110,8 @@ def test_anonymous_writes_push_no_stream_out_of_the_ledger(rig: Rig, monkeypatch
     assert len(known) == 5 and known["stream"] == 7
 
 
-def manifest_of(parts: list[StagedPart], source: str) -> Manifest:
-    return Manifest(parts, source, 1)
+def manifest_of(parts: list[StagedPart], source: str) -> DropManifest:
+    return DropManifest(parts, source, 1)
 
 
 def test_an_anonymous_write_is_adopted_once_though_its_removal_is_cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loop.requests import Produce
+from penstock.loop.requests import ProduceRequest
 from penstock.operations import ClearItems, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import QueueFull, QueueHeld
@@ -17,7 +17,7 @@ from tests.broker.rig import Asked, Desk, Rig, batch_of, ids_of, keys_at, togeth
 
 def put(desk: Desk, *texts: str, wait: float = 60, **options: Any) -> Asked:
     """A produce that may have to wait."""
-    asked = desk.submit(Produce(batch_of(*texts, **options), deadline=desk.rig.deadline(wait) if wait else 0))
+    asked = desk.submit(ProduceRequest(batch_of(*texts, **options), deadline=desk.rig.deadline(wait) if wait else 0))
     desk.rig.turn()
     return asked
 

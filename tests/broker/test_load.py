@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.loop.requests import Part
+from penstock.loop.requests import LeasePart
 from penstock.operations import SetReadOnly
 from penstock.rules.commands import Settled
 from penstock.testing import Halt, SimulatedFiles
@@ -113,7 +113,7 @@ class Load:
             self.end()
             return self.desk.explain(item).state == "completed"
 
-    def _settled(self, action: str, part: Part, delay: float = 0) -> bool:
+    def _settled(self, action: str, part: LeasePart, delay: float = 0) -> bool:
         (answer,) = self.desk.settle(action, [part], delay=delay)  # type: ignore[arg-type]
         if isinstance(answer, Refused):
             assert answer.code == LeaseLost.code

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from penstock.loop.requests import Settle
+from penstock.loop.requests import SettleRequest
 from penstock.operations import ListHeldKeys, ListItems, ReadMetrics, RedriveItems
-from penstock.reports import HeldKey, ListedItem
+from penstock.reports import FoundItem, HeldKey
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
 from tests.broker.grounds import PatchyFiles, Simulated
@@ -16,16 +16,16 @@ from tests.broker.rig import STATES, Desk, Rig, keys_at, moving_key, refusal
 # -- counts -------------------------------------------------------------------------------------------------
 
 
-def listed(desk: Desk, states: list[str], page: int = 7) -> list[ListedItem]:
+def listed(desk: Desk, states: list[str], page: int = 7) -> list[FoundItem]:
     """Every item in these states, page by page."""
-    found: list[ListedItem] = []
+    found: list[FoundItem] = []
     while more := desk.call(ListItems(states=states, after=_last(found), limit=page)):
         assert len(more) <= page
         found += more
     return found
 
 
-def _last(found: list[ListedItem]) -> tuple[int, int] | None:
+def _last(found: list[FoundItem]) -> tuple[int, int] | None:
     return (found[-1].partition, found[-1].offset) if found else None
 
 
@@ -225,7 +225,7 @@ def test_an_item_on_its_way_says_so(broker: Rig) -> None:
     held = desk.lease()
     paused = dead.loop.turn
     dead.loop.turn = lambda: False  # type: ignore[method-assign]  # nobody runs the other queue for a while
-    asked = desk.submit(Settle("bury", held.parts, reason="bad"))
+    asked = desk.submit(SettleRequest("bury", held.parts, reason="bad"))
     desk.loop.turn()
     assert asked.done
     found = desk.explain(item)

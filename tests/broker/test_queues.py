@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loop.requests import Do, Part, Produce
+from penstock.loop.requests import Do, LeasePart, ProduceRequest
 from penstock.loop.turn import REDOS
 from penstock.operations import (
     ClearItems,
@@ -157,7 +157,7 @@ def test_a_deleted_queue_is_gone_and_a_new_one_never_meets_its_past(broker: Rig)
     assert new.counts() == {} and new.stats().produced == 0
     new.produce("new", key="k")
     mine = new.lease()
-    (answer,) = new.settle("complete", [Part(one.partition, one.lease + 1) for one in mine.parts])
+    (answer,) = new.settle("complete", [LeasePart(one.partition, one.lease + 1) for one in mine.parts])
     assert isinstance(refusal(answer), LeaseLost), "a number that was not given here is nobody's"
     assert isinstance(refusal(new.settle("complete", held.parts)[0]), LeaseLost) or held.parts == mine.parts
     broker.kill()
@@ -320,7 +320,7 @@ def test_an_unknown_operation_is_refused(broker: Rig) -> None:
 
 def test_a_mistake_in_one_question_takes_the_turn_from_nobody(broker: Rig, caplog: pytest.LogCaptureFixture) -> None:
     desk = broker.create(partitions=2)
-    waiting: list[Asked] = [desk.waiter(), desk.submit(Produce(batch_of("with it")))]
+    waiting: list[Asked] = [desk.waiter(), desk.submit(ProduceRequest(batch_of("with it")))]
     bad = desk.submit(Do(lambda turns: 1 / 0))
     broker.turn()
     with pytest.raises(OutcomeUnknown, match=r"it went wrong \(ZeroDivisionError: division by zero\); please report this"):
@@ -333,7 +333,7 @@ def test_a_mistake_in_a_turn_ends_nothing(broker: Rig, monkeypatch: pytest.Monke
     """Whatever goes wrong inside, and again each time, nobody waits for ever, what was told is true, and the queue goes on."""
     desk = broker.create(partitions=2)
     in_line = desk.waiter(wait=600)
-    waiting = desk.submit(Produce(batch_of("unknown"), b"r"))
+    waiting = desk.submit(ProduceRequest(batch_of("unknown"), b"r"))
     with monkeypatch.context() as patch:
         patch.setattr(desk.loop.turns.leasing, "deal", lambda now: 1 / 0)
         for _ in range(REDOS + 1):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.loop.requests import Do, Lease, Produce
+from penstock.loop.requests import Do, LeaseRequest, ProduceRequest
 from tests.broker.rig import Asked, Desk, Rig, batch_of, together
 
 HOPS = 300
@@ -103,7 +103,7 @@ def test_schedules_nearer_than_the_one_that_is_waited_for(live: Rig) -> None:
 
 def test_a_thousand_wait_and_a_thousand_are_served(live: Rig) -> None:
     desk = live.create(partitions=4)
-    line = [desk.submit(Lease(1, deadline=live.deadline(30))) for _ in range(1_000)]
+    line = [desk.submit(LeaseRequest(1, deadline=live.deadline(30))) for _ in range(1_000)]
 
     def produce(name: int) -> Callable[[], None]:
         def run() -> None:
@@ -134,7 +134,7 @@ def test_callers_submitters_and_operators_at_once(live: Rig) -> None:
     def submit(name: int) -> Callable[[], None]:
         def run() -> None:
             for number in range(80):
-                one = desk.submit(Produce(batch_of(f"s{name}-{number}")))
+                one = desk.submit(ProduceRequest(batch_of(f"s{name}-{number}")))
                 with lock:
                     asked.append(one)
 

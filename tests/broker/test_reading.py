@@ -2,7 +2,7 @@
 
 import random
 
-from penstock.loop.requests import Produce
+from penstock.loop.requests import ProduceRequest
 from penstock.operations import ListItems
 from tests.broker.rig import Rig, batch_of
 
@@ -15,8 +15,8 @@ def test_a_frame_of_which_a_part_is_at_hand_is_read_once_and_whole(broker: Rig) 
     broker.restart()
     for _ in range(8):
         desk.produce("x" * 1_000_000)
-    desk.submit(Produce(batch_of("y" * 500_000)))
-    desk.submit(Produce(batch_of("the item")))
+    desk.submit(ProduceRequest(batch_of("y" * 500_000)))
+    desk.submit(ProduceRequest(batch_of("the item")))
     broker.turn()
     desk.lease(8)
     assert len(desk.call(ListItems(states=["completed"], limit=1))) == 1  # what was read goes, for something old
@@ -29,7 +29,7 @@ def test_a_large_backlog_of_shared_frames_is_served_once_each(broker: Rig) -> No
     desk = broker.create()
     names = [f"item-{number}" for number in range(300_000)]
     for start in range(0, len(names), 5_000):
-        desk.submit(Produce(batch_of(*names[start : start + 5_000])))
+        desk.submit(ProduceRequest(batch_of(*names[start : start + 5_000])))
     broker.turn()
     served: list[str] = []
     while held := desk.lease(997):
@@ -50,7 +50,7 @@ def test_large_and_small_items_read_in_any_order(broker: Rig) -> None:
             sizes = [rng.choice((10, 10, 300_000, 1_500_000)) for _ in range(rng.randint(1, 4))]
             texts = [f"{round_}.{part}.{index}:" + "x" * size for index, size in enumerate(sizes)]
             made.update((text.partition(":")[0], text) for text in texts)
-            desk.submit(Produce(batch_of(*texts)))
+            desk.submit(ProduceRequest(batch_of(*texts)))
         broker.turn()
         held = desk.lease(rng.randint(1, 6))
         if rng.random() < 0.5:

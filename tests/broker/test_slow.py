@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.embedded import Embedded
 from penstock.logs.files.system import Mode, SystemFiles
 from penstock.loop.member import GRACE_AFTER_SLOW, Member
-from penstock.loop.requests import Lease, Placed, Produce
+from penstock.loop.requests import LeaseRequest, Placed, ProduceRequest
 from penstock.operations import PauseQueue
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, QueueBusy, StorageFailed
@@ -38,7 +38,7 @@ class Hanging:
     def hang(self) -> Asked:
         """The disk hangs from now on; gives the answer that waits for it."""
         self.hangs = True
-        asked = self.desk.submit(Produce(batch_of("in flight", key=self.key), deadline=self.rig.deadline(10)))
+        asked = self.desk.submit(ProduceRequest(batch_of("in flight", key=self.key), deadline=self.rig.deadline(10)))
         self.rig.turn()
         assert not asked.done
         return asked
@@ -95,8 +95,8 @@ def test_items_without_a_key_go_elsewhere(hanging: Hanging) -> None:
 
 def test_who_came_before_it_was_slow_waits_and_shares_the_next_commit(hanging: Hanging) -> None:
     first = hanging.hang()
-    second = hanging.desk.submit(Produce(batch_of("second", key=hanging.key)))
-    third = hanging.desk.submit(Produce(batch_of("third", key=hanging.key)))
+    second = hanging.desk.submit(ProduceRequest(batch_of("second", key=hanging.key)))
+    third = hanging.desk.submit(ProduceRequest(batch_of("third", key=hanging.key)))
     hanging.rig.turn()
     assert not (first.done or second.done or third.done)
     hanging.answer()
@@ -128,7 +128,7 @@ def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: H
     """It was run before the disk hung: when its time is over it is told what is stored and what nobody knows."""
     hanging.hangs = True
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
-    asked = hanging.desk.submit(Produce(batch_of("a", "b", "c", keys=keys), deadline=hanging.rig.deadline(5)))
+    asked = hanging.desk.submit(ProduceRequest(batch_of("a", "b", "c", keys=keys), deadline=hanging.rig.deadline(5)))
     hanging.rig.turn()
     hanging.rig.pass_by(4)
     assert not asked.done
@@ -143,8 +143,8 @@ def test_every_call_ends_by_its_own_deadline(hanging: Hanging) -> None:
     desk.produce("held", key=hanging.key)
     held = desk.lease(1)
     first = hanging.hang()
-    waits = {seconds: desk.submit(Lease(5, deadline=rig.deadline(seconds))) for seconds in (0, 2, 4)}
-    named = desk.submit(Produce(batch_of("named", key=hanging.key), b"request", rig.deadline(3)))
+    waits = {seconds: desk.submit(LeaseRequest(5, deadline=rig.deadline(seconds))) for seconds in (0, 2, 4)}
+    named = desk.submit(ProduceRequest(batch_of("named", key=hanging.key), b"request", rig.deadline(3)))
     rig.pass_by(0.6)
     assert waits[0].result == []
     rig.pass_by(2)
@@ -165,13 +165,13 @@ def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_a
     desk.loop.is_slow = lambda member: member.number == out
     keys = [keys_at(desk, number)[0] for number in range(3)]
     later = desk.rig.after(100)
-    scheduled = [desk.submit(Produce(batch_of("a", key=keys[0], at=later)))]
+    scheduled = [desk.submit(ProduceRequest(batch_of("a", key=keys[0], at=later)))]
     desk.rig.turn()
-    asked = desk.submit(Lease(1, deadline=desk.rig.deadline(0)))
+    asked = desk.submit(LeaseRequest(1, deadline=desk.rig.deadline(0)))
     desk.rig.turn()
     assert not asked.done, "nobody can say yet"
     for out in (1, 2):
-        scheduled.append(desk.submit(Produce(batch_of("b", key=keys[out], at=later))))
+        scheduled.append(desk.submit(ProduceRequest(batch_of("b", key=keys[out], at=later))))
         desk.rig.turn()
     assert asked.done and asked.result == []
     out = -1
@@ -228,8 +228,8 @@ def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: Hangin
     desk.produce("here", key=hanging.others[0])
     desk.produce("there", key=hanging.key)
     hanging.hangs = True
-    asked = desk.submit(Lease(5, timeout=1 * SECOND, deadline=rig.deadline(30)))
-    beside = desk.submit(Produce(batch_of("beside", key=hanging.key)))
+    asked = desk.submit(LeaseRequest(5, timeout=1 * SECOND, deadline=rig.deadline(30)))
+    beside = desk.submit(ProduceRequest(batch_of("beside", key=hanging.key)))
     rig.turn()
     rig.pass_by(10)
     hanging.answer()
@@ -256,7 +256,7 @@ def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: Hanging) -> 
 def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: Hanging) -> None:
     """A call whose time is over waits for a partition that is out: no turn helps until that lands or is slow."""
     hanging.hang()
-    asked = hanging.desk.submit(Lease(1))
+    asked = hanging.desk.submit(LeaseRequest(1))
     hanging.rig.turn()
     assert not asked.done
     now, next_run = hanging.rig.broker.clock.read().elapsed, hanging.desk.loop.turns.next_run
@@ -265,7 +265,7 @@ def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: H
 
 def test_close_waits_and_answers_everyone(hanging: Hanging) -> None:
     asked = hanging.slow()
-    behind = hanging.desk.submit(Lease(1, deadline=hanging.rig.deadline(60)))
+    behind = hanging.desk.submit(LeaseRequest(1, deadline=hanging.rig.deadline(60)))
     hanging.rig.broker.close()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
     assert behind.done
@@ -333,7 +333,7 @@ class Live:
     def hang(self) -> Asked:
         """The disk hangs, and somebody waits for it."""
         self.files.hang(SLOW)
-        asked = self.desk.submit(Produce(batch_of("in flight", key=self.key)))
+        asked = self.desk.submit(ProduceRequest(batch_of("in flight", key=self.key)))
         assert self.files.waiting.acquire(timeout=PATIENCE)
         return asked
 
@@ -375,7 +375,7 @@ def test_live_it_is_slow_after_a_while_and_comes_back_by_itself(live: Live) -> N
 def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(live: Live) -> None:
     """It waits for its own disk by itself, and is told that nobody knows."""
     live.hang()
-    request = Produce(batch_of("mine", key=live.key), deadline=live.rig.deadline(0.1))
+    request = ProduceRequest(batch_of("mine", key=live.key), deadline=live.rig.deadline(0.1))
     with pytest.raises((QueueBusy, StorageFailed)):
         ids_of(live.desk.run(request), 1)
 
@@ -410,7 +410,7 @@ def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(live: Live
 
     monkeypatch.setattr(live.files, "sync", sync)
     live.desk.loop.turns.members[SLOW].late_until = 0  # a caller waits itself only for a disk that was not late before
-    shared = Produce(batch_of("shared", key=live.key))
+    shared = ProduceRequest(batch_of("shared", key=live.key))
     live.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
     interrupted(lambda: live.desk.produce("mine", key=live.key))
     until(lambda: shared.done)

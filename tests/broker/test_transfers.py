@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from penstock.loop.requests import Part
+from penstock.loop.requests import LeasePart
 from penstock.operations import ListItems, RedriveItems
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words import origin
@@ -44,7 +44,7 @@ class Started:
     """A disk that a test begins with, and the leases that its broker had given."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[LeasePart] = []
         self.place: tuple[SimulatedFiles, ManualClock]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker import width
 from penstock.loop.member import Member
-from penstock.loop.requests import Produce, Reshape
+from penstock.loop.requests import ProduceRequest, Reshape
 from penstock.testing import Halt
 from penstock.testing.disk import Fault
 from penstock.words.errors import PenstockError
@@ -59,7 +59,7 @@ def test_a_mark_counts_no_item_that_is_undone(fault: Fault) -> None:
     """A produce that shares a turn with a resize fails. When the slots come back, no later item passes their fence."""
 
     def work(desk: Desk) -> None:
-        desk.submit(Produce(batch_of(*["undone"] * 20, key="other")))
+        desk.submit(ProduceRequest(batch_of(*["undone"] * 20, key="other")))
         resize(desk, 8)
 
     for desk in cut_off(1, work, fault):
@@ -79,7 +79,7 @@ def test_a_dedup_id_moves_only_with_its_item(old: int, new: int, fault: Fault) -
 
     def work(desk: Desk) -> None:
         for key in keys:
-            desk.submit(Produce(batch_of(f"p-{key}", key=key, dedups=[f"d-{key}"])))
+            desk.submit(ProduceRequest(batch_of(f"p-{key}", key=key, dedups=[f"d-{key}"])))
         resize(desk, new)
 
     for desk in cut_off(old, work, fault):
@@ -135,7 +135,7 @@ def test_an_interrupt_is_nobody_elses_error() -> None:
         waiting = desk.waiter(1)
         disk = rig.ground.files  # type: ignore[attr-defined]
         disk.fail(disk.calls + call, "interrupt")
-        asked = [desk.submit(Produce(batch_of(*[f"{number}:{key}" for key in "abcdef"], keys=[*"abcdef"]))) for number in range(3)]
+        asked = [desk.submit(ProduceRequest(batch_of(*[f"{number}:{key}" for key in "abcdef"], keys=[*"abcdef"]))) for number in range(3)]
         with suppress(KeyboardInterrupt):
             rig.turn()
         disk.mend()
@@ -163,7 +163,7 @@ def test_an_interrupt_does_not_hide_a_failed_write(monkeypatch: pytest.MonkeyPat
     desk = rig.create()
     disk = rig.ground.files  # type: ignore[attr-defined]
     disk.fail(disk.calls + 1, errno.EIO)
-    asked = desk.submit(Produce(batch_of("one")))
+    asked = desk.submit(ProduceRequest(batch_of("one")))
     monkeypatch.setattr(Member, "leave", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rig.turn()

@@ -12,7 +12,7 @@ from penstock import operations
 from penstock.broker.snapshot import Snapshot
 from penstock.logs.columns import encode
 from penstock.logs.store import StagedPart, write_name
-from penstock.loop.requests import Handed, Part
+from penstock.loop.requests import Handed, LeasePart
 from penstock.operations import (
     OPERATIONS,
     AwaitItems,
@@ -69,8 +69,10 @@ from tests.support import items
 SAMPLES: list[Operation[Any]] = [
     ProduceItems(queue=1, batch=items(["a"], keys=["k"]), wait=5, request=b"r"),
     LeaseItems(queue=1, count=3, wait=7, consumer="c", timeout=9, per_key=2, request=b"r"),
-    SettleItems(queue=1, action="retry", parts=[Part(0, 5, [1, 2]), Part(1, 6)], delay=3, reason="x", counted=False, request=b"r"),
-    SettleItems(queue=1, action="complete", parts=[Part(0, 5)], then=[(2, items(["b"]))]),
+    SettleItems(
+        queue=1, action="retry", parts=[LeasePart(0, 5, [1, 2]), LeasePart(1, 6)], delay=3, reason="x", counted=False, request=b"r"
+    ),
+    SettleItems(queue=1, action="complete", parts=[LeasePart(0, 5)], then=[(2, items(["b"]))]),
     NoteProgress(queue=1, partition=0, lease=5, offset=7, text="half"),
     FindQueue(name="q"),
     ListQueues(prefix="a", after="b", limit=3),
@@ -140,7 +142,7 @@ def lease(home: Home, queue: int, count: int = 1, **options: Any) -> Handed:
 
 
 def settle(home: Home, queue: int, action: Any, handed: Handed, **options: Any) -> Settled | Refused:
-    parts = [Part(handed.partition, handed.granted.lease)]
+    parts = [LeasePart(handed.partition, handed.granted.lease)]
     (answer,) = home.call(SettleItems(queue=queue, action=action, parts=parts, **options))
     return answer
 
@@ -230,7 +232,7 @@ def test_a_part_that_is_refused_says_why_and_the_others_are_done(home: Home) -> 
     queue = create(home)
     produce(home, queue, "a")
     handed = lease(home, queue)
-    parts = [Part(0, 999_999), Part(0, handed.granted.lease)]
+    parts = [LeasePart(0, 999_999), LeasePart(0, handed.granted.lease)]
     lost, done = home.call(SettleItems(queue=queue, action="complete", parts=parts))
     assert isinstance(lost, Refused) and lost.code == LeaseLost.code and done == Settled(1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.logs.files.directory import Directory
 from penstock.logs.files.root import Root
-from penstock.logs.files.segment import Owner
+from penstock.logs.files.segment import LogId
 from penstock.logs.files.system import SystemFiles, filesystem_in, filesystem_in_mount
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
@@ -62,7 +62,7 @@ def test_a_lost_marker_is_written_anew_with_the_id_that_another_root_knows() -> 
     files.remove("/a/penstock.json")
     again = Directory.open(["/a", "/b"], files=files)
     assert again.broker_id == directory.broker_id == json.loads(files.content("/a/penstock.json"))["broker"]
-    assert again.logs() == [Owner(1, 0)]
+    assert again.logs() == [LogId(1, 0)]
 
 
 def test_a_partition_in_two_roots_is_refused() -> None:

@@ -19,7 +19,7 @@ from penstock.logs.columns import Columns
 from penstock.logs.files.inbox import MANIFEST, FileInbox, StagedReader, StagedWriter, drop_file, frames
 from penstock.logs.files.system import Mode, SystemFiles
 from penstock.logs.frame import Encoder
-from penstock.logs.store import Inbox, Manifest, StagedPart, Waiting, write_name
+from penstock.logs.store import DropManifest, Inbox, StagedPart, Waiting, write_name
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown, StorageFailed
@@ -97,8 +97,10 @@ def test_a_write_of_nothing_is_a_drop_all_the_same(one: Outsider) -> None:
     assert one.inbox.manifest(only(one.inbox)).parts == [StagedPart("part-0.frames", 0, 0)]
 
 
-@pytest.mark.parametrize("wrong", [Manifest([], "s", 0), Manifest([], "s", -1), Manifest([], "", 1), Manifest([], "s", 1 << 63)])
-def test_what_the_ledger_could_not_hold_is_not_published(one: Outsider, wrong: Manifest) -> None:
+@pytest.mark.parametrize(
+    "wrong", [DropManifest([], "s", 0), DropManifest([], "s", -1), DropManifest([], "", 1), DropManifest([], "s", 1 << 63)]
+)
+def test_what_the_ledger_could_not_hold_is_not_published(one: Outsider, wrong: DropManifest) -> None:
     with pytest.raises(InvalidRequest, match="a number from 1 on"):
         one.inbox.publish(write_name(1), QUEUE, wrong)
     assert one.left() == []
@@ -344,13 +346,13 @@ def test_any_other_failure_of_the_rename_is_told() -> None:
     one = Outsider(files)
     write, said = one.stage(QUEUE, [[batch_of("a")]])
     twin = files.copy()
-    Outsider(twin).inbox.publish(write, QUEUE, Manifest(said, "s", 1))
+    Outsider(twin).inbox.publish(write, QUEUE, DropManifest(said, "s", 1))
     rename = next(int(line.split()[0]) for line in twin.trace if " rename " in line)
     files.fail(rename, errno.EIO)
     with pytest.raises(StorageFailed, match="Input/output"):
-        one.inbox.publish(write, QUEUE, Manifest(said, "s", 1))
+        one.inbox.publish(write, QUEUE, DropManifest(said, "s", 1))
     assert one.inbox.waiting() == []
-    assert one.inbox.publish(write, QUEUE, Manifest(said, "s", 1))
+    assert one.inbox.publish(write, QUEUE, DropManifest(said, "s", 1))
 
 
 INCARNATION = 0xABCDEF

@@ -8,18 +8,18 @@ import struct
 import pytest
 
 from penstock.logs.api import Buffer, Draft, FrameType
-from penstock.logs.files.segment import EVERY_BYTES, Owner, Piece, Segment, SegmentName, SparseIndex, unpack_index, walk
+from penstock.logs.files.segment import EVERY_BYTES, LogId, Piece, Segment, SegmentName, SparseIndex, unpack_index, walk
 from penstock.logs.frame import Encoder
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog
 from tests.logs.conformance import base_draft, draft, expected, noise, told
 from tests.logs.histories import FOLDER, open_log
 
-OWNER = Owner(0xABC, 2)
+OWNER = LogId(0xABC, 2)
 PATH = "/segment.log"
 
 
-def encoded(sequence: int, body: bytes, owner: Owner = OWNER) -> bytes:
+def encoded(sequence: int, body: bytes, owner: LogId = OWNER) -> bytes:
     vector: list[Buffer] = []
     Encoder(*owner).encode(Draft(FrameType.DATA, sequence, 1, 0, 1, 2, [body]), sequence, 0, vector)
     return b"".join(vector)
@@ -70,8 +70,8 @@ def test_a_payload_full_of_magic_is_searched_through_quickly() -> None:
     assert sequences(walked(bytes(holder) + encoded(2, b"next"))) == [None, 2]
 
 
-@pytest.mark.parametrize("other", [Owner(0xABC, 3), Owner(0xABD, 2)])
-def test_a_whole_frame_of_another_partition_is_not_damage(other: Owner) -> None:
+@pytest.mark.parametrize("other", [LogId(0xABC, 3), LogId(0xABD, 2)])
+def test_a_whole_frame_of_another_partition_is_not_damage(other: LogId) -> None:
     with pytest.raises(CorruptLog, match="put the file back"):
         walked(encoded(1, b"ours") + encoded(2, b"theirs", other))
 

@@ -12,7 +12,7 @@ import pytest
 from google_crc32c import value
 
 from penstock.logs.api import Draft, FrameType
-from penstock.logs.files.segment import Owner as Whose
+from penstock.logs.files.segment import LogId as Whose
 from penstock.logs.files.segment import SegmentName, parse_name
 from penstock.logs.files.sidefiles import Synced, pack_checkpoint, unpack_checkpoint, unpack_synced
 from penstock.testing import SimulatedFiles

@@ -13,7 +13,7 @@ from penstock.logs.files.directory import Directory
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.system import Files, SystemFiles
 from penstock.logs.memory import MemoryStore
-from penstock.logs.store import LASTING_SWEEPS, Inbox, Manifest, ReadStore, StagedPart, Store, Waiting, write_name
+from penstock.logs.store import LASTING_SWEEPS, DropManifest, Inbox, ReadStore, StagedPart, Store, Waiting, write_name
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
@@ -197,7 +197,7 @@ def stage(inbox: Inbox, write: str, *parts: list[str]) -> list[StagedPart]:
 
 def publish(inbox: Inbox, *parts: list[str], write: str = "", number: int = 1) -> bool:
     write = write or write_name(1_000)
-    return inbox.publish(write, QUEUE, Manifest(stage(inbox, write, *parts), "s", number))
+    return inbox.publish(write, QUEUE, DropManifest(stage(inbox, write, *parts), "s", number))
 
 
 def texts(inbox: Inbox, drop: Waiting) -> list[str]:
@@ -228,7 +228,7 @@ def test_the_same_drop_waits_once(store: Store, inbox: Inbox) -> None:
 def test_only_what_the_manifest_names_is_handed_over(store: Store, inbox: Inbox) -> None:
     write = write_name(1)
     parts = stage(inbox, write, ["a"], ["of an attempt that failed"])
-    inbox.publish(write, QUEUE, Manifest(parts[:1], "s", 1))
+    inbox.publish(write, QUEUE, DropManifest(parts[:1], "s", 1))
     (drop,) = store.inbox.waiting()
     assert texts(store.inbox, drop) == ["a"]
     with pytest.raises(CorruptLog, match="lacks its part"):
@@ -369,4 +369,4 @@ def test_sidecars_lie_beside_parts_until_they_are_published(tmp_path: Path) -> N
             file.write(b"some notes")
         with inbox.sidecar("w", "p") as file:
             assert file.read() == b"some notes"
-        assert inbox.publish("w", QUEUE, Manifest([writer.finish()], "s", 1))
+        assert inbox.publish("w", QUEUE, DropManifest([writer.finish()], "s", 1))

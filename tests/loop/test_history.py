@@ -20,7 +20,7 @@ from penstock.loop.recovery import replay
 from penstock.rules import base
 from penstock.rules.events import Event
 from penstock.rules.life import TRANSITIONS, Life
-from penstock.rules.life import Event as Kind
+from penstock.rules.life import LifeEvent as Kind
 from penstock.testing import ManualClock
 from penstock.words.errors import BrokerClosed
 from penstock.words.limits import Retention

@@ -9,7 +9,7 @@ from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.loop.retention import Freed
 from penstock.rules import base
-from penstock.rules.commands import Bury, Complete, Drop, Granted, Lease, MoveCursor, Produce, ReleaseCursor, Retry
+from penstock.rules.commands import Bury, Complete, Drop, ForgetCursor, Granted, Lease, Produce, PutCursor, Retry
 from penstock.rules.life import Life
 from penstock.rules.routing import key_ids
 from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
@@ -195,8 +195,8 @@ def test_needed_items_are_never_dropped_by_word(bench: Bench, start: int, stop: 
     assert not bench.partition.state.dropped
 
 
-@pytest.mark.parametrize("command", [MoveCursor("", 0), MoveCursor("c", -1), MoveCursor("c", 2), ReleaseCursor("nobody")])
-def test_wrong_cursors_are_refused(bench: Bench, command: MoveCursor | ReleaseCursor) -> None:
+@pytest.mark.parametrize("command", [PutCursor("", 0), PutCursor("c", -1), PutCursor("c", 2), ForgetCursor("nobody")])
+def test_wrong_cursors_are_refused(bench: Bench, command: PutCursor | ForgetCursor) -> None:
     bench.produce("one")
     with pytest.raises(InvalidRequest):
         bench.partition.run(command)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.rules.calendar import Calendar, Entry
+from penstock.rules.calendar import Calendar, CalendarEntry
 
 WHEN = st.integers(0, 5_000_000)  # a few buckets of about a second
 START = st.integers(0, 1_000).map(lambda number: 10 * number)  # far enough apart that no two entries are joined
@@ -16,12 +16,12 @@ class AgainstAList(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.calendar = Calendar()
-        self.plain: list[Entry] = []
+        self.plain: list[CalendarEntry] = []
 
     @rule(when=WHEN, start=START, tag=st.integers(0, 31))
     def add(self, when: int, start: int, tag: int) -> None:
         self.calendar.add(when, start, start + 1, tag)
-        self.plain = sorted([*self.plain, Entry(when, start, start + 1, tag)])
+        self.plain = sorted([*self.plain, CalendarEntry(when, start, start + 1, tag)])
 
     @rule(now=WHEN, limit=st.integers(1, 5))
     def due(self, now: int, limit: int) -> None:
@@ -58,7 +58,7 @@ def test_neighbours_of_one_time_are_one_entry(when: int, size: int) -> None:
     calendar = Calendar()
     for start in range(size):
         calendar.add(when, start, start + 1, 5)
-    assert list(calendar) == [Entry(when, 0, size, 5)]
+    assert list(calendar) == [CalendarEntry(when, 0, size, 5)]
 
 
 def test_a_cleared_calendar_takes_new_entries() -> None:
@@ -68,4 +68,4 @@ def test_a_cleared_calendar_takes_new_entries() -> None:
     calendar.clear()
     assert not calendar
     calendar.add(1, 1, 2)
-    assert list(calendar) == [Entry(1, 1, 2, 0)]
+    assert list(calendar) == [CalendarEntry(1, 1, 2, 0)]

@@ -8,7 +8,7 @@ from penstock.logs import codec
 from penstock.logs.api import Frame, FrameType
 from penstock.rules import base, events, machine
 from penstock.rules.events import Event, Happening, Teller
-from penstock.rules.life import Event as Kind
+from penstock.rules.life import LifeEvent as Kind
 from penstock.rules.outbox import destination
 from penstock.rules.records import Completed, Leased, Lost, Opened, Produced, Record, Take
 from penstock.rules.state import State

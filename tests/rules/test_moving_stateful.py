@@ -17,7 +17,7 @@ from penstock.rules import commands as c
 from penstock.rules import machine, routing
 from penstock.rules.explain import explain
 from penstock.rules.fences import pack_slots, unpack_slots
-from penstock.rules.life import TRANSITIONS, Event, Life
+from penstock.rules.life import TRANSITIONS, Life, LifeEvent
 from penstock.rules.outbox import destination, moved_to
 from penstock.rules.records import Barrier, Opened
 from penstock.rules.runs import offsets
@@ -234,12 +234,12 @@ class MovingBesideTheModel(RulesBesideTheModel):
         chosen = draw(st.sampled_from([self._offsets(Life.READY), self._offsets(Life.BURIED), self._offsets()]))
         if chosen:
             some = st.lists(st.sampled_from(chosen), min_size=1, max_size=2)
-            self._tell(c.Send(draw(some), draw(PLACES)), Event.SENT)
+            self._tell(c.Send(draw(some), draw(PLACES)), LifeEvent.SENT)
 
     def _do_confirm(self, draw: Draw) -> None:
         to = draw(PLACES)
         first = self.model.outbox.get(to) or [(1, [])]
-        self._tell(c.Confirm(to, first[0][0] + draw(st.sampled_from([0, 0, 0, 1, -1])), draw(st.integers(0, 50))), Event.DELIVERED)
+        self._tell(c.Confirm(to, first[0][0] + draw(st.sampled_from([0, 0, 0, 1, -1])), draw(st.integers(0, 50))), LifeEvent.DELIVERED)
 
     def _do_release(self, draw: Draw) -> None:
         self._tell(c.Release(routing.key_id(draw(st.sampled_from(NAMES)))))
@@ -274,7 +274,7 @@ class MovingBesideTheModel(RulesBesideTheModel):
 
     # -- how it is told ------------------------------------------------------------------------------
 
-    def _tell(self, command: c.Command, *events: Event) -> None:
+    def _tell(self, command: c.Command, *events: LifeEvent) -> None:
         before = self._view().states
         answer = self._decide(command)
         for earlier, then in zip(before, self._view().states, strict=True):
@@ -289,7 +289,7 @@ class MovingBesideTheModel(RulesBesideTheModel):
             if isinstance(answer, c.Strayed):
                 assert answer.offsets
                 assert all(self._astray(self.model.items[offset]) for offset in answer.offsets)
-                self._tell(c.Send(answer.offsets, destination(1, 1)), Event.SENT)
+                self._tell(c.Send(answer.offsets, destination(1, 1)), LifeEvent.SENT)
             elif isinstance(answer, c.Again):
                 self._apply(records)
             else:

@@ -26,7 +26,7 @@ from penstock.loop.settle import Settling
 from penstock.loop.transfer import Carrying
 from penstock.loop.turn import Turns
 from penstock.operations import ListItems
-from penstock.reports import ListedItem
+from penstock.reports import FoundItem
 from penstock.rules import admin, catalog, commands, machine, outbox, produce, records, resize, settle, summary
 from penstock.rules.catalog import Reshaped
 from penstock.rules.fences import ENDLESS, Fences
@@ -318,7 +318,7 @@ def aging_does_not_count_across_partitions(patch: Patch) -> None:
 def answers_leave_before_the_commit(patch: Patch) -> None:
     def depart(self: Turns) -> None:
         for request, result in self.pending:
-            found = self._collect(request, result) if isinstance(request, requests.Lease) else result
+            found = self._collect(request, result) if isinstance(request, requests.LeaseRequest) else result
             self._answer(request, found, {})
         self.pending.clear()
         right(self)
@@ -515,7 +515,7 @@ def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
 
 @bug(60)
 def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
-    def listed(turns: Turns, query: ListItems) -> list[ListedItem]:
+    def listed(turns: Turns, query: ListItems) -> list[FoundItem]:
         lost = {member.number: len(member.state.lost) for member in turns.healthy()}
         found = right(turns, query)
         return [one for one in found if lost[one.partition] == len(turns.members[one.partition].state.lost)]
@@ -542,7 +542,7 @@ def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
 
 @bug(60)
 def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
-    def collect(self: Turns, request: requests.Lease, parts: list[Any]) -> list[Any]:
+    def collect(self: Turns, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
         if any(member.open._frames.collect(granted.runs).gaps for member, granted in parts):
             self.settling.give_back([Handed(member.number, granted, [], 0) for member, granted in parts])
             request.lost = True

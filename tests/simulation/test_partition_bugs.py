@@ -18,7 +18,7 @@ from penstock.loop.blocks import Blocks, Frames, Held
 from penstock.loop.partition import Partition
 from penstock.loop.reader import History, retained
 from penstock.rules import admin, due, machine, records, retention, settle
-from penstock.rules.calendar import Calendar, Entry
+from penstock.rules.calendar import Calendar, CalendarEntry
 from penstock.rules.commands import Settled
 from penstock.rules.grants import Grant, Leases
 from penstock.rules.keys import Line, PackedExtents
@@ -146,7 +146,7 @@ def the_ttl_buries_leased_items(patch: Patch) -> None:
 
 @bug
 def schedules_fire_early(patch: Patch) -> None:
-    def early(self: Calendar, now: int, limit: int) -> list[Entry]:
+    def early(self: Calendar, now: int, limit: int) -> list[CalendarEntry]:
         return due_in_time(self, now + 3 * SECOND, limit)
 
     due_in_time = Calendar.due

@@ -36,15 +36,15 @@ def archived(lake: str, table: str = "items") -> list[dict[str, Any]]:
     return found
 
 
-def told(path: str) -> manifests.Manifest:
+def told(path: str) -> manifests.ArchiveManifest:
     found = manifests.read(path)
     assert found is not None
     return found
 
 
-def crash(*given: Any) -> manifests.Manifest:
+def crash(*given: Any) -> manifests.ArchiveManifest:
     """Instead of any step, but for the manifest that names nothing, with which an archive begins."""
-    if isinstance(given[-1], manifests.Manifest) and not given[-1].batches:
+    if isinstance(given[-1], manifests.ArchiveManifest) and not given[-1].batches:
         return write(*given)
     raise OSError(errno.EIO, "the end")
 
@@ -192,7 +192,7 @@ def test_an_archive_begins_at_what_it_holds(spark: SparkSession, broker_dir: str
 
 
 def test_where_a_run_without_a_checkpoint_begins() -> None:
-    known = manifests.Manifest("items", "orders", "0" * 16)
+    known = manifests.ArchiveManifest("items", "orders", "0" * 16)
     assert job._begin(known) == "earliest"  # and not at a cursor
     files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartRange(0, 5, 7, 3)])]
     assert json.loads(job._begin(known.with_batch(manifests.ArchivedBatch("b", "now", files)))) == {"0": 8}

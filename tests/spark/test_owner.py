@@ -9,7 +9,7 @@ import pytest
 import penstock
 from penstock.operations import MoveCursor
 from penstock.spark.home import home_of
-from penstock.spark.jobs.owner import Owner
+from penstock.spark.jobs.owner import BrokerOwner
 from penstock.words.clock import MILLISECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, QueueNotFound, StorageFailed
 
@@ -31,7 +31,7 @@ def files(broker: str) -> list[str]:
 
 
 def test_this_process_is_the_owner_where_nobody_is(orders: str) -> None:
-    with Owner((orders,), 30) as owner:
+    with BrokerOwner((orders,), 30) as owner:
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 1}))
         owner.settle()
         with pytest.raises(InvalidRequest, match="name"):
@@ -43,7 +43,7 @@ def test_this_process_is_the_owner_where_nobody_is(orders: str) -> None:
 
 def test_whoever_has_it_open_is_asked_and_taken_over_from(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.spark.jobs.owner.OPEN_AGAIN", 0)
-    with penstock.open(orders) as broker, Owner((orders,), 30) as owner:
+    with penstock.open(orders) as broker, BrokerOwner((orders,), 30) as owner:
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 0}))
         broker.close()
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 1}))

@@ -22,7 +22,7 @@ from penstock.spark.jobs.figures import (
 )
 from penstock.spark.jobs.findings import NONE, findings
 from penstock.spark.jobs.measure import MOST_BUCKETS, STEPS, step_for
-from penstock.spark.jobs.wording import rate, share, span, step
+from penstock.spark.jobs.texts import rate, share, span, step
 from penstock.words.clock import DAY, HOUR, SECOND
 
 NOW = 1_767_225_600_000_000

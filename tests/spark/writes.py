@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from penstock.logs.columns import Columns
 from penstock.logs.files.inbox import MANIFEST, StagedReader
 from penstock.logs.files.system import SystemFiles
-from penstock.logs.store import Manifest
+from penstock.logs.store import DropManifest
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter, StreamWriter
@@ -42,13 +42,13 @@ def dropped(broker: str) -> list[Row]:
     return [row for name in inbox(broker) if name.endswith(".drop") for row in _rows(Path(broker, "inbox", name))]
 
 
-def manifests(broker: str) -> list[Manifest]:
+def manifests(broker: str) -> list[DropManifest]:
     drops = [name for name in inbox(broker) if name.endswith(".drop")]
-    return [msgspec.json.decode(Path(broker, "inbox", name, MANIFEST).read_bytes(), type=Manifest) for name in drops]
+    return [msgspec.json.decode(Path(broker, "inbox", name, MANIFEST).read_bytes(), type=DropManifest) for name in drops]
 
 
 def _rows(drop: Path) -> Iterator[Row]:
-    manifest = msgspec.json.decode((drop / MANIFEST).read_bytes(), type=Manifest)
+    manifest = msgspec.json.decode((drop / MANIFEST).read_bytes(), type=DropManifest)
     assert {path.name for path in drop.iterdir()} == {MANIFEST, *(part.name for part in manifest.parts)}
     incarnation = int(drop.name.partition("-")[0], 16)
     for part in manifest.parts:

@@ -252,7 +252,7 @@ class ListedItem(Item):
 
     __slots__ = ("reason", "state")
 
-    def __init__(self, found: reports.ListedItem) -> None:
+    def __init__(self, found: reports.FoundItem) -> None:
         super().__init__(found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
         self.state = found.state
         """"ready", "scheduled", "leased", "completed", "buried" or "moving"."""
@@ -261,7 +261,7 @@ class ListedItem(Item):
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.cut(self._index, self._index + 1)
         place = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
-        return ListedItem, (reports.ListedItem(*place),)
+        return ListedItem, (reports.FoundItem(*place),)
 
     def __repr__(self) -> str:
         because = f", reason={self.reason!r}" if self.reason else ""

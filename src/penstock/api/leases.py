@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 from penstock.api.arguments import own_error, text
 from penstock.api.items import Item, items_of
 from penstock.loop.blocks import Items
-from penstock.loop.requests import Handed, Part, SettleAnswer, Verb
+from penstock.loop.requests import Handed, LeasePart, SettleAnswer, Verb
 from penstock.rules.commands import Settled
 from penstock.rules.routing import NO_KEY
 from penstock.words import values
@@ -65,14 +65,14 @@ class LeasedPart:
     def open_offsets(self) -> list[int]:
         return [offset for offset in self.offsets() if self.state_of(offset) == OPEN]
 
-    def open_part(self) -> Part | None:
+    def open_part(self) -> LeasePart | None:
         """All that is open, as shortly as it can be said."""
         if self._rest != OPEN:
             return None
         if not self._over:
-            return Part(self.partition, self.lease)
+            return LeasePart(self.partition, self.lease)
         left = self.open_offsets()
-        return Part(self.partition, self.lease, left) if left else None
+        return LeasePart(self.partition, self.lease, left) if left else None
 
     def settle(self, offsets: Sequence[int] | None, state: str) -> None:
         """Remember what became of items; None is all that were open."""
@@ -234,12 +234,12 @@ class Chosen:
         self.incarnation = incarnation
         self.verb: Verb = verb
         self._lost: list[str] = []
-        self._groups: dict[tuple[int, int], tuple[LeasedPart | None, Part]] = {}
+        self._groups: dict[tuple[int, int], tuple[LeasedPart | None, LeasePart]] = {}
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[LeasePart]:
         parts = [part for _, part in self._groups.values()]
-        return [Part(part.partition, part.lease) for part in parts] if self.verb == "extend" else parts
+        return [LeasePart(part.partition, part.lease) for part in parts] if self.verb == "extend" else parts
 
     def add(self, given: object) -> "Chosen":
         """Whatever names leases: one, its token, a batch, or several of those."""
@@ -269,11 +269,11 @@ class Chosen:
         if self.verb == "extend" and lease.state != OPEN:  # its grant may well live on, for others
             self._lost.append(lease.id)
         elif not self._is_foreign(grant.incarnation, grant.partition, lambda: [offset]):
-            self._put(grant, Part(grant.partition, grant.lease, [offset]))
+            self._put(grant, LeasePart(grant.partition, grant.lease, [offset]))
 
     def _add_token(self, token: Token) -> None:
         if not self._is_foreign(token.incarnation, token.partition, lambda: [token.offset]):
-            self._put(None, Part(token.partition, token.lease, [token.offset]))
+            self._put(None, LeasePart(token.partition, token.lease, [token.offset]))
 
     def _is_foreign(self, incarnation: int, partition: int, offsets: Callable[[], list[int]]) -> bool:
         """Whether a lease is of another queue, or of an earlier one of this name; if so, it counts as lost."""
@@ -282,7 +282,7 @@ class Chosen:
         self._lost += [format_id(partition, offset) for offset in offsets()]
         return True
 
-    def _put(self, grant: LeasedPart | None, part: Part) -> None:
+    def _put(self, grant: LeasedPart | None, part: LeasePart) -> None:
         place = part.partition, part.lease
         known_grant, known = self._groups.get(place, (None, None))
         if known is not None:
@@ -291,7 +291,7 @@ class Chosen:
                 part = known
             else:
                 both = None if known.offsets is None or part.offsets is None else [*known.offsets, *part.offsets]
-                part = Part(*place, both)
+                part = LeasePart(*place, both)
         self._groups[place] = (known_grant or grant, part)
 
     # -- the answer ----------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Chosen:
             if grant is not None and isinstance(one, Settled):
                 grant.extended(wall, timeout)
 
-    def _settle(self, grant: LeasedPart | None, part: Part, refused: set[int]) -> None:
+    def _settle(self, grant: LeasedPart | None, part: LeasePart, refused: set[int]) -> None:
         if grant is None or self.verb == "extend":
             return
         if part.offsets is None or not refused:
@@ -330,7 +330,7 @@ class Chosen:
         else:
             grant.settle([offset for offset in part.offsets if offset not in refused], DONE[self.verb])
 
-    def _lose(self, grant: LeasedPart | None, part: Part, offsets: Sequence[int] | None) -> None:
+    def _lose(self, grant: LeasedPart | None, part: LeasePart, offsets: Sequence[int] | None) -> None:
         if offsets is None:
             assert grant is not None
             offsets = grant.open_offsets()

@@ -82,7 +82,7 @@ class QueueInfo(msgspec.Struct, frozen=True):
     durability: str | None
 
 
-def info_of(found: reports.QueueInfo) -> QueueInfo:
+def info_of(found: reports.QueueFacts) -> QueueInfo:
     """What the catalog says, in a caller's terms."""
     options, policy = found.options, found.options.policy
     kept = policy.retention

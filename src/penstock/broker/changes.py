@@ -146,7 +146,7 @@ def move_cursor(turns: Turns, asked: MoveCursor) -> None:
     for member in chosen(turns, None):
         if member.number in asked.to:
             known = member.state.cursors.get(asked.name, 0) if asked.onward else 0
-            turns.run(member, commands.MoveCursor(asked.name, min(max(asked.to[member.number], known), member.state.next_offset)))
+            turns.run(member, commands.PutCursor(asked.name, min(max(asked.to[member.number], known), member.state.next_offset)))
 
 
 def release_cursor(turns: Turns, asked: ReleaseCursor) -> None:
@@ -155,7 +155,7 @@ def release_cursor(turns: Turns, asked: ReleaseCursor) -> None:
         there = sorted(queries.cursors(turns, ListCursors()))
         raise InvalidRequest(f"there is no cursor {asked.name!r} in queue {turns.name!r}; there are {there or 'none'}")
     for member in found:
-        turns.run(member, commands.ReleaseCursor(asked.name))
+        turns.run(member, commands.ForgetCursor(asked.name))
 
 
 CHANGES: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {

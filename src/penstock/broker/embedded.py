@@ -28,7 +28,7 @@ from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.partitions import QueueSetup
-from penstock.loop.requests import Do, Lease, Produce, Request, Reshape, Settle, Watch
+from penstock.loop.requests import Do, LeaseRequest, ProduceRequest, Request, Reshape, SettleRequest, Watch
 from penstock.loop.runners import Runners
 from penstock.loop.transfer import Office
 from penstock.loop.turn import Turns
@@ -64,7 +64,7 @@ from penstock.operations import (
     UpdateQueue,
     WriteState,
 )
-from penstock.reports import BrokerMetrics, Explained, ItemEvent, QueueInfo, info
+from penstock.reports import BrokerMetrics, Explained, ItemEvent, QueueFacts, info
 from penstock.rules import catalog, summary
 from penstock.rules.catalog import Entry
 from penstock.rules.commands import Configure
@@ -212,11 +212,11 @@ class Embedded:
 
     # -- what the broker itself answers --------------------------------------------------------------
 
-    def _find(self, asked: FindQueue) -> QueueInfo:
+    def _find(self, asked: FindQueue) -> QueueFacts:
         self._usable()
         return info(self._opened(self.catalog.find(asked.name)))
 
-    def _list(self, asked: ListQueues) -> list[QueueInfo]:
+    def _list(self, asked: ListQueues) -> list[QueueFacts]:
         self._usable()
         found = [entry for entry in self.catalog.entries if entry.name.startswith(asked.prefix) and entry.name > asked.after]
         return [info(entry) for entry in found[: asked.limit]]
@@ -225,7 +225,7 @@ class Embedded:
         self._usable()
         return self.entry(asked.queue).map.pack()
 
-    def _create(self, asked: CreateQueue) -> QueueInfo:
+    def _create(self, asked: CreateQueue) -> QueueFacts:
         self._usable()
         chosen = merged(Options(), asked.options)
         name, partitions, exist_ok, given = asked.name, asked.partitions, asked.exist_ok, asked.given
@@ -261,7 +261,7 @@ class Embedded:
                 pass
         return entry
 
-    def _update(self, asked: UpdateQueue) -> QueueInfo:
+    def _update(self, asked: UpdateQueue) -> QueueFacts:
         """New timeouts count for new leases and items, everything else at once."""
         loop = self.loop(asked.queue)
         with self.recording():
@@ -285,14 +285,14 @@ class Embedded:
             loop.close(QueueNotFound(f"queue {name!r} was deleted"))
         self._remove(incarnation)
 
-    def _resize(self, asked: ResizeQueue) -> QueueInfo:
+    def _resize(self, asked: ResizeQueue) -> QueueFacts:
         within("partitions", asked.partitions, 1, MAX_PARTITIONS)
         return self._reshape(asked.queue, lambda entry: width.resized(entry, asked.partitions))
 
-    def _set_read_only(self, asked: SetReadOnly) -> QueueInfo:
+    def _set_read_only(self, asked: SetReadOnly) -> QueueFacts:
         return self._reshape(asked.queue, lambda entry: width.drained(entry, asked.partition, asked.read_only))
 
-    def _reshape(self, incarnation: int, choose: Callable[[Entry], width.Shape]) -> QueueInfo:
+    def _reshape(self, incarnation: int, choose: Callable[[Entry], width.Shape]) -> QueueFacts:
         return info(self.run(incarnation, Reshape(lambda turns: self._change_shape(turns, choose), firm=True)))
 
     def _change_shape(self, turns: Turns, choose: Callable[[Entry], width.Shape]) -> Entry:
@@ -491,17 +491,17 @@ def _log_failure(operation: Operation[Any], answer: Any) -> None:
 # -- operations as requests --------------------------------------------------------------------------
 
 
-def _produce(asked: ProduceItems, now: int) -> Produce:
-    return Produce(asked.batch, asked.request, now + asked.wait)
+def _produce(asked: ProduceItems, now: int) -> ProduceRequest:
+    return ProduceRequest(asked.batch, asked.request, now + asked.wait)
 
 
-def _lease(asked: LeaseItems, now: int) -> Lease:
+def _lease(asked: LeaseItems, now: int) -> LeaseRequest:
     deadline = now + asked.wait if asked.wait else 0
-    return Lease(asked.count, asked.consumer, asked.timeout, asked.per_key, asked.request, deadline)
+    return LeaseRequest(asked.count, asked.consumer, asked.timeout, asked.per_key, asked.request, deadline)
 
 
-def _settle(asked: SettleItems, now: int) -> Settle:
-    return Settle(
+def _settle(asked: SettleItems, now: int) -> SettleRequest:
+    return SettleRequest(
         asked.action,
         asked.parts,
         delay=asked.delay,

@@ -23,9 +23,9 @@ import msgspec
 from penstock import operations
 from penstock.broker.streams import Streams
 from penstock.logs.columns import Columns
-from penstock.logs.store import Inbox, Manifest, Waiting
+from penstock.logs.store import DropManifest, Inbox, Waiting
 from penstock.loop.catalog import Catalog
-from penstock.loop.requests import Produce, Request
+from penstock.loop.requests import ProduceRequest, Request
 from penstock.operations import FindWrite, LeaseItems, Operation, PublishWrite, WriteState
 from penstock.rules.catalog import ONCE, Entry
 from penstock.rules.routing import digest
@@ -78,7 +78,7 @@ class Enough(Exception):
     """The time that was given is over; the rest is done at the next look."""
 
 
-class Broker(Protocol):
+class InboxBroker(Protocol):
     """What the keeper needs of its broker."""
 
     clock: Clock
@@ -94,7 +94,7 @@ class Broker(Protocol):
 class InboxKeeper:
     """Looks after the inbox of one broker."""
 
-    def __init__(self, inbox: Inbox, broker: Broker) -> None:
+    def __init__(self, inbox: Inbox, broker: InboxBroker) -> None:
         self._inbox = inbox
         self._broker = broker
         self._clock = broker.clock
@@ -102,7 +102,7 @@ class InboxKeeper:
         """What could not be done, and when to try again."""
         self._refused: set[str] = set()
         """What never can be done: left for somebody to look at."""
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: dict[str, DropManifest] = {}
         self._whole: set[str] = set()
         """Drops that were looked through."""
         self._busy_until = 0
@@ -117,7 +117,7 @@ class InboxKeeper:
 
     def publish(self, asked: PublishWrite) -> bool:
         """Let a staged write become a drop."""
-        return self._inbox.publish(asked.write, asked.queue, Manifest([*asked.parts], asked.source, asked.number))
+        return self._inbox.publish(asked.write, asked.queue, DropManifest([*asked.parts], asked.source, asked.number))
 
     def find(self, asked: FindWrite) -> WriteState:
         return write_state(self._inbox, self._broker.entry, asked)
@@ -329,7 +329,7 @@ class InboxKeeper:
         if now >= self._looked_at + ERRANDS_EVERY:
             self._do_errands(self._waiting())
 
-    def _look_through(self, drop: Waiting, manifest: Manifest) -> None:
+    def _look_through(self, drop: Waiting, manifest: DropManifest) -> None:
         """All of it can be taken, or nothing is."""
         for batch in self._chunks(drop, manifest):
             self._go_on()
@@ -339,7 +339,7 @@ class InboxKeeper:
                 raise CorruptLog(f"the drop {drop.label} holds what no queue takes ({error}); move it away and write it again") from error
         self._whole.add(drop.label)
 
-    def _chunks(self, drop: Waiting, manifest: Manifest) -> Iterator[Batch]:
+    def _chunks(self, drop: Waiting, manifest: DropManifest) -> Iterator[Batch]:
         """Every frame of a drop; CorruptLog as soon as it shows not to be what was published."""
         for part in manifest.parts:
             if not part.frames and not part.items:  # of which no file was made
@@ -362,7 +362,7 @@ class InboxKeeper:
 
     def _produce(self, incarnation: int, batch: Batch, sequence: int) -> None:
         name = digest(b"adopted", incarnation.to_bytes(8, "big"), sequence.to_bytes(8, "big"))
-        for one in self._broker.run(incarnation, Produce(batch, name, sequence=sequence)):
+        for one in self._broker.run(incarnation, ProduceRequest(batch, name, sequence=sequence)):
             if one.refused is not None:
                 raise one.refused.error()
 

@@ -17,7 +17,7 @@ from penstock.broker.inbox import Errand, Reply
 from penstock.broker.snapshot import Snapshot
 from penstock.logs.api import Readable
 from penstock.logs.backends import Files, Target, open_read_only
-from penstock.logs.store import Manifest, ReadStore
+from penstock.logs.store import DropManifest, ReadStore
 from penstock.operations import TIMEOUT, A, Cancel, Done, Operation, PublishWrite, Query, Staging, answer_type
 from penstock.rules.routing import digest
 from penstock.words.clock import SECOND, Clock, SystemClock
@@ -47,7 +47,7 @@ class InboxClient:
             found: A = self._snapshot().call(operation)
             return found
         if isinstance(operation, PublishWrite):
-            manifest = Manifest([*operation.parts], operation.source, operation.number)
+            manifest = DropManifest([*operation.parts], operation.source, operation.number)
             published: Any = self._store.inbox.publish(operation.write, operation.queue, manifest)
             return cast(A, published)
         return self._ask(operation)

@@ -28,9 +28,9 @@ from penstock.operations import (
 from penstock.reports import (
     Explained,
     Fencing,
+    FoundItem,
     HeldKey,
     Latency,
-    ListedItem,
     PartitionStats,
     QueueMetrics,
     QueueStats,
@@ -263,11 +263,11 @@ def _held(member: Seen, key: int, line: Line) -> HeldKey | None:
 # -- lists -------------------------------------------------------------------------------------------
 
 
-def items(turns: Sight, query: ListItems) -> list[ListedItem]:
+def items(turns: Sight, query: ListItems) -> list[FoundItem]:
     """Items in some states, by partition and offset."""
     after, limit = query.after, query.limit
     wanted = [Life(state) for state in query.states] if query.states else list(Life)
-    found: list[ListedItem] = []
+    found: list[FoundItem] = []
     for member in sorted(turns.healthy(), key=lambda one: one.number):
         start = 0
         if after is not None:
@@ -300,7 +300,7 @@ def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
     return found
 
 
-def _listed(member: Seen, items: Items) -> Iterator[ListedItem]:
+def _listed(member: Seen, items: Items) -> Iterator[FoundItem]:
     state = member.state
     for index in range(len(items.batch)):
         offset = items.start + index
@@ -309,7 +309,7 @@ def _listed(member: Seen, items: Items) -> Iterator[ListedItem]:
         burial, failure = state.buried.get(offset), state.failures.get(offset)
         attempts = burial.attempts if burial else state.attempts(offset) + (life is Life.LEASED)
         reason = burial.reason if burial else failure.reason if failure else ""
-        yield ListedItem(member.number, offset, life.value, items.batch, index, items.produced_at, attempts, reason)
+        yield FoundItem(member.number, offset, life.value, items.batch, index, items.produced_at, attempts, reason)
 
 
 # -- history -----------------------------------------------------------------------------------------

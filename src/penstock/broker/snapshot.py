@@ -39,7 +39,7 @@ from penstock.operations import (
     Staging,
     WriteState,
 )
-from penstock.reports import Explained, Grant, ItemEvent, QueueInfo, info
+from penstock.reports import Explained, ItemEvent, QueueFacts, StreamGrant, info
 from penstock.rules.catalog import CatalogState, Entry, named
 from penstock.rules.events import Event
 from penstock.rules.state import State
@@ -187,10 +187,10 @@ class Snapshot:
     def staging(self) -> Staging:
         return self._store.inbox
 
-    def _find(self, asked: FindQueue) -> QueueInfo:
+    def _find(self, asked: FindQueue) -> QueueFacts:
         return info(named(self._catalog, asked.name))
 
-    def _list(self, asked: ListQueues) -> list[QueueInfo]:
+    def _list(self, asked: ListQueues) -> list[QueueFacts]:
         found = sorted(name for name in self._catalog.names if name.startswith(asked.prefix) and name > asked.after)
         return [info(self._catalog.names[name]) for name in found[: asked.limit]]
 
@@ -210,7 +210,7 @@ class Snapshot:
     def _find_write(self, asked: FindWrite) -> WriteState:
         return write_state(self._store.inbox, self._entry, asked)
 
-    def _grant(self, asked: ReadGrant) -> Grant:
+    def _grant(self, asked: ReadGrant) -> StreamGrant:
         return read_grant(self._store.inbox, asked)
 
     def _await(self, asked: AwaitItems) -> bool:

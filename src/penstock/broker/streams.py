@@ -15,10 +15,10 @@ import msgspec
 from penstock.broker import changes
 from penstock.logs.store import Inbox
 from penstock.loop.catalog import Catalog
-from penstock.loop.requests import Do, Lease, Part, Request, Settle
+from penstock.loop.requests import Do, LeasePart, LeaseRequest, Request, SettleRequest
 from penstock.loop.turn import Turns
 from penstock.operations import EndStream, FailGranted, Operation, ReadGrant, ReadStats, RenewStream, TakeGrant
-from penstock.reports import Grant, GrantFailure, TakenGrant
+from penstock.reports import GrantFailure, StreamGrant, TakenGrant
 from penstock.rules.catalog import Entry
 from penstock.rules.commands import Settled
 from penstock.rules.removal import parks
@@ -34,7 +34,7 @@ RUNS = 16
 """Of a stream so many runs are known apart."""
 
 
-class Broker(Protocol):
+class StreamBroker(Protocol):
     """What streams need of their broker."""
 
     clock: Clock
@@ -49,7 +49,7 @@ class Broker(Protocol):
 class Streams:
     """Streams that consume queues of this broker."""
 
-    def __init__(self, inbox: Inbox, broker: Broker) -> None:
+    def __init__(self, inbox: Inbox, broker: StreamBroker) -> None:
         self._inbox = inbox
         self._broker = broker
         self._runs: dict[tuple[int, str], list[str]] = {}
@@ -96,7 +96,7 @@ class Streams:
         within("want", asked.want, 0, MAX_GRANT)
         within("per_key", asked.per_key, 1, MAX_BATCH_ITEMS)
         self.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
-        grant: Grant | None = None
+        grant: StreamGrant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
             if number <= done:
@@ -118,7 +118,7 @@ class Streams:
         self._hear(incarnation, stream, asked.run)
         self.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
-        self._settle(incarnation, Settle("extend", [Part(partition, lease) for partition, lease, _ in leases], timeout=timeout))
+        self._settle(incarnation, SettleRequest("extend", [LeasePart(partition, lease) for partition, lease, _ in leases], timeout=timeout))
         if asked.again is not None:
             for number, grant in self._grants(incarnation, stream):
                 if number > asked.again and grant.failed and not grant.completed:
@@ -133,7 +133,7 @@ class Streams:
             self.hold(incarnation, "", 0)
             self._runs.pop((incarnation, stream), None)
 
-    def grant(self, asked: ReadGrant) -> Grant:
+    def grant(self, asked: ReadGrant) -> StreamGrant:
         return read_grant(self._inbox, asked)
 
     def fail(self, asked: FailGranted) -> tuple[int, list[tuple[int, int]]]:
@@ -167,13 +167,13 @@ class Streams:
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _lease(self, asked: TakeGrant, number: int) -> Grant:
+    def _lease(self, asked: TakeGrant, number: int) -> StreamGrant:
         """Leases, until there is enough or nothing more. Each has a request id: cut off and asked again, the same are given."""
-        grant, stream, per_key = Grant([]), asked.stream, min(asked.per_key, MAX_BATCH_ITEMS)
+        grant, stream, per_key = StreamGrant([]), asked.stream, min(asked.per_key, MAX_BATCH_ITEMS)
         left, round_, ended = asked.want, 1, 0
         while left:
             name = digest(b"grant", stream.encode(), *(part.to_bytes(8, "big") for part in (number, round_, ended)))
-            request = Lease(min(left, MAX_BATCH_ITEMS), HOLDER + stream, asked.timeout, per_key, name, self._now(), bare=True)
+            request = LeaseRequest(min(left, MAX_BATCH_ITEMS), HOLDER + stream, asked.timeout, per_key, name, self._now(), bare=True)
             try:
                 handed = self._broker.run(asked.queue, request)
             except LeaseLost:  # cut off before, and away for so long that the items are everybody's again
@@ -187,11 +187,11 @@ class Streams:
             round_ += 1
         return grant
 
-    def _unread(self, incarnation: int, stream: str, number: int, timeout: int) -> Grant | None:
+    def _unread(self, incarnation: int, stream: str, number: int, timeout: int) -> StreamGrant | None:
         """A grant whose answer did not reach the stream: it is given again, but for items whose leases have ended, which may be others'."""
         grant = self._grant(incarnation, stream, number)
-        parts = [Part(partition, lease) for partition, lease, _ in grant.leases]
-        answers = self._settle(incarnation, Settle("extend", parts, timeout=timeout))
+        parts = [LeasePart(partition, lease) for partition, lease, _ in grant.leases]
+        answers = self._settle(incarnation, SettleRequest("extend", parts, timeout=timeout))
         live = [lease for lease, answer in zip(grant.leases, answers, strict=True) if answer is not None]
         if not live:
             self._inbox.remove_note(incarnation, grant_name(stream, number))
@@ -221,15 +221,15 @@ class Streams:
             self._fail(incarnation, grant, failed)
         self._inbox.remove_note(incarnation, grant_name(stream, number))
 
-    def _fail(self, incarnation: int, grant: Grant, failed: GrantFailure) -> None:
+    def _fail(self, incarnation: int, grant: StreamGrant, failed: GrantFailure) -> None:
         parts = [*_parts(grant, failed.items)]
-        self._settle(incarnation, Settle(failed.action, parts, delay=failed.delay, reason=failed.reason, alone=True))
+        self._settle(incarnation, SettleRequest(failed.action, parts, delay=failed.delay, reason=failed.reason, alone=True))
 
-    def _complete(self, incarnation: int, stream: str, grant: Grant) -> None:
+    def _complete(self, incarnation: int, stream: str, grant: StreamGrant) -> None:
         """What did not fail is done: by its lease, or, where that has ended meanwhile, by right, if nobody has taken it since."""
         parts = [part for part in _whole(grant) if part.offsets != []]
         lapsed: dict[int, list[int]] = {}
-        for part, answer in zip(parts, self._settle(incarnation, Settle("complete", parts)), strict=True):
+        for part, answer in zip(parts, self._settle(incarnation, SettleRequest("complete", parts)), strict=True):
             if answer is None:
                 runs = next(runs for partition, lease, runs in grant.leases if (partition, lease) == part[:2])
                 lapsed.setdefault(part.partition, []).extend(offsets(runs) if part.offsets is None else part.offsets)
@@ -244,7 +244,7 @@ class Streams:
             known.append(run)
             del known[:-RUNS]
 
-    def _settle(self, incarnation: int, request: Settle) -> list[Settled | None]:
+    def _settle(self, incarnation: int, request: SettleRequest) -> list[Settled | None]:
         """The answer for each part, None where the lease has ended; anything else is raised."""
         answers = self._broker.run(incarnation, request) if request.parts else []
         for answer in answers:
@@ -265,13 +265,13 @@ class Streams:
         prefix = grant_name(stream, 0).rpartition(".")[0] + "."
         return sorted(int(name.removeprefix(prefix)) for name in self._inbox.notes(incarnation, prefix))
 
-    def _grants(self, incarnation: int, stream: str) -> Iterator[tuple[int, Grant]]:
+    def _grants(self, incarnation: int, stream: str) -> Iterator[tuple[int, StreamGrant]]:
         return ((number, self._grant(incarnation, stream, number)) for number in self._numbers(incarnation, stream))
 
-    def _grant(self, incarnation: int, stream: str, number: int) -> Grant:
+    def _grant(self, incarnation: int, stream: str, number: int) -> StreamGrant:
         return read_grant(self._inbox, ReadGrant(queue=incarnation, stream=stream, number=number))
 
-    def _save(self, incarnation: int, stream: str, number: int, grant: Grant) -> None:
+    def _save(self, incarnation: int, stream: str, number: int, grant: StreamGrant) -> None:
         self._inbox.put_note(incarnation, grant_name(stream, number), msgspec.msgpack.encode(grant))
 
 
@@ -280,16 +280,16 @@ def grant_name(stream: str, number: int) -> str:
     return f"grant.{stream}.{number:012d}"
 
 
-def read_grant(inbox: Inbox, asked: ReadGrant) -> Grant:
+def read_grant(inbox: Inbox, asked: ReadGrant) -> StreamGrant:
     """A grant by its number, for the owner and for who was granted it."""
     raw = inbox.note(asked.queue, grant_name(asked.stream, asked.number))
     if raw is None:
         what = f"grant {asked.number} of the stream {asked.stream} is not there (any more)"
         raise InvalidRequest(f"{what}; start the stream with a new checkpoint")
-    return msgspec.msgpack.decode(raw, type=Grant)
+    return msgspec.msgpack.decode(raw, type=StreamGrant)
 
 
-def _whole(grant: Grant) -> list[Part]:
+def _whole(grant: StreamGrant) -> list[LeasePart]:
     """Every lease of a grant, without the items of it that failed."""
     failed: dict[int, RunSet] = {}
     for one in grant.failed:
@@ -300,19 +300,19 @@ def _whole(grant: Grant) -> list[Part]:
         left = RunSet(runs)
         total = left.total
         left.remove_all(failed[partition].runs if partition in failed else ())
-        parts.append(Part(partition, lease, None if left.total == total else offsets(left.runs)))
+        parts.append(LeasePart(partition, lease, None if left.total == total else offsets(left.runs)))
     return parts
 
 
-def _parts(grant: Grant, items: Mapping[int, list[int]]) -> Iterator[Part]:
+def _parts(grant: StreamGrant, items: Mapping[int, list[int]]) -> Iterator[LeasePart]:
     """These items by the leases that a grant holds them under."""
     for partition, lease, runs in grant.leases:
         found = _both(runs, RunSet(items.get(partition, ())))
         if found:
-            yield Part(partition, lease, offsets(found))
+            yield LeasePart(partition, lease, offsets(found))
 
 
-def _common(grant: Grant, wanted: Mapping[int, RunSet]) -> dict[int, list[int]]:
+def _common(grant: StreamGrant, wanted: Mapping[int, RunSet]) -> dict[int, list[int]]:
     """Which of the items wanted are in a grant."""
     found: dict[int, list[int]] = {}
     for partition, _, runs in grant.leases:

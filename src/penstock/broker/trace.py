@@ -21,7 +21,7 @@ NameOf = Callable[[int], str | None]
 """The name of the queue of an incarnation, or None when it is no more."""
 
 
-class Place(NamedTuple):
+class ItemPlace(NamedTuple):
     """An item in one queue."""
 
     queue: int
@@ -29,12 +29,12 @@ class Place(NamedTuple):
     offset: int
 
 
-StopOf = Callable[[Place], int | None]
+StopOf = Callable[[ItemPlace], int | None]
 
 
 def explain(home: Home, asked: ExplainItem) -> Explained:
     """Why is this item not running? Of one that was moved, that is asked where it is now."""
-    place = Place(asked.queue, asked.partition, asked.offset)
+    place = ItemPlace(asked.queue, asked.partition, asked.offset)
     for step in range(HOPS):
         try:
             found = home.call(ExplainItem(queue=place.queue, partition=place.partition, offset=place.offset, follow=False))
@@ -44,7 +44,7 @@ def explain(home: Home, asked: ExplainItem) -> Explained:
             break
         if found.moved_to is None:
             return found
-        place = Place(*found.moved_to)
+        place = ItemPlace(*found.moved_to)
     return Explained(format_id(asked.partition, asked.offset), "", "moved", "moved to a queue that is no more")
 
 
@@ -53,7 +53,7 @@ def history(home: Home, asked: ReadHistory, name_of: NameOf, stop_of: StopOf = l
 
     `stop_of` says before which sequence of a place's log to stop, if not at its end.
     """
-    first = Place(asked.queue, asked.partition, asked.offset)
+    first = ItemPlace(asked.queue, asked.partition, asked.offset)
     path = _Path(home, {first: home.call(TraceItem(queue=first.queue, partition=first.partition, offset=first.offset))})
     found: list[ItemEvent] = []
     for place in path.through(first):
@@ -65,37 +65,37 @@ def history(home: Home, asked: ReadHistory, name_of: NameOf, stop_of: StopOf = l
 class _Path:
     """Where an item was, one place after the other."""
 
-    def __init__(self, home: Home, known: dict[Place, Traced | None]) -> None:
+    def __init__(self, home: Home, known: dict[ItemPlace, Traced | None]) -> None:
         self._home = home
         self._known = known
 
-    def through(self, asked: Place) -> list[Place]:
+    def through(self, asked: ItemPlace) -> list[ItemPlace]:
         """From its first place to its last. Where one does not say where it went, the next is known by where it came from."""
         back = [asked]
         while len(back) < HOPS and (before := self._before(back[-1])) is not None and before not in back:
             back.append(before)
-        path: list[Place] = []
+        path: list[ItemPlace] = []
         for place in reversed(back):
-            then: Place | None = place
+            then: ItemPlace | None = place
             while then is not None and then not in path and len(path) < HOPS:
                 path.append(then)
                 then = self._after(then)
         return path
 
-    def _before(self, place: Place) -> Place | None:
+    def _before(self, place: ItemPlace) -> ItemPlace | None:
         traced = self._trace(place)
         return self._there(traced.came_from) if traced is not None else None
 
-    def _after(self, place: Place) -> Place | None:
+    def _after(self, place: ItemPlace) -> ItemPlace | None:
         traced = self._trace(place)
         return self._there(traced.went_to) if traced is not None else None
 
-    def _there(self, place: tuple[int, int, int] | None) -> Place | None:
+    def _there(self, place: tuple[int, int, int] | None) -> ItemPlace | None:
         """The place, if it can be looked at."""
-        found = Place(*place) if place is not None else None
+        found = ItemPlace(*place) if place is not None else None
         return found if found is not None and self._trace(found) is not None else None
 
-    def _trace(self, place: Place) -> Traced | None:
+    def _trace(self, place: ItemPlace) -> Traced | None:
         if place not in self._known:
             try:
                 self._known[place] = self._home.call(TraceItem(queue=place.queue, partition=place.partition, offset=place.offset))
@@ -104,7 +104,7 @@ class _Path:
         return self._known[place]
 
 
-def _in_queue(place: Place, event: Event, name_of: NameOf) -> ItemEvent:
+def _in_queue(place: ItemPlace, event: Event, name_of: NameOf) -> ItemEvent:
     return ItemEvent(
         event.event,
         name_of(place.queue) or "",

@@ -27,7 +27,7 @@ from penstock.cli.failures import MISSING_EXTRA, NOT_FOUND, CommandFailed
 from penstock.cli.session import Session
 from penstock.spark.jobs.figures import ReportFigures, Spread
 from penstock.spark.jobs.findings import findings
-from penstock.spark.jobs.wording import share, span
+from penstock.spark.jobs.texts import share, span
 from penstock.words.errors import BrokerLocked
 
 group = typer.Typer(no_args_is_help=True, help="The data pipeline on Apache Spark. Needs penstock[spark].")

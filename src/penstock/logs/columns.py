@@ -41,7 +41,7 @@ _TWO_OFFSETS: Final = struct.Struct("<ii")
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
-class Part(msgspec.Struct, array_like=True):
+class ProducePart(msgspec.Struct, array_like=True):
     """The share of one produce in a frame, when there are several or there is something to remember of it."""
 
     count: int
@@ -53,7 +53,7 @@ class Part(msgspec.Struct, array_like=True):
 
 
 _parts_encoder = msgspec.msgpack.Encoder()
-_parts_decoder = msgspec.msgpack.Decoder(list[Part])
+_parts_decoder = msgspec.msgpack.Decoder(list[ProducePart])
 
 
 # -- encode ------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def encode(records: Sequence[Produced], now: Moment) -> Draft:
     batch = first.batch if alone else join([record.batch for record in records])
     shares = None
     if not alone or first.request is not None or first.source is not None or first.places is not None:
-        shares = [Part(len(r.batch), r.request, r.ids, r.source, r.sequence, r.places) for r in records]
+        shares = [ProducePart(len(r.batch), r.request, r.ids, r.source, r.sequence, r.places) for r in records]
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
     columns = 0 if shares is None and batch.plain else _add_columns(parts, batch, shares)
@@ -86,7 +86,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     return Batch(*(joined(column) for _, column in COLUMNS))
 
 
-def _add_columns(parts: list[Buffer], batch: Batch, shares: list[Part] | None) -> int:
+def _add_columns(parts: list[Buffer], batch: Batch, shares: list[ProducePart] | None) -> int:
     """All columns but the payloads; gives the word that says which there are."""
     word = 0
     for bit, name, add in _ADD:
@@ -127,7 +127,7 @@ def _add_digests(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) 
     return 0
 
 
-def _add_shares(parts: list[Buffer], bit: int, shares: list[Part]) -> int:
+def _add_shares(parts: list[Buffer], bit: int, shares: list[ProducePart]) -> int:
     _add_blob(parts, _parts_encoder.encode(shares))
     return 0
 
@@ -280,7 +280,7 @@ class Columns:
         self._body = frame.body
         self._count = frame.count
         self._at = 0
-        self._parts: list[Part] | None = None
+        self._parts: list[ProducePart] | None = None
         self.payload = self._binary()
         if frame.columns:
             self.stored = self._locate(frame.columns & 0xFFFF, frame.columns >> CONSTANT_SHIFT)
@@ -326,8 +326,8 @@ class Columns:
         return len(self._body)
 
     @property
-    def parts(self) -> list[Part]:
-        return [Part(self._count)] if self._parts is None else self._parts
+    def parts(self) -> list[ProducePart]:
+        return [ProducePart(self._count)] if self._parts is None else self._parts
 
     def _take(self, size: int) -> memoryview:
         taken = self._body[self._at : self._at + size]

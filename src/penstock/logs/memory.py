@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeAlias
 from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, Published, Readable, SegmentFacts
 from penstock.logs.columns import trimmed
 from penstock.logs.frame import DROPPED, dropped_gap
-from penstock.logs.store import Manifest, StagedPart, Sweeps, Waiting, checked_name, drop_name, kept_sweeps, stamped, started
+from penstock.logs.store import DropManifest, StagedPart, Sweeps, Waiting, checked_name, drop_name, kept_sweeps, stamped, started
 from penstock.logs.syncs import Syncs
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
@@ -302,7 +302,7 @@ class MemoryInbox:
     def __init__(self) -> None:
         self.staged: dict[str, dict[str, bytes | list[Frame]]] = {}
         """Of each write under way its parts and, as bytes, their sidecars."""
-        self._drops: dict[Place, tuple[Manifest, dict[str, bytes | list[Frame]]]] = {}
+        self._drops: dict[Place, tuple[DropManifest, dict[str, bytes | list[Frame]]]] = {}
         self._errands: dict[Place, bytes] = {}
         self._notes: dict[Place, bytes] = {}
         self._sweeps: Sweeps[Place] = Sweeps()
@@ -324,7 +324,7 @@ class MemoryInbox:
         assert isinstance(found, bytes)
         return io.BytesIO(found)
 
-    def publish(self, write: str, incarnation: int, manifest: Manifest) -> bool:
+    def publish(self, write: str, incarnation: int, manifest: DropManifest) -> bool:
         manifest = stamped(write, manifest)
         place = incarnation, drop_name(manifest.source, manifest.number)
         with self._lock:
@@ -364,7 +364,7 @@ class MemoryInbox:
             errands = [Waiting(*place, f"{place[0]:016x}-{place[1]}.errand", True) for place in sorted(self._errands)]
             return errands + [Waiting(*place, f"{place[0]:016x}-{place[1]}.drop", False) for place in sorted(self._drops)]
 
-    def manifest(self, drop: Waiting) -> Manifest:
+    def manifest(self, drop: Waiting) -> DropManifest:
         return self._drop(drop)[0]
 
     def frames(self, drop: Waiting, part: StagedPart) -> Iterator[Frame]:
@@ -410,7 +410,7 @@ class MemoryInbox:
         with self._lock:
             self._notes.pop((incarnation, name), None)
 
-    def _drop(self, drop: Waiting) -> tuple[Manifest, dict[str, bytes | list[Frame]]]:
+    def _drop(self, drop: Waiting) -> tuple[DropManifest, dict[str, bytes | list[Frame]]]:
         found = self._drops.get((drop.incarnation, drop.name))
         if found is None:
             raise CorruptLog(f"the drop {drop.label} is not in the inbox; write it again")

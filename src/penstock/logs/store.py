@@ -1,8 +1,8 @@
 """What a store is: where a broker keeps its logs and its inbox. The contract every store keeps.
 
 Owns: `Store` (for the one process that owns it), `ReadStore` (for those that only read it), `Inbox` (for both), and what an inbox holds:
-`Waiting`, `Manifest`, `StagedPart`. A store joins by these two classes and a line in backends.py; `tests/logs/test_stores.py` says whether
-it conforms.
+`Waiting`, `DropManifest`, `StagedPart`. A store joins by these two classes and a line in backends.py; whether it conforms is tested in
+`tests/logs/test_stores.py`.
 
 The inbox is how processes that do not own a broker hand something to the one that does.
 - A drop: items to be adopted by a queue. Tasks stage parts of a write; `publish` makes a drop of them, all or nothing. A drop is known by
@@ -99,7 +99,7 @@ class StagedPart(msgspec.Struct, frozen=True):
     items: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class DropManifest(msgspec.Struct, frozen=True):
     """What a drop holds, and what it is known by: of one source each number is adopted once, and none below one adopted before."""
 
     parts: list[StagedPart]
@@ -182,7 +182,7 @@ class Inbox(Protocol):
         """What was noted beside a part of a write that is not published yet, to be read and closed."""
         ...
 
-    def publish(self, write: str, incarnation: int, manifest: Manifest) -> bool:
+    def publish(self, write: str, incarnation: int, manifest: DropManifest) -> bool:
         """Hand a write over, all parts that the manifest names at once; what else was staged is removed.
 
         False when the same drop is in the inbox already: then this one is removed. OutcomeUnknown when it is there, perhaps not durably.
@@ -219,7 +219,7 @@ class Inbox(Protocol):
         """Everything there is to do; errands before drops."""
         ...
 
-    def manifest(self, drop: Waiting) -> Manifest:
+    def manifest(self, drop: Waiting) -> DropManifest:
         """What a drop says of itself; CorruptLog when that is not as it was published."""
         ...
 
@@ -298,11 +298,11 @@ def drop_name(source: str, number: int) -> str:
     return digest(b"drop", source.encode(), str(number).encode()).hex()
 
 
-def stamped(write: str, manifest: Manifest) -> Manifest:
+def stamped(write: str, manifest: DropManifest) -> DropManifest:
     """A manifest as it is published with a write; InvalidRequest where it could not be adopted."""
     found = msgspec.structs.replace(manifest, began=started(write), once=manifest.source == write)
     try:
-        msgspec.convert(msgspec.to_builtins(found), Manifest)
+        msgspec.convert(msgspec.to_builtins(found), DropManifest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"this cannot be published ({error}); give each write a source, and a number from 1 on") from error
     return found

@@ -61,7 +61,7 @@ class Commits(Partitions):
         """Write what was run. Partitions that owe a sync go out; what rests on the others is answered at once."""
         pending = self.pending
         for place, (request, result) in enumerate(pending):
-            if type(request) is requests.Lease:
+            if type(request) is requests.LeaseRequest:
                 pending[place] = (request, self._collect(request, result))
         self._departing = True
         for member in self.touched:
@@ -111,8 +111,8 @@ class Commits(Partitions):
 
     def _expires(self, request: Request) -> int:
         """When it is answered although a partition has not landed. What was run is given the time that a sync may take."""
-        until = request.deadline if isinstance(request, requests.Lease) else request.give_up_at
-        return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.Lease) else 0
+        until = request.deadline if isinstance(request, requests.LeaseRequest) else request.give_up_at
+        return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.LeaseRequest) else 0
 
     def _land(self) -> None:
         """Take back the partitions that have landed, and answer what waited for them."""
@@ -177,7 +177,7 @@ class Commits(Partitions):
                     member = self.outs[number]
                     member.unanswered.remove(waiting)
                     waiting.failed[number] = _unknown(member)
-                    if isinstance(waiting.request, requests.Lease):
+                    if isinstance(waiting.request, requests.LeaseRequest):
                         member.owed += [granted.lease for one, granted, *_ in waiting.result if one is member]
                 self._answer(waiting.request, waiting.result, waiting.failed)
 
@@ -188,13 +188,13 @@ class Commits(Partitions):
         if request.done:
             request.tell()  # an interrupt may have come in between
         try:
-            if isinstance(request, requests.Lease):
+            if isinstance(request, requests.LeaseRequest):
                 self._hand(request, result, failed)
-            elif isinstance(request, requests.Produce):
+            elif isinstance(request, requests.ProduceRequest):
                 if failed:
                     result = [_refused(one, failed[one.partition]) if one.partition in failed else one for one in result]
                 request.finish(result)
-            elif isinstance(request, requests.Settle):
+            elif isinstance(request, requests.SettleRequest):
                 if failed:
                     result = [
                         Refused.of(failed[part.partition]) if part.partition in failed else one
@@ -211,7 +211,7 @@ class Commits(Partitions):
         except PenstockError as error:
             request.finish(error=error)
 
-    def _collect(self, request: requests.Lease, parts: list[Any]) -> list[Any]:
+    def _collect(self, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
         """The bytes of leased items, read before their partitions go out: (member, granted, items, when it ends, elapsed)."""
         found: list[Any] = []
         for member, granted in parts:
@@ -229,7 +229,7 @@ class Commits(Partitions):
             found.append((member, granted, items, granted.deadline - partition.now().elapsed + self.now))
         return found
 
-    def _hand(self, request: requests.Lease, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
+    def _hand(self, request: requests.LeaseRequest, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
         """Give leased items out, with their bytes."""
         handed = [
             Handed(member.number, granted, items, (until - self.now) / SECOND)
@@ -261,12 +261,12 @@ def _unknown(member: Member) -> OutcomeUnknown:
 
 def _rests_on(request: Request, result: Any) -> Collection[int]:
     """The partitions whose commit an answer waits for."""
-    if isinstance(request, requests.Produce):
+    if isinstance(request, requests.ProduceRequest):
         return [one.partition for one in result if one.stored is not None]
-    if isinstance(request, requests.Settle):
+    if isinstance(request, requests.SettleRequest):
         parts = zip(request.parts, result, strict=True)  # one that was slow, and so refused, is not waited for
         return [part.partition for part, one in parts if not (isinstance(one, Refused) and one.code == StorageFailed.code)]
-    if isinstance(request, requests.Lease):
+    if isinstance(request, requests.LeaseRequest):
         return [part[0].number for part in result]
     if isinstance(request, requests.Deliver):
         return [result[0].number]

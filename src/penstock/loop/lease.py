@@ -189,7 +189,7 @@ class Leasing:
         self._partitions = partitions
         self._carrying = carrying
         self._resizing = resizing
-        self.waiting: list[requests.Lease] = []
+        self.waiting: list[requests.LeaseRequest] = []
         self._stocks: dict[int, Stock] = {}  # by the number of the partition
         self._deals = 0
         self.looked_on = False  # a partition has to look further before it knows whether it has something
@@ -224,7 +224,7 @@ class Leasing:
                 "end that consumer, or wait until its right has ended"
             )
 
-    def run(self, request: requests.Lease) -> None:
+    def run(self, request: requests.LeaseRequest) -> None:
         """Put a request in line, unless it is wrong, or the repetition of one that was answered."""
         validate_lease(self._command(request, request.want))
         if self.holder:
@@ -239,12 +239,12 @@ class Leasing:
             return
         self.put_back(request)
 
-    def put_back(self, request: requests.Lease) -> None:
+    def put_back(self, request: requests.LeaseRequest) -> None:
         """Wait in line, behind the others."""
         self.waiting.append(request)
         self.earliest = request.deadline if self.earliest is None else min(self.earliest, request.deadline)
 
-    def _known(self, request: requests.Lease) -> list[tuple[Member, Granted]] | None:
+    def _known(self, request: requests.LeaseRequest) -> list[tuple[Member, Granted]] | None:
         """What a request was given when it was first made; None when this is the first time.
 
         For a bare one it is no matter if a partition that is out of order knows more: whoever has not noted those leases lets them end.
@@ -279,7 +279,7 @@ class Leasing:
             left = shares([request.want for request in front], there)
             self._deals += 1
             self._hand_out(front, given, left, BestFirst(stocks, now))
-        still: list[requests.Lease] = []
+        still: list[requests.LeaseRequest] = []
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
                 self._partitions.answer(request, given[index])
@@ -290,13 +290,13 @@ class Leasing:
         self.waiting = still  # at the end: whoever is interrupted before that leaves nobody out of the line
         self.earliest = min((request.deadline for request in self.waiting), default=None)
 
-    def _saw_all(self, request: requests.Lease) -> bool:
+    def _saw_all(self, request: requests.LeaseRequest) -> bool:
         """Whether every partition but slow ones was looked at for a request whose time is over: in a busy queue one is always out."""
         out = {number for number, member in self._partitions.outs.items() if member.awaited}
         request.unseen = out if request.unseen is None else request.unseen & out
         return not request.unseen
 
-    def _give_nothing(self, request: requests.Lease) -> None:
+    def _give_nothing(self, request: requests.LeaseRequest) -> None:
         """There is nothing; or nobody can say, because no partition is in order."""
         broken = next((member for member in self._partitions.members.values() if member.error is not None), None)
         if broken is not None and all(member.error is not None for member in self._partitions.members.values()):
@@ -316,7 +316,7 @@ class Leasing:
         return found
 
     def _hand_out(
-        self, waiting: list[requests.Lease], given: list[list[tuple[Member, Granted]]], left: list[int], stocks: BestFirst
+        self, waiting: list[requests.LeaseRequest], given: list[list[tuple[Member, Granted]]], left: list[int], stocks: BestFirst
     ) -> None:
         """Rounds of dealing. Where there are keys, each of several takes a part at a time: held keys make items scarcer than they seem.
 
@@ -339,7 +339,7 @@ class Leasing:
                 left[index] = 0 if alone else left[index] - sum(granted.count for _, granted in parts)
                 handed = handed or bool(parts)
 
-    def _take(self, request: requests.Lease, want: int, stocks: BestFirst) -> list[tuple[Member, Granted]]:
+    def _take(self, request: requests.LeaseRequest, want: int, stocks: BestFirst) -> list[tuple[Member, Granted]]:
         """Up to `want` items, the best of all partitions first; those that have nothing (more) to give are left out from now on."""
         parts: list[tuple[Member, Granted]] = []
         asked: dict[int, int] = {}
@@ -388,7 +388,7 @@ class Leasing:
                 return None
             return answer if isinstance(answer, Granted) else None
 
-    def _command(self, request: requests.Lease, want: int, part: int = 0, until: Rank | None = None) -> commands.Lease:
+    def _command(self, request: requests.LeaseRequest, want: int, part: int = 0, until: Rank | None = None) -> commands.Lease:
         """What a partition is asked. One that is asked for one request several times remembers each part under a name of its own."""
         name = None
         if request.request is not None:

@@ -22,7 +22,7 @@ from penstock.logs.api import Committer
 from penstock.logs.syncs import sync
 from penstock.loop.member import Member
 from penstock.loop.meter import Meter
-from penstock.loop.requests import Lease, Request, RequestInbox, Watch, closed
+from penstock.loop.requests import LeaseRequest, Request, RequestInbox, Watch, closed
 from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns
 from penstock.words.clock import SECOND
@@ -102,7 +102,7 @@ class Loop:
     def cancel(self, request: Request) -> None:
         """The caller is gone: its place is free, and what a turn has leased to it meanwhile goes back."""
         request.gone = True
-        if not request.claim() and request.done and isinstance(request, Lease) and request.answer:
+        if not request.claim() and request.done and isinstance(request, LeaseRequest) and request.answer:
             with suppress(BrokerClosed):
                 self.turns.settling.give_back(request.answer)
         self.turns.leasing.left = self.turns.again = True  # the next turn frees its place
@@ -115,7 +115,9 @@ class Loop:
         turns = self.turns
         request.entered_at = now = turns.clock.read().elapsed
         if request.deadline:  # a late lease still gets what is there; and everybody is given the time for one turn
-            request.give_up_at = request.deadline + GRACE if isinstance(request, Lease | Watch) else max(request.deadline, now + SECOND)
+            request.give_up_at = (
+                request.deadline + GRACE if isinstance(request, LeaseRequest | Watch) else max(request.deadline, now + SECOND)
+            )
         held = len(turns.leasing.waiting) + len(turns.producing.waiting) + len(turns.watching)
         self._inbox.enter(request, held)
 
@@ -197,7 +199,7 @@ class Loop:
         self._crowd = len(taken)
         now = turns.clock.read().elapsed
         for request in taken:
-            if request.give_up_at and now > request.give_up_at and not isinstance(request, Lease | Watch):
+            if request.give_up_at and now > request.give_up_at and not isinstance(request, LeaseRequest | Watch):
                 request.finish(error=late(turns.name))
         before = turns.produced
         turns.turn([request for request in taken if not request.done] if taken else taken, now)

@@ -7,7 +7,7 @@ quarter each, so a quantile is right to within about a tenth.
 import math
 from collections.abc import Sequence
 
-from penstock.loop.requests import Lease, Request, Settle
+from penstock.loop.requests import LeaseRequest, Request, SettleRequest
 from penstock.words.errors import Refused
 
 BUCKETS = 100
@@ -67,12 +67,12 @@ class Meter:
             if found is None:
                 found = self.latencies[request.verb] = Histogram()
             found.add(now - request.entered_at)
-            if isinstance(request, Settle):
+            if isinstance(request, SettleRequest):
                 self._settled(request)
-            elif isinstance(request, Lease) and request.answer:
+            elif isinstance(request, LeaseRequest) and request.answer:
                 self._items("leased", sum(handed.granted.count for handed in request.answer))
 
-    def _settled(self, request: Settle) -> None:
+    def _settled(self, request: SettleRequest) -> None:
         done = 0
         for one in request.answer or ():
             if isinstance(one, Refused):

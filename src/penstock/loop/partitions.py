@@ -12,7 +12,7 @@ from penstock.loop.member import IDLE_AFTER, RETIRED_IDLE_AFTER, Member
 from penstock.loop.partition import Partition
 from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
-from penstock.rules.commands import Answer, Command, Configure, MoveCursor, Pause
+from penstock.rules.commands import Answer, Command, Configure, Pause, PutCursor
 from penstock.rules.slots import SlotMap
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock
@@ -128,7 +128,7 @@ class Partitions:
                 self.run(member, member.missed)
             member.missed = None
             for name in {name for state in others for name in state.cursors} - member.state.cursors.keys():
-                self.run(member, MoveCursor(name, member.state.dropped.first_missing(0)))
+                self.run(member, PutCursor(name, member.state.dropped.first_missing(0)))
 
     def pause(self, word: Pause) -> None:
         """For the whole queue; who is away hears of it when it comes back."""

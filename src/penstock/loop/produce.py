@@ -35,14 +35,14 @@ class Producing:
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
-        self.waiting: list[requests.Produce] = []
+        self.waiting: list[requests.ProduceRequest] = []
         self._from = 0
         self.versions: set[int] = set()
         """Of the slot maps by which requests with an id were cut since the queue was opened."""
         self.max_items = 0
         self.max_bytes = 0
 
-    def run(self, request: requests.Produce) -> None:
+    def run(self, request: requests.ProduceRequest) -> None:
         """Store the items, or let the request wait for room, behind those who wait already."""
         if request.sequence:  # of a drop, which is on this disk already: limits do not hold it up
             self._check_taking()
@@ -54,7 +54,7 @@ class Producing:
 
     def retry(self, now: int) -> None:
         """Those that wait for room try again, in the order in which they came; who waited too long is told so."""
-        still: list[requests.Produce] = []
+        still: list[requests.ProduceRequest] = []
         for request in self.waiting:
             if request.gone or request.done:
                 continue
@@ -66,7 +66,7 @@ class Producing:
                 still.append(request)
         self.waiting[:] = still
 
-    def _store_all(self, request: requests.Produce) -> None:
+    def _store_all(self, request: requests.ProduceRequest) -> None:
         partitions, batch = self._partitions, request.batch
         if request.request is None and batch.key_ids is None and batch.dedups is None:
             partitions.answer(request, [self._store(self._least().number, None, commands.Produce(batch, checked=True))])
@@ -87,7 +87,7 @@ class Producing:
                 placed.append(self._store(number, whole, self._command(request, share)))
         partitions.answer(request, placed)
 
-    def _command(self, request: requests.Produce, share: Batch) -> commands.Produce:
+    def _command(self, request: requests.ProduceRequest, share: Batch) -> commands.Produce:
         slots = self._partitions.map
         if request.sequence:
             return commands.Produce(share, source=_source(slots), sequence=request.sequence, dedup=True)
@@ -112,7 +112,7 @@ class Producing:
             return False
         return not self.max_bytes or size + batch.size_bytes <= self.max_bytes
 
-    def needs(self, request: requests.Produce) -> Collection[int]:
+    def needs(self, request: requests.ProduceRequest) -> Collection[int]:
         """Numbers of the partitions without which a request cannot be run."""
         partitions, batch = self._partitions, request.batch
         if self.max_items or self.max_bytes:
@@ -213,7 +213,7 @@ class Producing:
 
     # -- repetitions after a resize ------------------------------------------------------------------
 
-    def _adds_nothing(self, request: requests.Produce) -> bool:
+    def _adds_nothing(self, request: requests.ProduceRequest) -> bool:
         """Whether it is the repetition of what is stored: it may be answered even when the queue is full."""
         if request.request is not None and self._known(request, (self._partitions.map, *self._partitions.older_maps))[1] == []:
             return True
@@ -224,7 +224,7 @@ class Producing:
         member = self._partitions.members[self._partitions.map.owners[dedup_slot(name)]]
         return member.healthy and member.state.dedup.get(name, member.open.now().elapsed) is not None
 
-    def _known(self, request: requests.Produce, maps: Sequence[SlotMap]) -> tuple[list[Placed], Sequence[int] | None]:
+    def _known(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[Placed], Sequence[int] | None]:
         """What is known of a request under these versions of the slot map, and the indexes that none of them has (None: all)."""
         assert request.request is not None
         placed: list[Placed] = []
@@ -247,7 +247,7 @@ class Producing:
         return placed, left
 
 
-def _stored_before(member: Member, request: requests.Produce, slots: SlotMap, count: int) -> Stored | None:
+def _stored_before(member: Member, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
     """What a partition has of a request that was cut by that map; of a chunk it only knows that it has it."""
     if request.sequence:
         return Stored(-1, count, again=True) if member.state.producers.get(_source(slots), 0) >= request.sequence else None

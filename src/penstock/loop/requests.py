@@ -117,7 +117,7 @@ class Placed(NamedTuple):
     refused: Refused | None = None
 
 
-class Produce(Request):
+class ProduceRequest(Request):
     """Store items. Answered with a list of `Placed`."""
 
     verb = "produce"
@@ -144,7 +144,7 @@ class Handed(NamedTuple):
     """How long it is given for, counted from now."""
 
 
-class Lease(Request):
+class LeaseRequest(Request):
     """Give items. Answered with a list of `Handed`, empty when nothing came before the deadline."""
 
     verb = "lease"
@@ -173,7 +173,7 @@ class Lease(Request):
         self.request = request
 
 
-class Part(NamedTuple):
+class LeasePart(NamedTuple):
     """Items of one lease: all that are open when offsets are None."""
 
     partition: int
@@ -184,7 +184,7 @@ class Part(NamedTuple):
 Verb = Literal["complete", "retry", "bury", "extend"]
 
 
-class Settle(Request):
+class SettleRequest(Request):
     """Settle items of leases. Answered with a `Settled` or a `Refused` for each part."""
 
     reserved = True
@@ -192,7 +192,7 @@ class Settle(Request):
     def __init__(
         self,
         action: Verb,
-        parts: Sequence[Part],
+        parts: Sequence[LeasePart],
         *,
         delay: int = 0,
         reason: str = "",

@@ -32,7 +32,7 @@ FIRST_LOOK = 15 * SECOND
 """After opening: those who open a partition to use it come first."""
 
 
-class Plan(NamedTuple):
+class RetentionPlan(NamedTuple):
     """Drop the first `drop` segments; then rewrite those from `first` to `last` (numbers before the drop) so that only `keep` stays."""
 
     drop: int
@@ -79,7 +79,7 @@ def plan(
     thorough: bool = False,
     drops: int = 1 << 30,
     untouched: int = UNTOUCHED,
-) -> Plan:
+) -> RetentionPlan:
     """What retention asks for at this elapsed time. `thorough`: rewrite whatever frees anything. `drops`: no more segments than that."""
     over, old = _over(segments, retention), _old(segments, retention, now)
     stops = [segments[number + 1].base for number in range(max(over, old))]
@@ -109,7 +109,7 @@ def plan(
     else:
         pinned = drop
     forget.remove_all(state.dropped.runs)
-    return Plan(drop, drop, pinned - 1, keep, forget.runs, more, held_until)
+    return RetentionPlan(drop, drop, pinned - 1, keep, forget.runs, more, held_until)
 
 
 def _over(segments: Sequence[SegmentFacts], retention: Retention) -> int:
@@ -221,7 +221,7 @@ class Timetable:
         if self._ends is None:
             self._ends, self._looked_at = ends(segments, now), -1
 
-    def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, done: Plan) -> None:
+    def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, done: RetentionPlan) -> None:
         """A look is over, after so many changes of the state, and this was done."""
         self._ends = ends(segments, now)
         self._looked_at = now

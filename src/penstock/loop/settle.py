@@ -9,7 +9,7 @@ from contextlib import suppress
 from penstock.loop import requests
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
-from penstock.loop.requests import Handed, Part
+from penstock.loop.requests import Handed, LeasePart
 from penstock.loop.transfer import Carrying
 from penstock.rules import commands
 from penstock.rules.commands import Settled
@@ -24,14 +24,14 @@ class Settling:
         self._partitions = partitions
         self._carrying = carrying
 
-    def run(self, request: requests.Settle) -> None:
+    def run(self, request: requests.SettleRequest) -> None:
         try:
             letters = self._carrying.letters(request.then) if request.then else []
         except QueueNotFound as error:
             raise InvalidRequest(f"the queue of a follow-up is gone ({error}); nothing was completed") from error
         self._partitions.answer(request, [self._settle(request, part, letters) for part in request.parts])
 
-    def _settle(self, request: requests.Settle, part: Part, letters: list[commands.Letter]) -> Settled | Refused:
+    def _settle(self, request: requests.SettleRequest, part: LeasePart, letters: list[commands.Letter]) -> Settled | Refused:
         member = self._partitions.members.get(part.partition)
         if member is None:
             return Refused.of(LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work"))
@@ -52,11 +52,11 @@ class Settling:
     def give_back(self, handed: Sequence[Handed]) -> None:
         """Nobody took these items: they go back in the next turn as if they had not been leased."""
         for one in handed:
-            self._partitions.post(requests.Settle("retry", [Part(one.partition, one.granted.lease)], counted=False))
+            self._partitions.post(requests.SettleRequest("retry", [LeasePart(one.partition, one.granted.lease)], counted=False))
             self._partitions.again = True
 
 
-def _command(request: requests.Settle, part: Part, letters: list[commands.Letter]) -> commands.Command:
+def _command(request: requests.SettleRequest, part: LeasePart, letters: list[commands.Letter]) -> commands.Command:
     name = None
     if request.request is not None:  # one id may settle several leases
         name = digest(request.action.encode(), request.request, part.lease.to_bytes(8, "big"))

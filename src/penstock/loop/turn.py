@@ -57,12 +57,12 @@ class Turns(Commits):
         """Whether somebody waits for all partitions to land: nothing is given out meanwhile."""
         self._steps: dict[type[Request], Callable[[Any], None]] = {
             requests.Reshape: self._do,
-            requests.Settle: self.settling.run,
+            requests.SettleRequest: self.settling.run,
             requests.Arrived: self.carrying.arrived,
             requests.Deliver: self.carrying.deliver,
-            requests.Produce: self.producing.run,
+            requests.ProduceRequest: self.producing.run,
             requests.Do: self._do,
-            requests.Lease: self.leasing.run,
+            requests.LeaseRequest: self.leasing.run,
             requests.Watch: self.watching.append,
         }
         self._order = {kind: place for place, kind in enumerate(self._steps)}
@@ -182,15 +182,15 @@ class Turns(Commits):
     def _needs(self, request: Request) -> Collection[int] | None:
         """Numbers of the partitions that a request cannot be run without; None is all there are."""
         kind = type(request)
-        if kind is requests.Settle:
+        if kind is requests.SettleRequest:
             return {part.partition for part in request.parts}  # type: ignore[attr-defined]
-        if kind is requests.Produce:
+        if kind is requests.ProduceRequest:
             return self.producing.needs(request)  # type: ignore[arg-type]
         if kind is requests.Deliver or kind is requests.Arrived:
             return (request.partition,)  # type: ignore[attr-defined]
         if kind is requests.Reshape:  # while new partitions are being opened, nobody else waits for that
             return self.newcomers if any(self.members[number].out for number in self.newcomers) else {*self.active, *self.newcomers}
-        if kind is requests.Watch or (kind is requests.Lease and request.request is None):  # type: ignore[attr-defined]
+        if kind is requests.Watch or (kind is requests.LeaseRequest and request.request is None):  # type: ignore[attr-defined]
             return ()
         return None
 
@@ -244,13 +244,13 @@ class Turns(Commits):
 
     def _without_produces(self, taken: Sequence[Request]) -> Sequence[Request]:
         """While fences go up, those who produce to a partition that lacks them wait: it may not take keys that moved to it yet."""
-        waiting = [one for one in taken if isinstance(one, requests.Produce) and self._needs_unfenced(one)]
+        waiting = [one for one in taken if isinstance(one, requests.ProduceRequest) and self._needs_unfenced(one)]
         for one in waiting:
             self.resizing.wanted.update(self.producing.needs(one) or ())
         self._wait_a_turn(waiting)
         return [request for request in taken if request not in waiting] if waiting else taken
 
-    def _needs_unfenced(self, request: requests.Produce) -> bool:
+    def _needs_unfenced(self, request: requests.ProduceRequest) -> bool:
         numbers = self.producing.needs(request) or self.active
         return any(not self.members[number].fenced for number in numbers)
 
@@ -373,7 +373,7 @@ class Turns(Commits):
             request.undone += 1
             if request.undone > REDOS:
                 request.finish(error=_interrupted(error))
-            elif isinstance(request, requests.Lease):
+            elif isinstance(request, requests.LeaseRequest):
                 self.leasing.put_back(request)  # what it was given was undone with the turn
             else:
                 again.append(request)

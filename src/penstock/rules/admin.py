@@ -6,7 +6,7 @@ Owns: the decisions and their application.
 from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Release, Seek
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
-from penstock.rules.life import Event, Life, after, before
+from penstock.rules.life import Life, LifeEvent, after, before
 from penstock.rules.outbox import moved_runs
 from penstock.rules.records import (
     Cleared,
@@ -15,7 +15,7 @@ from penstock.rules.records import (
     Opened,
     Paused,
     Record,
-    Redriven,
+    RedrivenInPlace,
     Released,
     Sought,
     pack_keys,
@@ -50,7 +50,7 @@ def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) 
     if policy == state.policy:
         return [], Counted(0)
     records: list[Record] = [Configured(policy)]
-    without_lease = before(Event.BURIED) - {Life.LEASED}
+    without_lease = before(LifeEvent.BURIED) - {Life.LEASED}
     spent = sorted(o for o, failure in state.failures.items() if is_spent(policy, failure.attempts) and state.state_of(o) in without_lease)
     if spent:
         buried = bury_waiting(state, policy, from_offsets(spent), SPENT, peek)
@@ -82,7 +82,7 @@ def apply_paused(state: State, record: Paused, now: Moment) -> None:
 
 
 def decide_clear(state: State, command: Clear, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
-    chosen = {life.value: state.runs_in(life) for life in before(Event.CLEARED) if getattr(command, life.value)}
+    chosen = {life.value: state.runs_in(life) for life in before(LifeEvent.CLEARED) if getattr(command, life.value)}
     record, items = Cleared(**chosen), sum(map(count, chosen.values()))
     freed: list[Record] = []
     if command.buried:  # keys parked for items that were carried away go on too
@@ -167,7 +167,7 @@ def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> t
     chosen = offsets(state.buried_set.runs) if command.offsets is None else sorted(set(command.offsets))
     chosen = [offset for offset in chosen if offset not in state.lost]  # damage may have been found since they were chosen
     for offset in chosen:
-        after(state.state_of(offset), Event.REDRIVEN)
+        after(state.state_of(offset), LifeEvent.REDRIVEN)
     blocks = find_all(peek, chosen)
     if lost := lost_runs(state, blocks):
         return [Lost(lost)], Again()
@@ -175,10 +175,10 @@ def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> t
     tags = [block.priority_of(o) | (KEYED if key else 0) for o, key, block in zip(chosen, keys, blocks, strict=True)]
     if not chosen:
         return [], Counted(0)
-    return [Redriven(from_offsets(chosen), bytes(tags), pack_keys(keys) if any(keys) else b"")], Counted(len(chosen))
+    return [RedrivenInPlace(from_offsets(chosen), bytes(tags), pack_keys(keys) if any(keys) else b"")], Counted(len(chosen))
 
 
-def apply_redriven(state: State, record: Redriven, now: Moment) -> None:
+def apply_redriven(state: State, record: RedrivenInPlace, now: Moment) -> None:
     _forget_places(state, record.runs)
     chosen = offsets(record.runs)
     keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)

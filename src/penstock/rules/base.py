@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from penstock.rules.calendar import Calendar, Entry
+from penstock.rules.calendar import Calendar, CalendarEntry
 from penstock.rules.grants import Grant, Leases
 from penstock.rules.keys import Line
 from penstock.rules.lanes import Extent
@@ -168,7 +168,7 @@ def _apart(grant: Grant) -> Iterator[tuple[int, int, int, bytes]]:
                 yield offset, offset + 1, lane, pack_keys([key]) if key else b""
 
 
-def _calendar_image(calendar: Calendar, part: Callable[[Entry], list[int]]) -> list[int]:
+def _calendar_image(calendar: Calendar, part: Callable[[CalendarEntry], list[int]]) -> list[int]:
     """Entries that still mean something, flat, joined where they can be."""
     flat: list[int] = []
     for entry in calendar:

@@ -18,7 +18,7 @@ _TAG_BITS = 6
 _TAG_MASK = (1 << _TAG_BITS) - 1
 
 
-class Entry(NamedTuple):
+class CalendarEntry(NamedTuple):
     """Offsets [start, stop) come due at `when`; `tag`, below 64, is the caller's."""
 
     when: int
@@ -35,14 +35,14 @@ class Calendar:
     def __init__(self) -> None:
         self._buckets: dict[int, array[int]] = {}
         self._order: list[int] = []
-        self._head: list[Entry] = []  # the earliest bucket, sorted; entries before _taken are gone
+        self._head: list[CalendarEntry] = []  # the earliest bucket, sorted; entries before _taken are gone
         self._taken = 0
         self._head_bucket = -1
 
     def __bool__(self) -> bool:
         return self._taken < len(self._head) or bool(self._buckets)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CalendarEntry]:
         """All entries in order."""
         yield from self._head[self._taken :]
         for bucket in sorted(self._buckets):
@@ -51,7 +51,7 @@ class Calendar:
     def add(self, when: int, start: int, stop: int, tag: int = 0) -> None:
         bucket = when // _BUCKET
         if bucket <= self._head_bucket:
-            insort(self._head, Entry(when, start, stop, tag), lo=self._taken)
+            insort(self._head, CalendarEntry(when, start, stop, tag), lo=self._taken)
             return
         entries = self._buckets.get(bucket)
         if entries is None:
@@ -67,7 +67,7 @@ class Calendar:
         self._advance()
         return self._head[self._taken].when if self._taken < len(self._head) else None
 
-    def due(self, now: int, limit: int) -> list[Entry]:
+    def due(self, now: int, limit: int) -> list[CalendarEntry]:
         """Up to `limit` entries with `when` <= now, in order. They stay until `discard`."""
         self._advance()
         while self._order and self._order[0] * _BUCKET <= now and len(self._head) - self._taken < limit:
@@ -92,9 +92,9 @@ class Calendar:
             if self._taken < len(self._head) or not self._buckets:
                 return
 
-    def keep(self, part: Callable[[Entry], list[int]]) -> None:
+    def keep(self, part: Callable[[CalendarEntry], list[int]]) -> None:
         """Keep only the runs that `part` gives for each entry; neighbours of one time and tag are joined."""
-        kept = [Entry(entry.when, start, stop, entry.tag) for entry in self for start, stop in pairs(part(entry))]
+        kept = [CalendarEntry(entry.when, start, stop, entry.tag) for entry in self for start, stop in pairs(part(entry))]
         self.clear()
         for entry in kept:
             self.add(*entry)
@@ -111,7 +111,7 @@ class Calendar:
         self._taken = 0
 
 
-def _sorted(entries: "array[int]") -> list[Entry]:
+def _sorted(entries: "array[int]") -> list[CalendarEntry]:
     each = iter(entries)
     triples = zip(each, each, each, strict=True)
-    return sorted(Entry(when, start, start + (last >> _TAG_BITS), last & _TAG_MASK) for when, start, last in triples)
+    return sorted(CalendarEntry(when, start, start + (last >> _TAG_BITS), last & _TAG_MASK) for when, start, last in triples)

@@ -150,14 +150,14 @@ class Drop(msgspec.Struct, gc=False):
     runs: list[int]
 
 
-class MoveCursor(msgspec.Struct, gc=False):
+class PutCursor(msgspec.Struct, gc=False):
     """A cursor, made when it is new, has read everything before `offset`; from there on it holds retention back."""
 
     name: str
     offset: int
 
 
-class ReleaseCursor(msgspec.Struct, gc=False):
+class ForgetCursor(msgspec.Struct, gc=False):
     """A cursor is done with."""
 
     name: str
@@ -226,8 +226,8 @@ Command: TypeAlias = (
     | Seek
     | Redrive
     | Drop
-    | MoveCursor
-    | ReleaseCursor
+    | PutCursor
+    | ForgetCursor
     | Send
     | Confirm
     | FenceOff

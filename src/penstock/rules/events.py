@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.rules import machine, records
 from penstock.rules.grants import Grant
-from penstock.rules.life import Event as Kind
+from penstock.rules.life import LifeEvent as Kind
 from penstock.rules.outbox import destination, place_of
 from penstock.rules.removal import EXPIRED, LEASE_EXPIRED
 from penstock.rules.runs import RunSet, offsets, pairs
@@ -214,7 +214,7 @@ def _sought(state: State, record: records.Sought, at: int) -> Iterable[Happening
     yield _plain(Kind.SOUGHT, state, record.runs, at)
 
 
-def _redriven(state: State, record: records.Redriven, at: int) -> Iterable[Happening]:
+def _redriven(state: State, record: records.RedrivenInPlace, at: int) -> Iterable[Happening]:
     yield _plain(Kind.REDRIVEN, state, record.runs, at)
 
 
@@ -254,7 +254,7 @@ BEFORE: dict[type, _Tell] = {
     records.Due: _due,
     records.Cleared: _cleared,
     records.Sought: _sought,
-    records.Redriven: _redriven,
+    records.RedrivenInPlace: _redriven,
     records.Lost: _lost,
     records.Dropped: _dropped,
     records.Sent: _sent,

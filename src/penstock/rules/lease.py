@@ -8,7 +8,7 @@ from itertools import groupby
 from penstock.rules.commands import Again, Answer, Granted, Lease, Strayed
 from penstock.rules.grants import EPOCH_SHIFT, Grant
 from penstock.rules.lanes import Extent, Rank, lifted
-from penstock.rules.plan import Plan
+from penstock.rules.plan import LeasePlan
 from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
 from penstock.rules.runs import offsets, pairs
 from penstock.rules.state import Peek, State
@@ -40,7 +40,7 @@ def decide_lease(state: State, command: Lease, now: Moment, peek: Peek) -> tuple
     lease, deadline = state.next_lease, now.elapsed + timeout
     if command.request is None and (take := _plain(state, command, now.elapsed)) is not None:
         return [Leased(lease, deadline, timeout, command.consumer, [take])], granted(state, lease, deadline, [take.start, take.stop])
-    plan = Plan(state, command, now, peek)
+    plan = LeasePlan(state, command, now, peek)
     plan.fill()
     if plan.lost is not None:
         return [Lost(plan.lost)], Again()

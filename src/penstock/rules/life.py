@@ -34,7 +34,7 @@ class Life(Enum):
         return self in (Life.COMPLETED, Life.BURIED)
 
 
-class Event(Enum):
+class LifeEvent(Enum):
     """What happens to an item."""
 
     PRODUCED = "produced"
@@ -57,56 +57,56 @@ class Event(Enum):
     DELIVERED = "delivered"
 
 
-TRANSITIONS: Final[dict[tuple[Life | None, Event], Life]] = {
-    (None, Event.PRODUCED): Life.READY,
-    (None, Event.SCHEDULED): Life.SCHEDULED,
-    (Life.SCHEDULED, Event.DUE): Life.READY,
-    (Life.READY, Event.LEASED): Life.LEASED,
-    (Life.LEASED, Event.EXTENDED): Life.LEASED,
-    (Life.LEASED, Event.COMPLETED): Life.COMPLETED,
-    (Life.LEASED, Event.RETRIED): Life.READY,
-    (Life.LEASED, Event.DELAYED): Life.SCHEDULED,
-    (Life.LEASED, Event.LEASE_EXPIRED): Life.READY,
+TRANSITIONS: Final[dict[tuple[Life | None, LifeEvent], Life]] = {
+    (None, LifeEvent.PRODUCED): Life.READY,
+    (None, LifeEvent.SCHEDULED): Life.SCHEDULED,
+    (Life.SCHEDULED, LifeEvent.DUE): Life.READY,
+    (Life.READY, LifeEvent.LEASED): Life.LEASED,
+    (Life.LEASED, LifeEvent.EXTENDED): Life.LEASED,
+    (Life.LEASED, LifeEvent.COMPLETED): Life.COMPLETED,
+    (Life.LEASED, LifeEvent.RETRIED): Life.READY,
+    (Life.LEASED, LifeEvent.DELAYED): Life.SCHEDULED,
+    (Life.LEASED, LifeEvent.LEASE_EXPIRED): Life.READY,
     # handled by the holder of the consumer right, whose lease of it had ended
-    (Life.READY, Event.COMPLETED): Life.COMPLETED,
+    (Life.READY, LifeEvent.COMPLETED): Life.COMPLETED,
     # given up: by its holder, by spent attempts (also when a lowered max_attempts finds it waiting), by its ttl (never while leased)
-    (Life.LEASED, Event.BURIED): Life.BURIED,
-    (Life.READY, Event.BURIED): Life.BURIED,
-    (Life.SCHEDULED, Event.BURIED): Life.BURIED,
-    (Life.READY, Event.TTL_EXPIRED): Life.BURIED,
-    (Life.SCHEDULED, Event.TTL_EXPIRED): Life.BURIED,
+    (Life.LEASED, LifeEvent.BURIED): Life.BURIED,
+    (Life.READY, LifeEvent.BURIED): Life.BURIED,
+    (Life.SCHEDULED, LifeEvent.BURIED): Life.BURIED,
+    (Life.READY, LifeEvent.TTL_EXPIRED): Life.BURIED,
+    (Life.SCHEDULED, LifeEvent.TTL_EXPIRED): Life.BURIED,
     # an operator's word
-    (Life.READY, Event.CLEARED): Life.COMPLETED,
-    (Life.SCHEDULED, Event.CLEARED): Life.COMPLETED,
-    (Life.LEASED, Event.CLEARED): Life.COMPLETED,
-    (Life.BURIED, Event.CLEARED): Life.COMPLETED,
-    (Life.COMPLETED, Event.SOUGHT): Life.READY,
-    (Life.BURIED, Event.REDRIVEN): Life.READY,
+    (Life.READY, LifeEvent.CLEARED): Life.COMPLETED,
+    (Life.SCHEDULED, LifeEvent.CLEARED): Life.COMPLETED,
+    (Life.LEASED, LifeEvent.CLEARED): Life.COMPLETED,
+    (Life.BURIED, LifeEvent.CLEARED): Life.COMPLETED,
+    (Life.COMPLETED, LifeEvent.SOUGHT): Life.READY,
+    (Life.BURIED, LifeEvent.REDRIVEN): Life.READY,
     # on its way to another partition: a dead letter, a redrive, a key that lives elsewhere now
-    (Life.READY, Event.SENT): Life.MOVING,
-    (Life.BURIED, Event.SENT): Life.MOVING,
-    (Life.MOVING, Event.DELIVERED): Life.COMPLETED,
+    (Life.READY, LifeEvent.SENT): Life.MOVING,
+    (Life.BURIED, LifeEvent.SENT): Life.MOVING,
+    (Life.MOVING, LifeEvent.DELIVERED): Life.COMPLETED,
     # retention let go of its bytes
-    (Life.COMPLETED, Event.DROPPED): Life.COMPLETED,
-    (Life.BURIED, Event.DROPPED): Life.COMPLETED,
+    (Life.COMPLETED, LifeEvent.DROPPED): Life.COMPLETED,
+    (Life.BURIED, LifeEvent.DROPPED): Life.COMPLETED,
     # damage took its bytes
-    (Life.READY, Event.LOST): Life.COMPLETED,
-    (Life.SCHEDULED, Event.LOST): Life.COMPLETED,
-    (Life.LEASED, Event.LOST): Life.COMPLETED,
-    (Life.BURIED, Event.LOST): Life.COMPLETED,
-    (Life.MOVING, Event.LOST): Life.COMPLETED,
+    (Life.READY, LifeEvent.LOST): Life.COMPLETED,
+    (Life.SCHEDULED, LifeEvent.LOST): Life.COMPLETED,
+    (Life.LEASED, LifeEvent.LOST): Life.COMPLETED,
+    (Life.BURIED, LifeEvent.LOST): Life.COMPLETED,
+    (Life.MOVING, LifeEvent.LOST): Life.COMPLETED,
 }
 
 
-def before(event: Event) -> frozenset[Life]:
+def before(event: LifeEvent) -> frozenset[Life]:
     """The states in which this can happen to an item."""
     return _BEFORE[event]
 
 
-_BEFORE = {event: frozenset(life for life, what in TRANSITIONS if what is event and life is not None) for event in Event}
+_BEFORE = {event: frozenset(life for life, what in TRANSITIONS if what is event and life is not None) for event in LifeEvent}
 
 
-def after(state: Life | None, event: Event) -> Life:
+def after(state: Life | None, event: LifeEvent) -> Life:
     """The state that follows, or an error that says what the item is doing instead."""
     try:
         return TRANSITIONS[state, event]

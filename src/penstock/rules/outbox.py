@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from penstock.rules.commands import Again, Confirm, Counted, Letter, Send
 from penstock.rules.grants import EPOCH_SHIFT
-from penstock.rules.life import Event, after
+from penstock.rules.life import LifeEvent, after
 from penstock.rules.records import Delivered, Lost, Promised, Record, Sent
 from penstock.rules.removal import keys_in_line, leave_lines
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
@@ -40,7 +40,7 @@ def decide_send(state: State, command: Send, now: Moment, peek: Peek) -> tuple[l
     _check(command.destination)
     chosen = sorted(set(command.offsets))
     for offset in chosen:
-        after(state.state_of(offset), Event.SENT)
+        after(state.state_of(offset), LifeEvent.SENT)
     if not chosen:
         return [], Counted(0)
     keys = keys_in_line(state, chosen, peek)

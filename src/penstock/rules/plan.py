@@ -1,6 +1,6 @@
 """The plan of a lease: what it would take, found by walking lanes and lines without changing them.
 
-Owns: `Plan`. Candidates are the heads of lanes and the heads of free key lines; the lowest (priority lifted by age, position)
+Owns: `LeasePlan`. Candidates are the heads of lanes and the heads of free key lines; the lowest (priority lifted by age, position)
 wins, as long as it is not worse than the command's `until`. Items of busy keys met on the way are passed over into their key's line,
 once. A keyed item may only go when no earlier item of its key can lie unread in another lane; where one might, that lane is read first.
 Limits: a plan looks at about SCAN_ITEMS items and then stops with what it has, or with `more`.
@@ -71,7 +71,7 @@ PASS_COST = 100
 """So many items are passed in the time that it takes to cut a lane once more."""
 
 
-class Plan:
+class LeasePlan:
     """What a lease would take."""
 
     def __init__(self, state: State, command: Lease, now: Moment, peek: Peek) -> None:

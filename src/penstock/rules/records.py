@@ -194,7 +194,7 @@ class Sought(msgspec.Struct, array_like=True, gc=False, tag=14):
     runs: list[int]
 
 
-class Redriven(msgspec.Struct, array_like=True, gc=False, tag=15):
+class RedrivenInPlace(msgspec.Struct, array_like=True, gc=False, tag=15):
     """Buried items are ready again: at the tail of their lanes, or, where their key was parked, at the front of its line."""
 
     runs: list[int]
@@ -329,7 +329,7 @@ StateRecord: TypeAlias = (
     | Paused
     | Cleared
     | Sought
-    | Redriven
+    | RedrivenInPlace
     | Lost
     | Dropped
     | CursorMoved

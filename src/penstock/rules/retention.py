@@ -5,7 +5,7 @@ Bytes are let go only of items that are resolved (completed, or buried without h
 The record comes first, durably; the files follow. A crash between the two leaves bytes too many, never too few.
 """
 
-from penstock.rules.commands import Counted, Drop, MoveCursor, ReleaseCursor
+from penstock.rules.commands import Counted, Drop, ForgetCursor, PutCursor
 from penstock.rules.outbox import forget_moved
 from penstock.rules.records import CursorMoved, CursorReleased, Dropped, Record
 from penstock.rules.runs import RunSet, count, offsets, pairs
@@ -63,7 +63,7 @@ def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
                 state.buried.pop(offset, None)
 
 
-def decide_move(state: State, command: MoveCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_move(state: State, command: PutCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
     if not command.name:
         raise InvalidRequest("the cursor has no name; give it one")
     check_name("cursor", command.name)
@@ -77,7 +77,7 @@ def apply_moved(state: State, record: CursorMoved, now: Moment) -> None:
     state.cursors[record.name] = record.offset
 
 
-def decide_release(state: State, command: ReleaseCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_release(state: State, command: ForgetCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
     if command.name not in state.cursors:
         raise InvalidRequest(f"there is no cursor {command.name!r}; there are {sorted(state.cursors) or 'none'}")
     return [CursorReleased(command.name)], Counted(0)

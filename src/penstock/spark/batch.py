@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
 from penstock.spark.ranges import FIRST, LAST, Ends, begin, of_sequences
 from penstock.spark.tables import DeadPlace, QueueTables
@@ -84,7 +84,7 @@ class BatchReader(DataSourceReader):
 # -- what is read ------------------------------------------------------------------------------------
 
 
-def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
     bounds = tables.bounds(queue)
     ends = Ends({number: one.start for number, one in bounds.items()}, {number: one.end for number, one in bounds.items()})
     starts = begin(_checked(options), tables, queue, ends)
@@ -98,7 +98,7 @@ def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -
             yield ItemTask(queue.incarnation, number, low, high)
 
 
-def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
     bounds = tables.bounds(queue)
     ends = of_sequences(bounds, whole=options.fail_on_data_loss)
     starts = begin(_checked(options), tables, queue, ends)
@@ -111,11 +111,11 @@ def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueInfo) 
             yield EventTask(queue.incarnation, number, low, high)
 
 
-def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
     return (StateTask(queue.incarnation, number) for number in tables.bounds(queue))
 
 
-def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueInfo) -> Iterator[InputPartition]:
+def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
     return (DeadTask(place) for place in tables.dead_places(queue))
 
 
@@ -134,7 +134,7 @@ def _checked(options: SourceOptions) -> SourceOptions:
     return options
 
 
-def _stops(options: SourceOptions, queue: QueueInfo, ends: Ends) -> dict[int, int]:
+def _stops(options: SourceOptions, queue: QueueFacts, ends: Ends) -> dict[int, int]:
     """Where each partition's range ends: as given, else where the partition does."""
     stops = dict(ends.stop)
     given = options.ending_offsets
@@ -150,7 +150,7 @@ def _stops(options: SourceOptions, queue: QueueInfo, ends: Ends) -> dict[int, in
     return stops
 
 
-def _ranges(queue: QueueInfo, starts: Mapping[int, int], stops: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+def _ranges(queue: QueueFacts, starts: Mapping[int, int], stops: Mapping[int, int]) -> dict[int, tuple[int, int]]:
     """The ranges in which there is something."""
     for number, start in starts.items():
         if start > stops.get(number, start):

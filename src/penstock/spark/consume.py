@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.operations import TIMEOUT, A, EndStream, FailGranted, FindQueue, Home, Operation, ReadGrant, RenewStream, TakeGrant
-from penstock.reports import QueueInfo, TakenGrant
+from penstock.reports import QueueFacts, TakenGrant
 from penstock.rules.runs import RunSet
 from penstock.spark.home import home_of, target_of
 from penstock.spark.options import SourceOptions, present
@@ -51,7 +51,7 @@ RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 LAST_WORD_SECONDS = 5
 
 
-class Place(msgspec.Struct, frozen=True):
+class StreamPlace(msgspec.Struct, frozen=True):
     """How far a consuming stream is."""
 
     incarnation: str
@@ -62,9 +62,9 @@ class Place(msgspec.Struct, frozen=True):
         return {"incarnation": self.incarnation, "stream": self.stream, "grant": self.grant}
 
 
-def place_of(offset: Mapping[str, Any]) -> Place:
+def place_of(offset: Mapping[str, Any]) -> StreamPlace:
     try:
-        return msgspec.convert(dict(offset), Place)
+        return msgspec.convert(dict(offset), StreamPlace)
     except msgspec.ValidationError:
         raise InvalidRequest(
             f"{offset!r:.200} is no offset of a stream that consumes; the checkpoint belongs to another source, or to a stream without "
@@ -84,10 +84,10 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock: Clock = SystemClock()
         self._run = os.urandom(8).hex()
         """Which process of the stream this is: one that ends late must not take the right from its successor."""
-        self._queue: QueueInfo | None = None
-        self._initial: Place | None = None
+        self._queue: QueueFacts | None = None
+        self._initial: StreamPlace | None = None
         self._life: SignsOfLife | None = None
-        self._living: Place | None = None
+        self._living: StreamPlace | None = None
         self._done = 0
         """The grant that was last said to be done."""
         self._quiet_until = 0
@@ -99,7 +99,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # asked for twice, and must then be the same
-            self._initial = Place(f"{self._found().incarnation:016x}", os.urandom(8).hex(), 0)
+            self._initial = StreamPlace(f"{self._found().incarnation:016x}", os.urandom(8).hex(), 0)
         return self._initial.offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -127,7 +127,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._let_go(place)
         return msgspec.structs.replace(place, grant=taken.grant).offset()
 
-    def _take(self, place: Place, want: int) -> TakenGrant:
+    def _take(self, place: StreamPlace, want: int) -> TakenGrant:
         operation = TakeGrant(
             queue=int(place.incarnation, 16),
             stream=place.stream,
@@ -141,7 +141,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._live(place)
         return found
 
-    def _by_right(self, place: Place, operation: Operation[A]) -> A:
+    def _by_right(self, place: StreamPlace, operation: Operation[A]) -> A:
         """Ask what only the consumer may. Another that died has the right for a while yet: wait so long, if this one was at work before.
 
         One that is new waits only for another that is being stopped: more likely there is one that lives.
@@ -164,10 +164,10 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Opened anew for each call: tasks get a copy of this reader, and a thread asks too."""
         return closing(home_of(self._options.broker, timeout=timeout))
 
-    def _end(self, place: Place) -> EndStream:
+    def _end(self, place: StreamPlace) -> EndStream:
         return EndStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run)
 
-    def _let_go(self, place: Place) -> None:
+    def _let_go(self, place: StreamPlace) -> None:
         """Nothing more is wanted: others may lease at once. No sign of life may come behind it."""
         self._die()
         self._ask(self._end(place))
@@ -215,13 +215,13 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _timeout(self) -> int:
         return int(self._options.consumer_timeout * SECOND)
 
-    def _found(self) -> QueueInfo:
+    def _found(self) -> QueueFacts:
         if self._queue is None:
             with QueueTables.open(self._options.broker) as tables:
                 self._queue = tables.find(self._options.queue)
         return self._queue
 
-    def _own(self, offset: Mapping[str, Any]) -> Place:
+    def _own(self, offset: Mapping[str, Any]) -> StreamPlace:
         """An offset that Spark gives back, if it is of this very queue."""
         place, queue = place_of(offset), self._found()
         if place.incarnation != f"{queue.incarnation:016x}":
@@ -231,7 +231,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return place
 
-    def _live(self, place: Place) -> None:
+    def _live(self, place: StreamPlace) -> None:
         if self._life is None:
 
             def renew() -> None:
@@ -241,7 +241,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._life, self._living = SignsOfLife(renew, self._timeout / 3 / SECOND), place
             self._hear()
 
-    def _renewal(self, place: Place, again: int | None = None) -> RenewStream:
+    def _renewal(self, place: StreamPlace, again: int | None = None) -> RenewStream:
         return RenewStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run, timeout=self._timeout, again=again)
 
     def _die(self) -> None:

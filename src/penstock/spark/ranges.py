@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.logs.api import Published
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.rules.runs import count, pairs
 from penstock.spark.options import SourceOptions
 from penstock.spark.tables import QueueTables
@@ -35,7 +35,7 @@ def of_sequences(bounds: Mapping[int, Published], *, whole: bool) -> Ends:
     return Ends(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
 
 
-def begin(options: SourceOptions, tables: QueueTables, queue: QueueInfo, ends: Ends) -> dict[int, int]:
+def begin(options: SourceOptions, tables: QueueTables, queue: QueueFacts, ends: Ends) -> dict[int, int]:
     """The first number to be read in each partition."""
     given = options.starting_offsets
     if options.starting_timestamp is not None:
@@ -55,13 +55,13 @@ def at_latest(options: SourceOptions) -> bool:
     return given == "latest" or (isinstance(given, dict) and LAST in given.values())
 
 
-def _since(options: SourceOptions, tables: QueueTables, queue: QueueInfo, wall: int) -> dict[int, int]:
+def _since(options: SourceOptions, tables: QueueTables, queue: QueueFacts, wall: int) -> dict[int, int]:
     if wall > SystemClock().read().wall:
         raise InvalidRequest("startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest")
     return tables.sequences_at(queue, wall) if options.table == "events" else tables.offsets_at(queue, wall)
 
 
-def _place(options: SourceOptions, queue: QueueInfo, ends: Ends, partition: int, number: int) -> int:
+def _place(options: SourceOptions, queue: QueueFacts, ends: Ends, partition: int, number: int) -> int:
     if partition not in ends.stop:
         raise InvalidRequest(f"startingOffsets names partition {partition}; queue {queue.name!r} has {sorted(ends.stop)}")
     start, stop = ends.start[partition], ends.stop[partition]

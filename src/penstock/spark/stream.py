@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 
 from penstock.operations import MoveCursor
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.spark.home import home_of
 from penstock.spark.options import SourceOptions
@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 yield from tables.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
 
-    def _cut_at_bases(self, queue: QueueInfo, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
+    def _cut_at_bases(self, queue: QueueFacts, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
         """Events can only be read from a Base on: a cut elsewhere would have to be read twice."""
         parts = []
         for partition, runs in wanted.items():
@@ -163,19 +163,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The first number there ever is: items are counted from 0, frames of a log from 1."""
         return 1 if self._options.table == "events" else 0
 
-    def _look(self) -> QueueInfo:
+    def _look(self) -> QueueFacts:
         """The queue as it is published now."""
         if self._tables is not None:
             self._tables.refresh()
         return self._reading.find(self._options.queue)
 
-    def _ends(self, queue: QueueInfo) -> Ends:
+    def _ends(self, queue: QueueFacts) -> Ends:
         bounds = self._reading.bounds(queue)
         if self._options.table == "events":
             return of_sequences(bounds, whole=self._options.fail_on_data_loss)
         return Ends({partition: one.start for partition, one in bounds.items()}, {partition: one.end for partition, one in bounds.items()})
 
-    def _own(self, queue: QueueInfo, offset: Mapping[str, Any]) -> Position:
+    def _own(self, queue: QueueFacts, offset: Mapping[str, Any]) -> Position:
         """An offset that Spark gives back, if it is of this very queue and table."""
         position = parse(offset)
         if position.incarnation != queue.incarnation:
@@ -192,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- what is gone ----------------------------------------------------------------------------------
 
-    def _missing(self, queue: QueueInfo, partition: int, start: int, stop: int) -> list[int]:
+    def _missing(self, queue: QueueFacts, partition: int, start: int, stop: int) -> list[int]:
         """What cannot be read of a range, as flat runs."""
         if start >= stop:
             return []
@@ -201,13 +201,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return [start, min(first, stop)] if max(start, self._lowest) < first else []
         return self._reading.missing(queue, partition, start, stop)
 
-    def _gone(self, queue: QueueInfo, at: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
+    def _gone(self, queue: QueueFacts, at: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
         """How much is missing at or behind a position, in each partition."""
         if self._options.table == "events":  # a stream begins at what is whole, and of that only the front goes
             return {}
         return {partition: count(self._missing(queue, partition, at.get(partition, 0), end)) for partition, end in ends.items()}
 
-    def _none_taken(self, queue: QueueInfo, position: Position, ends: Ends) -> dict[int, int]:
+    def _none_taken(self, queue: QueueFacts, position: Position, ends: Ends) -> dict[int, int]:
         """The numbers of a position, if since then nothing behind them was taken; or, where that is allowed, those to go on from."""
         at = dict(position.at)
         for partition, end in ends.stop.items():
@@ -220,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(queue, partition, gone)
         return at
 
-    def _lost(self, queue: QueueInfo, partition: int, gone: Sequence[int]) -> None:
+    def _lost(self, queue: QueueFacts, partition: int, gone: Sequence[int]) -> None:
         """Something is gone that was not read: the error, unless it is not wanted."""
         if not self._options.fail_on_data_loss:
             return
@@ -233,7 +233,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "checkpointLocation. So that retention waits, give the stream a cursor, or keep resolved items longer"
         )
 
-    def _fell_back(self, queue: QueueInfo, partition: int, number: int, end: int) -> None:
+    def _fell_back(self, queue: QueueFacts, partition: int, number: int, end: int) -> None:
         if self._options.fail_on_data_loss:
             raise InvalidRequest(
                 f"partition {partition} of queue {queue.name!r} ends at {end}, but this stream has read up to {number}: its directory is "

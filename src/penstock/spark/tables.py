@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.logs.api import Gap, Published, Readable
 from penstock.loop.reader import Reader
 from penstock.operations import FindQueue, Home, ListCursors, ListQueues
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.rules.runs import RunSet
 from penstock.spark.home import Target, home_of
 from penstock.tables import dead, events, items, states
@@ -57,7 +57,7 @@ class QueueTables:
 
     # -- queues, and how far they go -------------------------------------------------------------------
 
-    def find(self, queue: str) -> QueueInfo:
+    def find(self, queue: str) -> QueueFacts:
         return self._home.call(FindQueue(name=queue))
 
     def refresh(self) -> None:
@@ -65,7 +65,7 @@ class QueueTables:
         for reader in self._readers.values():
             reader.refresh()
 
-    def bounds(self, queue: QueueInfo) -> dict[int, Published]:
+    def bounds(self, queue: QueueFacts) -> dict[int, Published]:
         """What is published and retained of every partition, active or retired."""
         return {partition: self._bounds(queue.incarnation, partition) for partition in _partitions(queue)}
 
@@ -73,7 +73,7 @@ class QueueTables:
         with closing(self._home.log(incarnation, partition)) as log:
             return log.published()
 
-    def offsets_at(self, queue: QueueInfo, wall: int) -> dict[int, int]:
+    def offsets_at(self, queue: QueueFacts, wall: int) -> dict[int, int]:
         """The first item offset that each partition gave at or after a time; its end where there is none."""
         found = {}
         for partition in _partitions(queue):
@@ -81,7 +81,7 @@ class QueueTables:
                 found[partition] = log.offset_at(wall)
         return found
 
-    def sequences_at(self, queue: QueueInfo, wall: int) -> dict[int, int]:
+    def sequences_at(self, queue: QueueFacts, wall: int) -> dict[int, int]:
         """A sequence in each partition before which nothing happened at or after a time: where reading events from then on may begin."""
         return {partition: self._sequence_at(queue.incarnation, partition, wall) for partition in _partitions(queue)}
 
@@ -94,7 +94,7 @@ class QueueTables:
                     return found.sequence
         return sequence + 1
 
-    def missing(self, queue: QueueInfo, partition: int, start: int, stop: int) -> list[int]:
+    def missing(self, queue: QueueFacts, partition: int, start: int, stop: int) -> list[int]:
         """Flat runs of the item offsets [start, stop) whose bytes retention or damage took, as far as `refresh` has come."""
         place = queue.incarnation, partition
         if place not in self._readers:
@@ -104,13 +104,13 @@ class QueueTables:
         gone.add_all(state.lost.within(start, stop))
         return gone.runs
 
-    def cursor(self, queue: QueueInfo, name: str) -> dict[int, int]:
+    def cursor(self, queue: QueueFacts, name: str) -> dict[int, int]:
         """Where a cursor stands in each partition that knows it."""
         return self._home.call(ListCursors(queue=queue.incarnation)).get(name, {})
 
     # -- where to cut ----------------------------------------------------------------------------------
 
-    def item_cuts(self, queue: QueueInfo, partition: int, start: int, stop: int, pieces: int) -> list[int]:
+    def item_cuts(self, queue: QueueFacts, partition: int, start: int, stop: int, pieces: int) -> list[int]:
         """Offsets inside (start, stop), in order, that cut the range into so many pieces, or more where those would be too large for one
         task; at the edges of frames where there are any, so that few are read twice."""
         with closing(self._home.log(queue.incarnation, partition)) as log:
@@ -127,7 +127,7 @@ class QueueTables:
                     cuts.append(edge)
         return cuts
 
-    def sequence_cuts(self, queue: QueueInfo, partition: int, start: int, stop: int) -> list[int]:
+    def sequence_cuts(self, queue: QueueFacts, partition: int, start: int, stop: int) -> list[int]:
         """Sequences inside (start, stop) at which reading events can begin without reading what is before."""
         return [sequence for sequence in self._bounds(queue.incarnation, partition).segments if start < sequence < stop]
 
@@ -179,7 +179,7 @@ class QueueTables:
         """The items of a partition that are not completed, as they are now."""
         return states.states(lambda: self._home.log(incarnation, partition), columns)
 
-    def dead_places(self, queue: QueueInfo) -> list[DeadPlace]:
+    def dead_places(self, queue: QueueFacts) -> list[DeadPlace]:
         """Where dead letters of a queue may lie: as the command `penstock dead list` has it."""
         buries_into = queue.options.dead_queue
         is_dead_queue = not buries_into and any(other.options.dead_queue == queue.name for other in self._queues())
@@ -205,12 +205,12 @@ class QueueTables:
     def __repr__(self) -> str:
         return f"QueueTables({self._home!r})"
 
-    def _queues(self) -> Iterator[QueueInfo]:
+    def _queues(self) -> Iterator[QueueFacts]:
         after = ""
         while page := self._home.call(ListQueues(after=after, limit=PAGE)):
             yield from page
             after = page[-1].name
 
 
-def _partitions(queue: QueueInfo) -> list[int]:
+def _partitions(queue: QueueFacts) -> list[int]:
     return sorted([*queue.active, *queue.retired])

@@ -1,6 +1,6 @@
 """What a simulated disk holds: for each file and directory what a process sees, and what a power cut leaves of it.
 
-Owns: `File` and `Directory`, the nodes of a `SimulatedFiles` tree, and the fates of changes that were not synced.
+Owns: `File` and `DeviceDirectory`, the nodes of a `SimulatedFiles` tree, and the fates of changes that were not synced.
 Invariants
 - `seen` is what reads give; `kept` is what surely survives; `pending` are the changes between the two, oldest first;
 - a power cut works on `pending` alone: what was synced is never touched;
@@ -173,7 +173,7 @@ class Rename(NamedTuple):
         entries[self.target] = self.node
 
 
-class Directory:
+class DeviceDirectory:
     """A directory's names. A file's own sync does not keep its name; only the directory's does."""
 
     def __init__(self) -> None:
@@ -203,4 +203,4 @@ class Directory:
             node.crash(rng)
 
 
-Node: TypeAlias = File | Directory
+Node: TypeAlias = File | DeviceDirectory

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from penstock.logs.api import Buffer
 from penstock.logs.files.system import Mode
-from penstock.testing.device import Directory, File, Truncate, Write
+from penstock.testing.device import DeviceDirectory, File, Truncate, Write
 from penstock.testing.tree import Tree, error, names_of
 
 Fault: TypeAlias = int | Literal["short", "torn", "halt", "interrupt"]
@@ -178,7 +178,7 @@ class SimulatedFiles:
         return self._step("list", path, lambda: sorted(self._tree.directory(path).seen))
 
     def make_directory(self, path: str) -> None:
-        missing = not isinstance(self._tree.find(path), Directory)
+        missing = not isinstance(self._tree.find(path), DeviceDirectory)
         self._step("make_directory", path, lambda: self._tree.make_directory(path), changes=missing)
 
     def rename(self, source: str, target: str) -> None:

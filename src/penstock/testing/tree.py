@@ -10,30 +10,30 @@ import random
 from collections.abc import Iterator
 from functools import lru_cache
 
-from penstock.testing.device import Directory, File, Link, Node, Rename, Unlink
+from penstock.testing.device import DeviceDirectory, File, Link, Node, Rename, Unlink
 
 
 class Tree:
     """All files and directories of one disk."""
 
     def __init__(self) -> None:
-        self.root = Directory()
+        self.root = DeviceDirectory()
 
     def find(self, path: str) -> Node | None:
         node: Node | None = self.root
         for name in names_of(path):
-            node = node.seen.get(name) if isinstance(node, Directory) else None
+            node = node.seen.get(name) if isinstance(node, DeviceDirectory) else None
         return node
 
     def file(self, path: str) -> File:
         node = self.find(path)
-        if isinstance(node, Directory):
+        if isinstance(node, DeviceDirectory):
             raise error(errno.EISDIR, path)
         if node is None:
             raise error(errno.ENOENT, path)
         return node
 
-    def directory(self, path: str) -> Directory:
+    def directory(self, path: str) -> DeviceDirectory:
         node = self.find(path)
         if isinstance(node, File):
             raise error(errno.ENOTDIR, path)
@@ -47,12 +47,12 @@ class Tree:
             self.directory(os.path.dirname(path)).change(Link(names_of(path)[-1], File()))
         return self.file(path)
 
-    def make_directory(self, path: str) -> Directory:
+    def make_directory(self, path: str) -> DeviceDirectory:
         """The directory of that path, made with its parents when it is missing."""
         directory = self.root
         for name in names_of(path):
             if name not in directory.seen:
-                directory.change(Link(name, Directory()))
+                directory.change(Link(name, DeviceDirectory()))
             inner = directory.seen[name]
             if isinstance(inner, File):
                 raise error(errno.EEXIST, path)
@@ -73,11 +73,11 @@ class Tree:
         node, there = self.find(source), self.find(target)
         if node is None:
             raise error(errno.ENOENT, source)
-        if isinstance(node, Directory) and isinstance(there, File):
+        if isinstance(node, DeviceDirectory) and isinstance(there, File):
             raise error(errno.ENOTDIR, target)
-        if isinstance(there, Directory) and there is not node and isinstance(node, File):
+        if isinstance(there, DeviceDirectory) and there is not node and isinstance(node, File):
             raise error(errno.EISDIR, target)
-        if isinstance(there, Directory) and there is not node and there.seen:
+        if isinstance(there, DeviceDirectory) and there is not node and there.seen:
             raise error(errno.ENOTEMPTY, target)
         self.directory(os.path.dirname(source)).change(Rename(names_of(source)[-1], names_of(target)[-1], node))
 
@@ -88,7 +88,7 @@ class Tree:
             path, directory = waiting.pop()
             yield path, directory
             for name, node in sorted(directory.seen.items()):
-                if isinstance(node, Directory):
+                if isinstance(node, DeviceDirectory):
                     waiting.append((f"{path}{name}/", node))
                 else:
                     yield path + name, node
@@ -102,7 +102,7 @@ class Tree:
     def sync_names(self) -> None:
         """Keep every name there is, as if each directory had been synced."""
         for _, node in self.walk():
-            if isinstance(node, Directory):
+            if isinstance(node, DeviceDirectory):
                 node.sync()
 
     def crash(self, rng: random.Random) -> None:

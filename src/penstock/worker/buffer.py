@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from penstock.api.items import Item
-from penstock.loop.requests import Handed, Part
+from penstock.loop.requests import Handed, LeasePart
 from penstock.operations import Cancel, Done, FindQueue, LeaseItems, NoteProgress, SettleItems
 from penstock.rules.commands import Settled
 from penstock.words.clock import SECOND
@@ -99,7 +99,7 @@ class WorkerLease:
         source.home.keep(source.incarnation, self.partition, self.number)
         if source.now() < self._safe_until:
             return True
-        (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[Part(self.partition, self.number)]))
+        (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[LeasePart(self.partition, self.number)]))
         return isinstance(answer, Settled)
 
     def let_go(self) -> None:

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from penstock.api.items import Item
-from penstock.loop.requests import Part, Verb
+from penstock.loop.requests import LeasePart, Verb
 from penstock.operations import SettleItems
 from penstock.rules.commands import Settled
 from penstock.words.clock import MILLISECOND, SECOND
@@ -56,10 +56,10 @@ class Settlement:
         self.doubted = False
         """The queue has answered once that the lease was lost."""
 
-    def part(self) -> Part:
+    def part(self) -> LeasePart:
         lease, items = self.lease, self.items
         whole = len(items) == lease.left and not lease.incomplete
-        return Part(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
+        return LeasePart(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
 
 
 class SettlerListener(Protocol):

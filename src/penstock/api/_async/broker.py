@@ -118,7 +118,7 @@ class AsyncBroker:
         wait = arguments.patience(timeout)
         await self._home.call(DeleteQueue(queue=(await self._find(name)).incarnation, wait=wait))
 
-    async def _find(self, name: str | Named) -> reports.QueueInfo:
+    async def _find(self, name: str | Named) -> reports.QueueFacts:
         return await self._home.call(FindQueue(name=arguments.queue_name(name)))
 
     # -- redrive -------------------------------------------------------------------------------------

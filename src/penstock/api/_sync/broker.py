@@ -119,7 +119,7 @@ class Broker:
         wait = arguments.patience(timeout)
         self._home.call(DeleteQueue(queue=(self._find(name)).incarnation, wait=wait))
 
-    def _find(self, name: str | Named) -> reports.QueueInfo:
+    def _find(self, name: str | Named) -> reports.QueueFacts:
         return self._home.call(FindQueue(name=arguments.queue_name(name)))
 
     # -- redrive -------------------------------------------------------------------------------------

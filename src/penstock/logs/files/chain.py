@@ -15,7 +15,7 @@ from penstock.logs.api import FrameType, SegmentFacts
 from penstock.logs.files.segment import (
     INDEX,
     LOG,
-    Owner,
+    LogId,
     Piece,
     Segment,
     SegmentName,
@@ -34,7 +34,7 @@ MAX_OPEN = 4
 class Chain:
     """A partition's segment files."""
 
-    def __init__(self, files: Files, directory: str, owner: Owner) -> None:
+    def __init__(self, files: Files, directory: str, owner: LogId) -> None:
         self.directory = directory
         self.owner = owner
         self.names: list[SegmentName] = []

@@ -17,7 +17,7 @@ from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.root import LOGS, Marker, Root, inspect, nearest, roots_of, take_lock, write_marker
-from penstock.logs.files.segment import Owner
+from penstock.logs.files.segment import LogId
 from penstock.logs.files.sidefiles import read_summary
 from penstock.logs.files.system import Files, SystemFiles, keep_names, storage_failed
 from penstock.logs.syncs import Syncs
@@ -49,7 +49,7 @@ class Directory:
         self.name = roots[0].path
         self.inbox = FileInbox(files, self.name)
         self._locks: list[int] = []
-        self._places: dict[Owner, Root] = {}
+        self._places: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
         syncs = Syncs(self.root_of)
@@ -99,7 +99,7 @@ class Directory:
     def make(self, incarnation: int, *partitions: int) -> None:
         """Make the places of new logs, durably, so that they are missed when they are not there."""
         self._usable()
-        made: dict[Owner, Root] = {}
+        made: dict[LogId, Root] = {}
         for partition in partitions:
             owner = _owner(incarnation, partition)
             if owner not in self._places:
@@ -108,7 +108,7 @@ class Directory:
             for owner, root in made.items():
                 self.files.make_directory(_log_path(root, owner))
             for root in set(made.values()):  # the names of all of them last when the directory that they are in is synced
-                keep_names(self.files, _log_path(root, Owner(incarnation, 0)))
+                keep_names(self.files, _log_path(root, LogId(incarnation, 0)))
         except OSError as error:
             raise storage_failed(error, "making logs of", f"{incarnation:016x}") from error
         self._places.update(made)
@@ -130,14 +130,14 @@ class Directory:
     def reader(self, incarnation: int, partition: int) -> PublishedLog:
         """A lock-free reader of a partition."""
         self._usable()
-        owner = Owner(incarnation, partition)
+        owner = LogId(incarnation, partition)
         if owner not in self._places:
             self._look_again()  # the owner may have made it since
         return PublishedLog(self.files, self.path_of(*owner), *owner)
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
         """What was left of a log when it was closed; b"" when it was never opened; None when it must be opened to know anything of it."""
-        owner = Owner(incarnation, partition)
+        owner = LogId(incarnation, partition)
         if owner not in self._places:
             return None
         try:
@@ -145,7 +145,7 @@ class Directory:
         except OSError:
             return None
 
-    def logs(self) -> list[Owner]:
+    def logs(self) -> list[LogId]:
         """Every partition that has a log here, in order."""
         self._usable()
         if self.read_only:
@@ -157,11 +157,11 @@ class Directory:
 
     def root_of(self, incarnation: int, partition: int) -> Root | None:
         """Where a partition lies."""
-        return self._places.get(Owner(incarnation, partition))
+        return self._places.get(LogId(incarnation, partition))
 
     def path_of(self, incarnation: int, partition: int) -> str:
         """The directory of a partition's log, which must be here."""
-        owner = Owner(incarnation, partition)
+        owner = LogId(incarnation, partition)
         if owner not in self._places:
             raise _missing(owner, self.roots)
         return _log_path(self._places[owner], owner)
@@ -226,8 +226,8 @@ class Directory:
         except OSError as error:
             raise storage_failed(error, "reading", self.name) from error
 
-    def _survey(self) -> dict[Owner, Root]:
-        places: dict[Owner, Root] = {}
+    def _survey(self) -> dict[LogId, Root]:
+        places: dict[LogId, Root] = {}
         for root in self.roots:
             for owner in _owners(self.files, f"{root.path}/{LOGS}"):
                 if owner in places:
@@ -288,18 +288,18 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _owner(incarnation: int, partition: int) -> Owner:
+def _owner(incarnation: int, partition: int) -> LogId:
     """Whose log it is, or what is wrong with the numbers."""
-    return Owner(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
+    return LogId(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
 
 
-def _owners(files: Files, path: str) -> Iterable[Owner]:
+def _owners(files: Files, path: str) -> Iterable[LogId]:
     for incarnation in files.list(path) if files.exists(path) else []:
         if incarnation.startswith("."):  # a desktop's own files
             continue
         for partition in files.list(f"{path}/{incarnation}"):
             try:
-                yield Owner(int(incarnation, 16), int(partition))
+                yield LogId(int(incarnation, 16), int(partition))
             except ValueError:
                 raise CorruptLog(f"{path}/{incarnation}/{partition} is not the directory of a log; move it away") from None
 
@@ -317,9 +317,9 @@ def _remove_tree(files: Files, parent: str, name: str) -> None:
     files.sync_directory(parent)
 
 
-def _log_path(root: Root, owner: Owner) -> str:
+def _log_path(root: Root, owner: LogId) -> str:
     return f"{root.path}/{LOGS}/{owner.incarnation:016x}/{owner.partition:05d}"
 
 
-def _missing(owner: Owner, roots: Sequence[Root]) -> CorruptLog:
+def _missing(owner: LogId, roots: Sequence[Root]) -> CorruptLog:
     return CorruptLog(f"{owner} has no log in {', '.join(root.path for root in roots)}; add the storage root that holds it")

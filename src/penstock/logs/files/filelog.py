@@ -16,7 +16,7 @@ from penstock.logs.files.chain import Chain
 from penstock.logs.files.reader import ChainReader
 from penstock.logs.files.recovery import Opening
 from penstock.logs.files.rewrite import put_in_place, rewrite, spare
-from penstock.logs.files.segment import Owner
+from penstock.logs.files.segment import LogId
 from penstock.logs.files.sidefiles import segment_missing
 from penstock.logs.files.system import Files, storage_failed
 from penstock.logs.files.tail import Tail
@@ -25,7 +25,7 @@ from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
 
 
-class State(Enum):
+class LogState(Enum):
     """What a log may be asked to do."""
 
     UNREAD = auto()
@@ -38,7 +38,7 @@ class State(Enum):
     CLOSED = auto()
 
 
-_OPEN = State.OPEN  # looked up at every append
+_OPEN = LogState.OPEN  # looked up at every append
 
 
 class FileLog:
@@ -61,18 +61,18 @@ class FileLog:
         self.waits_for_disk = durability == "fsync"
         self.notes: list[str] = []
         self._files = files
-        self._chain = Chain(files, directory, Owner(incarnation, partition))
+        self._chain = Chain(files, directory, LogId(incarnation, partition))
         self._compression = compression
         self._tail = Tail(files, self._chain, Encoder(incarnation, partition, compression))
         self._reading = ChainReader(self._chain, self._chain.miss)
-        self._state = State.UNREAD
+        self._state = LogState.UNREAD
 
     @property
     def segment_bytes(self) -> int:
-        return 0 if self._state in (State.UNREAD, State.CLOSED) else self._tail.segment.size
+        return 0 if self._state in (LogState.UNREAD, LogState.CLOSED) else self._tail.segment.size
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> LogId:
         return self._chain.owner
 
     @property
@@ -82,7 +82,7 @@ class FileLog:
 
     @property
     def closed(self) -> bool:
-        return self._state is State.CLOSED
+        return self._state is LogState.CLOSED
 
     @property
     def sequence(self) -> int:
@@ -96,7 +96,7 @@ class FileLog:
     @property
     def wants_base(self) -> bool:
         """Whether `rotate` must come before the next `append`: the newest segment is damaged at its end, or a sync of it failed."""
-        return self._state is State.WANTS_BASE
+        return self._state is LogState.WANTS_BASE
 
     def __repr__(self) -> str:
         return f"FileLog({self.directory!r}, {self._state.name}, sequence={self._tail.sequence}, segments={len(self._chain.names)})"
@@ -130,7 +130,7 @@ class FileLog:
         self._attempt(self._tail.publish, "publishing the synced position of")
 
     def rotate(self, base: Draft) -> None:
-        if self._state not in (_OPEN, State.WANTS_BASE):
+        if self._state not in (_OPEN, LogState.WANTS_BASE):
             self._refuse()
         try:
             if self._state is _OPEN:
@@ -138,7 +138,7 @@ class FileLog:
             self._tail.begin_segment(base)
         except OSError as error:
             self._fail(error, "rotating")
-        self._state = State.OPEN
+        self._state = LogState.OPEN
 
     def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
         """Store a copy of the state after everything appended, so that the next opening need not replay it."""
@@ -222,9 +222,9 @@ class FileLog:
     # -- opening and closing -------------------------------------------------------------------------
 
     def recover(self) -> Iterator[Frame | Gap]:
-        if self._state is State.CLOSED:
+        if self._state is LogState.CLOSED:
             self._refuse()
-        self._state = State.UNREAD
+        self._state = LogState.UNREAD
         try:
             yield from self._open()
         except OSError as error:
@@ -258,26 +258,26 @@ class FileLog:
         name, size = tail.segment.name, tail.segment.size
         if opening.damaged:
             self.notes.append(f"segment {name} is damaged at its end and was left as it is; the log goes on in a new segment")
-            self._state = State.WANTS_BASE
+            self._state = LogState.WANTS_BASE
             return
         if size > end:
             self.notes.append(f"segment {name} ended in {size - end} bytes that are no whole group of frames; they were cut")
             tail.cut(end)
         tail.settle(opening.solid, self.durability)
-        self._state = State.WANTS_BASE if tail.suspect else State.OPEN
+        self._state = LogState.WANTS_BASE if tail.suspect else LogState.OPEN
 
     def reset(self) -> None:
-        if self._state is State.CLOSED:
+        if self._state is LogState.CLOSED:
             self._refuse()
         try:
             self._reading.forget()
             self._tail.go_back()
         except OSError as error:
             self._fail(error, "resetting")
-        self._state = State.UNREAD
+        self._state = LogState.UNREAD
 
     def close(self) -> None:
-        state, self._state = self._state, State.CLOSED
+        state, self._state = self._state, LogState.CLOSED
         try:
             if state is _OPEN:
                 self._tail.flush()
@@ -290,7 +290,7 @@ class FileLog:
 
     def abandon(self) -> None:
         """Let go without writing anything: what a forked child does with its parent's log."""
-        self._state = State.CLOSED
+        self._state = LogState.CLOSED
         self._release()
 
     def _release(self) -> None:
@@ -308,19 +308,19 @@ class FileLog:
             self._fail(error, doing)
 
     def _fail(self, error: OSError, doing: str) -> NoReturn:
-        self._state = State.FAILED
+        self._state = LogState.FAILED
         raise storage_failed(error, doing, self.directory) from error
 
     def _refuse(self) -> NoReturn:
         """Say why this cannot be done now."""
-        if self._state is State.CLOSED:
+        if self._state is LogState.CLOSED:
             raise BrokerClosed(f"the log {self.directory} is closed; open it again")
-        if self._state is State.FAILED:
+        if self._state is LogState.FAILED:
             raise StorageFailed(f"the log {self.directory} failed before; reset and recover it first")
-        if self._state is State.UNREAD:
+        if self._state is LogState.UNREAD:
             raise InvalidRequest(f"the log {self.directory} is not recovered; exhaust recover() first")
         raise InvalidRequest(f"the log {self.directory} must begin a new segment; call rotate() with a Base first")
 
     def _readable(self) -> None:
-        if self._state in (State.CLOSED, State.UNREAD):
+        if self._state in (LogState.CLOSED, LogState.UNREAD):
             self._refuse()

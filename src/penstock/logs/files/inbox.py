@@ -39,7 +39,7 @@ from penstock.logs.frame import (
 )
 from penstock.logs.store import (
     MANIFEST_VERSION,
-    Manifest,
+    DropManifest,
     StagedPart,
     Sweeps,
     Waiting,
@@ -83,7 +83,7 @@ class FileInbox:
         with self._told("reading"):
             return open(f"{self._staged(write)}/{checked_name(name)}{SIDECAR}", "rb")
 
-    def publish(self, write: str, incarnation: int, manifest: Manifest) -> bool:
+    def publish(self, write: str, incarnation: int, manifest: DropManifest) -> bool:
         manifest = stamped(write, manifest)
         with self._told("writing to"):
             path = self._begin(write)
@@ -155,11 +155,11 @@ class FileInbox:
             found = [one for one in map(_parse, self._files.list(self._inbox)) if one is not None]
         return sorted(found, key=lambda one: not one.is_errand)
 
-    def manifest(self, drop: Waiting) -> Manifest:
+    def manifest(self, drop: Waiting) -> DropManifest:
         with self._told("reading"):
             raw = read_file(self._files, f"{self._inbox}/{drop.label}/{MANIFEST}")
         try:
-            found = msgspec.json.decode(raw or b"", type=Manifest)
+            found = msgspec.json.decode(raw or b"", type=DropManifest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CorruptLog(f"the manifest of the drop {drop.label} cannot be read ({error}); move it away and write it again") from error
         if found.version > MANIFEST_VERSION:

@@ -13,7 +13,7 @@ from penstock.logs.api import ENDLESS, Frame, Gap, Published, SegmentFacts
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.reader import ChainReader
 from penstock.logs.files.recovery import Opening, Replay, front
-from penstock.logs.files.segment import Owner, Segment, Window
+from penstock.logs.files.segment import LogId, ReadAhead, Segment
 from penstock.logs.files.sidefiles import Synced, SyncedFile, everything, promised
 from penstock.logs.files.system import Files, storage_failed
 from penstock.words.errors import BrokerClosed
@@ -31,7 +31,7 @@ class PublishedLog:
         self.directory = self.where = directory
         self.notes: list[str] = []
         self._files = files
-        self._chain = Chain(files, directory, Owner(incarnation, partition))
+        self._chain = Chain(files, directory, LogId(incarnation, partition))
         self._reading = ChainReader(self._chain, self._look_again)
         self._synced_file = SyncedFile(files, directory)
         self._synced: Synced | None = None
@@ -189,4 +189,4 @@ class PublishedLog:
         """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""
         size = self._chain.file_size(newest)
         newest.size = min(size, synced.position) if newest.name == synced.segment else size
-        newest.window = Window(self._files, newest.handle)  # it may have read ahead of what was published, and that may have changed
+        newest.window = ReadAhead(self._files, newest.handle)  # it may have read ahead of what was published, and that may have changed

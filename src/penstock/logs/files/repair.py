@@ -23,7 +23,7 @@ from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.recovery import Replay, front
 from penstock.logs.files.rewrite import NewSegment
 from penstock.logs.files.root import LOGS, take_lock
-from penstock.logs.files.segment import FIRST, LOG, Owner, Segment, SegmentName
+from penstock.logs.files.segment import FIRST, LOG, LogId, Segment, SegmentName
 from penstock.logs.files.sidefiles import SYNCED, Synced, SyncedFile
 from penstock.logs.files.system import Files, copy_file, replace_file, same_bytes, storage_failed
 from penstock.logs.files.verify import Look, LostFront, true_position
@@ -79,7 +79,7 @@ def repair(
     try:
         handle = take_lock(files, _root(directory), clock)
         try:
-            return _Repair(files, directory, Owner(incarnation, partition), discard, lost_front).run(clock)
+            return _Repair(files, directory, LogId(incarnation, partition), discard, lost_front).run(clock)
         finally:
             files.close(handle)
     except OSError as error:
@@ -97,7 +97,7 @@ def _root(directory: str) -> str:
 class _Repair:
     """One repair of one log, whose lock is held."""
 
-    def __init__(self, files: Files, directory: str, owner: Owner, discard: bool, lost_front: LostFront) -> None:
+    def __init__(self, files: Files, directory: str, owner: LogId, discard: bool, lost_front: LostFront) -> None:
         self._lost_front = lost_front
         self._files = files
         self._directory = directory

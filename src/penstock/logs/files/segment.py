@@ -1,6 +1,6 @@
 """One segment file: its name, its frames in order, what lies between them when bytes are damaged, and its index.
 
-Owns: `SegmentName`, `Segment` (an open file), `Owner` (whose frames belong here), `walk`, `SparseIndex` and `Window`.
+Owns: `SegmentName`, `Segment` (an open file), `LogId` (whose frames belong here), `walk`, `SparseIndex` and `ReadAhead`.
 A segment is named by the item offset and by the frame sequence it starts at: two segments may start at one offset, never at one sequence,
 and a segment whose first frame is lost still tells what it was.
 The index (`.idx`, docs/format.md) tells where to begin reading for an item offset or a time. An entry stands at a DATA frame's start, about
@@ -49,7 +49,7 @@ def parse_name(file_name: str) -> SegmentName | None:
     return SegmentName(int(stem), int(sequence)) if dash and digits and file_name.endswith(LOG) else None
 
 
-class Owner(NamedTuple):
+class LogId(NamedTuple):
     """Whose frames these are."""
 
     incarnation: int
@@ -70,7 +70,7 @@ class Segment:
         self.handle = handle
         self.size = files.size(handle)
         """Bytes in use: the owner of the newest segment moves it as it appends."""
-        self.window = Window(files, handle)
+        self.window = ReadAhead(files, handle)
         self.index: SparseIndex | None = None
         self.users = 0
         """Passes that read it now."""
@@ -95,7 +95,7 @@ class _Foreign(Damaged):
     """A whole frame that belongs to another partition."""
 
 
-def walk(segment: Segment, position: int, owner: Owner) -> Iterator[Piece]:
+def walk(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
     """Everything from `position` to the segment's end, which must be a frame's start.
 
     After damage the next frame must carry a higher sequence than the last one seen: a payload may well hold copies of older frames.
@@ -115,7 +115,7 @@ def walk(segment: Segment, position: int, owner: Owner) -> Iterator[Piece]:
         position = end
 
 
-def header_at(segment: Segment, position: int, owner: Owner) -> Header | None:
+def header_at(segment: Segment, position: int, owner: LogId) -> Header | None:
     """The sound header of ours at a position, or None."""
     try:
         header = parse_header(segment.window.read(position, min(HEADER_BYTES, segment.size - position)))
@@ -124,11 +124,11 @@ def header_at(segment: Segment, position: int, owner: Owner) -> Header | None:
     return header if (header.incarnation, header.partition) == owner else None
 
 
-def _frame_at(segment: Segment, position: int, owner: Owner) -> tuple[int, int, Frame]:
+def _frame_at(segment: Segment, position: int, owner: LogId) -> tuple[int, int, Frame]:
     window = segment.window
     header = parse_header(window.read(position, min(HEADER_BYTES, segment.size - position)))
     if header.incarnation != owner.incarnation or header.partition != owner.partition:
-        raise _Foreign(f"a frame of {Owner(header.incarnation, header.partition)}, not of {owner}")
+        raise _Foreign(f"a frame of {LogId(header.incarnation, header.partition)}, not of {owner}")
     end = position + frame_bytes(header.stored_bytes)
     if end > segment.size:
         raise Damaged("the file ends inside a frame")
@@ -136,20 +136,20 @@ def _frame_at(segment: Segment, position: int, owner: Owner) -> tuple[int, int, 
     return header.flags, end, unpack_body(header, stored)
 
 
-def _next_frame(segment: Segment, position: int, owner: Owner, lowest: int) -> int:
+def _next_frame(segment: Segment, position: int, owner: LogId, lowest: int) -> int:
     """Where the next whole frame of ours starts after damage at `position`, or the segment's end."""
     start = _trusted_end(segment, position, owner)
     places = segment.window.places(MAGIC, start, segment.size, ALIGNMENT)
     return next((place for place in places if _holds_frame(segment, place, owner, lowest)), segment.size)
 
 
-def _trusted_end(segment: Segment, position: int, owner: Owner) -> int:
+def _trusted_end(segment: Segment, position: int, owner: LogId) -> int:
     """Where to look on: past the damaged frame when its header, and so its length, is sound; else just behind its start."""
     header = header_at(segment, position, owner)
     return position + (ALIGNMENT if header is None else frame_bytes(header.stored_bytes))
 
 
-def _holds_frame(segment: Segment, position: int, owner: Owner, lowest: int) -> bool:
+def _holds_frame(segment: Segment, position: int, owner: LogId, lowest: int) -> bool:
     try:
         return _frame_at(segment, position, owner)[2].sequence >= lowest
     except Damaged:
@@ -256,7 +256,7 @@ MIN_CHUNK_BYTES = 4 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
 
 
-class Window:
+class ReadAhead:
     """A stretch of a file held in memory. It widens while reads follow each other, and narrows when they jump or are large."""
 
     __slots__ = ("_chunk_bytes", "_files", "_handle", "_held", "_start")

@@ -20,7 +20,7 @@ import msgspec
 from google_crc32c import value
 
 from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap
-from penstock.logs.files.segment import FIRST, LOG, Owner, SegmentName, parse_name
+from penstock.logs.files.segment import FIRST, LOG, LogId, SegmentName, parse_name
 from penstock.logs.files.system import Files, read_file
 from penstock.logs.frame import HEADER_BYTES, Damaged, Encoder, parse_header, unpack_body
 
@@ -141,7 +141,7 @@ class Checkpoint(NamedTuple):
     """The state, as a BASE frame; its sequence is that of the last frame."""
 
 
-def pack_checkpoint(segment: SegmentName, last: int, end: int, sequence: int, base: Draft, owner: Owner) -> bytes:
+def pack_checkpoint(segment: SegmentName, last: int, end: int, sequence: int, base: Draft, owner: LogId) -> bytes:
     """The bytes of a checkpoint file."""
     place = _PLACE.pack(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, 0, *segment, last, end)
     vector: list[bytes | bytearray | memoryview] = [place, value(place).to_bytes(_CHECKSUM_BYTES, "little")]
@@ -149,7 +149,7 @@ def pack_checkpoint(segment: SegmentName, last: int, end: int, sequence: int, ba
     return b"".join(vector)
 
 
-def unpack_checkpoint(data: bytes, owner: Owner) -> Checkpoint | None:
+def unpack_checkpoint(data: bytes, owner: LogId) -> Checkpoint | None:
     """The checkpoint in a file's bytes, or None when they are not a whole one of this version and this log."""
     place, checksum = data[: _PLACE.size], data[_PLACE.size : _PLACE_BYTES]
     if len(data) < _PLACE_BYTES or value(place) != int.from_bytes(checksum, "little"):
@@ -161,7 +161,7 @@ def unpack_checkpoint(data: bytes, owner: Owner) -> Checkpoint | None:
     return Checkpoint(SegmentName(base, first_sequence), last, end, frame)
 
 
-def _frame(data: bytes, owner: Owner) -> Frame | None:
+def _frame(data: bytes, owner: LogId) -> Frame | None:
     try:
         header = parse_header(data[:HEADER_BYTES])
         frame = unpack_body(header, data[HEADER_BYTES : HEADER_BYTES + header.stored_bytes + 4])

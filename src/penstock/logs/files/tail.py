@@ -16,7 +16,7 @@ import msgspec
 from penstock.logs.api import Buffer, Draft, Durability, FrameType
 from penstock.logs.files.chain import Chain
 from penstock.logs.files.recovery import Replay
-from penstock.logs.files.segment import FIRST, Segment, SegmentName, SparseIndex, Window
+from penstock.logs.files.segment import FIRST, ReadAhead, Segment, SegmentName, SparseIndex
 from penstock.logs.files.sidefiles import CHECKPOINT, SUMMARY, Synced, SyncedFile, pack_checkpoint, pack_summary
 from penstock.logs.files.system import TEMPORARY, Files, blank, replace_file, write_again, write_all
 from penstock.logs.frame import AFTER_SYNC, JOINS, MORE, Encoder
@@ -168,7 +168,7 @@ class Tail:
         self._files.truncate(segment.handle, end)
         self._sync(segment)
         segment.size = end
-        segment.window = Window(self._files, segment.handle)  # the old one may hold what was cut
+        segment.window = ReadAhead(self._files, segment.handle)  # the old one may hold what was cut
 
     def settle(self, solid: int, durability: Durability) -> None:
         """Make sure of bytes that were read back: below `solid` a sync is known to cover them. Then publish them."""

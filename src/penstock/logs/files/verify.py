@@ -20,7 +20,7 @@ from penstock.logs.files.directory import Directory
 from penstock.logs.files.published import PublishedLog
 from penstock.logs.files.recovery import Opening, Replay, beginning, front, stored_checkpoint
 from penstock.logs.files.root import Root
-from penstock.logs.files.segment import FIRST, INDEX, Owner, Segment, SegmentName, SparseIndex, header_at, unpack_index
+from penstock.logs.files.segment import FIRST, INDEX, LogId, Segment, SegmentName, SparseIndex, header_at, unpack_index
 from penstock.logs.files.sidefiles import CHECKPOINT, SYNCED, Synced, SyncedFile, everything, promised
 from penstock.logs.files.system import Files, SystemFiles, read_file, storage_failed
 from penstock.words.errors import CorruptLog, PenstockError, StorageFailed
@@ -84,7 +84,7 @@ state knows better (`loop.recovery.lost_front`)."""
 
 def verify(files: Files, directory: str, incarnation: int, partition: int, lost_front: LostFront = lambda log, first: ()) -> Report:
     """Look through the log of a partition, which lies in that directory. Nothing is changed, and no lock is taken."""
-    report = Look.at(files, directory, Owner(incarnation, partition)).report
+    report = Look.at(files, directory, LogId(incarnation, partition)).report
     if report.opens and report.first_offset:
         try:
             with closing(PublishedLog(files, directory, incarnation, partition)) as log:
@@ -104,7 +104,7 @@ def verify_all(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] 
 class Look:
     """One look at a log: the report, and besides it what a repair needs to know."""
 
-    def __init__(self, files: Files, directory: str, owner: Owner) -> None:
+    def __init__(self, files: Files, directory: str, owner: LogId) -> None:
         self.chain = Chain(files, directory, owner)
         self.report = Report(directory=directory, incarnation=owner.incarnation, partition=owner.partition)
         self.synced: Synced | None = None
@@ -118,7 +118,7 @@ class Look:
         self._strays: list[str] = []
 
     @classmethod
-    def at(cls, files: Files, directory: str, owner: Owner) -> "Look":
+    def at(cls, files: Files, directory: str, owner: LogId) -> "Look":
         """Look at a log, again when its owner drops segments meanwhile."""
         for left in reversed(range(LOOKS)):
             look = cls(files, directory, owner)

@@ -25,11 +25,11 @@ from pyspark.sql import functions as F
 
 from penstock.api import arguments as calls
 from penstock.logs.files.system import SystemFiles, storage_failed
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.rules.routing import digest
 from penstock.spark.home import target_of
 from penstock.spark.jobs import manifest as manifests
-from penstock.spark.jobs.manifest import ArchivedBatch, Manifest
+from penstock.spark.jobs.manifest import ArchivedBatch, ArchiveManifest
 from penstock.spark.jobs.progress import Progress, translated
 from penstock.spark.options import MOST
 from penstock.spark.tables import QueueTables
@@ -81,8 +81,8 @@ class _Place(msgspec.Struct, frozen=True):
         """The column by which the rows of a partition are numbered."""
         return "offset" if self.table == "items" else "sequence"
 
-    def nothing(self) -> Manifest:
-        return Manifest(self.table, self.queue, f"{self.incarnation:016x}")
+    def nothing(self) -> ArchiveManifest:
+        return ArchiveManifest(self.table, self.queue, f"{self.incarnation:016x}")
 
     def folders(self, batch: str) -> list[str]:
         """Those of a micro-batch of this queue, as far as they are there."""
@@ -181,7 +181,7 @@ def check(
         return _place(path, table, tables.find(queue))
 
 
-def _begin(known: Manifest) -> str:
+def _begin(known: ArchiveManifest) -> str:
     """Where a stream begins that has no checkpoint: behind what the archive holds. Cursors do not count: they may be another's."""
     return json.dumps({str(partition): last + 1 for partition, last in known.lasts().items()}) if known.batches else "earliest"
 
@@ -225,7 +225,7 @@ def _names(folder: str) -> list[str]:
         raise storage_failed(error, "reading", folder) from error
 
 
-def _place(path: str, table: str, info: QueueInfo) -> _Place:
+def _place(path: str, table: str, info: QueueFacts) -> _Place:
     if not path or "://" in path.removeprefix("file://"):
         raise InvalidRequest(f"the path of the archive is {path!r:.200}; give a directory that every node of Spark sees")
     root = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
@@ -251,7 +251,7 @@ def _alone(place: _Place) -> Iterator[None]:
         files.close(handle)
 
 
-def _remove_unfinished(place: _Place, known: Manifest) -> None:
+def _remove_unfinished(place: _Place, known: ArchiveManifest) -> None:
     """What a run that was killed has written and not entered. If its micro-batch is still to be had, it is repeated."""
     entered = {batch.name for batch in known.batches}
     for folder in place.folders("*"):
@@ -259,7 +259,7 @@ def _remove_unfinished(place: _Place, known: Manifest) -> None:
             shutil.rmtree(folder)
 
 
-def _told(progress: Progress | None, before: Manifest, ends: Mapping[int, int]) -> Callable[[Manifest], None] | None:
+def _told(progress: Progress | None, before: ArchiveManifest, ends: Mapping[int, int]) -> Callable[[ArchiveManifest], None] | None:
     """How far the numbers of the partitions have come, as a bar shows it."""
     if progress is None:
         return None
@@ -273,7 +273,7 @@ def _told(progress: Progress | None, before: Manifest, ends: Mapping[int, int]) 
 
 
 def _writer(
-    place: _Place, checkpoint: str, done: Callable[[Manifest], None] | None, failed: list[PenstockError]
+    place: _Place, checkpoint: str, done: Callable[[ArchiveManifest], None] | None, failed: list[PenstockError]
 ) -> Callable[[DataFrame, int], None]:
     def write(rows: DataFrame, number: int) -> None:
         try:
@@ -290,7 +290,7 @@ def _writer(
     return write
 
 
-def _keep(rows: DataFrame, place: _Place, checkpoint: str, number: int) -> Manifest:
+def _keep(rows: DataFrame, place: _Place, checkpoint: str, number: int) -> ArchiveManifest:
     """Write a micro-batch and enter it; one that was written before, wholly or in part, is replaced."""
     batch = place.batch(checkpoint, number)
     session = rows.sparkSession  # the stream's own: what is set here is not set for others

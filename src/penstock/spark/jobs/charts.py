@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark.jobs.figures import Bucket, ReportFigures, Spread
-from penstock.spark.jobs.wording import span, step
+from penstock.spark.jobs.texts import span, step
 from penstock.words.errors import InvalidRequest
 from penstock.words.values import timestamp
 

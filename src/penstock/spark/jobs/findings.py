@@ -7,7 +7,7 @@ each rule says how many it needs.
 from collections.abc import Iterator
 
 from penstock.spark.jobs.figures import ReportFigures
-from penstock.spark.jobs.wording import counted, share, span, times
+from penstock.spark.jobs.texts import counted, share, span, times
 
 FEW = 50
 """Of fewer items, attempts or waits no proportion is told."""

@@ -1,6 +1,6 @@
 """What an archive holds: which rows of which partitions lie in which files.
 
-Owns: `Manifest` and its JSON, and what is found out about files that were written (`look`) and done so that they stay (`sync`).
+Owns: `ArchiveManifest` and its JSON, and what is found out about files that were written (`look`) and done so that they stay (`sync`).
 A manifest is replaced whole, by a rename: a reader sees the one before or the one after.
 """
 
@@ -48,7 +48,7 @@ class ArchivedBatch(msgspec.Struct, frozen=True):
         return sum(file.rows for file in self.files)
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ArchiveManifest(msgspec.Struct, frozen=True):
     """The archive of one table of one queue."""
 
     table: str
@@ -72,13 +72,13 @@ class Manifest(msgspec.Struct, frozen=True):
                     found[part.partition] = max(part.last, found.get(part.partition, -1))
         return found
 
-    def with_batch(self, batch: ArchivedBatch) -> "Manifest":
+    def with_batch(self, batch: ArchivedBatch) -> "ArchiveManifest":
         """The same, with a batch; one of its name is replaced."""
         kept = [one for one in self.batches if one.name != batch.name]
         return msgspec.structs.replace(self, batches=[*kept, *([batch] if batch.files else [])], newest=batch.name)
 
 
-def read(path: str) -> Manifest | None:
+def read(path: str) -> ArchiveManifest | None:
     """The manifest, if there is one."""
     try:
         raw = read_file(SystemFiles(), path)
@@ -87,7 +87,7 @@ def read(path: str) -> Manifest | None:
     if raw is None:
         return None
     try:
-        found = msgspec.json.decode(raw, type=Manifest)
+        found = msgspec.json.decode(raw, type=ArchiveManifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptLog(f"the manifest {path} cannot be read ({error}); bring it back from a copy") from error
     if found.version > VERSION:
@@ -95,7 +95,7 @@ def read(path: str) -> Manifest | None:
     return found
 
 
-def write(path: str, manifest: Manifest) -> Manifest:
+def write(path: str, manifest: ArchiveManifest) -> ArchiveManifest:
     """Replace the manifest, durably."""
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     try:

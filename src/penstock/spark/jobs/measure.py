@@ -59,7 +59,7 @@ class Tables(NamedTuple):
     """reason, buried_at"""
 
 
-class Frame(NamedTuple):
+class ReportFrame(NamedTuple):
     """What is asked."""
 
     queue: str
@@ -70,7 +70,7 @@ class Frame(NamedTuple):
     until: int | None = None
 
 
-def measure(tables: Tables, frame: Frame, begin: Callable[[str], None] = lambda _: None) -> ReportFigures:
+def measure(tables: Tables, frame: ReportFrame, begin: Callable[[str], None] = lambda _: None) -> ReportFigures:
     """Compute everything. `begin` is called with each of STAGES when it begins."""
     stages = iter(STAGES)
     begin(next(stages))
@@ -103,7 +103,7 @@ def kept(frame: DataFrame) -> Iterator[DataFrame]:
 # -- events ------------------------------------------------------------------------------------------
 
 
-def _overview(events: DataFrame, frame: Frame) -> dict[str, Any]:
+def _overview(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
     asked = spans.within(F.col("at"), frame.since, frame.until)
     event = F.col("event")
 
@@ -141,7 +141,7 @@ def step_for(span: int) -> int:
     return next((one for one in STEPS if span < one * MOST_BUCKETS), (span // (MOST_BUCKETS * DAY) + 1) * DAY)
 
 
-def _over_time(events: DataFrame, frame: Frame, first_at: int | None, last_at: int | None) -> dict[str, Any]:
+def _over_time(events: DataFrame, frame: ReportFrame, first_at: int | None, last_at: int | None) -> dict[str, Any]:
     if first_at is None or last_at is None:
         return {}
     width = step_for(last_at - first_at)
@@ -195,7 +195,7 @@ def _spread(count: int, ranks: Iterable[int], worst: int) -> Spread:
     return Spread(count, p50, p90, p99, worst / SECOND)
 
 
-def _attempts(events: DataFrame, frame: Frame) -> dict[str, Any]:
+def _attempts(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
     asked = spans.within(F.col("at"), frame.since, frame.until)
     event = F.col("event")
     rows = (
@@ -207,7 +207,7 @@ def _attempts(events: DataFrame, frame: Frame) -> dict[str, Any]:
     return {"attempts": sorted((Attempts(row.attempt, row.completed, row.buried) for row in rows), key=lambda one: one.attempt)}
 
 
-def _reasons(events: DataFrame, frame: Frame) -> dict[str, Any]:
+def _reasons(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
     asked = spans.within(F.col("at"), frame.since, frame.until)
     failures = events.where(asked & spans.is_failure()).select(spans.failure_class(F.col("reason")).alias("reason"), "at")
     reasons, distinct, _ = _top_reasons(failures)
@@ -228,7 +228,7 @@ def _top_reasons(rows: DataFrame) -> tuple[list[Reason], int, int]:
 # -- keys --------------------------------------------------------------------------------------------
 
 
-def _by_key(items: DataFrame, events: DataFrame, frame: Frame) -> DataFrame:
+def _by_key(items: DataFrame, events: DataFrame, frame: ReportFrame) -> DataFrame:
     """Each key (null: none) with its items of the time, the microseconds spent on it, and where its newest item lies."""
     asked = spans.within(F.col("at"), frame.since, frame.until)
     spent = spans.attempts(events).where(asked).groupBy("partition", "offset").agg(F.sum("micros").alias("spent"))
@@ -287,7 +287,7 @@ def _top_keys(keyed: DataFrame, by: str) -> list[KeyLoad]:
 # -- now ---------------------------------------------------------------------------------------------
 
 
-def _backlog(state: DataFrame, events: DataFrame, frame: Frame) -> dict[str, Any]:
+def _backlog(state: DataFrame, events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
     """An item's age is the time since it became ready; if that is not told any more, since it was produced."""
     since = F.coalesce("ready", F.unix_micros("produced_at"))
     age = F.when(F.col("state") == "ready", F.greatest(F.lit(frame.now) - since, F.lit(0)))

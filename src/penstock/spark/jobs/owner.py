@@ -1,6 +1,6 @@
 """The owner of a broker's directory, asked to do something: this process, when nobody else is; else whoever is, through the inbox.
 
-Owns: `Owner`. Either way the operation goes through the inbox, so there is one way in which it is done.
+Owns: `BrokerOwner`. Either way the operation goes through the inbox, so there is one way in which it is done.
 """
 
 import threading
@@ -18,7 +18,7 @@ OPEN_AGAIN = 1 * SECOND
 """An owner may end while it is waited for: then this process takes over."""
 
 
-class Owner:
+class BrokerOwner:
     """Whoever owns a directory, as long as the block lasts."""
 
     def __init__(self, target: Target, timeout: float) -> None:
@@ -31,7 +31,7 @@ class Owner:
         self._home: Home
         self._incarnations: dict[str, int] = {}
 
-    def __enter__(self) -> "Owner":
+    def __enter__(self) -> "BrokerOwner":
         self._open()
         self._home = home_of(self._target, timeout=self._timeout, meanwhile=self._take_over)
         return self

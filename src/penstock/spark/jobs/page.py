@@ -10,7 +10,7 @@ from html import escape
 from penstock.spark.jobs import charts
 from penstock.spark.jobs.figures import KeyLoad, Reason, ReportFigures, Spread
 from penstock.spark.jobs.findings import findings
-from penstock.spark.jobs.wording import NOTHING, counted, number, rate, share, span, step, times, when
+from penstock.spark.jobs.texts import NOTHING, counted, number, rate, share, span, step, times, when
 from penstock.words.clock import SECOND
 
 CSS = """

@@ -1,8 +1,8 @@
 """Dead letters chosen by SQL, and sent back.
 
-Owns: `redrive`, `Redriven` and `letters`, the table that a predicate is about. What is chosen is chosen once, by id; then exactly those go,
-in the order in which they lie, by the hand of whoever owns the broker: this process opens it if nobody has, else its owner is asked. A
-letter that somebody has taken or sent meanwhile is left alone and told.
+Owns: `redrive`, `RedriveResult` and `letters`, the table that a predicate is about. What is chosen is chosen once, by id; then exactly
+those go, in the order in which they lie, by the hand of whoever owns the broker: this process opens it if nobody has, else its owner is
+asked. A letter that somebody has taken or sent meanwhile is left alone and told.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from penstock.operations import RedriveItems, TraceItem
 from penstock.spark.home import Target, home_of, target_of
-from penstock.spark.jobs.owner import Owner
+from penstock.spark.jobs.owner import BrokerOwner
 from penstock.spark.jobs.progress import Progress, ours, said_by, watching
 from penstock.spark.tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError
@@ -31,7 +31,7 @@ SHOWN = 200
 """Characters of a payload in a sample."""
 
 
-class Letter(msgspec.Struct, frozen=True):
+class LetterSample(msgspec.Struct, frozen=True):
     """A dead letter, as a sample shows it."""
 
     id: str
@@ -43,7 +43,7 @@ class Letter(msgspec.Struct, frozen=True):
     payload: str
 
 
-class Redriven(msgspec.Struct, frozen=True):
+class RedriveResult(msgspec.Struct, frozen=True):
     """What a redrive did, or would do."""
 
     chosen: int
@@ -55,11 +55,11 @@ class Redriven(msgspec.Struct, frozen=True):
     """Chosen letters by the queue they go to."""
     reasons: dict[str, int]
     """Chosen letters by why they were given up."""
-    sample: list[Letter]
+    sample: list[LetterSample]
     preview: bool
 
 
-class Place(NamedTuple):
+class ChosenLetter(NamedTuple):
     """A chosen letter: where it lies, where it goes ("" is: in place), and since when it is dead."""
 
     queue: str
@@ -88,7 +88,7 @@ def redrive(
     preview: bool = False,
     timeout: float = 30.0,
     progress: Progress | None = None,
-) -> Redriven:
+) -> RedriveResult:
     """Send the dead letters of a queue back for which a SQL predicate is true.
 
     where: over the columns of table dead, payload_text and payload_json, such as
@@ -113,9 +113,9 @@ def redrive(
     there = Counter(place.to or place.queue for place in places)
     if preview or not places:
         sample = _sample(table, places) if places else []
-        return Redriven(len(places), 0, [], dict(there), dict(reasons.most_common()), sample, preview)
+        return RedriveResult(len(places), 0, [], dict(there), dict(reasons.most_common()), sample, preview)
     sent, changed = 0, []
-    with Owner(target, timeout) as owner:
+    with BrokerOwner(target, timeout) as owner:
         for done, batch in _batches(places):
             if progress is not None:
                 progress("redriving", done, len(places))
@@ -124,7 +124,7 @@ def redrive(
             sent += answered
             changed += _changed(target, source, batch) if answered < len(batch) else []
         owner.settle()
-    return Redriven(len(places), sent, changed, dict(there), dict(reasons.most_common()), [], False)
+    return RedriveResult(len(places), sent, changed, dict(there), dict(reasons.most_common()), [], False)
 
 
 def check(broker: str, queue: str, where: str, *, to: str | None = None, limit: int | None = None) -> None:
@@ -172,7 +172,7 @@ def _hint(error: Exception) -> str:
     return "cast what is taken of payload_json, such as cast(payload_json:id AS int)" if "VARIANT" in str(error) else "mend it"
 
 
-def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_queue: bool) -> list[Place]:
+def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_queue: bool) -> list[ChosenLetter]:
     moment = F.coalesce(F.unix_micros("buried_at"), F.lit(0))
     columns = ("dead_queue", "dead_id", "origin_queue", moment.alias("buried_at"), F.coalesce("reason", F.lit("")).alias("reason"))
     try:
@@ -190,24 +190,24 @@ def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_qu
         if there is None:
             raise InvalidRequest(f"{row.dead_id} in {row.dead_queue!r} was not given up by any queue; say to which queue it goes with to")
         there = "" if there == row.dead_queue else there
-        places.append(Place(row.dead_queue, *parse_id(row.dead_id), there, row.buried_at, row.reason))
+        places.append(ChosenLetter(row.dead_queue, *parse_id(row.dead_id), there, row.buried_at, row.reason))
     return places
 
 
-def _sample(table: DataFrame, places: Sequence[Place]) -> list[Letter]:
+def _sample(table: DataFrame, places: Sequence[ChosenLetter]) -> list[LetterSample]:
     """The first of those that were chosen."""
     ids = [f"{place.queue} {place.partition}-{place.offset}" for place in places[:SAMPLE]]
     text = F.coalesce(F.col("payload_text"), F.concat(F.lit("0x"), F.hex(F.substring("payload", 1, SHOWN // 2))))
     columns = ("id", "dead_queue", "dead_id", F.col("key").cast("string").alias("key"), "reason", "attempts")
     some = table.filter(F.concat_ws(" ", "dead_queue", "dead_id").isin(ids)).select(*columns, F.substring(text, 1, SHOWN).alias("payload"))
-    found = {f"{row.dead_queue} {row.dead_id}": Letter(**row.asDict()) for row in some.collect()}
+    found = {f"{row.dead_queue} {row.dead_id}": LetterSample(**row.asDict()) for row in some.collect()}
     return [found[id] for id in ids if id in found]
 
 
 # -- sending -----------------------------------------------------------------------------------------
 
 
-def _batches(places: Sequence[Place]) -> Iterator[tuple[int, Sequence[Place]]]:
+def _batches(places: Sequence[ChosenLetter]) -> Iterator[tuple[int, Sequence[ChosenLetter]]]:
     """Letters of one queue that go to one queue, in the order in which they lie; and how many were before."""
     start = 0
     while start < len(places):
@@ -220,14 +220,14 @@ def _batches(places: Sequence[Place]) -> Iterator[tuple[int, Sequence[Place]]]:
         start = stop
 
 
-def _items(batch: Sequence[Place]) -> dict[int, list[int]]:
+def _items(batch: Sequence[ChosenLetter]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for place in batch:
         found.setdefault(place.partition, []).append(place.offset)
     return found
 
 
-def _changed(target: Target, incarnation: int, batch: Sequence[Place]) -> list[str]:
+def _changed(target: Target, incarnation: int, batch: Sequence[ChosenLetter]) -> list[str]:
     """Of letters that did not all go, those that are still there or are done with: somebody has them, or had."""
     left = []
     with closing(home_of(target)) as home:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.reports import QueueInfo
+from penstock.reports import QueueFacts
 from penstock.spark.home import target_of
 from penstock.spark.jobs import charts, page, spans
 from penstock.spark.jobs.figures import STAGES, ReportFigures
-from penstock.spark.jobs.measure import Frame, Tables, measure
+from penstock.spark.jobs.measure import ReportFrame, Tables, measure
 from penstock.spark.jobs.progress import Progress, translated
 from penstock.spark.source import NAME, register
 from penstock.spark.tables import QueueTables
@@ -54,7 +54,7 @@ def report(
     info = _found(target, queue)
     register(spark)
     tables = Tables(**{name: _table(spark, target, queue, name) for name in COLUMNS})
-    frame = Frame(queue, (clock or SystemClock()).read().wall, list(info.active), begin, end)
+    frame = ReportFrame(queue, (clock or SystemClock()).read().wall, list(info.active), begin, end)
     with translated(f"the report on {queue!r}"):
         figures = measure(tables, frame, _teller(progress))
     _write(place, page.render(figures))
@@ -74,7 +74,7 @@ def _range(since: datetime | float | None, until: datetime | float | None) -> tu
     return begin, end
 
 
-def _found(target: str, queue: str) -> QueueInfo:
+def _found(target: str, queue: str) -> QueueFacts:
     with QueueTables.open(target_of(target)) as tables:
         return tables.find(queue)
 

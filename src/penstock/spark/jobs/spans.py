@@ -14,18 +14,21 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from penstock.rules.events import RETURNED
-from penstock.rules.life import Event
+from penstock.rules.life import LifeEvent
 from penstock.rules.removal import EXPIRED, SPENT
 from penstock.rules.removal import LEASE_EXPIRED as RAN_OUT
 
 EVENT_COLUMNS = ("event", "partition", "offset", "at", "attempt", "reason", "lease", "sequence")
-ARRIVED = (Event.PRODUCED.value, Event.SCHEDULED.value)
-READY = tuple(one.value for one in (Event.PRODUCED, Event.DUE, Event.RETRIED, Event.LEASE_EXPIRED, Event.SOUGHT, Event.REDRIVEN))
+ARRIVED = (LifeEvent.PRODUCED.value, LifeEvent.SCHEDULED.value)
+READY = tuple(
+    one.value
+    for one in (LifeEvent.PRODUCED, LifeEvent.DUE, LifeEvent.RETRIED, LifeEvent.LEASE_EXPIRED, LifeEvent.SOUGHT, LifeEvent.REDRIVEN)
+)
 """Events that make an item ready."""
-SETTLED = tuple(one.value for one in (Event.COMPLETED, Event.RETRIED, Event.DELAYED, Event.BURIED))
+SETTLED = tuple(one.value for one in (LifeEvent.COMPLETED, LifeEvent.RETRIED, LifeEvent.DELAYED, LifeEvent.BURIED))
 """Events by which a holder settles an item; of some of them the lease says whether there was a holder."""
-LEASED, COMPLETED, LEASE_EXPIRED = Event.LEASED.value, Event.COMPLETED.value, Event.LEASE_EXPIRED.value
-GIVEN_UP = (Event.BURIED.value, Event.TTL_EXPIRED.value)
+LEASED, COMPLETED, LEASE_EXPIRED = LifeEvent.LEASED.value, LifeEvent.COMPLETED.value, LifeEvent.LEASE_EXPIRED.value
+GIVEN_UP = (LifeEvent.BURIED.value, LifeEvent.TTL_EXPIRED.value)
 SPENT_BY_LEASE = f"{SPENT}: {RAN_OUT}"
 UNHANDLED = (RETURNED, SPENT_BY_LEASE, EXPIRED)
 """Reasons that no holder gave: what they say ended the lease."""
