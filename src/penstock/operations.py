@@ -45,6 +45,7 @@ Offsets: TypeAlias = dict[Count, Count]
 ChosenItems: TypeAlias = Mapping[Count, Sequence[Count]]
 """partition → offsets"""
 StreamName: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+StateName: TypeAlias = Literal["scheduled", "ready", "leased", "completed", "buried", "moving"]
 TIMEOUT = 30 * SECOND
 """How long a call may take that names no time of its own."""
 
@@ -224,7 +225,7 @@ class ListItems(Query[list[FoundItem]]):
     """Items in these states (none named: all), by partition and offset, behind `after`."""
 
     scope: ClassVar[Scope] = "read"
-    states: Sequence[str] = ()
+    states: Sequence[StateName] = ()
     after: tuple[int, int] | None = None
     limit: int = 100
 

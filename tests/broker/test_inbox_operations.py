@@ -7,14 +7,24 @@ import msgspec
 import pytest
 
 from penstock.broker.inbox import Errand
-from penstock.errors import InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound
-from penstock.operations import A, EndStream, FindOffsets, ListCursors, MoveCursor, Operation, RedriveItems
+from penstock.errors import InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
+from penstock.operations import (
+    A,
+    EndStream,
+    FindOffsets,
+    ListCursors,
+    MoveCursor,
+    Operation,
+    PauseQueue,
+    ProduceItems,
+    RedriveItems,
+)
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import Refused
 from tests.broker.grants import taking
 from tests.broker.grounds import PatchyFiles, Simulated
 from tests.broker.inbox import ROOT, Outsider, Raw, ask, errand, look, outsider
-from tests.broker.rig import Rig
+from tests.broker.rig import Rig, batch_of
 
 
 def answered(rig: Rig, incarnation: int, body: bytes) -> Any:
@@ -191,7 +201,7 @@ def test_one_that_is_replaced_while_it_is_done_is_done_too(rig: Rig, monkeypatch
 
 def test_a_mistake_of_ours_holds_nobody_else_up(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     desk, other = rig.create(), outsider(rig)
-    other.put(desk.incarnation, MoveCursor(name="c", to={0: 1}))
+    wrong = other.put(desk.incarnation, MoveCursor(name="c", to={0: 1}))
     name = other.put(desk.incarnation, EndStream(stream="s", run=""))
     call = rig.broker.call
 
@@ -205,7 +215,9 @@ def test_a_mistake_of_ours_holds_nobody_else_up(rig: Rig, monkeypatch: pytest.Mo
         look(rig)
         rig.advance(1)
     assert other.answer(desk.incarnation, name) is None
-    assert len(other.left()) == 1
+    with pytest.raises(OutcomeUnknown, match=r"it went wrong.*please report this"):
+        other.answer(desk.incarnation, wrong)
+    assert other.left() == []
     assert [record.levelno for record in caplog.records if record.name == "penstock"] == [logging.ERROR], "said once"
 
 
@@ -309,3 +321,34 @@ def test_several_at_once_are_all_done(rig: Rig) -> None:
     assert desk.call(ListCursors()) == {f"c{n}": {0: n} for n in range(4)}
     assert other.left() == [] and desk.stats().ready == 4
     ask(rig, desk, taking("s", want=9, per_key=9, timeout=SECOND))
+
+
+# -- operations that wait, or are done twice -------------------------------------------------------------
+
+
+def test_one_that_would_wait_does_not_hold_the_others_up(rig: Rig) -> None:
+    desk = rig.create(max_items=1)
+    desk.produce("full")
+    other = outsider(rig)
+    name = other.put(desk.incarnation, ProduceItems(queue=desk.incarnation, batch=batch_of("more"), wait=600 * SECOND))
+    paused = other.put(desk.incarnation, PauseQueue(queue=desk.incarnation, lease=True))
+    before = rig.clock.read().elapsed
+    rig.broker.inbox.look()
+    assert rig.clock.read().elapsed == before and other.inbox.note(desk.incarnation, paused) is not None
+    assert other.inbox.note(desk.incarnation, name) is None, "the queue is full for now: it is tried again"
+
+
+def test_one_that_is_done_twice_adds_nothing_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = rig.create()
+    other = outsider(rig)
+    name = other.put(desk.incarnation, ProduceItems(queue=desk.incarnation, batch=batch_of("once")))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rig.broker.store.inbox), "put_note", failing)
+        rig.broker.inbox.look()
+    rig.advance(1)
+    rig.broker.inbox.look()
+    assert desk.stats().produced == 1 and other.inbox.note(desk.incarnation, name) is not None
+
+
+def failing(*_: object) -> None:
+    raise StorageFailed("the disk is full; make room")

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.broker.rig import STATES, Desk, Rig, keys_at, moving_key, refusal
 # -- counts -------------------------------------------------------------------------------------------------
 
 
-def listed(desk: Desk, states: list[str], page: int = 7) -> list[FoundItem]:
+def listed(desk: Desk, states: list[Any], page: int = 7) -> list[FoundItem]:
     """Every item in these states, page by page."""
     found: list[FoundItem] = []
     while more := desk.call(ListItems(states=states, after=_last(found), limit=page)):

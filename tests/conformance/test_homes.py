@@ -62,7 +62,7 @@ from penstock.rules.commands import Settled
 from penstock.rules.records import Produced
 from penstock.rules.routing import key_id
 from penstock.words.clock import SECOND, Moment
-from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueNotFound, Refused
+from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueNotFound, Refused, StorageFailed
 from tests.conformance.homes import HOMES, Ground
 from tests.support import items
 
@@ -460,3 +460,43 @@ def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) 
             snapshot.refresh()
             after = snapshot.call(ReadStats(queue=queue))
             assert (after.ready, after.completed, after.produced) == (before.ready, before.completed, before.produced)
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------
+
+
+def test_a_write_whose_parts_are_gone_is_not_published(ground: Ground) -> None:
+    """Else its items would be taken for stored."""
+    home, queue, staging = ground.home, create(ground.home), ground.home.staging()
+    write = write_name(ground.owner.clock.read().wall)
+    staging.begin(write)
+    writer = staging.writer(write, "part-0", queue)
+    writer.add(encode([Produced(0, items(["a"]))], Moment(0, 0)))
+    part = writer.finish()
+    staging.abandon(write)
+    with pytest.raises(StorageFailed, match=r"part part-0 of the write .* is gone.*; write it again"):
+        home.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[part]))
+    assert home.call(FindWrite(queue=queue, source="job", number=1)) == "unknown"
+
+
+def test_a_callback_that_raises_harms_nobody(home: Home) -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def fail(answer: Any) -> None:
+        raise RuntimeError("a mistake of the caller")
+
+    queue = create(home)
+    for _ in range(20):
+        home.submit(FindQueue(name="q"), fail)
+        home.submit(ReadHistory(queue=queue, partition=0, offset=0), fail)
+    home.submit(FindQueue(name="q"), answers.put)
+    home.submit(ResizeQueue(queue=queue, partitions=2), answers.put)
+    assert {answers.get(timeout=20).partitions, answers.get(timeout=20).partitions} <= {1, 2}
+
+
+def test_what_is_submitted_to_a_closed_broker_is_refused(ground: Ground) -> None:
+    queue = create(ground.owner)
+    ground.owner.close()
+    for operation in (FindQueue(name="q"), ReadStats(queue=queue), ResizeQueue(queue=queue, partitions=2)):
+        with pytest.raises(BrokerClosed):
+            ground.owner.submit(operation, lambda answer: None)

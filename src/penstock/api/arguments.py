@@ -107,7 +107,7 @@ def after_id(after: str | None) -> tuple[int, int] | None:
     return None if after is None else parse_id(after)
 
 
-def states_of(given: str | Sequence[str] | None) -> list[str]:
+def states_of(given: str | Sequence[str] | None) -> list[Any]:
     """The states that a list is to be of; none named is all of them."""
     if given is not None and not isinstance(given, str) and not (isinstance(given, Sequence) and given):
         raise InvalidRequest(f"state is {given!r:.80}; use one or some of {', '.join(STATES)}, or leave it out")

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.api.arguments import ListedItem
 from penstock.api.items import Item
+from penstock.operations import StateName
 from penstock.words import values
 from penstock.words.errors import InvalidRequest
 
@@ -17,7 +18,7 @@ Where: TypeAlias = Mapping[str, Any] | Callable[[Item], bool]
 Chooser: TypeAlias = Callable[[ListedItem], bool]
 
 PAGE = 1_000
-REDRIVABLE = ("ready", "buried")
+REDRIVABLE: tuple[StateName, ...] = ("ready", "buried")
 """The states of items that a redrive may take."""
 FIELDS = ("kind", "key", "reference", "encoding", "reason", "origin_queue")
 _HEADERS = "headers."

@@ -104,7 +104,7 @@ class Embedded:
         self._beginning = 0
         self._loops: dict[int, Loop] = {}
         self._runners = Runners(self.clock)
-        self._blocking = Pool(BLOCKING)
+        self._blocking, self._quick = Pool(BLOCKING), Pool(1)
         self._delivery = Delivery(self._loops, self.entry)
         self._closed = self._forked = False
         self.streams: Streams = Streams(store.inbox, self)
@@ -120,6 +120,8 @@ class Embedded:
             self.streams.open()
             self.inbox.open(threaded)
         except BaseException:
+            self._closed = True
+            self.inbox.stop()
             self._let_go()
             raise
         _brokers.add(self)
@@ -158,10 +160,17 @@ class Embedded:
         request = self._request(operation)
         if request is None:
             self._usable()
-            self._blocking.submit(lambda: tell(self._outcome(operation)))
+            pool = self._quick if type(operation) in _QUICK else self._blocking
+            pool.submit(lambda: tell(self._outcome(operation)))
             return _nothing
         loop = self.loop(operation.queue)
-        request.on_done = lambda answered: tell(answered.answer if answered.error is None else answered.error)
+        untold = [tell]  # a request may say twice that it is answered
+
+        def on_done(answered: Request) -> None:
+            if untold:
+                untold.pop()(answered.answer if answered.error is None else answered.error)
+
+        request.on_done = on_done
         loop.submit(request)
         return partial(loop.cancel, request)
 
@@ -230,6 +239,7 @@ class Embedded:
         chosen = merged(Options(), asked.options)
         name, partitions, exist_ok, given = asked.name, asked.partitions, asked.exist_ok, asked.given
         with self._creating:  # not the catalog: others go on meanwhile
+            self._usable()
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
             if catalog.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
@@ -431,6 +441,8 @@ class Embedded:
             return
         self.inbox.stop()
         self._closed = True
+        with self._creating:  # a queue that is being opened is closed too
+            pass
         errors: list[PenstockError] = []
         for loop in list(self._loops.values()):
             try:
@@ -442,11 +454,14 @@ class Embedded:
             raise errors[0]
 
     def _let_go(self) -> None:
-        self._runners.close()
-        self._blocking.close()
-        with suppress(PenstockError, AttributeError):
-            self.catalog.close()
-        self.store.close()
+        try:
+            self._runners.close()
+            self._blocking.close()
+            self._quick.close()
+        finally:  # an interrupt must not keep the directory from whoever opens it next
+            with suppress(PenstockError, AttributeError):
+                self.catalog.close()
+            self.store.close()
 
     def abandon(self) -> None:
         """In a forked child."""
@@ -532,6 +547,8 @@ _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
     SettleItems: _settle,
     AwaitItems: _await,
 }
+_QUICK = {FindQueue, ListQueues, ReadSlotMap, ReadMetrics}
+"""Answered from memory: those who submit them do not wait behind others who wait for a disk."""
 _OWN: dict[type[Operation[Any]], Callable[[Embedded, Any], Any]] = {
     FindQueue: Embedded._find,
     ListQueues: Embedded._list,

@@ -26,7 +26,7 @@ from penstock.logs.columns import Columns
 from penstock.logs.store import DropManifest, Inbox, Waiting
 from penstock.loop.catalog import Catalog
 from penstock.loop.requests import ProduceRequest, Request
-from penstock.operations import FindWrite, LeaseItems, Operation, PublishWrite, WriteState
+from penstock.operations import FindWrite, Operation, PublishWrite, WriteState
 from penstock.rules.catalog import ONCE, Entry
 from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
@@ -35,12 +35,14 @@ from penstock.words.errors import (
     BrokerClosed,
     CorruptLog,
     InvalidRequest,
+    OutcomeUnknown,
     PenstockError,
     QueueBusy,
     QueueHeld,
     QueueNotFound,
     Refused,
 )
+from penstock.words.threads import Thread
 
 _log = logging.getLogger("penstock")
 IDLE_SECONDS = 0.25
@@ -74,7 +76,7 @@ class Reply(msgspec.Struct):
     refused: Refused | None = None
 
 
-class Enough(Exception):
+class TimeIsOver(Exception):
     """The time that was given is over; the rest is done at the next look."""
 
 
@@ -111,13 +113,16 @@ class InboxKeeper:
         self._sweep_at = 0
         self._look_until: int | None = None
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threaded = False
+        self._thread: Thread | None = None
 
     # -- writes --------------------------------------------------------------------------------------
 
     def publish(self, asked: PublishWrite) -> bool:
         """Let a staged write become a drop."""
-        return self._inbox.publish(asked.write, asked.queue, DropManifest([*asked.parts], asked.source, asked.number))
+        published = publish_write(self._inbox, asked)
+        self._start()
+        return published
 
     def find(self, asked: FindWrite) -> WriteState:
         return write_state(self._inbox, self._broker.entry, asked)
@@ -128,13 +133,18 @@ class InboxKeeper:
         """Take in what is there, if it is not too much; then, if threads may be begun, look on."""
         self.sweep()
         self.look(OPENING if threaded else 0)
-        if threaded:
-            self._thread = threading.Thread(target=self._watch, name="penstock inbox", daemon=True)
-            self._thread.start()
+        self._threaded = threaded
+        if self._inbox.shared:
+            self._start()
+
+    def _start(self) -> None:
+        """Look on, if threads may be begun. Where nobody else reaches the inbox, not before something was put into it."""
+        if self._threaded and self._thread is None and not self._ended.is_set():
+            self._thread = Thread(self._watch)
 
     def stop(self) -> None:
         self._ended.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join()
 
     def abandon(self) -> None:
@@ -167,8 +177,14 @@ class InboxKeeper:
 
     def _do_errands(self, waiting: Sequence[Waiting]) -> bool:
         self._broker.streams.upkeep()
-        done = [self._do(one, self._do_errand) for one in waiting if one.is_errand]
-        return any(done)
+        done = False
+        for one in waiting:
+            if one.is_errand and not self._time_is_over():
+                done = self._do(one, self._do_errand) or done
+        return done
+
+    def _time_is_over(self) -> bool:
+        return self._look_until is not None and self._clock.read().elapsed >= self._look_until
 
     def _do_errand(self, waiting: Waiting) -> None:
         """Do one errand, answer it, and take it out of the inbox."""
@@ -184,13 +200,17 @@ class InboxKeeper:
                 raise InvalidRequest("the errand is about another queue than its name says; use the same Penstock on both sides")
             if operation.queue:
                 self._broker.entry(operation.queue)  # or it was deleted
-            if isinstance(operation, LeaseItems):
-                operation.wait = 0  # nobody waits in the inbox: others would wait with it
-            reply = Reply(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(operation))))
+            reply = Reply(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(_left_alone(operation, waiting.name)))))
         except PenstockError as error:
-            if error.retryable and not isinstance(error, QueueHeld):
+            known = isinstance(error, QueueHeld) or (wants_answer and isinstance(error, OutcomeUnknown))
+            if error.retryable and not known:
                 raise
             reply = Reply(refused=Refused.of(error))
+        except Exception as error:  # a mistake of ours: whoever waits is told
+            _log.exception("doing %s went wrong", waiting.label)
+            reply = Reply(refused=Refused.of(OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")))
+        if reply.refused is not None and not wants_answer:
+            _log.warning("%s was refused, and nobody waits to be told: %s", waiting.label, reply.refused.message)
         if wants_answer:
             self._inbox.put_note(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
         self._inbox.done(waiting, raw)
@@ -231,7 +251,7 @@ class InboxKeeper:
         try:
             step(one)
             return True
-        except (BrokerClosed, Enough):
+        except (BrokerClosed, TimeIsOver):
             return False
         except PenstockError as error:
             if not error.retryable:
@@ -314,25 +334,24 @@ class InboxKeeper:
         with self._broker.recording():
             first = self._broker.catalog.adopting(drop.incarnation, drop.name) * CHUNKS + 1
         for sequence, batch in enumerate(self._chunks(drop, manifest), first):
-            self._go_on()
+            self._between_chunks()
             self._produce(drop.incarnation, batch, sequence)
         with self._broker.recording():
             self._broker.catalog.adopted(drop.incarnation, drop.name, manifest.source, ONCE if manifest.once else manifest.number)
 
-    def _go_on(self) -> None:
+    def _between_chunks(self) -> None:
         """Between two chunks: is it time for something else?"""
         if self._ended.is_set():
             raise BrokerClosed("the broker is being closed; the rest of the drop is adopted when it is opened again")
-        now = self._clock.read().elapsed
-        if self._look_until is not None and now >= self._look_until:
-            raise Enough
-        if now >= self._looked_at + ERRANDS_EVERY:
+        if self._time_is_over():
+            raise TimeIsOver
+        if self._clock.read().elapsed >= self._looked_at + ERRANDS_EVERY:
             self._do_errands(self._waiting())
 
     def _look_through(self, drop: Waiting, manifest: DropManifest) -> None:
         """All of it can be taken, or nothing is."""
         for batch in self._chunks(drop, manifest):
-            self._go_on()
+            self._between_chunks()
             try:
                 validate(batch)
             except InvalidRequest as error:
@@ -367,11 +386,25 @@ class InboxKeeper:
                 raise one.refused.error()
 
 
+def publish_write(inbox: Inbox, asked: PublishWrite) -> bool:
+    """Let a staged write become a drop."""
+    return inbox.publish(asked.write, asked.queue, DropManifest([*asked.parts], asked.source, asked.number))
+
+
 def write_state(inbox: Inbox, entry_of: Callable[[int], Entry], asked: FindWrite) -> WriteState:
     """What became of a write. The inbox is asked first: what waits there no more is in the catalog by then."""
     if inbox.pending(asked.queue, asked.source, asked.number):
         return "waiting" if inbox.has_owner() else "unattended"
     return "adopted" if entry_of(asked.queue).adopted.get(asked.source, 0) >= asked.number else "unknown"
+
+
+def _left_alone(operation: Operation[Any], name: str) -> Operation[Any]:
+    """An errand as it is done: it does not wait, for others would wait with it; and done twice, after a crash, it adds nothing twice."""
+    if hasattr(operation, "wait"):
+        operation.wait = 0
+    if getattr(operation, "request", name) is None:
+        operation.request = digest(b"errand", operation.queue.to_bytes(8, "big"), name.encode())  # type: ignore[attr-defined]
+    return operation
 
 
 def _understood(raw: bytes) -> Errand:

@@ -2,28 +2,48 @@
 
 Owns: `InboxClient`, the home of Spark's driver and tasks. Queries are answered from what is published, as it is at the moment of the
 call; a staged write is published without the owner; any other operation is put into the inbox as bytes, and the owner does it in a moment,
-or whoever opens the broker next (broker/inbox.py). It holds no lock and no thread.
+or whoever opens the broker next (broker/inbox.py). It holds no lock.
 """
 
 import os
 from collections.abc import Callable
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from penstock import operations
-from penstock.broker.inbox import Errand, Reply
+from penstock.broker.inbox import Errand, Reply, publish_write, write_state
 from penstock.broker.snapshot import Snapshot
+from penstock.broker.streams import read_grant
 from penstock.logs.api import Readable
 from penstock.logs.backends import Files, Target, open_read_only
-from penstock.logs.store import DropManifest, ReadStore
-from penstock.operations import TIMEOUT, A, Cancel, Done, Operation, PublishWrite, Query, Staging, answer_type
+from penstock.logs.store import ReadStore
+from penstock.operations import (
+    TIMEOUT,
+    A,
+    AwaitItems,
+    Cancel,
+    Done,
+    FindWrite,
+    Operation,
+    PublishWrite,
+    Query,
+    ReadGrant,
+    Staging,
+    WriteState,
+    answer_type,
+)
+from penstock.reports import StreamGrant
 from penstock.rules.routing import digest
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.threads import Pool
 
 POLL_SECONDS = 0.005
+LOOK_SECONDS = 0.05
+SUBMITTED = 4
+"""Threads for operations that are submitted; begun when there are any."""
 
 
 class InboxClient:
@@ -36,6 +56,8 @@ class InboxClient:
         self._store = store
         self._meanwhile = meanwhile
         self._seen: Snapshot | None = None
+        self._closed = False
+        self._pool = Pool(SUBMITTED)
 
     @classmethod
     def open(cls, target: Target, *, files: Files | None = None, clock: Clock | None = None, **options: Any) -> "InboxClient":
@@ -43,27 +65,29 @@ class InboxClient:
 
     def call(self, operation: Operation[A], /) -> A:
         """Where no answer comes in time: StorageFailed if the operation was still there to be taken back, else OutcomeUnknown."""
-        if isinstance(operation, Query):
-            found: A = self._snapshot().call(operation)
+        self._usable()
+        answer = _OWN.get(type(operation))
+        if answer is not None:
+            found: A = answer(self, operation)
             return found
-        if isinstance(operation, PublishWrite):
-            manifest = DropManifest([*operation.parts], operation.source, operation.number)
-            published: Any = self._store.inbox.publish(operation.write, operation.queue, manifest)
-            return cast(A, published)
-        return self._ask(operation)
+        return self._snapshot().call(operation) if isinstance(operation, Query) else self._ask(operation)
 
     def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
-        """Without `done` this does not wait for the owner: it is in the inbox durably when this returns. Else it is waited for here."""
-        if done is None:
-            name = _name(operation)
-            self._store.inbox.put_errand(operation.queue, name, _errand(operation, answer=False))
-            return lambda: self._store.inbox.withdraw(operation.queue, name)
+        """Without `done` it is in the inbox durably when this returns, and nobody waits for the owner."""
+        self._usable()
+        if done is not None:
+            tell = done
+            self._pool.submit(lambda: tell(self._outcome(operation)))
+            return lambda: None
+        name = _name(operation)
+        self._store.inbox.put_errand(operation.queue, name, _errand(operation, answer=False))
+        return lambda: self._store.inbox.withdraw(operation.queue, name)
+
+    def _outcome(self, operation: Operation[Any]) -> Any:
         try:
-            found: Any = self.call(operation)
+            return self.call(operation)
         except PenstockError as error:
-            found = error
-        done(found)
-        return lambda: None
+            return error
 
     def keep(self, queue: int, partition: int, lease: int, /) -> None:
         raise StorageFailed(f"{self._store.name} is owned by another process, which does not keep leases for this one; extend them")
@@ -76,11 +100,31 @@ class InboxClient:
     def staging(self) -> Staging:
         return self._store.inbox
 
-    def has_owner(self) -> bool:
-        """Whether some process has the broker open, as far as can be told."""
-        return self._store.inbox.has_owner()
+    def _publish(self, asked: PublishWrite) -> bool:
+        """Done without the owner: it adopts what it finds."""
+        return publish_write(self._store.inbox, asked)
+
+    def _find_write(self, asked: FindWrite) -> WriteState:
+        """The inbox is looked into before the catalog is read: what was adopted in between is in the one or the other."""
+        return write_state(self._store.inbox, lambda queue: self._snapshot().entry(queue), asked)
+
+    def _grant(self, asked: ReadGrant) -> StreamGrant:
+        return read_grant(self._store.inbox, asked)
+
+    def _await(self, asked: AwaitItems) -> bool:
+        """Nobody tells when something new is published: it is looked for."""
+        deadline = self.clock.read().elapsed + asked.wait
+        while not (found := self._snapshot().call(asked)) and self.clock.read().elapsed < deadline:
+            Event().wait(LOOK_SECONDS)
+        return found
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise BrokerClosed("this view of the broker is closed; open it again")
 
     def close(self) -> None:
+        self._closed = True
+        self._pool.close()
         if self._seen is not None:
             self._seen.close()
         self._store.close()
@@ -122,7 +166,7 @@ class InboxClient:
         if found is not None:
             return found
         if not waits:
-            raise OutcomeUnknown(f"the owner of {owner} took up the word and has not answered; look what became of it")
+            raise OutcomeUnknown(f"the owner of {owner} took up the operation and has not answered; look what became of it")
         raise StorageFailed(
             f"nobody who has {owner} open has answered for {self.timeout / SECOND:g} s; keep the broker open in some program "
             f"(penstock.open({owner!r}), or a worker) while this runs"
@@ -137,3 +181,12 @@ def _name(operation: Operation[Any]) -> str:
     """The same for operations of which a newer one takes the place of an older one that still waits."""
     told = [repr(getattr(operation, field)) for field in operation.about] or [os.urandom(8).hex()]
     return f"{type(operation).__name__}-{digest(b'errand', *(one.encode() for one in told)).hex()}"
+
+
+_OWN: dict[type[Operation[Any]], Callable[[InboxClient, Any], Any]] = {
+    PublishWrite: InboxClient._publish,
+    FindWrite: InboxClient._find_write,
+    ReadGrant: InboxClient._grant,
+    AwaitItems: InboxClient._await,
+}
+"""What is answered in another way than by a snapshot or by the owner."""

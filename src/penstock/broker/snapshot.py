@@ -195,7 +195,7 @@ class Snapshot:
         return [info(self._catalog.names[name]) for name in found[: asked.limit]]
 
     def _slot_map(self, asked: ReadSlotMap) -> bytes:
-        return self._entry(asked.queue).map.pack()
+        return self.entry(asked.queue).map.pack()
 
     def _explain(self, asked: ExplainItem) -> Explained:
         return trace.explain(self, asked)
@@ -208,7 +208,7 @@ class Snapshot:
         return entry.name if entry is not None else None
 
     def _find_write(self, asked: FindWrite) -> WriteState:
-        return write_state(self._store.inbox, self._entry, asked)
+        return write_state(self._store.inbox, self.entry, asked)
 
     def _grant(self, asked: ReadGrant) -> StreamGrant:
         return read_grant(self._store.inbox, asked)
@@ -262,12 +262,13 @@ class Snapshot:
             raise BrokerClosed("the snapshot is closed; open it again")
 
     def _queue(self, incarnation: int) -> ReadQueue:
-        entry = self._entry(incarnation)
+        entry = self.entry(incarnation)
         if incarnation not in self._queues:
             self._queues[incarnation] = ReadQueue(entry, lambda number: Reader(self._store.reader(incarnation, number), self.clock))
         return self._queues[incarnation]
 
-    def _entry(self, incarnation: int) -> Entry:
+    def entry(self, incarnation: int) -> Entry:
+        """What the catalog says of a queue."""
         entry = self._catalog.entries.get(incarnation)
         if entry is None:
             raise _gone()

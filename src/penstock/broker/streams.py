@@ -5,10 +5,11 @@ grants, one after the other; a grant is a set of leases under its name, kept as 
 Whoever asks for the next one has committed all before it: those are completed first.
 """
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Refused
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_GRANT, lease_timeout_within, within
 
+P = ParamSpec("P")
+R = TypeVar("R")
 HOLDER = "spark:"
 RUNS = 16
 """Of a stream so many runs are known apart."""
@@ -46,6 +49,16 @@ class StreamBroker(Protocol):
     def recording(self) -> AbstractContextManager[None]: ...
 
 
+def _one_at_a_time(method: "Callable[Concatenate[Streams, P], R]") -> "Callable[Concatenate[Streams, P], R]":
+    """A method that waits for others of the same object."""
+
+    def run(self: "Streams", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._using:
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 class Streams:
     """Streams that consume queues of this broker."""
 
@@ -54,6 +67,8 @@ class Streams:
         self._broker = broker
         self._runs: dict[tuple[int, str], list[str]] = {}
         """Of each stream the runs that were heard of, the newest last: an old process may end after its successor has begun."""
+        self._using = threading.RLock()
+        """One operation at a time: grants are read, changed and kept."""
         self._held: dict[int, int] = {}
         """Incarnations of queues whose consumer right somebody has, and when it ends (elapsed)."""
 
@@ -64,6 +79,7 @@ class Streams:
         now = self._now()
         self._held = {entry.incarnation: now + entry.hold_timeout for entry in self._broker.catalog.entries if entry.holder}
 
+    @_one_at_a_time
     def hold(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody, for so long as it is not renewed; refused while another has it."""
         self._broker.run(incarnation, Do(lambda turns: self._hold(turns, holder, timeout), firm=True, opens=False))
@@ -71,6 +87,7 @@ class Streams:
         if holder:
             self._held[incarnation] = self._now() + timeout
 
+    @_one_at_a_time
     def upkeep(self) -> None:
         """A right whose holder has kept silent for too long is nobody's any more: the next opening must not give it back."""
         now = self._now()
@@ -89,6 +106,7 @@ class Streams:
 
     # -- operations ----------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def take(self, asked: TakeGrant) -> TakenGrant:
         """Grants up to `done` are committed; give another of up to `want` items (0: none)."""
         incarnation, stream, done, timeout = asked.queue, asked.stream, asked.done, asked.timeout
@@ -112,6 +130,7 @@ class Streams:
         items = grant.items if grant is not None else 0
         return TakenGrant(newest if items else done, items, self._broker.call(ReadStats(queue=incarnation)).ready)
 
+    @_one_at_a_time
     def renew(self, asked: RenewStream) -> None:
         """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
         incarnation, stream, timeout = asked.queue, asked.stream, asked.timeout
@@ -125,6 +144,7 @@ class Streams:
                     grant.failed = []
                     self._save(incarnation, stream, number, grant)
 
+    @_one_at_a_time
     def end(self, asked: EndStream) -> None:
         """The stream is done, unless another run of it has begun; what it had not committed comes back when its leases end."""
         incarnation, stream, run = asked.queue, asked.stream, asked.run
@@ -136,6 +156,7 @@ class Streams:
     def grant(self, asked: ReadGrant) -> StreamGrant:
         return read_grant(self._inbox, asked)
 
+    @_one_at_a_time
     def fail(self, asked: FailGranted) -> tuple[int, list[tuple[int, int]]]:
         """Items that were granted and are not completed yet failed; says how many, and which of these items it did not find."""
         incarnation, action, delay = asked.queue, asked.action, within("delay", asked.delay, 0, MAX_DELAY)

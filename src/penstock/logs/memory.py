@@ -12,12 +12,23 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Container, Iterator, Sequence
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, ClassVar, TypeAlias
 
 from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, Published, Readable, SegmentFacts
 from penstock.logs.columns import trimmed
 from penstock.logs.frame import DROPPED, dropped_gap
-from penstock.logs.store import DropManifest, StagedPart, Sweeps, Waiting, checked_name, drop_name, kept_sweeps, stamped, started
+from penstock.logs.store import (
+    DropManifest,
+    StagedPart,
+    Sweeps,
+    Waiting,
+    checked_name,
+    drop_name,
+    kept_sweeps,
+    refuse_missing,
+    stamped,
+    started,
+)
 from penstock.logs.syncs import Syncs
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
@@ -299,6 +310,8 @@ Place: TypeAlias = tuple[int, str]
 class MemoryInbox:
     """The inbox of a broker in memory."""
 
+    shared: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self.staged: dict[str, dict[str, bytes | list[Frame]]] = {}
         """Of each write under way its parts and, as bytes, their sidecars."""
@@ -331,6 +344,7 @@ class MemoryInbox:
             parts = self.staged.pop(checked_name(write), {})
             if place in self._drops:
                 return False
+            refuse_missing(write, manifest, parts)
             named = {part.name for part in manifest.parts}
             self._drops[place] = manifest, {name: part for name, part in parts.items() if name in named}
         return True

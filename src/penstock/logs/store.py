@@ -6,7 +6,7 @@ Owns: `Store` (for the one process that owns it), `ReadStore` (for those that on
 
 The inbox is how processes that do not own a broker hand something to the one that does.
 - A drop: items to be adopted by a queue. Tasks stage parts of a write; `publish` makes a drop of them, all or nothing. A drop is known by
-  its queue, source and number, and is in the inbox once. Which drop was adopted before is for the owner to know (broker/adopting.py).
+  its queue, source and number, and is in the inbox once. Which drop was adopted before is for the owner to know (broker/inbox.py).
 - An errand: a request to the owner, as bytes under a name. A second one of the same name replaces the first while that one waits.
 - A note: bytes under a name, kept for as long as their queue, until they are removed or swept. The answer to an errand is the note of its
   name; the grants of consuming streams are notes.
@@ -16,13 +16,13 @@ Where the storage beneath fails, StorageFailed is raised.
 
 import os
 from collections.abc import Collection, Container, Iterator, Mapping
-from typing import Annotated, BinaryIO, Generic, NamedTuple, Protocol, TypeVar
+from typing import Annotated, BinaryIO, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from penstock.logs.api import Committer, Draft, Durability, Frame, Log, Readable
 from penstock.rules.routing import digest
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, StorageFailed
 
 CATALOG = 0
 """The incarnation, and the partition, of the catalog."""
@@ -163,6 +163,9 @@ class PartReader(Protocol):
 
 class Inbox(Protocol):
     """The inbox of one broker."""
+
+    shared: ClassVar[bool]
+    """Whether other processes reach it."""
 
     # For those who do not own the broker.
 
@@ -306,6 +309,13 @@ def stamped(write: str, manifest: DropManifest) -> DropManifest:
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"this cannot be published ({error}); give each write a source, and a number from 1 on") from error
     return found
+
+
+def refuse_missing(write: str, manifest: DropManifest, there: Container[str]) -> None:
+    """A write is published whole or not at all: StorageFailed when a part of it is not there (any more). One without frames never is."""
+    missing = [part.name for part in manifest.parts if part.frames and part.name not in there]
+    if missing:
+        raise StorageFailed(f"part {missing[0]} of the write {write} is gone: it was given up, or began too long ago; write it again")
 
 
 def checked_name(name: str) -> str:

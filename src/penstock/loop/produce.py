@@ -4,7 +4,7 @@ Owns: `Producing`. An item with a key goes where its slot lives; one without, bu
 the slot of that id lives, so that its repetition finds it; all others go together to the partition with the least to do that is in
 order. A request that does not fit waits for room until its deadline.
 A request id is remembered by each partition under the version of the slot map that cut the request: a repetition after a resize looks
-up the old versions first and adds only what none of them knows. So are the chunks of a drop (broker/adopting.py), by their sequence.
+up the old versions first and adds only what none of them knows. So are the chunks of a drop (broker/inbox.py), by their sequence.
 """
 
 from collections.abc import Collection, Sequence

@@ -2,7 +2,7 @@
 
 Owns: `Framer` and `Run`. A run is a part file in which the rows of each home stand in the order asked for; without an order there is one
 run, with one there may be several, when more rows come than are sorted at a time: who publishes them looks whether they must be merged
-(merging.py). Beside an ordered run lies its sidecar, the columns it is ordered by, row by row as in the frames.
+(merge.py). Beside an ordered run lies its sidecar, the columns it is ordered by, row by row as in the frames.
 Rows are gathered up to GATHERED_BYTES and GATHERED_ROWS, so that frames are large even where a task writes to many partitions. Frames of
 ordered runs are smaller (ORDERED_BYTES): who merges them has one of each run in memory.
 """

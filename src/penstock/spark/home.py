@@ -1,8 +1,8 @@
 """How Spark reaches a broker.
 
-Owns: `Target`, `target_of` and `home_of`. Driver and tasks are different processes, perhaps on different machines: a target is plain data
-that can be sent to them, a home is opened where it is used. A directory must be reachable under the same path from every node.
-Another kind of broker adds a line here; everything else in this folder speaks operations.
+Owns: `Target`, `target_of`, `home_of` and `snapshot_of`. Driver and tasks are different processes, perhaps on different machines: a
+target is plain data that can be sent to them, a home is opened where it is used. A directory must be reachable under the same path from
+every node. Another kind of broker adds a line here; everything else in this folder speaks operations.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 from typing import Any, TypeAlias
 
 from penstock.broker.inbox_client import InboxClient
+from penstock.broker.snapshot import Snapshot
 from penstock.logs.backends import MEMORY
 from penstock.operations import Home
 from penstock.words.errors import InvalidRequest
@@ -23,6 +24,11 @@ FILE = "file://"
 def home_of(target: Target, **options: Any) -> Home:
     """The broker, seen from a process that does not own it. Close it. `options` are those of `InboxClient`."""
     return InboxClient.open([*target], **options)
+
+
+def snapshot_of(target: Target) -> Home:
+    """The broker as it is published now, to be asked many things that go together. Close it."""
+    return Snapshot.open([*target])
 
 
 def target_of(given: str) -> Target:

@@ -21,6 +21,7 @@ from penstock.spark.home import Target, home_of
 from penstock.spark.merge import Merger
 from penstock.spark.order import Order
 from penstock.words.clock import SECOND, Clock, SystemClock
+from penstock.words.errors import PenstockError, QueueNotFound
 
 FRAMES = ".frames"
 LOOK_SECONDS = 0.01
@@ -118,7 +119,12 @@ class StagedWrites:
                 pause.wait(LOOK_SECONDS)
             return found not in ("waiting", "unattended")
 
-        return self._ask(step)
+        try:
+            return self._ask(step)
+        except QueueNotFound:  # deleted since: there is nothing more to wait for
+            return True
+        except PenstockError:  # it is published, whatever cannot be looked at now: nobody must write it again
+            return False
 
     def _in_order(self, write: str, destination: Destination, order: Order, runs: Sequence[Run]) -> list[Run]:
         def begin(number: int) -> PartWriter:

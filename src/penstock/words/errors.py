@@ -140,7 +140,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why a part of a request was not done: an error as data, for answers that say it part by part."""
+    """Why a part of a request was not done: an error as data, for answers that say it part by part. Its cause is not told."""
 
     code: str
     message: str

@@ -4,9 +4,10 @@ Owns: `Thread` and `Pool`. `threading.Thread.start` and the executors of `concur
 a Ctrl-C that comes at the wrong moment leaves such a lock taken for ever. Here every step that another thread depends on is one call of C.
 """
 
+import logging
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 
 class Thread:
@@ -40,11 +41,14 @@ class Pool:
         self._threads: list[Thread] = []
         self._idle = 0
         """About how many of the threads wait for a job."""
+        self._ended = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have something done. A job must not raise."""
+        """Have something done; where the pool is closed, by this thread."""
         self._jobs.put(job)
-        if self._jobs.qsize() > self._idle and len(self._threads) < self._most:
+        if self._ended:
+            self._do_the_rest()
+        elif self._jobs.qsize() > self._idle and len(self._threads) < self._most:
             self._threads.append(Thread(self._work))
 
     def close(self) -> None:
@@ -54,6 +58,17 @@ class Pool:
             self._jobs.put(None)
         for thread in threads:
             thread.join()
+        self._ended = True
+        self._do_the_rest()  # what came behind their end
+
+    def _do_the_rest(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return
+            if job is not None:
+                _do(job)
 
     def _work(self) -> None:
         while True:
@@ -62,4 +77,12 @@ class Pool:
             self._idle -= 1
             if job is None:
                 return
-            job()
+            _do(job)
+
+
+def _do(job: Callable[[], None]) -> None:
+    """A job that raises must not end the thread: others are waiting for it."""
+    try:
+        job()
+    except Exception:
+        logging.getLogger("penstock").exception("a job went wrong")

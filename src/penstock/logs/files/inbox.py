@@ -18,7 +18,7 @@ import errno
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 import msgspec
 
@@ -46,6 +46,7 @@ from penstock.logs.store import (
     checked_name,
     drop_name,
     kept_sweeps,
+    refuse_missing,
     stamped,
     started,
 )
@@ -58,6 +59,8 @@ SIDECAR = ".order"
 
 class FileInbox:
     """The inbox of one broker."""
+
+    shared: ClassVar[bool] = True
 
     def __init__(self, files: Files, root: str) -> None:
         self._files = files
@@ -85,18 +88,21 @@ class FileInbox:
 
     def publish(self, write: str, incarnation: int, manifest: DropManifest) -> bool:
         manifest = stamped(write, manifest)
+        target = f"{self._inbox}/{drop_file(incarnation, manifest.source, manifest.number)}"
         with self._told("writing to"):
-            path = self._begin(write)
+            if self._files.exists(target):
+                self.abandon(write)
+                return False
             named = {part.name for part in manifest.parts}
+            path = self._staged(write)
+            refuse_missing(write, manifest, [part.name for part in manifest.parts if self._files.exists(f"{path}/{part.name}")])
+            self._begin(write)
             for file in self._files.list(path):
                 if file not in named:  # of attempts that failed or came second, and sidecars
                     self._files.remove(f"{path}/{file}")
             write_file(self._files, f"{path}/{MANIFEST}", msgspec.json.encode(manifest))
             self._files.sync_directory(path)
-            target = f"{self._inbox}/{drop_file(incarnation, manifest.source, manifest.number)}"
             try:
-                if self._files.exists(target):
-                    raise FileExistsError(errno.EEXIST, "it is there", target)
                 self._files.rename(path, target)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):

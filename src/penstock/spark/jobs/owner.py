@@ -4,6 +4,7 @@ Owns: `BrokerOwner`. Either way the operation goes through the inbox, so there i
 """
 
 import threading
+from contextlib import ExitStack, closing
 from types import TracebackType
 
 from penstock.api._sync.broker import Broker
@@ -33,11 +34,16 @@ class BrokerOwner:
 
     def __enter__(self) -> "BrokerOwner":
         self._open()
-        self._home = home_of(self._target, timeout=self._timeout, meanwhile=self._take_over)
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            self._home = stack.enter_context(closing(home_of(self._target, timeout=self._timeout, meanwhile=self._take_over)))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._home.close()
+        self._stack.close()
+
+    def _close(self) -> None:
         if self._broker is not None:
             self._broker.close()
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from penstock.operations import RedriveItems, TraceItem
-from penstock.spark.home import Target, home_of, target_of
+from penstock.spark.home import Target, snapshot_of, target_of
 from penstock.spark.jobs.owner import BrokerOwner
 from penstock.spark.jobs.progress import Progress, ours, said_by, watching
 from penstock.spark.tables import QueueTables
@@ -230,7 +230,7 @@ def _items(batch: Sequence[ChosenLetter]) -> dict[int, list[int]]:
 def _changed(target: Target, incarnation: int, batch: Sequence[ChosenLetter]) -> list[str]:
     """Of letters that did not all go, those that are still there or are done with: somebody has them, or had."""
     left = []
-    with closing(home_of(target)) as home:
+    with closing(snapshot_of(target)) as home:
         for place in batch:
             try:
                 went_to = home.call(TraceItem(queue=incarnation, partition=place.partition, offset=place.offset)).went_to
