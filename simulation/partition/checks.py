@@ -93,7 +93,7 @@ def check_transitions(kind: str, before: Sequence[Life], after: Sequence[Life]) 
 def check_counts(state: State, states: Sequence[Life]) -> None:
     """Counts are a recount."""
     recount = tuple([states.count(life) for life in COUNTED])
-    assert state.counts == recount, f"{state.counts}, but counted one by one {recount}"
+    assert state.counts == recount, f"{state.counts}, but counted one by one {Counts(*recount)}"
 
 
 def check_explained(partition: Partition, offset: int, states: Sequence[Life]) -> None:
@@ -160,7 +160,8 @@ class Witness:
                 self._move(offset, happening.event)
         state = self.teller.state
         recount = tuple([self._counts[life] for life in COUNTED])
-        assert len(self.lives) == state.next_offset and state.counts == recount, f"{record}: told {recount}, done {state.counts}"
+        same = len(self.lives) == state.next_offset and state.counts == recount
+        assert same, f"{record}: told {Counts(*recount)._asdict()}, done {state.counts}"
         return told
 
     def _move(self, offset: int, event: LifeEvent) -> None:
