@@ -9,7 +9,7 @@ One log never records what another could still undo: partitions are looked at on
 `Partition.committed`. What this turn does to fences (puts up, narrows, lifts) counts for other partitions from the next turn on.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from penstock.loop.member import Member
 from penstock.loop.partitions import Partitions
@@ -155,8 +155,7 @@ class Resizing:
                 if fence.slots is None:
                     self._awaited.setdefault(fence.source, set()).update(fence.keys)
                 backlog = self._backlogs.setdefault(fence.source, {})
-                for slot in fence.slots or ():
-                    backlog[slot] = max(fence.mark, backlog.get(slot, 0))
+                raise_marks(backlog, fence.slots or (), fence.mark)
             if not member.fenced and (member.partition is not None or member.summary is not None):
                 self._expect(member.number, member.fence_version)
         if not self.under_way:
@@ -169,8 +168,7 @@ class Resizing:
         for change in self.changes:
             for move in change.arriving.get(number, ()) if change.version > version else ():
                 backlog, mark = self._backlogs.setdefault(move.source, {}), change.marks.get(move.source, ENDLESS)
-                for slot in move.slots:
-                    backlog[slot] = max(mark, backlog.get(slot, 0))
+                raise_marks(backlog, move.slots, mark)
 
     def _put_up(self, member: Member, change: Change) -> bool:
         """The fences of one change, durably; False when something stands in the way."""
@@ -418,8 +416,7 @@ def merged(barriers: Sequence[Barrier]) -> list[Barrier]:
     for barrier in barriers:
         kind, found = (keys, unpack_keys(barrier.keys)) if barrier.slots is None else (slots, unpack_slots(barrier.slots))
         marks = kind.setdefault((barrier.source, barrier.since), {})
-        for one in found:
-            marks[one] = max(barrier.mark, marks.get(one, 0))
+        raise_marks(marks, found, barrier.mark)
     for place, marks in keys.items():
         whole = slots.get(place, {})
         keys[place] = {key: mark for key, mark in marks.items() if mark > whole.get(key & SLOT_MASK, -1)}
@@ -429,7 +426,17 @@ def merged(barriers: Sequence[Barrier]) -> list[Barrier]:
     ]
 
 
+def raise_marks(marks: dict[int, int], chosen: Iterable[int], mark: int) -> None:
+    """Let each of the chosen slots or keys have at least this mark."""
+    raised = dict.fromkeys(chosen, mark)
+    for one in marks.keys() & raised.keys() if marks else ():
+        raised[one] = max(mark, marks[one])
+    marks.update(raised)
+
+
 def _by_mark(marks: Mapping[int, int]) -> list[tuple[int, list[int]]]:
+    if len(set(marks.values())) == 1:
+        return [(next(iter(marks.values())), sorted(marks))]
     found: dict[int, list[int]] = {}
     for one, mark in sorted(marks.items()):
         found.setdefault(mark, []).append(one)

@@ -38,7 +38,7 @@ class SlotMap(NamedTuple):
 
     def pack(self) -> bytes:
         """The owners as bytes: the same owners, the same bytes. The version is stored beside them."""
-        return _packed((owner, sum(1 for _ in slots)) for owner, slots in groupby(self.owners))
+        return _pack(self.owners.tobytes())
 
     @classmethod
     def unpack(cls, version: int, packed: bytes) -> "SlotMap":
@@ -66,10 +66,15 @@ def first(partitions: Sequence[int]) -> SlotMap:
 
 def spread(old: SlotMap, partitions: Sequence[int], fixed: Collection[int] = ()) -> SlotMap:
     """The next version, even over `partitions`, with as few slots moved as possible. Those that are `fixed` keep just what they have."""
-    shares = _shares(Counter(old.owners), _checked(partitions), fixed)
-    owners = array("H", old.owners)
+    return SlotMap(old.version + 1, _spread(old.owners.tobytes(), tuple(_checked(partitions)), frozenset(fixed)))
+
+
+@lru_cache(_CACHED)
+def _spread(old: bytes, partitions: tuple[int, ...], fixed: frozenset[int]) -> "array[int]":
+    owners = array("H", old)
+    shares = _shares(Counter(owners), partitions, fixed)
     free = []
-    for slot, owner in enumerate(old.owners):  # whoever has too many keeps its first ones
+    for slot, owner in enumerate(owners):  # whoever has too many keeps its first ones
         if shares.get(owner, 0):
             shares[owner] -= 1
         else:
@@ -77,7 +82,7 @@ def spread(old: SlotMap, partitions: Sequence[int], fixed: Collection[int] = ())
     takers = (number for number, lacking in shares.items() for _ in range(lacking))
     for slot, taker in zip(free, takers, strict=True):
         owners[slot] = taker
-    return SlotMap(old.version + 1, owners)
+    return owners
 
 
 def moves(old: SlotMap, new: SlotMap) -> list[Move]:
@@ -94,7 +99,7 @@ def _moves(old: bytes, new: bytes) -> tuple[Move, ...]:
     return tuple(Move(*pair, slots) for pair, slots in sorted(found.items()))
 
 
-def _shares(held: Counter[int], numbers: list[int], fixed: Collection[int]) -> dict[int, int]:
+def _shares(held: Counter[int], numbers: Sequence[int], fixed: Collection[int]) -> dict[int, int]:
     """How many slots each partition is to have, in their order. Those that hold most get what does not divide: they have it already."""
     kept = {number: held[number] for number in numbers if number in fixed}
     sharing = [number for number in numbers if number not in kept]
@@ -111,6 +116,11 @@ def _checked(partitions: Sequence[int]) -> list[int]:
         count = f"{len(partitions)} partitions, {len(set(partitions))} of them different"
         raise InvalidRequest(f"a slot map cannot be made for {count}; give 1 to {MAX_PARTITIONS} different numbers")
     return sorted(partitions)
+
+
+@lru_cache(_CACHED)
+def _pack(owners: bytes) -> bytes:
+    return _packed((owner, len(list(slots))) for owner, slots in groupby(array("H", owners)))
 
 
 def _packed(runs: Iterable[tuple[int, int]]) -> bytes:
