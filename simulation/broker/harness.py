@@ -156,6 +156,7 @@ class BrokerHarness(Machine):
             answer = OutcomeUnknown("the operator was interrupted")
             self._go_on(leads or queue)
         self.say("   %s → %.300r", what, answer)
+        assert "please report this" not in str(answer), f"{what} was answered with a mistake of ours: {answer}"
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops() if queue in (None, loop.turns.incarnation))
         self._digest(lambda: then(answer) if then is not None else None)
         return answer

@@ -150,6 +150,17 @@ def test_back_off_begins_anew_after_a_success(patchy: Rig) -> None:
     assert member.next_run - patchy.clock.read().elapsed <= FIRST_WAIT * (1 + JITTER)
 
 
+def test_slots_do_not_go_to_one_that_fails(patchy: Rig) -> None:
+    """The second partition cannot be let go of while the first, which would have to take its slots, fails."""
+    desk = patchy.create(partitions=2)
+    disk(patchy).break_partition(0)
+    with pytest.raises((StorageFailed, OutcomeUnknown)):
+        desk.produce("lost", key=keys_at(desk, 0)[0])
+    with pytest.raises(StorageFailed, match=r"partition 0 is failing \(.*\); it is tried again by itself"):
+        desk.resize(1)
+    assert [*desk.loop.turns.active] == [0, 1]
+
+
 def test_all_of_them_failing_is_said(patchy: Rig) -> None:
     desk = patchy.create(partitions=2)
     disk(patchy).broken.add("/0000")

@@ -55,6 +55,8 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
     for member in failing:
         if member.number not in active:  # its slots would have to go, and nobody can say what it holds of them
             raise member.refusal
+    if failing and {*active} <= {member.number for member in failing} and {*active} != {*entry.active}:
+        raise failing[0].refusal  # slots would have to go to it, and it cannot take any
     for number in entry.active:
         if not turns.members[number].fenced and turns.members[number] not in failing:
             raise QueueBusy(f"partition {number} is still being prepared by an earlier resize; try again in a moment")
