@@ -107,7 +107,7 @@ def test_a_witness_misses_what_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
     witness.see(Produced(0, Batch([b"a", b"b"])), now)
     witness.see(Leased(1, 9, 9, "", [Take(5, 0, 2)]), now)
     monkeypatch.delitem(events.BEFORE, Completed)
-    with pytest.raises(AssertionError, match=r"told \(0, 0, 2.*leased=0"):
+    with pytest.raises(AssertionError, match=r"'leased': 2.*leased=0"):
         witness.see(Completed(1), now)
 
 

@@ -66,5 +66,5 @@ def test_a_word_that_was_taken_up_and_not_answered_has_an_unknown_outcome(orders
         for path in Path(orders, "inbox").glob("*.errand"):
             path.unlink()
 
-    with pytest.raises(OutcomeUnknown, match="took up the word and has not answered; look what became of it"):
+    with pytest.raises(OutcomeUnknown, match="took up the operation and has not answered; look what became of it"):
         ask(orders, meanwhile=take_up)

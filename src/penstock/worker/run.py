@@ -30,6 +30,7 @@ from penstock.worker.tasks import TaskPool
 from penstock.worker.threads import ThreadPool
 
 RunEvent = Literal["drain", "stop", "ended", "settled"]
+SIGNAL_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 """How long to wait for handlers that were stopped, and for the last requests to the queues."""
 _log = logging.getLogger("penstock.worker")
@@ -150,7 +151,7 @@ class WorkerRun:
 
     def _wait_for_pool(self) -> None:
         while not self._stopping:
-            event = self._events.get()
+            event = self._next_event()
             if event == "ended":
                 return
             if not self._draining:
@@ -158,6 +159,14 @@ class WorkerRun:
             if event == "stop":
                 self._stop()
         self._wait_for("ended", GRACE_SECONDS if self._pool.stoppable else 0)
+
+    def _next_event(self) -> RunEvent:
+        """Wait for an event, in slices: a signal that the system gives to another thread is handled only when this one wakes."""
+        while True:
+            try:
+                return self._events.get(timeout=SIGNAL_SECONDS)
+            except Empty:
+                continue
 
     def _lease_no_more(self) -> None:
         """Called at once and not by the thread in `execute`, so that a handler that becomes free in between finds no new items."""
