@@ -11,7 +11,8 @@ from tests.support import HOMES, Bench
 
 @pytest.fixture(params=list(HOMES))
 def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """A new partition. In tests of rules no decision may change it; however a test leaves it, its counts must be true and its log must tell its state."""
+    """A new partition. In tests of rules no decision may change it. However a test leaves it, its counts are true and its log tells its
+    state."""
     if "tests/rules/" in request.node.nodeid:  # the loop's tests are about something else, and some of them are long
         watch_decisions(monkeypatch)
     bench = Bench(HOMES[request.param](tmp_path))
