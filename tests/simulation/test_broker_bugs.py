@@ -555,7 +555,7 @@ def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
 
 # -- the test -----------------------------------------------------------------------------------------
 
-SEEDS_OF_A_SHORT_RUN = 100
+SEEDS_OF_A_SHORT_RUN = 60
 
 
 # -- closed partitions -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock.operations import RedriveItems, TraceItem
+from penstock.operations import ExplainItem, RedriveItems
 from penstock.spark.home import Target, snapshot_of, target_of
 from penstock.spark.jobs.owner import BrokerOwner
 from penstock.spark.jobs.progress import Progress, ours, said_by, watching
@@ -232,10 +232,11 @@ def _changed(target: Target, incarnation: int, batch: Sequence[ChosenLetter]) ->
     left = []
     with closing(snapshot_of(target)) as home:
         for place in batch:
+            query = ExplainItem(queue=incarnation, partition=place.partition, offset=place.offset, follow=False)
             try:
-                went_to = home.call(TraceItem(queue=incarnation, partition=place.partition, offset=place.offset)).went_to
+                went = home.call(query).state in ("moving", "moved")
             except PenstockError:
-                went_to = None
-            if batch[0].to and went_to is None:
+                went = False
+            if batch[0].to and not went:
                 left.append(f"{place.queue} {place.partition}-{place.offset}")
     return left
