@@ -12,7 +12,7 @@ demo: $(READY)
 	@$(BIN)/python demo/story.py
 
 test: check
-	@$(BIN)/pytest -q -n 3
+	@$(BIN)/pytest -q -n 2
 
 check: $(READY)
 	@$(BIN)/ruff check --quiet
