@@ -26,7 +26,8 @@ class Shop:
 
     @property
     def done(self) -> int:
-        return sum(len(numbers) for numbers in self.handled.values())
+        with self._lock:
+            return sum(len(numbers) for numbers in self.handled.values())
 
     def worker(self, number: int, want: int) -> Callable[[], None]:
         def run() -> None:
