@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.broker import changes, queries, trace, width
 from penstock.broker.delivery import Delivery
-from penstock.broker.inbox import InboxKeeper
+from penstock.broker.inbox import InboxKeeper, write_state
 from penstock.broker.streams import Streams
 from penstock.logs.api import SEGMENT_BYTES, Durability, Readable
 from penstock.logs.backends import Files, Target, open_store
@@ -338,7 +338,7 @@ class Embedded:
         return self.inbox.publish(asked)
 
     def _find_write(self, asked: FindWrite) -> WriteState:
-        return self.inbox.find(asked)
+        return write_state(self.store.inbox, self.entry, asked)
 
     def loops(self) -> Sequence[Loop]:
         """Every queue's loop: for whoever drives them by hand."""

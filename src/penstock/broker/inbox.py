@@ -14,23 +14,21 @@ Errands do not wait for drops: they are done between the chunks of one, for a st
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any, Protocol
 
 import msgspec
 
 from penstock import operations
-from penstock.broker.streams import Streams
+from penstock.broker.streams import StreamBroker, Streams
 from penstock.logs.columns import Columns
 from penstock.logs.store import DropManifest, Inbox, Waiting
-from penstock.loop.catalog import Catalog
-from penstock.loop.requests import ProduceRequest, Request
+from penstock.loop.requests import ProduceRequest
 from penstock.operations import FindWrite, Operation, PublishWrite, WriteState
 from penstock.rules.catalog import ONCE, Entry
 from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
-from penstock.words.clock import DAY, SECOND, Clock
+from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import (
     BrokerClosed,
     CorruptLog,
@@ -80,17 +78,10 @@ class TimeIsOver(Exception):
     """The time that was given is over; the rest is done at the next look."""
 
 
-class InboxBroker(Protocol):
+class InboxBroker(StreamBroker, Protocol):
     """What the keeper needs of its broker."""
 
-    clock: Clock
-    catalog: Catalog
     streams: Streams
-
-    def call(self, operation: Operation[Any], /) -> Any: ...
-    def run(self, incarnation: int, request: Request) -> Any: ...
-    def entry(self, incarnation: int) -> Entry: ...
-    def recording(self) -> AbstractContextManager[None]: ...
 
 
 class InboxKeeper:
@@ -123,9 +114,6 @@ class InboxKeeper:
         published = publish_write(self._inbox, asked)
         self._start()
         return published
-
-    def find(self, asked: FindWrite) -> WriteState:
-        return write_state(self._inbox, self._broker.entry, asked)
 
     # -- looking in ----------------------------------------------------------------------------------
 
