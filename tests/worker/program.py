@@ -2,11 +2,12 @@
 
     python -m tests.worker.program DIRECTORY MODE
 
-It says on stdout what it does, a line each: "ready", "begin ID ATTEMPTS", "end ID", "over". Handlers that wait go on when a line comes
-on stdin.
+It says on stdout what it does, a line each: "ready", "begin ID ATTEMPTS", "end ID", "draining", "drained", "over". Handlers that wait
+go on when a line comes on stdin.
 Modes: wait (two threads), quick (one), children (one process).
 """
 
+import logging
 import os
 import sys
 import threading
@@ -44,8 +45,19 @@ def listen() -> None:
     go.set()
 
 
+class Drains(logging.Handler):
+    """Says that the worker has begun to drain."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("the worker drains"):
+            say("draining")
+
+
 def main() -> None:
     directory, mode = sys.argv[1:]
+    log = logging.getLogger("penstock.worker")
+    log.setLevel(logging.INFO)
+    log.addHandler(Drains())
     with penstock.open(directory, durability="os") as broker:
         queue = broker.create_queue("orders", lease_timeout=1, exist_ok=True)
         hooks = Hooks(started=lambda item: None, drained=lambda: say("drained"))

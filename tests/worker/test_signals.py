@@ -106,6 +106,7 @@ def test_a_signal_drains(place: Path, start: Start, number: int) -> None:
     program = start("wait")
     assert sorted(program.lines(2)) == ["begin 0-0 1", "begin 0-1 1"]
     program.signal(number)
+    assert program.line() == "draining"
     program.go()
     assert sorted(program.lines(2)) == ["end 0-0", "end 0-1"]
     assert program.rest() == ["drained", "over"]
@@ -120,7 +121,7 @@ def test_a_second_signal_stops_at_once(place: Path, start: Start) -> None:
     program = start("wait")
     program.lines(2)
     program.insist(signal.SIGTERM)
-    assert program.rest() == ["over"]  # although its handlers never ended
+    assert program.rest() == ["draining", "over"]  # although its handlers never ended
     assert program.code() == 0
     with orders(place) as queue:
         assert (queue.stats().completed, queue.stats().leased) == (0, 2)
@@ -163,7 +164,7 @@ def test_a_program_that_is_stopped_past_its_leases_and_continued_goes_on(place: 
     said = program.lines(6)
     assert sorted(said) == ["begin 0-2 1", "begin 0-3 1", "end 0-0", "end 0-1", "end 0-2", "end 0-3"]
     program.signal(signal.SIGTERM)
-    assert program.rest() == ["drained", "over"]
+    assert program.rest() == ["draining", "drained", "over"]
     with orders(place) as queue:
         assert queue.stats().completed == 4
 
@@ -180,7 +181,7 @@ def test_a_program_that_is_stopped_anywhere_handles_everything_once(place: Path,
         program.signal(signal.SIGCONT)
     seen += program.lines(2 * len(ids) - len(seen))
     program.signal(signal.SIGTERM)
-    assert program.rest() == ["over"]
+    assert program.rest() == ["draining", "over"]
     assert Counter(line.split()[1] for line in seen if line.startswith("end")) == dict.fromkeys(ids, 1)
     with orders(place) as queue:
         assert queue.stats().completed == len(ids)
@@ -207,6 +208,6 @@ def test_children_leave_signals_to_their_worker(place: Path, start: Start) -> No
         os.kill(pid, number)
     assert is_alive(pid)
     program.insist(signal.SIGTERM)
-    assert program.rest() == ["over"]
+    assert program.rest() == ["draining", "over"]
     with orders(place) as queue:
         assert queue.lease()[0].attempts == 1  # it was killed with its process, so it is back at once

@@ -179,6 +179,7 @@ class WorkerRun:
         for fetcher in self._fetchers:
             fetcher.join()
         self._give_back()
+        _log.info("the worker drains: it starts no more handlers and waits for those that run")
         self._pool.close()
 
     def _stop(self) -> None:
