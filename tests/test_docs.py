@@ -49,6 +49,24 @@ def test_the_example_of_the_readme_runs_and_says_what_it_says(tmp_path: Path) ->
     assert ran.stdout.splitlines() == README_SAYS
 
 
+def test_the_first_example_is_that_of_the_readme() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert (ROOT / "examples" / "01_first_steps.py").read_text() == code
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=lambda path: path.stem[:4])
+def test_a_decision_has_a_number_a_status_and_a_date(path: Path) -> None:
+    title, _, status = path.read_text().splitlines()[:3]
+    assert title.startswith(f"# {int(path.stem[:4])}. ")
+    assert re.fullmatch(r"\*\*Status:\*\* (accepted|superseded)[^*]*\. \*\*Date:\*\* \d{4}-\d{2}-\d{2}\.", status), status
+
+
+@pytest.mark.parametrize("name", ["spark", "testing", "errors"])
+def test_a_part_of_the_package_is_an_attribute_of_it(name: str) -> None:
+    code = f"import sys, penstock; assert 'penstock.{name}' not in sys.modules; penstock.{name}.__all__"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True)
@@ -63,7 +81,7 @@ def test_the_hop_lists_are_those_of_today() -> None:
 
 
 def test_no_document_promises_more_than_there_is() -> None:
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for name in re.findall(r"`((?:src|docs|tests|benchmarks|examples)/[\w./-]+)`", path.read_text()):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
 
@@ -84,3 +102,10 @@ def test_the_api_page_names_what_there_is() -> None:
     assert public - {name for owner, name in told if owner == "queue"} <= {"name"}
     for name in QueueOptions.__annotations__:
         assert f"`{name}`" in page, name
+
+
+def test_the_examples_of_the_api_page_run() -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    assert examples
+    for code in examples:
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -91,7 +91,9 @@ def test_imports_go_downward() -> None:
 
 
 def test_nothing_imports_testing() -> None:
-    assert [module for module in modules_outside_testing() for name in own_imports(module) if folder(name) == "testing"] == []
+    """Only `penstock` itself names it, to give it as an attribute."""
+    found = {module for module in modules_outside_testing() for name in own_imports(module) if folder(name) == "testing"}
+    assert found <= {"penstock"}
 
 
 def test_the_wheel_holds_the_package_alone() -> None:

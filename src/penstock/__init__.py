@@ -9,14 +9,15 @@
             with lease:
                 print(lease.item.value)
 
-`aopen` gives the same for asyncio, with `await`. Errors are in `penstock.errors`, stand-ins for tests in `penstock.testing`.
+`aopen` gives the same for asyncio, with `await`. Errors are in `penstock.errors`, the clock and the disk for tests in
+`penstock.testing`, everything for Spark in `penstock.spark` (needs penstock[spark]).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock import errors
+    from penstock import errors, spark, testing
     from penstock.api._async.broker import AsyncBroker, aopen
     from penstock.api._async.cursor import AsyncCursor
     from penstock.api._async.lease import AsyncLease, AsyncLeaseBatch
@@ -67,10 +68,13 @@ __all__ = [
     "aopen",
     "errors",
     "open",
+    "spark",
+    "testing",
     "worker",
 ]
 
-_HOMES = {
+_MODULES = ("errors", "spark", "testing")
+_DEFINED_IN = {
     "Root": "penstock.logs.backends",
     "AsyncBroker": "penstock.api._async.broker",
     "aopen": "penstock.api._async.broker",
@@ -100,15 +104,16 @@ _HOMES = {
     "Worker": "penstock.worker.worker",
     "worker": "penstock.worker.worker",
 }
-"""Where each name lies. It is fetched when it is first used: a Spark task, or a command that only looks, needs a part of all this."""
+"""The module that defines each name. It is imported at the first use of the name, because a Spark task, or a command that only
+reads, needs few of them."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("penstock.errors")
-    if name not in _HOMES:
+    if name in _MODULES:
+        return import_module(f"penstock.{name}")
+    if name not in _DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(import_module(_DEFINED_IN[name]), name)
     return found
 
 

@@ -1,5 +1,7 @@
 """The manual clock keeps the promises of a clock."""
 
+from datetime import timedelta
+
 import pytest
 
 from penstock.testing import ManualClock
@@ -18,6 +20,19 @@ def test_advance_moves_both_clocks() -> None:
     assert (clock.read().elapsed - before.elapsed, clock.read().wall - before.wall) == (5 * SECOND, 5 * SECOND)
     with pytest.raises(ValueError, match="backwards"):
         clock.advance(-1)
+
+
+def test_durations_may_be_timedeltas() -> None:
+    clock, same = ManualClock(), ManualClock()
+    clock.advance(timedelta(seconds=5))
+    clock.step_wall(timedelta(days=-1))
+    clock.reboot(timedelta(minutes=2))
+    same.advance(5 * SECOND)
+    same.step_wall(-DAY)
+    same.reboot(2 * MINUTE)
+    assert clock.read() == same.read()
+    with pytest.raises(ValueError, match="backwards"):
+        clock.advance(timedelta(seconds=-5))
 
 
 def test_a_step_moves_the_date_only() -> None:

@@ -3,6 +3,8 @@
 Owns: `ManualClock`. It starts at the same moment in every test, so that times in a failure can be read and compared.
 """
 
+from datetime import timedelta
+
 from penstock.words.clock import HOUR, MINUTE, Moment
 
 START_ELAPSED = 1 * HOUR
@@ -13,11 +15,11 @@ BOOT_ELAPSED = 1 * MINUTE
 
 
 class ManualClock:
-    """A `penstock.words.clock.Clock` under a test's control. All arguments are microseconds.
+    """A clock that a test sets. Durations are microseconds, or a `timedelta`.
 
     >>> clock = ManualClock()
     >>> before = clock.read()
-    >>> clock.advance(5_000_000)
+    >>> clock.advance(timedelta(seconds=5))
     >>> clock.read().elapsed - before.elapsed
     5000000
     """
@@ -34,24 +36,33 @@ class ManualClock:
     def read(self) -> Moment:
         return Moment(self._elapsed, self._wall)
 
-    def advance(self, duration: int) -> None:
-        """Let time pass: both clocks move on."""
-        if duration < 0:
-            raise ValueError("time does not run backwards; use step_wall to set the date back")
-        self._elapsed += duration
-        self._wall += duration
+    def advance(self, duration: int | timedelta) -> None:
+        """Let time pass: elapsed time and the date move on by as much."""
+        passed = _duration(duration)
+        self._elapsed += passed
+        self._wall += passed
 
-    def step_wall(self, step: int) -> None:
+    def step_wall(self, step: int | timedelta) -> None:
         """Set the date forward or back, as an operator does; no time passes."""
-        self._wall += step
+        self._wall += _microseconds(step)
 
-    def reboot(self, downtime: int = 1 * MINUTE) -> None:
+    def reboot(self, downtime: int | timedelta = 1 * MINUTE) -> None:
         """Switch the machine off and on: the date moves on by `downtime`, elapsed time starts anew."""
-        if downtime < 0:
-            raise ValueError("time does not run backwards; use step_wall to set the date back")
+        away = _duration(downtime)
         self._boots += 1
         self._elapsed = BOOT_ELAPSED
-        self._wall += downtime
+        self._wall += away
 
     def __repr__(self) -> str:
         return f"ManualClock({self.boot}, elapsed={self._elapsed}, wall={self._wall})"
+
+
+def _microseconds(duration: int | timedelta) -> int:
+    return duration // timedelta(microseconds=1) if isinstance(duration, timedelta) else duration
+
+
+def _duration(duration: int | timedelta) -> int:
+    found = _microseconds(duration)
+    if found < 0:
+        raise ValueError("time does not run backwards; use step_wall to set the date back")
+    return found
