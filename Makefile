@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := test
 
 demo: $(READY)
-	@$(BIN)/python demo/story.py
+	@$(BIN)/python demo/run.py
 
 test: check
 	@$(BIN)/pytest -q -n 2

@@ -26,7 +26,7 @@ from engine import lease
 
 import penstock
 from penstock.logs.files.filelog import FileLog
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.filesystem import SystemFiles
 from penstock.loop.partition import Partition
 from penstock.rules.commands import Complete, Granted, Lease, Produce, Retry
 from penstock.rules.routing import digest, key_ids

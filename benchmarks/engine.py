@@ -23,11 +23,11 @@ from typing import Any
 
 import peers
 
-from penstock.logs.api import Durability
-from penstock.logs.arrow import to_arrow
+from penstock.logs.arrow_batch import to_arrow
 from penstock.logs.columns import Columns
 from penstock.logs.files.filelog import FileLog
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.logs.log import Durability
 from penstock.loop.partition import Partition
 from penstock.rules.commands import Complete, Granted, Lease, Produce
 from penstock.rules.routing import key_ids

@@ -25,7 +25,7 @@ from pathlib import Path
 import engine
 
 import penstock
-from penstock.logs.api import Durability
+from penstock.logs.log import Durability
 
 BATCH = 1_000
 PAYLOAD = 100

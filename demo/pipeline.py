@@ -15,8 +15,8 @@ import penstock.spark
 from penstock.broker.snapshot import Snapshot
 from penstock.operations import FindQueue, ReadItems
 from penstock.spark.jobs.archive import Archived
-from penstock.spark.jobs.figures import ReportFigures
 from penstock.spark.jobs.load import Loaded
+from penstock.spark.jobs.report_metrics import ReportFigures
 
 MALFORMED = ["{", '{"order": }', "these are no orders"]
 

@@ -144,14 +144,14 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
     from penstock.broker.embedded import Embedded
     from penstock.broker.inbox_client import InboxClient
     from penstock.operations import CreateQueue
-    from penstock.spark import consume, home, staging
+    from penstock.spark import broker_access, consuming_reader, staging
     from penstock.spark.options import STREAM, parse
-    from penstock.spark.order import Order
+    from penstock.spark.sort_order import Order
 
     owner = Embedded.open(folder, threaded=False)
     owner.call(CreateQueue(name="orders"))
-    consume.home_of = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.look, **options)  # type: ignore[assignment]
-    writes, order = staging.StagedWrites(home.target_of(folder)), Order.parse("")
+    consuming_reader.home_of = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.look, **options)  # type: ignore[assignment]
+    writes, order = staging.StagedWrites(broker_access.target_of(folder)), Order.parse("")
     destination = writes.find("orders")
     rows = pa.record_batch({"payload": [b"a", b"b"], "key": [b"k", b"l"]})
 
@@ -163,11 +163,11 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
         owner.inbox.look()
 
     yield "a Spark write, staged by a task, published by the driver, adopted by the owner", record(write)
-    reader = consume.ConsumingReader(parse({"broker": folder, "queue": "orders", "consume": "true"}, STREAM), ["id", "payload"])
+    reader = consuming_reader.ConsumingReader(parse({"broker": folder, "queue": "orders", "consume": "true"}, STREAM), ["id", "payload"])
     offsets = [reader.initialOffset()]
 
     def take() -> None:
-        offsets.append(reader.latestOffset(offsets[-1], consume.ReadMaxRows(1)))
+        offsets.append(reader.latestOffset(offsets[-1], consuming_reader.ReadMaxRows(1)))
 
     yield "a Spark consume: a grant is taken, and the one before completed", record(take)
     reader.stop()

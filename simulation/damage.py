@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from penstock.logs.api import FrameType
 from penstock.logs.files.segment import parse_name
 from penstock.logs.frame import CHECKSUM_BYTES, HEADER_BYTES, frame_bytes, parse_header
-from penstock.loop.blocks import Items
+from penstock.logs.log import FrameType
+from penstock.loop.item_cache import Items
 from penstock.testing.disk import SimulatedFiles
 from simulation.simulation import Narration
 

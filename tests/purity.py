@@ -13,7 +13,7 @@ import pytest
 
 from penstock.rules import machine
 from penstock.rules.calendar import Calendar
-from penstock.rules.grants import Grant
+from penstock.rules.leases import Grant
 from penstock.rules.state import State
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy

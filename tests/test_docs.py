@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.api.options import QueueOptions
 from penstock.logs import columns
-from penstock.rules.life import diagram
+from penstock.rules.item_states import diagram
 from penstock.rules.records import Head, StateRecord, Take
 from penstock.words.limits import Policy
 

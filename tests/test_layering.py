@@ -130,7 +130,7 @@ def test_no_import_cycle() -> None:
 
 OF_FILES = {
     "penstock.cli.repair",
-    "penstock.spark.frames",
+    "penstock.spark.part_files",
     "penstock.spark.jobs.archive",
     "penstock.spark.jobs.manifest",
     "penstock.spark.scratch",

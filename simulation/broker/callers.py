@@ -14,10 +14,10 @@ from penstock.loop.requests import Verb
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import MINUTE, SECOND
 from simulation.broker.harness import BrokerHarness
-from simulation.broker.input import DEDUPS, RandomInput
 from simulation.broker.items import HeldLease
 from simulation.broker.operator import Operator
-from simulation.broker.sent import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
+from simulation.broker.random_input import DEDUPS, RandomInput
+from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
 
 VERBS: list[Verb] = ["complete", "complete", "complete", "retry", "retry", "bury", "extend"]
 

@@ -25,12 +25,12 @@ from penstock.operations import (
     RedriveItems,
     UpdateQueue,
 )
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.runs import offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
-from simulation.broker.turns import MOST_TURNS, ROOT, open_broker, wanting
+from simulation.broker.manual_broker import MOST_TURNS, ROOT, open_broker, wanting
 from simulation.damage import LogDamage, check_served, payloads
 from simulation.simulation import Narration
 

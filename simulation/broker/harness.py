@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from penstock.loop.loop import Loop
-from penstock.loop.member import SLOW_AFTER, Member
-from penstock.loop.reader import Reader
+from penstock.loop.partition_handle import SLOW_AFTER, Member
+from penstock.loop.partition_reader import Reader
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.operations import ListQueues
 from penstock.reports import QueueFacts
@@ -22,11 +22,11 @@ from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE, SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, Refused, StorageFailed
 from simulation.broker import damage
+from simulation.broker.manual_broker import MOST_TURNS, open_broker, wanting
 from simulation.broker.model import BrokerModel
-from simulation.broker.sent import SentLease, SentProduce, SentRequest, SentSettle
-from simulation.broker.turns import MOST_TURNS, open_broker, wanting
-from simulation.machine import InterruptingClock, Machine
+from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest, SentSettle
 from simulation.partition import checks
+from simulation.simulated_machine import InterruptingClock, Machine
 from simulation.simulation import Narration
 
 

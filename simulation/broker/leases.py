@@ -17,10 +17,10 @@ from penstock.rules.commands import Settled
 from penstock.rules.runs import offsets
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError
-from simulation.broker.census import Census
+from simulation.broker.inventory import Census
 from simulation.broker.items import HeldLease, ItemPlace, Tag
 from simulation.broker.order import KeyOrder, PriorityOrder
-from simulation.broker.sent import SentLease, SentRequest, SentSettle
+from simulation.broker.sent_requests import SentLease, SentRequest, SentSettle
 
 GRACE = 2 * SECOND
 """How long no lease of a slow partition ends after it is back."""

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.loop.loop import Loop
-from penstock.loop.member import SLOW_AFTER, Member
+from penstock.loop.partition_handle import SLOW_AFTER, Member
 from penstock.loop.requests import Placed
 from penstock.reports import QueueFacts
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, Refused
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 from penstock.words.origin import Origin
-from simulation.broker.census import Found
+from simulation.broker.inventory import Found
 from simulation.broker.items import ItemPlace, Tag
 from simulation.broker.leases import Facts, LeaseModel
-from simulation.broker.sent import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
+from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
 
 
 class PromisedPlace(NamedTuple):

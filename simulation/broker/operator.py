@@ -33,13 +33,13 @@ from penstock.operations import (
     UpdateQueue,
 )
 from penstock.reports import Explained, FoundItem, QueueFacts
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.routing import key_id
 from penstock.words import ids
-from simulation.broker.census import Spot
 from simulation.broker.harness import BrokerHarness
-from simulation.broker.input import RandomInput
+from simulation.broker.inventory import Spot
 from simulation.broker.items import ItemPlace, Tag
+from simulation.broker.random_input import RandomInput
 
 MOST_PARTITIONS = 4
 MOVED = "moved"

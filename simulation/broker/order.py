@@ -10,9 +10,9 @@ sent to another queue, given up without parking its key, or the answer to its pr
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import SECOND
-from simulation.broker.census import Census, Spot
+from simulation.broker.inventory import Census, Spot
 from simulation.broker.items import ENDLESS, HeldLease, ItemPlace, Tag
 from simulation.partition.order import UNSURE, lifted
 

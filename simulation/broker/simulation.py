@@ -18,9 +18,9 @@ from penstock.testing.disk import Fault
 from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from simulation.broker.callers import Callers, Crowd
 from simulation.broker.harness import BrokerHarness
-from simulation.broker.input import RandomInput
 from simulation.broker.operator import Inspector, Operator
-from simulation.broker.sent import SentLease, SentSettle
+from simulation.broker.random_input import RandomInput
+from simulation.broker.sent_requests import SentLease, SentSettle
 from simulation.simulation import Simulation
 
 FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt"]

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.logs import codec
-from penstock.logs.api import Frame, FrameType, Gap
-from penstock.loop.blocks import Items
+from penstock.logs.log import Frame, FrameType, Gap
+from penstock.loop.item_cache import Items
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
 from penstock.rules.events import Happening, Teller
-from penstock.rules.life import TRANSITIONS, Life, LifeEvent
+from penstock.rules.item_states import TRANSITIONS, Life, LifeEvent
 from penstock.rules.records import Record
 from penstock.rules.runs import offsets
 from penstock.rules.state import Counts, State
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY
-from simulation.partition.ledger import EXPIRED, View
+from simulation.partition.model_state import EXPIRED, View
 
 EVENTS = {
     "Produce": (LifeEvent.PRODUCED, LifeEvent.SCHEDULED),

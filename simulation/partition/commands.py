@@ -10,12 +10,12 @@ import msgspec
 
 from penstock.rules import commands as c
 from penstock.rules import routing
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.limits import MIB, Policy, Retention
-from simulation.partition.ledger import Holding
 from simulation.partition.model import PartitionModel
+from simulation.partition.model_state import Holding
 from simulation.simulation import Chance
 
 KEYS = [b"a", b"b", b"", b"customer-42", bytes(range(40))]

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.logs.api import DURABILITIES, Durability
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import verify
+from penstock.logs.log import DURABILITIES, Durability
 from penstock.loop import recovery
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.explain import LOST
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.runs import RunSet, offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from penstock.logs.api import Draft, Frame, Gap
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.filelog import FileLog
+from penstock.logs.log import Draft, Frame, Gap
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.runs import offsets
@@ -25,11 +25,11 @@ from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import Policy
-from simulation.machine import Machine
 from simulation.partition import checks, damage
 from simulation.partition.commands import RandomCommands
-from simulation.partition.ledger import View
 from simulation.partition.model import PartitionModel
+from simulation.partition.model_state import View
+from simulation.simulated_machine import Machine
 from simulation.simulation import Narration
 
 T = TypeVar("T")

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 from penstock.rules import commands as c
 from penstock.rules.commands import Bury, Complete, Extend, Retry, Settled
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_LEASE_TIMEOUT
-from simulation.partition.ledger import EXPIRED, LEASE_EXPIRED, SPENT, Holding, Ledger
+from simulation.partition.model_state import EXPIRED, LEASE_EXPIRED, SPENT, Holding, Ledger
 from simulation.partition.order import ModelItem, available, earlier_of_key, holder_of_key, someone_ahead
 
 Settle: TypeAlias = Complete | Retry | Bury | Extend

@@ -7,7 +7,7 @@ Where two items became ready so closely together that the rules do not say which
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import SECOND
 
 UNSURE = 2 * SECOND

@@ -14,9 +14,9 @@ from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, Protoco
 
 import msgspec
 
-from penstock.logs.api import Readable
+from penstock.logs.log import Readable
 from penstock.logs.store import PartReader, PartWriter, StagedPart
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.loop.requests import Handed, LeasePart, Placed, Verb
 from penstock.loop.retention import Freed
 from penstock.reports import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Broker
-from tests.api.api import Place
+from tests.api.both_apis import Place
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -17,7 +17,7 @@ from penstock.errors import (
     QueueExists,
     QueueNotFound,
 )
-from tests.api.api import Place
+from tests.api.both_apis import Place
 
 # -- opening and closing -----------------------------------------------------------------------------
 

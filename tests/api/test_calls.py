@@ -15,7 +15,7 @@ from penstock.api.items import to_batch
 from penstock.api.leases import Chosen, HeldBatch, HeldLease, LeasedPart
 from penstock.api.options import info_of, to_catalog
 from penstock.api.redrive import chooser
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.loop.requests import Handed, LeasePart, Placed
 from penstock.rules.commands import Granted, Settled, Stored
 from penstock.rules.options import Options, merged

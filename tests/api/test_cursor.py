@@ -10,7 +10,7 @@ import penstock
 from penstock import Broker, Cursor, NewItem, Queue
 from penstock.errors import BrokerClosed, InvalidRequest
 from penstock.words.clock import MINUTE
-from tests.api.api import Place
+from tests.api.both_apis import Place
 
 
 @pytest.fixture

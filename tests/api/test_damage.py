@@ -14,8 +14,8 @@ from penstock.logs.files.repair import repair
 from penstock.loop.partition import Partition
 from penstock.loop.recovery import lost_front
 from penstock.tables.items import items
-from tests.api.api import Place
-from tests.tables.tables import rows, shelf
+from tests.api.both_apis import Place
+from tests.tables.published_queue import rows, shelf
 
 FRAMES, IN_A_FRAME = 10, 40
 DAMAGED = range(3 * IN_A_FRAME, 4 * IN_A_FRAME)

@@ -11,7 +11,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.operations import FindOffsets, FindQueue, ReadHistory, ReadStats
 from penstock.words.clock import SECOND
-from tests.api.api import WAIT, Place
+from tests.api.both_apis import WAIT, Place
 
 TURNS = 150
 

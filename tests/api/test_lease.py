@@ -9,7 +9,7 @@ import pytest
 from penstock import Broker, Lease, NewItem, Queue
 from penstock.errors import InvalidRequest, LeaseLost
 from penstock.words.clock import HOUR, SECOND
-from tests.api.api import WAIT, Place
+from tests.api.both_apis import WAIT, Place
 
 
 @pytest.fixture

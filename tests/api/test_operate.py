@@ -11,7 +11,7 @@ from penstock import Broker, Item, NewItem, Queue, Redriven
 from penstock.errors import InvalidRequest, LeaseLost, QueueNotFound
 from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
-from tests.api.api import WAIT, Place, work_off
+from tests.api.both_apis import WAIT, Place, work_off
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from penstock import Broker, NewItem, Queue
 from penstock.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld
 from penstock.words.clock import SECOND
 from penstock.words.limits import KIB, MAX_BATCH_ITEMS, MIB
-from tests.api.api import WAIT, Place
+from tests.api.both_apis import WAIT, Place
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock import AsyncQueue, Broker, LeaseBatch, NewItem, Queue
 from penstock.errors import BrokerClosed, InvalidRequest, QueueNotFound
-from tests.api.api import WAIT
+from tests.api.both_apis import WAIT
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.grounds import Ground, Memory, Real, Simulated
-from tests.broker.rig import Rig
-from tests.broker.yard import Yard
+from tests.broker.broker_under_test import Rig
+from tests.broker.directory_broker import Yard
+from tests.broker.storages import Ground, Memory, Real, Simulated
 
 GROUNDS: dict[str, Callable[[], Ground]] = {"memory": Memory, "files": Simulated}
 

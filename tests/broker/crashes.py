@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Iterator
 
 from penstock.testing import Halt, ManualClock, SimulatedFiles
-from tests.broker.grounds import Simulated
-from tests.broker.rig import Rig
+from tests.broker.broker_under_test import Rig
+from tests.broker.storages import Simulated
 
 Work = Callable[[Rig], None]
 

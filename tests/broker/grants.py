@@ -12,8 +12,8 @@ from penstock.reports import StreamGrant
 from penstock.rules.runs import offsets
 from penstock.words import ids
 from penstock.words.clock import SECOND
-from tests.broker.inbox import ask, outsider
-from tests.broker.rig import Desk, Rig
+from tests.broker.broker_under_test import Desk, Rig
+from tests.broker.other_process import ask, outsider
 
 STREAM = "c0ffee"
 

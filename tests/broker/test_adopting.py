@@ -7,18 +7,18 @@ import msgspec
 import pytest
 
 from penstock.broker import inbox
-from penstock.logs.api import Frame
 from penstock.logs.columns import Columns, encode
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.logs.log import Frame
 from penstock.logs.store import DropManifest, write_name
 from penstock.loop.requests import ProduceRequest, Request
 from penstock.rules.records import Produced
 from penstock.rules.routing import slot
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import DAY, SECOND, Moment
-from tests.broker.grounds import Memory, Real
-from tests.broker.inbox import KEYS, Outsider, complaints, keyed, look, order_of, outsider, texts
-from tests.broker.rig import Rig, batch_of, keys_at, together, until
+from tests.broker.broker_under_test import Rig, batch_of, keys_at, together, until
+from tests.broker.other_process import KEYS, Outsider, complaints, keyed, look, order_of, outsider, texts
+from tests.broker.storages import Memory, Real
 
 # -- once ----------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from penstock.loop.requests import Request
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
-from tests.broker.grounds import Simulated
-from tests.broker.inbox import BEGAN, ROOT, Outsider, complaints, keyed, look, outsider, texts
-from tests.broker.rig import Desk, Rig, batch_of
+from tests.broker.broker_under_test import Desk, Rig, batch_of
+from tests.broker.other_process import BEGAN, ROOT, Outsider, complaints, keyed, look, outsider, texts
+from tests.broker.storages import Simulated
 
 # -- as it is found -----------------------------------------------------------------------------------
 

@@ -10,15 +10,15 @@ from functools import cache
 import pytest
 
 from penstock.broker.inbox import InboxKeeper
-from penstock.broker.width import KEPT_MAPS
+from penstock.broker.partition_layout import KEPT_MAPS
 from penstock.logs.store import write_name
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
+from tests.broker.broker_under_test import Rig, batch_of
 from tests.broker.crashes import prepared
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.inbox import Outsider, look, order_of, outsider
-from tests.broker.rig import Rig, batch_of
+from tests.broker.other_process import Outsider, look, order_of, outsider
+from tests.broker.storages import PatchyFiles, Simulated
 
 KEYS = [f"key-{number}" for number in range(8)]
 WHOLE = {key: [0, 1, 2, 3, 4, 5] for key in KEYS}

@@ -5,8 +5,8 @@ import random
 from penstock.logs.files.inbox import MANIFEST
 from penstock.logs.store import write_name
 from penstock.testing import SimulatedFiles
-from tests.broker.inbox import BEGAN, KEYS, ROOT, look, order_of, outsider, texts
-from tests.broker.rig import Rig
+from tests.broker.broker_under_test import Rig
+from tests.broker.other_process import BEGAN, KEYS, ROOT, look, order_of, outsider, texts
 
 
 def test_the_drops_of_a_source_are_adopted_by_number(rig: Rig) -> None:

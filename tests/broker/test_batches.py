@@ -5,9 +5,9 @@ import copy
 from penstock.operations import ListItems
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
+from tests.broker.broker_under_test import Desk, Rig, batch_of, ids_of, keys_at
 from tests.broker.crashes import cut_off, prepared
-from tests.broker.grounds import Simulated
-from tests.broker.rig import Desk, Rig, batch_of, ids_of, keys_at
+from tests.broker.storages import Simulated
 
 WIDTH = 4
 

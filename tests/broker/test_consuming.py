@@ -12,10 +12,10 @@ from penstock.reports import TakenGrant
 from penstock.testing import Halt
 from penstock.words import ids
 from penstock.words.clock import MINUTE, SECOND
+from tests.broker.broker_under_test import Rig
 from tests.broker.grants import grant, granted, keyed, named, renewing, settle, take, taking
-from tests.broker.grounds import Simulated
-from tests.broker.inbox import ROOT, ask, look, order_of, outsider
-from tests.broker.rig import Rig
+from tests.broker.other_process import ROOT, ask, look, order_of, outsider
+from tests.broker.storages import Simulated
 
 # -- grants ----------------------------------------------------------------------------------------------
 

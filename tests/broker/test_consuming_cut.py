@@ -9,11 +9,11 @@ import pytest
 
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
+from tests.broker.broker_under_test import Rig
 from tests.broker.crashes import prepared
 from tests.broker.grants import granted, keyed, named, settle, take, taking
-from tests.broker.grounds import Simulated
-from tests.broker.inbox import Outsider, look, order_of, outsider
-from tests.broker.rig import Rig
+from tests.broker.other_process import Outsider, look, order_of, outsider
+from tests.broker.storages import Simulated
 
 # -- the width changes -------------------------------------------------------------------------------------
 

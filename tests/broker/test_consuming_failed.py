@@ -9,10 +9,10 @@ from penstock.operations import SeekItems
 from penstock.testing import Halt
 from penstock.words import ids
 from penstock.words.clock import SECOND
+from tests.broker.broker_under_test import Rig
 from tests.broker.grants import fail, grant, granted, keyed, named, renewing, settle, take, taking
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.inbox import Outsider, ask, look, order_of, outsider
-from tests.broker.rig import Rig
+from tests.broker.other_process import Outsider, ask, look, order_of, outsider
+from tests.broker.storages import PatchyFiles, Simulated
 
 # -- in a key's line ---------------------------------------------------------------------------------------
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.loop.member import FIRST_WAIT
+from penstock.loop.partition_handle import FIRST_WAIT
 from penstock.operations import ListHeldKeys, ReadItems
 from penstock.testing import SimulatedFiles
 from penstock.testing.tree import error
 from penstock.words.clock import SECOND
-from tests.broker.grounds import Simulated
-from tests.broker.rig import Desk, Rig
+from tests.broker.broker_under_test import Desk, Rig
+from tests.broker.storages import Simulated
 
 
 class Unreadable(SimulatedFiles):

@@ -8,8 +8,8 @@ import pytest
 from penstock.loop.lease import shares
 from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.words.errors import InvalidRequest
-from tests.broker.rig import Asked, Desk, Rig, batch_of, keys_at
-from tests.support import slot
+from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, keys_at
+from tests.partition_under_test import slot
 
 
 def words(number: int, prefix: str = "item") -> list[str]:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.embedded import Embedded
-from penstock.logs.api import Buffer, Durability
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.logs.log import Buffer, Durability
 from penstock.loop.requests import LeasePart, SettleRequest
 from penstock.operations import CreateQueue, ListItems
 from penstock.words.clock import SECOND
-from tests.broker.grounds import Ground, Real
-from tests.broker.rig import Desk, Rig, together
+from tests.broker.broker_under_test import Desk, Rig, together
+from tests.broker.storages import Ground, Real
 
 DISK_SECONDS = 0.002
 

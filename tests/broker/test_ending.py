@@ -25,8 +25,8 @@ from penstock.operations import (
 )
 from penstock.words.clock import MILLISECOND, SECOND, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueFull
-from tests.broker.grounds import Memory, Real
-from tests.broker.rig import Asked, Desk, Rig, batch_of, together, until
+from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, together, until
+from tests.broker.storages import Memory, Real
 
 # -- the inbox -------------------------------------------------------------------------------------------
 

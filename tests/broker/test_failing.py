@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.loop.member import FIRST_WAIT, JITTER, LAST_WAIT
+from penstock.loop.partition_handle import FIRST_WAIT, JITTER, LAST_WAIT
 from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.rig import Desk, Rig, batch_of, ids_of, keys_at, refusal
+from tests.broker.broker_under_test import Desk, Rig, batch_of, ids_of, keys_at, refusal
+from tests.broker.storages import PatchyFiles, Simulated
 
 BAD = 2
 

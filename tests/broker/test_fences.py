@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from penstock.loop.resize import merged
 from penstock.rules.fences import pack_slots, unpack_slots
 from penstock.rules.records import Barrier, pack_keys, unpack_keys
-from tests.broker.rig import Rig
+from tests.broker.broker_under_test import Rig
 
 WIDTHS = (2, 5, 3, 7, 1)
 

@@ -3,7 +3,7 @@
 from penstock.loop.requests import LeaseRequest, ProduceRequest, SettleRequest
 from penstock.loop.turn import DUE_ITEMS
 from penstock.words.clock import SECOND
-from tests.broker.rig import Desk, Rig, batch_of
+from tests.broker.broker_under_test import Desk, Rig, batch_of
 
 SMALL, LARGE, SIZE = 14_000, 2_000, 193
 """So many leases of one item, and so many of SIZE items."""

@@ -18,7 +18,7 @@ from penstock.broker.embedded import Embedded
 from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.operations import CreateQueue, DeleteQueue, FindQueue, ListQueues, ProduceItems, ReadMetrics, ReadStats, ResizeQueue
 from penstock.words.errors import BrokerClosed, PenstockError
-from tests.broker.rig import batch_of
+from tests.broker.broker_under_test import batch_of
 
 
 def forked(work: Callable[[], object]) -> object:

@@ -8,17 +8,17 @@ import pytest
 
 from penstock.broker import inbox
 from penstock.broker.inbox import InboxKeeper
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.store import DropManifest, StagedPart
 from penstock.loop.requests import ProduceRequest, Request
 from penstock.operations import MoveCursor
 from penstock.rules import catalog
 from penstock.testing import Halt
 from penstock.words.clock import DAY, SECOND
+from tests.broker.broker_under_test import Rig, batch_of
 from tests.broker.grants import renewing, take
-from tests.broker.grounds import Real
-from tests.broker.inbox import Outsider, ask, look, order_of, outsider
-from tests.broker.rig import Rig, batch_of
+from tests.broker.other_process import Outsider, ask, look, order_of, outsider
+from tests.broker.storages import Real
 
 TIMEOUT = 10
 

@@ -21,10 +21,10 @@ from penstock.operations import (
 )
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import Refused
+from tests.broker.broker_under_test import Rig, batch_of
 from tests.broker.grants import taking
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.inbox import ROOT, Outsider, Raw, ask, errand, look, outsider
-from tests.broker.rig import Rig, batch_of
+from tests.broker.other_process import ROOT, Outsider, Raw, ask, errand, look, outsider
+from tests.broker.storages import PatchyFiles, Simulated
 
 
 def answered(rig: Rig, incarnation: int, body: bytes) -> Any:

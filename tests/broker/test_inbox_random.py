@@ -15,9 +15,9 @@ from penstock.errors import PenstockError
 from penstock.testing import Halt, ManualClock
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.inbox import Outsider, look, order_of
-from tests.broker.rig import Rig, batch_of
+from tests.broker.broker_under_test import Rig, batch_of
+from tests.broker.other_process import Outsider, look, order_of
+from tests.broker.storages import PatchyFiles, Simulated
 
 SOURCES = ["red", "green", "blue"]
 MOST_RESIZES = 6  # fences are inherited: with a backlog that nobody serves each resize makes more of them

@@ -11,8 +11,8 @@ from penstock.loop.requests import ProduceRequest
 from penstock.operations import ClearItems, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import QueueFull, QueueHeld
-from tests.broker.grounds import Simulated
-from tests.broker.rig import Asked, Desk, Rig, batch_of, ids_of, keys_at, together
+from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, ids_of, keys_at, together
+from tests.broker.storages import Simulated
 
 
 def put(desk: Desk, *texts: str, wait: float = 60, **options: Any) -> Asked:

@@ -14,8 +14,8 @@ from penstock.operations import SetReadOnly
 from penstock.rules.commands import Settled
 from penstock.testing import Halt, SimulatedFiles
 from penstock.words.errors import LeaseLost, Refused
-from tests.broker.grounds import Memory, Simulated
-from tests.broker.rig import Desk, Held, Rig
+from tests.broker.broker_under_test import Desk, Held, Rig
+from tests.broker.storages import Memory, Simulated
 
 KEYS = [f"key-{number}" for number in range(14)]
 STEPS = 90

@@ -11,8 +11,8 @@ from penstock.operations import ListHeldKeys, ListItems, ReadMetrics, RedriveIte
 from penstock.reports import FoundItem, HeldKey
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.rig import STATES, Desk, Rig, keys_at, moving_key, refusal
+from tests.broker.broker_under_test import STATES, Desk, Rig, keys_at, moving_key, refusal
+from tests.broker.storages import PatchyFiles, Simulated
 
 # -- counts -------------------------------------------------------------------------------------------------
 

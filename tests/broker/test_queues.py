@@ -24,9 +24,9 @@ from penstock.operations import (
 from penstock.rules.options import Options
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, OutcomeUnknown, QueueBusy, QueueExists, QueueNotFound
+from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, keys_at, refusal, together
 from tests.broker.crashes import cut_off, prepared
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.rig import Asked, Desk, Rig, batch_of, keys_at, refusal, together
+from tests.broker.storages import PatchyFiles, Simulated
 
 # -- made ---------------------------------------------------------------------------------------------------
 

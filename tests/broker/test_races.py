@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.loop.requests import Do, LeaseRequest, ProduceRequest
-from tests.broker.rig import Asked, Desk, Rig, batch_of, together
+from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, together
 
 HOPS = 300
 

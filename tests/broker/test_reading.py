@@ -4,7 +4,7 @@ import random
 
 from penstock.loop.requests import ProduceRequest
 from penstock.operations import ListItems
-from tests.broker.rig import Rig, batch_of
+from tests.broker.broker_under_test import Rig, batch_of
 
 
 def test_a_frame_of_which_a_part_is_at_hand_is_read_once_and_whole(broker: Rig) -> None:

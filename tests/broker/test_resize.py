@@ -10,9 +10,9 @@ from penstock.rules import slots
 from penstock.rules.routing import SLOTS
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
-from tests.broker.grounds import Simulated
-from tests.broker.rig import Desk, Rig, keys_at, moving_key, refusal
-from tests.support import slot
+from tests.broker.broker_under_test import Desk, Rig, keys_at, moving_key, refusal
+from tests.broker.storages import Simulated
+from tests.partition_under_test import slot
 
 MONTH = 30 * 24 * 3_600
 

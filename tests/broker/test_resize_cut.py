@@ -6,8 +6,8 @@ import pytest
 
 from penstock.operations import ListItems
 from penstock.testing import ManualClock, SimulatedFiles
+from tests.broker.broker_under_test import Rig
 from tests.broker.crashes import cut_off, prepared
-from tests.broker.rig import Rig
 
 KEYS = [f"key-{number}" for number in range(10)]
 

@@ -10,9 +10,9 @@ from penstock.broker.embedded import Embedded
 from penstock.operations import CreateQueue, FindQueue
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerLocked, CorruptLog, LeaseLost, OutcomeUnknown, StorageFailed
+from tests.broker.broker_under_test import Rig, batch_of, ids_of, refusal
 from tests.broker.crashes import cut_off, prepared
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.rig import Rig, batch_of, ids_of, refusal
+from tests.broker.storages import PatchyFiles, Simulated
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])

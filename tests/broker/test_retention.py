@@ -9,8 +9,8 @@ import pytest
 from penstock.operations import ReadMetrics, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import DAY, HOUR, SECOND
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.rig import Desk, Rig, keys_at
+from tests.broker.broker_under_test import Desk, Rig, keys_at
+from tests.broker.storages import PatchyFiles, Simulated
 
 RETENTION = {"max_age": DAY, "max_bytes": 0}
 A_DAY, SLACK = DAY / SECOND, DAY / 10 / SECOND

@@ -7,16 +7,16 @@ import pytest
 import penstock
 from penstock.broker.embedded import Embedded
 from penstock.errors import QueueHeld, QueueNotFound
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.filesystem import SystemFiles
 from penstock.operations import EndStream, FindQueue
 from penstock.reports import TakenGrant
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
+from tests.broker.broker_under_test import Desk, Rig, until
 from tests.broker.grants import renewing, taking
-from tests.broker.grounds import PatchyFiles, Simulated
-from tests.broker.inbox import Outsider, ask, look, outsider
-from tests.broker.rig import Desk, Rig, until
-from tests.worker.rig import working
+from tests.broker.other_process import Outsider, ask, look, outsider
+from tests.broker.storages import PatchyFiles, Simulated
+from tests.worker.harness import working
 
 TIMEOUT = 10
 US, THEM = "us", "them"

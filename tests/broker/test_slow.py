@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from penstock.broker.embedded import Embedded
-from penstock.logs.files.system import Mode, SystemFiles
-from penstock.loop.member import GRACE_AFTER_SLOW, Member
+from penstock.logs.files.filesystem import Mode, SystemFiles
+from penstock.loop.partition_handle import GRACE_AFTER_SLOW, Member
 from penstock.loop.requests import LeaseRequest, Placed, ProduceRequest
 from penstock.operations import PauseQueue
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, QueueBusy, StorageFailed
-from tests.broker.grounds import Ground, Simulated
-from tests.broker.rig import PATIENCE, Asked, Desk, Rig, batch_of, ids_of, keys_at, refusal, until
+from tests.broker.broker_under_test import PATIENCE, Asked, Desk, Rig, batch_of, ids_of, keys_at, refusal, until
+from tests.broker.storages import Ground, Simulated
 
 SLOW = 1
 """The partition whose disk hangs."""

@@ -9,7 +9,7 @@ from penstock.broker import snapshot
 from penstock.broker.queries import QUERIES
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import InvalidRequest
-from penstock.logs.files.system import Mode, SystemFiles
+from penstock.logs.files.filesystem import Mode, SystemFiles
 from penstock.operations import (
     OPERATIONS,
     ClearItems,
@@ -44,8 +44,8 @@ from penstock.operations import (
 )
 from penstock.words.clock import SECOND
 from penstock.words.ids import parse_id
-from tests.broker.rig import batch_of
-from tests.broker.yard import Yard, asked, fill, work
+from tests.broker.broker_under_test import batch_of
+from tests.broker.directory_broker import Yard, asked, fill, work
 
 # -- the same answers ----------------------------------------------------------------------------------
 

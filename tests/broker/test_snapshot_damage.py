@@ -11,7 +11,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueNotFound, StorageFailed
 from penstock.logs.files.root import Root
 from penstock.operations import ExplainItem, FindOffsets, FindQueue, ListItems, ListQueues, Operation, ReadHistory, ReadStats, TraceItem
-from tests.broker.yard import Yard, fill
+from tests.broker.directory_broker import Yard, fill
 
 
 def log_folder(yard: Yard, incarnation: int, partition: int) -> Path:

@@ -10,8 +10,8 @@ from penstock.operations import ExplainItem, FindQueue, ReadHistory
 from penstock.reports import ItemEvent
 from penstock.words.clock import SECOND
 from penstock.words.ids import parse_id
-from tests.api.api import work_off
-from tests.broker.yard import Yard, fill
+from tests.api.both_apis import work_off
+from tests.broker.directory_broker import Yard, fill
 
 
 def history_of(source: Embedded | Snapshot, queue: str, name: str) -> list[ItemEvent]:

@@ -11,10 +11,10 @@ from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words import origin
 from penstock.words.errors import PenstockError
 from penstock.words.origin import Origin
-from simulation.machine import InterruptingClock
+from simulation.simulated_machine import InterruptingClock
+from tests.broker.broker_under_test import Desk, Rig, batch_of, moving_key
 from tests.broker.crashes import cut_off, prepared
-from tests.broker.grounds import Simulated
-from tests.broker.rig import Desk, Rig, batch_of, moving_key
+from tests.broker.storages import Simulated
 
 LEASE_SECONDS = 60
 

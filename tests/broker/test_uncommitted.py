@@ -7,15 +7,15 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.broker import width
-from penstock.loop.member import Member
+from penstock.broker import partition_layout
+from penstock.loop.partition_handle import Member
 from penstock.loop.requests import ProduceRequest, Reshape
 from penstock.testing import Halt
 from penstock.testing.disk import Fault
 from penstock.words.errors import PenstockError
+from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, ids_of
 from tests.broker.crashes import prepared
-from tests.broker.grounds import Simulated
-from tests.broker.rig import Asked, Desk, Rig, batch_of, ids_of
+from tests.broker.storages import Simulated
 
 KEY = "a"
 """It lives in partition 0 of one, and elsewhere in eight."""
@@ -25,7 +25,7 @@ FAULTS: tuple[Fault, ...] = ("halt", errno.EIO, "interrupt")
 def resize(desk: Desk, partitions: int) -> Asked:
     """Put a resize that shares the next turn with whatever else is put."""
     change = desk.broker._change_shape
-    return desk.submit(Reshape(lambda turns: change(turns, lambda entry: width.resized(entry, partitions)), firm=True))
+    return desk.submit(Reshape(lambda turns: change(turns, lambda entry: partition_layout.resized(entry, partitions)), firm=True))
 
 
 def cut_off(width: int, work: Callable[[Desk], object], fault: Fault) -> Iterator[Desk]:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.operations import ClearItems, RedriveItems, ReleaseKey, SeekItems
-from tests.broker.rig import Asked, Desk, Rig, batch_of, moving_key, together, until
-from tests.support import key_id
+from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, moving_key, together, until
+from tests.partition_under_test import key_id
 
 # Each begins with a queue that has nothing to give, returns a lease that waits, and makes an item ready.
 WAKERS: dict[str, Callable[[Rig, Desk], Asked]] = {}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.words.clock import SECOND
-from tests.broker.rig import Desk, Held, Rig, keys_at
+from tests.broker.broker_under_test import Desk, Held, Rig, keys_at
 
 
 def spread(desk: Desk, partitions: int, name: str, each: int = 1, **options: Any) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.operations import ListItems, RedriveItems
 from penstock.words.errors import BrokerClosed
-from tests.broker.rig import Desk, Held, Rig, together, until
+from tests.broker.broker_under_test import Desk, Held, Rig, together, until
 
 KEYS, EACH, WORKERS = 20, 20, 16
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.app import app
-from tests.api.api import work_off
+from tests.api.both_apis import work_off
 
 MEMORY = "/dev/shm"
 """Where there is a file system in memory, brokers of these tests lie there: syncing is not what they are about."""

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import imports
+from penstock.cli import ledgerq_import
 from penstock.words.clock import SystemClock
 from tests.cli.conftest import Terminal
-from tests.cli.ledger_files import NOW, Queue, entry, zipped
+from tests.cli.ledgerq_files import NOW, Queue, entry, zipped
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_all_of_them(shop: Terminal, left: Queue) -> None:
 
 
 def test_the_order_is_kept_over_many_batches(shop: Terminal, left: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imports, "BATCH", 7)
+    monkeypatch.setattr(ledgerq_import, "BATCH", 7)
     for first in range(1, 101, 20):
         left.add(*(entry(id, str(id).encode(), headers={b"customer": b"ann"}) for id in range(first, first + 20)))
     assert shop.json("import", "ledgerq", str(left), "--queue", "orders", "--key-header", "customer")["imported"] == 100
@@ -125,7 +125,7 @@ def test_going_on_behind_a_message(shop: Terminal, left: Queue) -> None:
 
 
 def test_an_import_cut_short_says_how_to_go_on(shop: Terminal, left: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imports, "BATCH", 3)
+    monkeypatch.setattr(ledgerq_import, "BATCH", 3)
     left.add(*(entry(id, b"x") for id in range(1, 11)))
     left.read_up_to(1)
     shop.run("queue", "create", "small", "--max-items", "6")

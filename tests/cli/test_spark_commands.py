@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import spark
-from penstock.cli.session import Session
+from penstock.cli.command_context import Session
 from tests.cli.conftest import Ran, Terminal
 from tests.cli.test_usage import process
 

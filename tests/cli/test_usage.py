@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import penstock
-from penstock.cli import commands, failures, queues, reference
+from penstock.cli import command_tree, failures, queues, reference
 from penstock.cli.app import app
 from penstock.cli.failures import EXIT_CODES, exit_code_of
 from tests.cli.conftest import Ran, Terminal
@@ -197,7 +197,7 @@ def test_what_nobody_thought_of_is_one_line_too(shop: Terminal, monkeypatch: pyt
     monkeypatch.setattr(queues, "all_queues", broken)
     said = shop.refused("queue", "list", code=70)
     assert said.startswith("unexpected RuntimeError: two lines; this is a bug in Penstock")
-    monkeypatch.setenv(commands.DEBUG, "1")
+    monkeypatch.setenv(command_tree.DEBUG, "1")
     with pytest.raises(AssertionError, match="Traceback"):
         shop.run("queue", "list", code=70)
 

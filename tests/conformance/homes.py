@@ -13,7 +13,7 @@ import msgspec
 from penstock import operations
 from penstock.broker.embedded import Embedded
 from penstock.broker.inbox_client import InboxClient
-from penstock.logs.api import Readable
+from penstock.logs.log import Readable
 from penstock.operations import A, Cancel, Done, Home, Operation, Staging, answer_type
 from penstock.words.errors import PenstockError
 

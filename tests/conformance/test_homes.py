@@ -64,7 +64,7 @@ from penstock.rules.routing import key_id
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueNotFound, Refused, StorageFailed
 from tests.conformance.homes import HOMES, Ground
-from tests.support import items
+from tests.partition_under_test import items
 
 SAMPLES: list[Operation[Any]] = [
     ProduceItems(queue=1, batch=items(["a"], keys=["k"]), wait=5, request=b"r"),

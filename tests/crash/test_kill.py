@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.api import FrameType
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.filelog import FileLog
-from tests.logs.conformance import base_draft, draft, told
+from penstock.logs.log import FrameType
+from tests.logs.backends import base_draft, draft, told
 
 INCARNATION, PARTITION = 1, 0
 GROUP = 3

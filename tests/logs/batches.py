@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from penstock.logs.api import Draft, Frame
+from penstock.logs.log import Draft, Frame
 from penstock.rules.routing import key_ids
 from penstock.words.batch import Batch
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from penstock.logs import columns
-from penstock.logs.api import Draft, Frame, FrameType, Gap, Log
 from penstock.logs.columns import Columns
+from penstock.logs.log import Draft, Frame, FrameType, Gap, Log
 from penstock.rules import routing
 from penstock.rules.records import Produced
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from tests.logs.conformance import Told, base_draft, state_draft, told
+from tests.logs.backends import Told, base_draft, state_draft, told
 
 START = 1_767_225_600_000_000
 SECOND = 1_000_000

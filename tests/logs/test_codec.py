@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.logs import codec, columns
-from penstock.logs.api import Frame, FrameType
+from penstock.logs.log import Frame, FrameType
 from penstock.logs.memory import MemoryLog
 from penstock.rules import base, machine
 from penstock.rules.records import (
@@ -53,9 +53,9 @@ from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
 from penstock.words.limits import Policy
-from tests.history import everything
+from tests.full_history import everything
 from tests.logs.batches import framed
-from tests.support import Bench, MemoryHome
+from tests.partition_under_test import Bench, MemoryHome
 
 NOW = Moment(5, 6)
 KEYS = pack_keys([1, (1 << 64) - 1])

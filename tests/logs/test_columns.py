@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.logs.api import Frame, FrameType
 from penstock.logs.columns import Columns, encode, trimmed
+from penstock.logs.log import Frame, FrameType
 from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, from_offsets
 from penstock.words.batch import Batch

@@ -1,4 +1,4 @@
-"""One suite for every log: what the contract in penstock.logs.api says, with nothing going wrong. (Going wrong is in test_torture.)"""
+"""One suite for every log: what the contract in penstock.logs.log says, with nothing going wrong. (Going wrong is in test_torture.)"""
 
 import itertools
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.logs.api import Buffer, Draft, FrameType, Log
+from penstock.logs.log import Buffer, Draft, FrameType, Log
 from penstock.words.errors import PenstockError
-from tests.logs.conformance import HOMES, INCARNATION, PARTITION, Home, append_all, base_draft, draft, expected, noise, state_draft, told
+from tests.logs.backends import HOMES, INCARNATION, PARTITION, Home, append_all, base_draft, draft, expected, noise, state_draft, told
 
 NewHome = Callable[[], Home]
 MIB = 1 << 20

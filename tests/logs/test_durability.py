@@ -7,11 +7,11 @@ from itertools import chain
 
 import pytest
 
-from penstock.logs.api import Draft, Durability, Frame, Gap
 from penstock.logs.files.filelog import FileLog
+from penstock.logs.log import Draft, Durability, Frame, Gap
 from penstock.testing import Halt, SimulatedFiles
-from tests.logs.conformance import base_draft, draft, expected, noise, state_draft, told
-from tests.logs.histories import open_log, placed
+from tests.logs.backends import base_draft, draft, expected, noise, state_draft, told
+from tests.logs.scripted_owner import open_log, placed
 
 CALLS = 45
 """More file calls than the history below makes."""

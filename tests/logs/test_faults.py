@@ -12,8 +12,8 @@ import pytest
 
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.conformance import base_draft, draft, expected, told
-from tests.logs.histories import Owner, check_survivors, open_log
+from tests.logs.backends import base_draft, draft, expected, told
+from tests.logs.scripted_owner import Owner, check_survivors, open_log
 
 FAULTS: dict[str, Fault] = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "short": "short", "torn": "torn"}
 

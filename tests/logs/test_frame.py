@@ -15,7 +15,6 @@ from google_crc32c import value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.logs.api import Buffer, Draft, Frame, FrameType, Gap
 from penstock.logs.frame import (
     AFTER_SYNC,
     HEADER_BYTES,
@@ -33,11 +32,12 @@ from penstock.logs.frame import (
     skip_draft,
     unpack_body,
 )
+from penstock.logs.log import Buffer, Draft, Frame, FrameType, Gap
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest
-from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft, expected, told
-from tests.logs.histories import FOLDER, open_log
+from tests.logs.backends import INCARNATION, PARTITION, base_draft, draft, expected, told
+from tests.logs.scripted_owner import FOLDER, open_log
 
 DRAFT = Draft(FrameType.DATA, base=5, count=2, columns=3, elapsed=-7, wall=1_767_225_600_000_000, parts=[b"abc", b"defg"])
 

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.conformance import base_draft, draft
-from tests.logs.histories import STEPS, Owner, Step, check_survivors
+from tests.logs.backends import base_draft, draft
+from tests.logs.scripted_owner import STEPS, Owner, Step, check_survivors
 
 GENERATIONS = 6
 TROUBLES: list[Fault] = ["halt", "halt", "torn", "short", errno.EIO, errno.EIO, errno.ENOSPC]

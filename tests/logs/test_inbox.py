@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 
 from penstock.api.arrow import read_columns
-from penstock.logs.api import Draft, FrameType
-from penstock.logs.arrow import Sheet
+from penstock.logs.arrow_batch import Sheet
 from penstock.logs.columns import Columns
+from penstock.logs.files.filesystem import Mode, SystemFiles
 from penstock.logs.files.inbox import MANIFEST, FileInbox, StagedReader, StagedWriter, drop_file, frames
-from penstock.logs.files.system import Mode, SystemFiles
 from penstock.logs.frame import Encoder
+from penstock.logs.log import Draft, FrameType
 from penstock.logs.store import DropManifest, Inbox, StagedPart, Waiting, write_name
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown, StorageFailed
-from tests.broker.inbox import ROOT, Outsider, ended_in
-from tests.broker.rig import batch_of
+from tests.broker.broker_under_test import batch_of
+from tests.broker.other_process import ROOT, Outsider, ended_in
 
 QUEUE, OTHER = 0x0A, 0x0B
 

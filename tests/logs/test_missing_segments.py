@@ -2,14 +2,14 @@
 
 import pytest
 
-from penstock.logs.api import DURABILITIES, Durability, Frame, Gap, Readable
 from penstock.logs.files.filelog import FileLog
-from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import verify
+from penstock.logs.log import DURABILITIES, Durability, Frame, Gap, Readable
 from penstock.testing import Halt, ManualClock, SimulatedFiles
-from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft
-from tests.logs.histories import FOLDER, open_log, segments
+from tests.logs.backends import INCARNATION, PARTITION, base_draft, draft
+from tests.logs.scripted_owner import FOLDER, open_log, segments
 
 ITEMS = 6
 

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from penstock.logs.api import Durability, Frame, Gap
 from penstock.logs.files.verify import verify
+from penstock.logs.log import Durability, Frame, Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.conformance import INCARNATION, PARTITION, base_draft, draft, expected, told
-from tests.logs.histories import FOLDER, open_log, segments
+from tests.logs.backends import INCARNATION, PARTITION, base_draft, draft, expected, told
+from tests.logs.scripted_owner import FOLDER, open_log, segments
 
 DRAFTS = [draft(number, 1, b"item %d" % number) for number in range(6)]
 

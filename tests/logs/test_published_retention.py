@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from penstock.logs.api import Frame, FrameType, Gap
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.filelog import FileLog
-from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.published_log import PublishedLog
+from penstock.logs.log import Frame, FrameType, Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.conformance import INCARNATION, PARTITION, base_draft, told
-from tests.logs.histories import FOLDER, ROOT
+from tests.logs.backends import INCARNATION, PARTITION, base_draft, told
 from tests.logs.items import SECOND, START, fill, items_draft, runs, served
+from tests.logs.scripted_owner import FOLDER, ROOT
 
 STOP = 120
 KEPT = [0, 14, 15, 30, 50, 70]

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.logs.api import Frame, FrameType, Gap
 from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import Report, verify
 from penstock.logs.frame import HEADER_BYTES, frame_bytes, parse_header
+from penstock.logs.log import Frame, FrameType, Gap
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import CorruptLog
-from tests.logs.conformance import INCARNATION, PARTITION, Told, base_draft, noise, state_draft, told
-from tests.logs.histories import FOLDER, open_log, segments
+from tests.logs.backends import INCARNATION, PARTITION, Told, base_draft, noise, state_draft, told
 from tests.logs.items import START, items_draft, plain_draft
+from tests.logs.scripted_owner import FOLDER, open_log, segments
 
 SECTOR = 512
 

@@ -4,12 +4,12 @@ import errno
 
 import pytest
 
-from penstock.logs.api import Draft, Frame, Gap
 from penstock.logs.files.filelog import FileLog
+from penstock.logs.log import Draft, Frame, Gap
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.conformance import base_draft, draft, expected, told
-from tests.logs.histories import FOLDER, open_log
+from tests.logs.backends import base_draft, draft, expected, told
+from tests.logs.scripted_owner import FOLDER, open_log
 
 FIRST = f"{FOLDER}/{0:020}-{1:020}.log"
 SYNCED = f"{FOLDER}/synced"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.files.directory import Directory
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.file_store import Directory
+from penstock.logs.files.filesystem import SystemFiles
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
-from tests.logs.conformance import draft
-from tests.logs.histories import ROOT, Owner, open_log
+from tests.logs.backends import draft
+from tests.logs.scripted_owner import ROOT, Owner, open_log
 
 MARKER = f"{ROOT}/penstock.json"
 

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from google_crc32c import value
 
-from penstock.logs.api import Frame, FrameType, Gap
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.repair import repair
 from penstock.logs.files.sidefiles import unpack_synced
 from penstock.logs.files.verify import verify
+from penstock.logs.log import Frame, FrameType, Gap
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
-from tests.logs.conformance import INCARNATION, PARTITION, base_draft
-from tests.logs.damages import (
+from tests.logs.backends import INCARNATION, PARTITION, base_draft
+from tests.logs.damaged_logs import (
     DAMAGES,
     STOP,
     check_again,
@@ -30,8 +30,8 @@ from tests.logs.damages import (
     without_lock,
     zero,
 )
-from tests.logs.histories import FOLDER, ROOT, open_log, segments
 from tests.logs.items import fill, items_draft, payload, runs, served
+from tests.logs.scripted_owner import FOLDER, ROOT, open_log, segments
 
 
 @pytest.mark.parametrize("name", DAMAGES)

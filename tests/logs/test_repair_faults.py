@@ -10,9 +10,8 @@ import pytest
 from penstock.logs.files.verify import verify
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.calls import Calls, calls_of
-from tests.logs.conformance import INCARNATION, PARTITION, Told
-from tests.logs.damages import (
+from tests.logs.backends import INCARNATION, PARTITION, Told
+from tests.logs.damaged_logs import (
     check_again,
     check_goes_on,
     damaged,
@@ -21,7 +20,8 @@ from tests.logs.damages import (
     mend,
     opened,
 )
-from tests.logs.histories import FOLDER
+from tests.logs.file_calls import Calls, calls_of
+from tests.logs.scripted_owner import FOLDER
 
 STEPWISE = ["two segments", "the end", "the newest whole", "everything", "the synced position too"]
 

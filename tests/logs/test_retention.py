@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.logs.api import FrameType, Gap, Log
+from penstock.logs.log import FrameType, Gap, Log
 from penstock.words.errors import InvalidRequest
-from tests.logs.conformance import HOMES, Home, base_draft, draft, expected, state_draft, told
+from tests.logs.backends import HOMES, Home, base_draft, draft, expected, state_draft, told
 from tests.logs.items import SECOND, START, fill, items_draft, payload, plain_draft, recovered, runs, served
 
 NewHome = Callable[[], Home]

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.logs.api import FrameType
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.verify import verify
+from penstock.logs.log import FrameType
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
-from tests.logs.calls import Calls, calls_of
-from tests.logs.conformance import INCARNATION, PARTITION, Told, base_draft, told
-from tests.logs.histories import FOLDER, open_log, segments
+from tests.logs.backends import INCARNATION, PARTITION, Told, base_draft, told
+from tests.logs.file_calls import Calls, calls_of
 from tests.logs.items import fill, items_draft, payload, recovered, runs, served
+from tests.logs.scripted_owner import FOLDER, open_log, segments
 
 STOP = 120
 KEPT = [0, 14, 15, 30, 50, 70]

@@ -7,13 +7,13 @@ import struct
 
 import pytest
 
-from penstock.logs.api import Buffer, Draft, FrameType
 from penstock.logs.files.segment import EVERY_BYTES, LogId, Piece, Segment, SegmentName, SparseIndex, unpack_index, walk
 from penstock.logs.frame import Encoder
+from penstock.logs.log import Buffer, Draft, FrameType
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog
-from tests.logs.conformance import base_draft, draft, expected, noise, told
-from tests.logs.histories import FOLDER, open_log
+from tests.logs.backends import base_draft, draft, expected, noise, told
+from tests.logs.scripted_owner import FOLDER, open_log
 
 OWNER = LogId(0xABC, 2)
 PATH = "/segment.log"

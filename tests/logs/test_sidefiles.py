@@ -11,13 +11,13 @@ from itertools import chain, combinations
 import pytest
 from google_crc32c import value
 
-from penstock.logs.api import Draft, FrameType
 from penstock.logs.files.segment import LogId as Whose
 from penstock.logs.files.segment import SegmentName, parse_name
 from penstock.logs.files.sidefiles import Synced, pack_checkpoint, unpack_checkpoint, unpack_synced
+from penstock.logs.log import Draft, FrameType
 from penstock.testing import SimulatedFiles
-from tests.logs.conformance import expected, told
-from tests.logs.histories import STEPS, Owner, Step, check_replay, open_log
+from tests.logs.backends import expected, told
+from tests.logs.scripted_owner import STEPS, Owner, Step, check_replay, open_log
 
 KINDS = ("idx", "checkpoint", "synced", "json")
 

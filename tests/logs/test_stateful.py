@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from penstock.logs.api import Draft, FrameType
-from tests.logs.conformance import HOMES, Told, base_draft, draft, expected, noise, state_draft, told
-from tests.logs.histories import check_replay, groups_stored, next_offset, placed
+from penstock.logs.log import Draft, FrameType
+from tests.logs.backends import HOMES, Told, base_draft, draft, expected, noise, state_draft, told
+from tests.logs.scripted_owner import check_replay, groups_stored, next_offset, placed
 
 DRAFTS = st.one_of(
     st.builds(lambda count, size: draft(0, count, noise(size, size)), st.integers(1, 50), st.sampled_from([0, 1, 100, 3_000, 9_000])),

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.api import Log
 from penstock.logs.backends import open_read_only
 from penstock.logs.columns import Columns, encode
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
+from penstock.logs.files.filesystem import Files, SystemFiles
 from penstock.logs.files.inbox import FileInbox
-from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.log import Log
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import LASTING_SWEEPS, DropManifest, Inbox, ReadStore, StagedPart, Store, Waiting, write_name
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
-from tests.broker.rig import batch_of
-from tests.logs.conformance import base_draft, draft, state_draft
+from tests.broker.broker_under_test import batch_of
+from tests.logs.backends import base_draft, draft, state_draft
 
 QUEUE, OTHER = 0x0A, 0x0B
 

@@ -7,12 +7,12 @@ from itertools import chain
 
 import pytest
 
-from penstock.logs.api import Frame, FrameType, Gap
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.frame import HEADER_BYTES
+from penstock.logs.log import Frame, FrameType, Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.conformance import Told, base_draft, draft, expected, noise, state_draft, told
-from tests.logs.histories import FOLDER, Owner, check_survivors, open_log, segments
+from tests.logs.backends import Told, base_draft, draft, expected, noise, state_draft, told
+from tests.logs.scripted_owner import FOLDER, Owner, check_survivors, open_log, segments
 
 GROUPS = [
     [draft(0, 3, b"first")],

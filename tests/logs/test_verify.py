@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.logs.api import Gap
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
+from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.sidefiles import unpack_synced
-from penstock.logs.files.system import SystemFiles
 from penstock.logs.files.verify import Report, verify, verify_all
+from penstock.logs.log import Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.conformance import INCARNATION, PARTITION
-from tests.logs.histories import FOLDER, ROOT, open_log, segments
+from tests.logs.backends import INCARNATION, PARTITION
 from tests.logs.items import fill, items_draft, runs
+from tests.logs.scripted_owner import FOLDER, ROOT, open_log, segments
 
 
 @cache

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.logs.api import Draft, Frame, FrameType, Log
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.repair import repair
+from penstock.logs.log import Draft, Frame, FrameType, Log
 from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog

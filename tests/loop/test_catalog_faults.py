@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from penstock.logs.api import Frame, Log
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
+from penstock.logs.log import Frame, Log
 from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog

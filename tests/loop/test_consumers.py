@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.rules.commands import Granted
-from tests.support import Bench, given
+from tests.partition_under_test import Bench, given
 
 KEYS, ITEMS, CONSUMERS = 20, 20, 16
 MOST_TURNS = 50_000

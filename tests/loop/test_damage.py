@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.api import Log
 from penstock.logs.files.filelog import FileLog
-from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.repair import repair
-from penstock.logs.files.system import SystemFiles
 from penstock.logs.files.verify import verify
-from penstock.loop import blocks
+from penstock.logs.log import Log
+from penstock.loop import item_cache
 from penstock.loop.partition import Partition
-from penstock.loop.reader import Lookable, Reader
+from penstock.loop.partition_reader import Lookable, Reader
 from penstock.loop.recovery import lost_front
 from penstock.rules.explain import LOST
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.runs import offsets
 from penstock.testing import ManualClock
 from penstock.words.clock import SystemClock
 from penstock.words.limits import Retention
-from tests.support import INCARNATION, PARTITION, Bench, FileHome
+from tests.partition_under_test import INCARNATION, PARTITION, Bench, FileHome
 
 FRAMES, IN_A_FRAME = 20, 50
 DAMAGED = set(range(5 * IN_A_FRAME, 6 * IN_A_FRAME))
@@ -133,8 +133,8 @@ def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     bench = filled(folder, None)
     flip(folder, 5)
     flip(folder, 7)
-    monkeypatch.setattr(blocks, "FETCH_BYTES", 100)
-    monkeypatch.setattr(blocks, "READ_AHEAD_ITEMS", 3)
+    monkeypatch.setattr(item_cache, "FETCH_BYTES", 100)
+    monkeypatch.setattr(item_cache, "READ_AHEAD_ITEMS", 3)
     bench.open()
     found = [part.start + index for part in bench.partition.items([200, 700]) for index in range(len(part.batch))]
     assert found == [*range(200, 250), *range(300, 350), *range(400, 700)]

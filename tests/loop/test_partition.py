@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from penstock.logs.api import Frame, FrameType
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
+from penstock.logs.log import Frame, FrameType
 from penstock.loop.partition import Partition
 from penstock.rules import base
 from penstock.rules.commands import Complete, Granted, Lease, Produce, Stored
@@ -14,8 +14,8 @@ from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy
-from tests.history import everything
-from tests.support import Bench, items
+from tests.full_history import everything
+from tests.partition_under_test import Bench, items
 
 
 def frame_types(bench: Bench) -> list[FrameType]:

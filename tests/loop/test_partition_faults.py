@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.logs.api import Frame, FrameType
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.filelog import FileLog
+from penstock.logs.log import Frame, FrameType
 from penstock.loop.partition import Partition
 from penstock.rules import base
 from penstock.rules.commands import Complete, Configure, Drop, Extend, Granted, Lease, Pause, Produce, Retry, Stored

@@ -10,14 +10,14 @@ from penstock.loop.partition import Partition
 from penstock.loop.retention import Freed
 from penstock.rules import base
 from penstock.rules.commands import Bury, Complete, Drop, ForgetCursor, Granted, Lease, Produce, PutCursor, Retry
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.routing import key_ids
 from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, HOUR
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy, Retention
-from tests.support import Bench
+from tests.partition_under_test import Bench
 
 NOW = Policy(retention=Retention(max_segments=1))
 """Everything but the newest segment has had its time."""

@@ -16,7 +16,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy, Retention
-from tests.support import Bench
+from tests.partition_under_test import Bench
 
 BY_AGE = Retention(max_age=DAY, max_bytes=0)
 SLACK = DAY // 10

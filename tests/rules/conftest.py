@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.partition_under_test import HOMES, Bench
 from tests.purity import watch_decisions
-from tests.support import HOMES, Bench
 
 
 @pytest.fixture(params=list(HOMES))

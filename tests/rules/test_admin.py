@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost
 from penstock.words.limits import Policy
-from tests.support import Bench, given
+from tests.partition_under_test import Bench, given
 
 
 def one_in_each_state(bench: Bench) -> int:

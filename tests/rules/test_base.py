@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from penstock.logs import codec
-from penstock.logs.api import Frame, FrameType
+from penstock.logs.log import Frame, FrameType
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
 from penstock.rules.records import Lost, Produced, StateRecord
 from penstock.rules.state import State
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
-from tests.history import everything
-from tests.support import Bench, MemoryHome
+from tests.full_history import everything
+from tests.partition_under_test import Bench, MemoryHome
 
 
 def frames(bench: Bench) -> list[Frame]:

@@ -28,7 +28,7 @@ from penstock.rules.options import Options
 from penstock.words.clock import SECOND
 from penstock.words.errors import CorruptLog, InvalidRequest, PenstockError, QueueExists, QueueNotFound
 from penstock.words.limits import MAX_PARTITIONS, Policy, Retention
-from tests.rules.book import Book, refused
+from tests.rules.catalog_under_test import Book, refused
 
 NAMES = st.sampled_from(["a", "b", "c"])
 CHANGES = st.fixed_dictionaries({}, optional={"ttl": st.integers(0, 2), "dead_queue": NAMES | st.just("")})

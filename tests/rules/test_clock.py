@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.rules.commands import Produce
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import DAY, HOUR, SECOND
-from tests.support import Bench, items
+from tests.partition_under_test import Bench, items
 
 STEPS = pytest.mark.parametrize("step", [-DAY, DAY])
 

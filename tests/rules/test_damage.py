@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.api import Frame, FrameType
+from penstock.logs.log import Frame, FrameType
 from penstock.rules.commands import Lift, Narrow
-from penstock.rules.life import Life
-from tests.history import everything
-from tests.support import Bench, FileHome, given
+from penstock.rules.item_states import Life
+from tests.full_history import everything
+from tests.partition_under_test import Bench, FileHome, given
 
 
 @pytest.fixture

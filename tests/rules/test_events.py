@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.logs import codec
-from penstock.logs.api import Frame, FrameType
+from penstock.logs.log import Frame, FrameType
 from penstock.rules import base, events, machine
 from penstock.rules.events import Event, Happening, Teller
-from penstock.rules.life import LifeEvent as Kind
+from penstock.rules.item_states import LifeEvent as Kind
 from penstock.rules.outbox import destination
 from penstock.rules.records import Completed, Leased, Lost, Opened, Produced, Record, Take
 from penstock.rules.state import State
@@ -17,8 +17,8 @@ from penstock.words.clock import SECOND, Moment
 from simulation.broker.harness import BrokerHarness
 from simulation.broker.simulation import BrokerSimulation
 from simulation.partition.checks import Witness
-from tests.history import everything
-from tests.support import ELSEWHERE, Bench, given, items
+from tests.full_history import everything
+from tests.partition_under_test import ELSEWHERE, Bench, given, items
 
 
 def recorded(bench: Bench) -> Iterator[tuple[Record, Moment]]:

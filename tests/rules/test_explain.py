@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from tests.support import Bench
+from tests.partition_under_test import Bench
 
 
 def test_ready(bench: Bench) -> None:

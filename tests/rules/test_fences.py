@@ -8,7 +8,7 @@ from penstock.rules.fences import ENDLESS, Departed, Fences, pack_slots, unpack_
 from penstock.rules.records import Barrier
 from penstock.words import ids
 from penstock.words.clock import SECOND
-from tests.support import Bench, items, key_id, slot
+from tests.partition_under_test import Bench, items, key_id, slot
 
 # -- versions, and dedup ids ---------------------------------------------------------------------------
 

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.rules import base
 from penstock.rules.commands import Complete, Letter
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.outbox import MAX_OUTBOX_BYTES, destination
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueBusy
-from tests.support import ELSEWHERE, Bench, given
+from tests.partition_under_test import ELSEWHERE, Bench, given
 
 OTHER = destination(0xBEEF, 0)
 ONE, TWO = Letter(ELSEWHERE, b"one"), Letter(ELSEWHERE, b"two")

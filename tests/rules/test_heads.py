@@ -6,7 +6,7 @@ from penstock.rules import base
 from penstock.rules.commands import Again, Granted, Lease
 from penstock.rules.lanes import Rank, best_rank, lifted
 from penstock.words.clock import SECOND
-from tests.support import Bench, given
+from tests.partition_under_test import Bench, given
 
 
 def now(bench: Bench) -> int:

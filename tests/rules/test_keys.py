@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.rules.life import Life
-from tests.support import Bench, given
+from penstock.rules.item_states import Life
+from tests.partition_under_test import Bench, given
 
 
 def keyed(bench: Bench, text: str) -> None:

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.rules.commands import Produce
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import SECOND
 from penstock.words.errors import LeaseLost
-from tests.support import Bench, given, items
+from tests.partition_under_test import Bench, given, items
 
 
 def test_the_first_ten_of_many_then_the_next_ten(bench: Bench) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from penstock.logs import codec
-from penstock.logs.api import Frame
+from penstock.logs.log import Frame
 from penstock.rules import base
-from penstock.rules.life import Life
-from penstock.rules.mend import mend
+from penstock.rules.item_states import Life
 from penstock.rules.outbox import moved_to
+from penstock.rules.reconciliation import mend
 from penstock.rules.records import Delivered, Fenced, Record, Released, Sent
 from penstock.words.errors import InvalidRequest
+from tests.partition_under_test import ELSEWHERE, Bench, FileHome
 from tests.rules.test_damage import damage, three_frames
-from tests.support import ELSEWHERE, Bench, FileHome
 
 
 @pytest.fixture

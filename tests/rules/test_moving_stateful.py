@@ -17,7 +17,7 @@ from penstock.rules import commands as c
 from penstock.rules import machine, routing
 from penstock.rules.explain import explain
 from penstock.rules.fences import pack_slots, unpack_slots
-from penstock.rules.life import TRANSITIONS, Life, LifeEvent
+from penstock.rules.item_states import TRANSITIONS, Life, LifeEvent
 from penstock.rules.outbox import destination, moved_to
 from penstock.rules.records import Barrier, Opened
 from penstock.rules.runs import offsets
@@ -26,12 +26,12 @@ from penstock.words import ids
 from penstock.words.clock import MINUTE, SECOND, Moment
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
-from simulation.partition.ledger import EXPIRED, View
 from simulation.partition.model import PartitionModel
+from simulation.partition.model_state import EXPIRED, View
 from simulation.partition.order import ModelItem
+from tests.partition_under_test import departed_of
 from tests.rules.test_resize import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
-from tests.support import departed_of
 
 NAMES = [b"a", b"b", A2.encode()]
 """The last is of the first one's slot."""

@@ -4,13 +4,13 @@ import pytest
 
 from penstock.rules import base
 from penstock.rules.commands import Send
-from penstock.rules.grants import EPOCH_SHIFT
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
+from penstock.rules.leases import EPOCH_SHIFT
 from penstock.rules.outbox import destination, moved_to, place_of
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import Retention
-from tests.support import ELSEWHERE, Bench, given
+from tests.partition_under_test import ELSEWHERE, Bench, given
 
 OTHER = destination(0xDEAD, 4)
 

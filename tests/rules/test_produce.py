@@ -7,7 +7,7 @@ import pytest
 
 from penstock.rules import routing
 from penstock.rules.commands import Produce, Stored
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.produce import apply_produced
 from penstock.rules.records import Produced
 from penstock.rules.state import Counts
@@ -17,7 +17,7 @@ from penstock.words.clock import MINUTE, SECOND, Moment
 from penstock.words.errors import CorruptLog, QueueFull, QueueHeld
 from penstock.words.limits import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MIB
 from penstock.words.origin import Origin, encode
-from tests.support import INCARNATION, PARTITION, Bench, given, items
+from tests.partition_under_test import INCARNATION, PARTITION, Bench, given, items
 
 
 def test_an_item_comes_out_with_every_field_it_went_in_with(bench: Bench) -> None:

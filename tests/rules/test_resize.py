@@ -7,9 +7,9 @@ import pytest
 from penstock.rules import base, routing
 from penstock.rules.commands import FenceOff
 from penstock.rules.fences import pack_slots
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.records import Barrier, pack_keys
-from tests.support import Bench, given, key_id, slot
+from tests.partition_under_test import Bench, given, key_id, slot
 
 
 def neighbours(key: str) -> Iterator[str]:

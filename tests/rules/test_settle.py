@@ -4,10 +4,10 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.rules.commands import Settled
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import LeaseLost
-from tests.support import Bench, given
+from tests.partition_under_test import Bench, given
 
 
 def test_completing_everything_empties_the_partition(bench: Bench) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.rules import base
-from penstock.rules.life import Life
-from tests.support import Bench, given, slot
+from penstock.rules.item_states import Life
+from tests.partition_under_test import Bench, given, slot
 
 
 def mark(bench: Bench, *keys: str) -> dict[int, int]:

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker import delivery, queries
+from penstock.broker import queries, transfer_router
 from penstock.loop import commits, requests
 from penstock.loop import produce as producing
 from penstock.loop import resize as resizing
 from penstock.loop.catalog import Catalog
 from penstock.loop.lease import BestFirst, Stock
-from penstock.loop.member import Member
 from penstock.loop.partition import Partition
-from penstock.loop.partitions import Partitions
+from penstock.loop.partition_handle import Member
+from penstock.loop.partition_reader import History, retained
+from penstock.loop.partition_set import Partitions
 from penstock.loop.produce import Producing
-from penstock.loop.reader import History, retained
 from penstock.loop.requests import Arrived, Handed
 from penstock.loop.resize import Resizing
 from penstock.loop.settle import Settling
@@ -152,7 +152,7 @@ def follow_ups_are_forgotten(patch: Patch) -> None:
 
 @bug(40)
 def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
-    patch.setattr(delivery, "_is_held_up", lambda incarnation, turns: False)
+    patch.setattr(transfer_router, "_is_held_up", lambda incarnation, turns: False)
 
 
 # -- parked keys -------------------------------------------------------------------------------------

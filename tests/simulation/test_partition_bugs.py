@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.logs.api import Gap
 from penstock.logs.files import filelog, recovery
-from penstock.logs.files.chain import Chain
-from penstock.logs.files.tail import Tail
+from penstock.logs.files.log_writer import Tail
+from penstock.logs.files.segment_files import Chain
+from penstock.logs.log import Gap
 from penstock.loop import recovery as partition_recovery
 from penstock.loop import retention as planning
-from penstock.loop.blocks import Blocks, Frames, Held
+from penstock.loop.item_cache import Blocks, Frames, Held
 from penstock.loop.partition import Partition
-from penstock.loop.reader import History, retained
-from penstock.rules import admin, due, machine, records, retention, settle
+from penstock.loop.partition_reader import History, retained
+from penstock.rules import admin, machine, records, retention, settle, timers
 from penstock.rules.calendar import Calendar, CalendarEntry
 from penstock.rules.commands import Settled
-from penstock.rules.grants import Grant, Leases
 from penstock.rules.keys import Line, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
+from penstock.rules.leases import Grant, Leases
+from penstock.rules.remembered_ids import DedupIds, Window
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
-from penstock.rules.window import DedupIds, Window
 from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
@@ -60,7 +60,7 @@ def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Pa
 def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
     def apply(state: State, record: records.Expired, now: Moment) -> None:
         grant = state.leases.live[record.lease]
-        due.apply_expired(state, record, now)
+        timers.apply_expired(state, record, now)
         state.leases.live[record.lease] = grant
 
     patch.setitem(machine._APPLY, records.Expired, apply)

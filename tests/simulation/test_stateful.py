@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.rules import base, machine, routing
 from penstock.rules import commands as c
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.records import Opened, Produced, Record
 from penstock.rules.runs import offsets
 from penstock.rules.state import Block, Missing, State

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.spark import session
 from penstock.spark.jobs import archive as job
 from penstock.spark.jobs import manifest as manifests
-from tests.spark.dying import die, mortal
+from tests.spark.process_kill import die, mortal
 
 
 def main(broker: str, lake: str, step: str) -> None:

@@ -73,7 +73,7 @@ def broker(broker_dir: str) -> Iterator[Broker]:
 @pytest.fixture
 def start(broker_dir: str) -> Iterator[Any]:
     """Begins runs of streams that consume, without a JVM; none outlives the test."""
-    from tests.spark.consumers import Consumer
+    from tests.spark.consuming_runs import Consumer
 
     begun: list[Consumer] = []
 

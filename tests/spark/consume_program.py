@@ -19,10 +19,10 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from penstock.spark import session
-from penstock.spark.consume import ConsumingReader
+from penstock.spark.consuming_reader import ConsumingReader
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource, columns_of
-from tests.spark.dying import die, mortal
+from tests.spark.process_kill import die, mortal
 
 ITEMS_PER_BATCH = 40
 STEPS = ("initial", "ask", "latest", "partitions", "read", "sink", "sunk")

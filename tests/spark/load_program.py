@@ -15,7 +15,7 @@ from penstock.spark import load, session
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter
-from tests.spark.dying import die, mortal
+from tests.spark.process_kill import die, mortal
 
 
 class MortalWriter(BatchWriter):

@@ -21,8 +21,8 @@ from pyspark.sql.types import StructType
 from penstock.spark import session
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource, columns_of
-from penstock.spark.stream import StreamReader
-from tests.spark.dying import die, mortal
+from penstock.spark.stream_reader import StreamReader
+from tests.spark.process_kill import die, mortal
 
 ITEMS_PER_BATCH = 40
 STEPS = ("initial", "latest", "partitions", "read", "sink", "sunk", "commit")

@@ -18,7 +18,7 @@ import penstock
 from penstock import Queue
 from penstock.errors import QueueHeld
 from tests.spark.consume_program import ITEMS_PER_BATCH, STEPS, consume
-from tests.spark.streams import Following, fill
+from tests.spark.stream_runs import Following, fill
 from tests.spark.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from penstock import Broker, Queue
 from penstock.broker.inbox_client import InboxClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound, StorageFailed
 from penstock.operations import A, Operation, RenewStream
-from penstock.spark import consume
-from penstock.spark.consume import SignsOfLife
+from penstock.spark import consuming_reader
+from penstock.spark.consuming_reader import SignsOfLife
 from penstock.words.clock import MINUTE
-from tests.spark.consumers import in_line, keyed
-from tests.spark.streams import Following, fill
+from tests.spark.consuming_runs import in_line, keyed
+from tests.spark.stream_runs import Following, fill
 from tests.spark.waiting import wait_until
 
 
@@ -28,7 +28,7 @@ def queue(broker: Broker) -> Queue:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner is asked again at once when there was nothing."""
-    monkeypatch.setattr(consume, "IDLE", 0)
+    monkeypatch.setattr(consuming_reader, "IDLE", 0)
 
 
 def counts(queue: Queue) -> tuple[int, int, int]:
@@ -65,7 +65,7 @@ def test_a_stream_without_end_takes_what_comes(queue: Queue, start: Any) -> None
 
 def test_when_there_was_nothing_the_owner_is_left_in_peace(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = start()
-    monkeypatch.setattr(consume, "IDLE", MINUTE)
+    monkeypatch.setattr(consuming_reader, "IDLE", MINUTE)
     assert stream.batch() == -1
     fill(queue, 5)
     assert stream.batch() == -1

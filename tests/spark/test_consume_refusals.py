@@ -16,10 +16,10 @@ from penstock.broker.inbox_client import InboxClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound
 from penstock.operations import Home, Operation, TakeGrant
 from penstock.reports import TakenGrant
-from penstock.spark import consume
-from penstock.spark.home import home_of
+from penstock.spark import consuming_reader
+from penstock.spark.broker_access import home_of
 from penstock.words.clock import MINUTE, SystemClock
-from tests.spark.streams import Following, fill
+from tests.spark.stream_runs import Following, fill
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def queue(broker: Broker) -> Queue:
 
 def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that was at work before waits for as long as a dead one may hold the queue."""
-    monkeypatch.setattr(consume, "LAST_WORD_SECONDS", 0)
+    monkeypatch.setattr(consuming_reader, "LAST_WORD_SECONDS", 0)
     fill(queue, 20)
     first, second = start(maxItemsPerTrigger=10), start(consumerTimeout=60)
     first.batch()
@@ -46,7 +46,7 @@ def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any,
             raise QueueHeld("held; wait")
         return TakenGrant(1, 0, 0)
 
-    monkeypatch.setattr(consume, "IDLE", 0)
+    monkeypatch.setattr(consuming_reader, "IDLE", 0)
     monkeypatch.setattr(InboxClient, "call", held_twice)
     assert second.begin()["grant"] == 1 and asked == [TakeGrant] * 3
 
@@ -74,8 +74,8 @@ def home(broker_dir: str, broker: Broker) -> Iterator[Home]:
         yield found
 
 
-def failed(ids: list[str], reason: str = "no price") -> consume.FailedItems:
-    found = consume.FailedItems()
+def failed(ids: list[str], reason: str = "no price") -> consuming_reader.FailedItems:
+    found = consuming_reader.FailedItems()
     for id in ids:
         found.add(id, reason)
     return found

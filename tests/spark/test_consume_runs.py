@@ -9,16 +9,16 @@ from penstock.broker.inbox_client import InboxClient
 from penstock.broker.streams import Streams
 from penstock.errors import QueueHeld
 from penstock.operations import A, EndStream, FailGranted, Operation
-from penstock.spark import consume
-from penstock.spark.home import home_of
-from tests.spark.consumers import Consumer
-from tests.spark.streams import fill
+from penstock.spark import consuming_reader
+from penstock.spark.broker_access import home_of
+from tests.spark.consuming_runs import Consumer
+from tests.spark.stream_runs import fill
 from tests.spark.waiting import wait_until
 
 
 @pytest.fixture
 def queue(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    monkeypatch.setattr(consume, "IDLE", 0)
+    monkeypatch.setattr(consuming_reader, "IDLE", 0)
     return broker.create_queue("orders")
 
 
@@ -76,13 +76,13 @@ def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: p
         asked.append(type(operation))
         return call(self, operation)
 
-    failed = consume.FailedItems()
+    failed = consuming_reader.FailedItems()
     for number, id in enumerate(ids[:200]):
         failed.add(id, f"bad row {number}")
     with monkeypatch.context() as patch, closing(home_of((broker_dir,))) as home:
         patch.setattr(InboxClient, "call", noted)
         assert failed.settle(home, incarnation(run), "bury", 0) == 200
-        assert consume.FailedItems().settle(home, incarnation(run), "bury", 0) == 0
+        assert consuming_reader.FailedItems().settle(home, incarnation(run), "bury", 0) == 0
     assert asked.count(FailGranted) == 1
     assert run.batch() == -1
     assert (queue.stats().completed, queue.stats().buried) == (100, 200)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.spark.dying import die, mortal
+from tests.spark.process_kill import die, mortal
 
 
 @pytest.mark.parametrize(("driver", "own"), [(7, 9), (9, 7), (8, 16), (16, 8)])

@@ -21,7 +21,7 @@ from penstock.errors import InvalidRequest, QueueBusy, QueueNotFound, StorageFai
 from penstock.spark.jobs import archive as job
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.archive import Archived, archive
-from tests.spark.streams import fill, resolve, small_segments
+from tests.spark.stream_runs import fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
 

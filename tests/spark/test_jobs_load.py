@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 import penstock
 from penstock.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.spark import routing
-from penstock.spark.jobs import files as source_files
 from penstock.spark.jobs import load as job
-from penstock.spark.jobs import rows
+from penstock.spark.jobs import row_mapping
+from penstock.spark.jobs import source_files as source_files
 from penstock.spark.jobs.load import Loaded, load
 from penstock.spark.jobs.progress import ours
 from penstock.words.limits import MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
@@ -69,7 +69,7 @@ def test_csv(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     source.write_text(lines, newline="")
     found = load(spark, str(source), broker, "orders", key="customer", kind="order", order_by="n", quarantine=str(tmp_path / "bad"))
     assert (found.files, found.rows, found.items, found.quarantined, found.repeated) == (1, ROWS + 3, ROWS, 3, False)
-    assert found.reasons == {rows.NOT_A_ROW: 2, rows.LONG_KEY: 1}
+    assert found.reasons == {row_mapping.NOT_A_ROW: 2, row_mapping.LONG_KEY: 1}
 
     stored = items(broker)
     expected = [{**row, "note": row["note"].replace("\r\n", "\n") or None} for row in good]
@@ -78,11 +78,11 @@ def test_csv(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     assert by_key(stored, "n") == {f"c{k}": [f"{n:05d}" for n in range(k, ROWS, 7)] for k in range(7)}
 
     bad = sorted(quarantined(found), key=lambda row: row["raw"])
-    assert [row["reason"] for row in bad] == [rows.NOT_A_ROW, rows.NOT_A_ROW, rows.LONG_KEY]
+    assert [row["reason"] for row in bad] == [row_mapping.NOT_A_ROW, row_mapping.NOT_A_ROW, row_mapping.LONG_KEY]
     assert bad[0] == {
         "raw": "90001,c1",
         "file": source.as_uri().replace("///", "/"),
-        "reason": rows.NOT_A_ROW,
+        "reason": row_mapping.NOT_A_ROW,
         "detail": "not a row of 3 columns",
     }
     assert bad[1]["raw"] == "90002,c1,x,too many" and json.loads(bad[2]["raw"])["n"] == "90003"
@@ -97,8 +97,8 @@ def test_json_lines(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"key": "id", "quarantine": str(tmp_path / "bad")}
     found = load(spark, str(tmp_path / "in"), broker, "orders", **given)
     assert (found.files, found.rows, found.items, found.quarantined) == (2, ROWS + 6, ROWS + 1, 5)
-    assert found.reasons == {rows.NOT_A_ROW: 4, rows.LONG_KEY: 1} and not found.adopted
-    details = {row["raw"]: row["detail"] for row in quarantined(found) if row["reason"] == rows.NOT_A_ROW}
+    assert found.reasons == {row_mapping.NOT_A_ROW: 4, row_mapping.LONG_KEY: 1} and not found.adopted
+    details = {row["raw"]: row["detail"] for row in quarantined(found) if row["reason"] == row_mapping.NOT_A_ROW}
     assert "trailing characters" in details['{"id": 1} and more'] and "truncated" in details['{"id": 2']
     again = load(spark, str(tmp_path / "in"), broker, "orders", **given)
     assert again == Loaded(found.load_id, 2, 0, 0, 0, {}, None, True, False)  # it still waits in the inbox
@@ -132,9 +132,9 @@ def test_csv_that_is_not_utf8(spark: SparkSession, broker: str, tmp_path: Path) 
 def test_json_without_columns_has_no_payload_column(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"payload": "x"}\n[1, 2]\n {"other": 1}\n3\n')
     found = load(spark, str(tmp_path / "a.jsonl"), broker, "orders", quarantine=str(tmp_path / "bad"))
-    assert found.reasons == {rows.NOT_A_ROW: 2, rows.NO_PAYLOAD: 1}
-    assert {row["raw"]: row["detail"] for row in quarantined(found) if row["reason"] == rows.NOT_A_ROW} == dict.fromkeys(
-        ("[1, 2]", "3"), rows.NO_OBJECT
+    assert found.reasons == {row_mapping.NOT_A_ROW: 2, row_mapping.NO_PAYLOAD: 1}
+    assert {row["raw"]: row["detail"] for row in quarantined(found) if row["reason"] == row_mapping.NOT_A_ROW} == dict.fromkeys(
+        ("[1, 2]", "3"), row_mapping.NO_OBJECT
     )
 
 
@@ -169,15 +169,15 @@ def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> N
     }  # fmt: skip
     plain = dict.fromkeys(fields) | {"payload": b"\x00\xff"}
     faults: dict[str, dict[str, Any]] = {
-        rows.NO_PAYLOAD: {"payload": None},
-        rows.LONG_PAYLOAD: {"payload": bytes(MAX_PAYLOAD_BYTES + 1)},
-        rows.LONG_KEY: {"key": bytes(MAX_KEY_BYTES + 1)},
-        rows.BAD_HEADERS: {"headers": {"a": None}},
-        rows.LONG_HEADERS: {"headers": {"a": bytes(65_536)}},
-        rows.LONG_TEXT: {"reference": "é" * 513},
-        rows.BAD_PRIORITY: {"priority": 10},
-        rows.BAD_AT: {"at": datetime(1969, 1, 1, tzinfo=UTC)},
-        rows.BAD_TTL: {"ttl": timedelta(days=4_000)},
+        row_mapping.NO_PAYLOAD: {"payload": None},
+        row_mapping.LONG_PAYLOAD: {"payload": bytes(MAX_PAYLOAD_BYTES + 1)},
+        row_mapping.LONG_KEY: {"key": bytes(MAX_KEY_BYTES + 1)},
+        row_mapping.BAD_HEADERS: {"headers": {"a": None}},
+        row_mapping.LONG_HEADERS: {"headers": {"a": bytes(65_536)}},
+        row_mapping.LONG_TEXT: {"reference": "é" * 513},
+        row_mapping.BAD_PRIORITY: {"priority": 10},
+        row_mapping.BAD_AT: {"at": datetime(1969, 1, 1, tzinfo=UTC)},
+        row_mapping.BAD_TTL: {"ttl": timedelta(days=4_000)},
     }
     given = [fields, plain, *({**plain, **fault} for fault in faults.values())]
     binary = pa.map_(pa.string(), pa.binary())

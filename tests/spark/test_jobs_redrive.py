@@ -11,7 +11,7 @@ import penstock
 from penstock import Broker, NewItem
 from penstock.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.spark.jobs.redrive import redrive
-from tests.api.api import work_off
+from tests.api.both_apis import work_off
 from tests.spark.waiting import wait_until
 
 REASONS = ("timeout after 30 s", "no such address", "card refused")

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import penstock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.spark import options
-from penstock.spark.consume import RUNNER
+from penstock.spark.consuming_reader import RUNNER
 from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse
 from penstock.spark.source import PenstockSource, spark_schema
 from penstock.tables import schemas

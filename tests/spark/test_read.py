@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import penstock
 from penstock import Broker, NewItem
 from penstock.words.ids import parse_id
-from tests.tables.test_states import graveyard, letter, listed
+from tests.tables.test_state import graveyard, letter, listed
 
 WHEN = datetime(2031, 2, 3, 4, 5, 6, 789_012, tzinfo=UTC)
 KINDS = ("invoice", "mail", None)

@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 import penstock
 from penstock.cli.app import app
 from penstock.errors import InvalidRequest, QueueNotFound
-from penstock.spark.jobs import charts, spans
-from penstock.spark.jobs.figures import Spread
+from penstock.spark.jobs import charts, event_durations
 from penstock.spark.jobs.findings import NONE, findings
 from penstock.spark.jobs.report import report
+from penstock.spark.jobs.report_metrics import Spread
 from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
 from penstock.words.values import timestamp
-from tests.broker.yard import Yard, fill
-from tests.spark.report_story import DEAD, QUEUE, Oracle, Story, spread
+from tests.broker.directory_broker import Yard, fill
+from tests.spark.expected_report import DEAD, QUEUE, Oracle, Story, spread
 from tests.spark.test_report_page import Checked
 
 EVENTS = "event string, partition int, offset long, at timestamp, attempt int, reason string, lease string, sequence long"
@@ -110,7 +110,7 @@ def made(spark: SparkSession, *rows: tuple[Any, ...]) -> Any:
     events = [
         (event, 0, 7, timestamp((START + at) * SECOND), attempt, reason, lease, seq) for event, at, attempt, reason, lease, seq in rows
     ]
-    return spans.told(spark.createDataFrame(events, EVENTS))
+    return event_durations.told(spark.createDataFrame(events, EVENTS))
 
 
 def test_one_frame_may_end_an_attempt_and_begin_the_next(spark: SparkSession) -> None:
@@ -122,8 +122,8 @@ def test_one_frame_may_end_an_attempt_and_begin_the_next(spark: SparkSession) ->
         ("leased", 2, 1, None, "a", 2),
         ("completed", 9, 2, None, "b", 4),
     )
-    assert sorted(row.micros for row in spans.waits(events).collect()) == [0, 2 * SECOND]
-    assert sorted(row.micros for row in spans.attempts(events).collect()) == [3 * SECOND, 4 * SECOND]
+    assert sorted(row.micros for row in event_durations.waits(events).collect()) == [0, 2 * SECOND]
+    assert sorted(row.micros for row in event_durations.attempts(events).collect()) == [3 * SECOND, 4 * SECOND]
 
 
 def test_a_wait_that_began_in_what_retention_took_is_not_known(spark: SparkSession) -> None:
@@ -133,11 +133,11 @@ def test_a_wait_that_began_in_what_retention_took_is_not_known(spark: SparkSessi
         ("leased", 9, 3, None, "c", 40),
         ("completed", 11, 3, None, "c", 41),
     )
-    assert [row.micros for row in spans.waits(events).collect()] == [None]
-    assert [row.micros for row in spans.attempts(events).collect()] == [2 * SECOND]
+    assert [row.micros for row in event_durations.waits(events).collect()] == [None]
+    assert [row.micros for row in event_durations.attempts(events).collect()] == [2 * SECOND]
     lonely = made(spark, ("leased", 9, 1, None, "c", 40), ("completed", 11, 1, None, "d", 41))
-    assert [row.micros for row in spans.waits(lonely).collect()] == [None]
-    assert spans.attempts(lonely).collect() == []
+    assert [row.micros for row in event_durations.waits(lonely).collect()] == [None]
+    assert event_durations.attempts(lonely).collect() == []
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_times(spark: SparkSession) -> None:
@@ -148,8 +148,8 @@ def test_a_clock_that_was_set_back_gives_no_negative_times(spark: SparkSession) 
         ("extended", 21, 1, None, "a", 3),
         ("completed", 10, 1, None, "a", 4),
     )
-    assert [row.micros for row in spans.waits(events).collect()] == [0]
-    assert [row.micros for row in spans.attempts(events).collect()] == [0]
+    assert [row.micros for row in event_durations.waits(events).collect()] == [0]
+    assert [row.micros for row in event_durations.attempts(events).collect()] == [0]
 
 
 def test_reasons_that_differ_in_numbers_are_one(spark: SparkSession) -> None:
@@ -165,7 +165,7 @@ def test_reasons_that_differ_in_numbers_are_one(spark: SparkSession) -> None:
         "",
     ]
     rows = spark.createDataFrame([(one,) for one in reasons], "reason string")
-    found = [row[0] for row in rows.select(spans.reason_class(rows.reason)).collect()]
+    found = [row[0] for row in rows.select(event_durations.reason_class(rows.reason)).collect()]
     assert found[:5] == ["HTTP 503 for order …", "HTTP 503 for order …", "no … here", "at …", "digest …"]
     assert found[5:] == ["a decade of facades", "KeyError: 'name'", "x" * 159 + "…", ""]
 

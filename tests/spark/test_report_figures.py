@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.jobs.figures import ReportFigures
 from penstock.spark.jobs.report import report
+from penstock.spark.jobs.report_metrics import ReportFigures
 from penstock.words import values
 from penstock.words.clock import SECOND
-from tests.spark.report_story import QUEUE, Oracle, Story, class_of, counted, spread, told
+from tests.spark.expected_report import QUEUE, Oracle, Story, class_of, counted, spread, told
 
 MIDDLE = 25 * SECOND, 90 * SECOND
 """A time within the story, after its beginning."""

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from penstock.spark.jobs import charts, page
-from penstock.spark.jobs.figures import (
+from penstock.spark.jobs.findings import NONE, findings
+from penstock.spark.jobs.report_metrics import (
     AGES,
     Age,
     Attempts,
@@ -20,9 +21,8 @@ from penstock.spark.jobs.figures import (
     Spread,
     key_text,
 )
-from penstock.spark.jobs.findings import NONE, findings
-from penstock.spark.jobs.measure import MOST_BUCKETS, STEPS, step_for
-from penstock.spark.jobs.texts import rate, share, span, step
+from penstock.spark.jobs.report_queries import MOST_BUCKETS, STEPS, step_for
+from penstock.spark.jobs.report_text import rate, share, span, step
 from penstock.words.clock import DAY, HOUR, SECOND
 
 NOW = 1_767_225_600_000_000

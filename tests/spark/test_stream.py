@@ -10,8 +10,8 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame
 
 from penstock import Broker, Queue
-from tests.spark.sinks import Kept
-from tests.spark.streams import fill, resolve, small_segments
+from tests.spark.memory_sink import Kept
+from tests.spark.stream_runs import fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock import Queue
 from tests.spark.stream_program import ITEMS_PER_BATCH, STEPS
-from tests.spark.streams import fill
+from tests.spark.stream_runs import fill
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 120

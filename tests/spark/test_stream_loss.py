@@ -8,11 +8,11 @@ from pyspark.sql.types import StructType
 
 from penstock import Broker, Queue
 from penstock.errors import InvalidRequest
-from penstock.spark.batch import BatchReader
-from penstock.spark.consume import ConsumingReader
+from penstock.spark.batch_reader import BatchReader
+from penstock.spark.consuming_reader import ConsumingReader
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource, chosen
-from tests.spark.streams import Following, fill, small_segments
+from tests.spark.stream_runs import Following, fill, small_segments
 
 
 @pytest.fixture

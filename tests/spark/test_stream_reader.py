@@ -10,7 +10,7 @@ import penstock
 from penstock import Broker, Queue
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueNotFound
-from tests.spark.streams import Following, fill, resolve, small_segments
+from tests.spark.stream_runs import Following, fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
 EVERYTHING = ReadAllAvailable()

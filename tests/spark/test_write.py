@@ -12,7 +12,7 @@ import penstock
 from penstock import spark as penstock_spark
 from penstock.rules import slots
 from penstock.rules.routing import slot
-from tests.spark.writes import SOURCES, dropped, inbox, manifests
+from tests.spark.failing_writers import SOURCES, dropped, inbox, manifests
 
 ROWS = 300
 OWNERS = slots.first([0, 1, 2]).owners

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.logs.arrow import FREE
+from penstock.logs.arrow_batch import FREE
 from penstock.rules import slots
-from penstock.spark import frames
-from penstock.spark.order import Order, in_place
+from penstock.spark import part_files
+from penstock.spark.sort_order import Order, in_place
 from penstock.spark.staging import Destination, StagedWrites
-from tests.spark.writes import Row, dropped, inbox
+from tests.spark.failing_writers import Row, dropped, inbox
 
 PARTITIONS = 3
 KEYS = st.none() | st.sampled_from(["a", "b", "c", "d", "e", "f"])
@@ -79,11 +79,11 @@ def spark_order(row: tuple[Any, ...], descending: tuple[bool, bool]) -> tuple[An
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ITEMS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([1, 200, frames.GATHERED_BYTES]))
+@given(st.lists(ITEMS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([1, 200, part_files.GATHERED_BYTES]))
 def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], down_n: bool, down_x: bool, gathered: int) -> None:
     order = Order(("n", "x"), tuple("descending" if down else "ascending" for down in (down_n, down_x)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frames, "GATHERED_BYTES", gathered)
+        patch.setattr(part_files, "GATHERED_BYTES", gathered)
         found = written(broker, tasks, order)
     rows = [row for task in tasks for row in task]
     assert sorted(int(row.payload) for row in found) == [*range(len(rows))]
@@ -97,7 +97,7 @@ def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], d
 
 
 def test_equal_rows_stay_as_they_come_where_runs_are_sorted(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
+    monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
     rows = [(None, 2, 0.0), (None, 2, 0.0), ("a", 5, 0.0), (None, 1, 0.0), ("a", 5, 0.0)]
     found = written(broker, [rows], Order(("n",), ("ascending",)))
     assert [int(row.payload) for row in found if row.key == "a"] == [2, 4]

@@ -22,7 +22,7 @@ from penstock.words import limits
 from penstock.words.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.words.limits import MAX_DELAY
 from penstock.words.values import LAST_INSTANT
-from tests.spark.writes import inbox
+from tests.spark.failing_writers import inbox
 
 KINDS: dict[str, T.DataType] = {
     "binary": T.BinaryType(),

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
-from tests.spark.writes import SOURCES, dropped, inbox, manifests
+from tests.spark.failing_writers import SOURCES, dropped, inbox, manifests
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 30

@@ -14,18 +14,18 @@ from pyspark import TaskContext
 from pyspark.sql import types as T
 
 import penstock
-from penstock.logs.api import Draft
+from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.inbox import StagedWriter
-from penstock.logs.files.system import SystemFiles
-from penstock.spark import frames, merge
-from penstock.spark.home import home_of
+from penstock.logs.log import Draft
+from penstock.spark import merge, part_files
+from penstock.spark.broker_access import home_of
 from penstock.spark.options import parse
-from penstock.spark.order import Order
+from penstock.spark.sort_order import Order
 from penstock.spark.staging import StagedWrites
 from penstock.spark.writer import BatchWriter, Staged, StreamWriter
 from penstock.words.errors import QueueNotFound, StorageFailed
 from penstock.words.limits import KIB, MIB
-from tests.spark.writes import dropped, inbox
+from tests.spark.failing_writers import dropped, inbox
 
 ORDER = Order.parse(["nr"])
 SCHEMA = T.StructType().add("payload", T.StringType()).add("nr", T.LongType())
@@ -50,7 +50,7 @@ def left(broker: str) -> list[str]:
 
 
 def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (frames, merge):
+    for module in (part_files, merge):
         monkeypatch.setattr(module, "ORDERED_BYTES", MIB)
     writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
@@ -76,7 +76,7 @@ def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pyte
 
 
 def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "GATHERED_ROWS", 2)
+    monkeypatch.setattr(part_files, "GATHERED_ROWS", 2)
     writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
@@ -105,7 +105,7 @@ class Counting(SystemFiles):
 
 @pytest.mark.parametrize("order", [ORDER, Order()])
 def test_small_rows_are_gathered_up_to_a_number(orders: str, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    monkeypatch.setattr(frames, "GATHERED_ROWS", 50)
+    monkeypatch.setattr(part_files, "GATHERED_ROWS", 50)
     writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
@@ -126,7 +126,7 @@ def failing(count: int) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.parametrize("batches", [0, 1, 5])
 def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
-    monkeypatch.setattr(frames, "GATHERED_BYTES", 1)
+    monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)
     writing = StagedWrites((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)

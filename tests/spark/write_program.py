@@ -16,7 +16,7 @@ from penstock.spark import session
 from penstock.spark.options import parse
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import StreamWriter
-from tests.spark.dying import die, mortal
+from tests.spark.process_kill import die, mortal
 from tests.spark.test_write_stream import finish, start, stream
 
 

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock import Broker
 from penstock.errors import InvalidRequest
-from penstock.loop import history
+from penstock.loop import item_events
 from penstock.rules.events import Event
 from penstock.tables import events as table
 from penstock.tables.events import events
@@ -19,8 +19,8 @@ from penstock.tables.schemas import EVENTS
 from penstock.words.clock import SECOND
 from penstock.words.ids import format_id
 from penstock.words.values import timestamp
-from tests.broker.yard import Yard, fill, work
-from tests.tables.tables import Shelf, rows, shelf
+from tests.broker.directory_broker import Yard, fill, work
+from tests.tables.published_queue import Shelf, rows, shelf
 
 ENDLESS = 1 << 60
 
@@ -43,7 +43,7 @@ def as_row(event: Event, partition: int) -> dict[str, Any]:
 
 def one_by_one(seen: Shelf, partition: int) -> list[dict[str, Any]]:
     with closing(seen.log(partition)()) as log:
-        return [as_row(event, partition) for event in history.events(log)]
+        return [as_row(event, partition) for event in item_events.events(log)]
 
 
 def without_sequence(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,16 +17,16 @@ from penstock.logs import columns as frame_columns
 from penstock.logs.memory import MemoryStore
 from penstock.rules.records import Produced
 from penstock.rules.runs import offsets
-from penstock.tables import arrays, frames
+from penstock.tables import arrays, item_columns
 from penstock.tables.items import items
 from penstock.tables.schemas import ITEMS, TABLES, narrowed
 from penstock.words import origin, values
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Moment
 from penstock.words.ids import format_ids
-from tests.broker.yard import Yard, fill, work
+from tests.broker.directory_broker import Yard, fill, work
 from tests.logs.batches import batches
-from tests.tables.tables import Shelf, rows, shelf
+from tests.tables.published_queue import Shelf, rows, shelf
 
 WHEN = datetime(2030, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def small_steps(monkeypatch: pytest.MonkeyPatch, rows: int = 7, large: int = 5, few: int = 3) -> None:
     """Limits so low that a few items meet them all."""
     for name, value in (("ROWS", rows), ("LARGE_ROWS", large), ("FEW_ROWS", few), ("BATCH_BYTES", 60), ("LARGE_BYTES", 40)):
-        monkeypatch.setattr(frames, name, value)
+        monkeypatch.setattr(item_columns, name, value)
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import pytest
 import penstock
 from penstock import Broker, NewItem
 from penstock.errors import InvalidRequest
-from penstock.logs.api import ENDLESS, Frame, Gap
-from penstock.logs.files.chain import Chain
-from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.published_log import PublishedLog
+from penstock.logs.files.segment_files import Chain
+from penstock.logs.log import ENDLESS, Frame, Gap
 from penstock.rules.runs import offsets
 from penstock.tables.dead import dead
 from penstock.tables.events import events
 from penstock.tables.items import READ_BYTES, items
-from penstock.tables.states import states
+from penstock.tables.state import states
 from penstock.words.limits import MIB
-from tests.tables.tables import Shelf, rows, shelf
+from tests.tables.published_queue import Shelf, rows, shelf
 
 LAST = 1 << 60
 

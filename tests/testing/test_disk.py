@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.files.filesystem import Files, SystemFiles
 from penstock.testing import Fault, Halt, SimulatedFiles
 
 SEEDS = range(200)

@@ -17,13 +17,13 @@ import pytest
 import penstock
 from penstock.api import arrow
 from penstock.api.items import Item, NewItem, to_single
-from penstock.cli import show
-from penstock.cli.values import FIELD_OPTIONS, ITEM_OPTIONS
+from penstock.cli import formatting
+from penstock.cli.option_values import FIELD_OPTIONS, ITEM_OPTIONS
 from penstock.logs import columns
-from penstock.logs.arrow import to_arrow
+from penstock.logs.arrow_batch import to_arrow
 from penstock.rules.records import Produced
 from penstock.rules.routing import key_ids
-from penstock.spark.jobs import rows
+from penstock.spark.jobs import row_mapping
 from penstock.tables import schemas
 from penstock.words import origin, values
 from penstock.words.batch import Batch
@@ -112,14 +112,14 @@ def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> Non
 
 def test_every_derived_set_is_the_tables() -> None:
     assert arrow.COLUMNS == GIVEN
-    assert tuple(rows._MAKERS) == GIVEN
+    assert tuple(row_mapping._MAKERS) == GIVEN
     assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(on(Surface.NAMED))]
     assert sorted(schemas.ITEMS.names) == sorted(names(on(Surface.TABLE)))
     assert arrow.item_schema().names == names(on(Surface.LEASED))
 
 
 def test_a_document_of_an_item_says_all_that_is_shown() -> None:
-    document = show.item_document(Item(0, 1, FULL, 0, 1, 1))
+    document = formatting.item_document(Item(0, 1, FULL, 0, 1, 1))
     assert sorted(document) == sorted(names(on(Surface.SHOWN)))
     assert list(document) == [  # scripts and people know this order
         *("id", "key", "payload", "attempts", "priority", "produced_at"),

@@ -6,7 +6,7 @@ import pytest
 
 import penstock
 from penstock import Broker, Queue
-from tests.worker.rig import Log
+from tests.worker.harness import Log
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from penstock.worker.context import Context
 from penstock.worker.handlers import Handler
 from penstock.worker.outcomes import Retry, RetryPolicy
 from penstock.worker.worker import Worker
-from tests.worker.rig import WAIT, Log, settled, until, working
+from tests.worker.harness import WAIT, Log, settled, until, working
 
 
 class Object:

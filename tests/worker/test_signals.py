@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from tests.worker.rig import WAIT, past, until
-from tests.worker.test_processes import is_alive
+from tests.worker.harness import WAIT, past, until
+from tests.worker.test_process_pool import is_alive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -23,7 +23,7 @@ class Program:
     """A worker in a process of its own."""
 
     def __init__(self, place: Path, mode: str) -> None:
-        command = [sys.executable, "-m", "tests.worker.program", str(place), mode]
+        command = [sys.executable, "-m", "tests.worker.worker_program", str(place), mode]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         assert self.line() == "ready"
 

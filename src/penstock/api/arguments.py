@@ -12,7 +12,7 @@ from penstock import reports
 from penstock.api.items import Item, Items, NewItem, to_batch
 from penstock.loop.requests import Placed
 from penstock.operations import TIMEOUT
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.rules.routing import digest, key_id
 from penstock.words import values
 from penstock.words.batch import Batch, check_name, validate

@@ -1,6 +1,6 @@
 """Items as Arrow tables, where volume is.
 
-Owns: `from_arrow` (a table → batches), `read_columns` (a table → checked columns, for logs/arrow.py), `refusal` (types, before there is
+Owns: `from_arrow` (a table → batches), `read_columns` (a table → checked columns, for logs/arrow_batch.py), `refusal` (types, before there is
 a table), `to_arrow` (items → a record batch) and `item_schema`, which record batches of items have.
 Needs pyarrow, which is an extra and so is imported only when it is used.
 A table is looked at as a whole before its first batch is given: what is wrong with it is said before anything is stored.

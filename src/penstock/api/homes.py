@@ -7,7 +7,7 @@ the event loop: operations are answered by threads of the home. A task that is c
 import asyncio
 from typing import Any
 
-from penstock.broker.homes import open_home
+from penstock.broker.targets import open_home
 from penstock.operations import A, Home, Operation
 from penstock.words.errors import InvalidRequest, PenstockError
 

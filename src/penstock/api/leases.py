@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from penstock.api.arguments import own_error, text
 from penstock.api.items import Item, items_of
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.loop.requests import Handed, LeasePart, SettleAnswer, Verb
 from penstock.rules.commands import Settled
 from penstock.rules.routing import NO_KEY

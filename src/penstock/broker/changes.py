@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.broker import queries
-from penstock.loop.member import Member
+from penstock.loop.partition_handle import Member
 from penstock.loop.retention import Freed
 from penstock.loop.turn import Turns
 from penstock.operations import (
@@ -25,7 +25,7 @@ from penstock.operations import (
 )
 from penstock.rules import commands
 from penstock.rules.commands import Again, Counted
-from penstock.rules.life import Life
+from penstock.rules.item_states import Life
 from penstock.words.errors import InvalidRequest, StorageFailed
 
 

@@ -17,17 +17,17 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from penstock.broker import changes, queries, trace, width
-from penstock.broker.delivery import Delivery
+from penstock.broker import changes, partition_layout, queries, trace
 from penstock.broker.inbox import InboxKeeper, write_state
 from penstock.broker.streams import Streams
-from penstock.logs.api import SEGMENT_BYTES, Durability, Readable
+from penstock.broker.transfer_router import Delivery
 from penstock.logs.backends import Files, Target, open_store
+from penstock.logs.log import SEGMENT_BYTES, Durability, Readable
 from penstock.logs.store import CATALOG, Store
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
-from penstock.loop.partitions import QueueSetup
+from penstock.loop.partition_set import QueueSetup
 from penstock.loop.requests import Do, LeaseRequest, ProduceRequest, Request, Reshape, SettleRequest, Watch
 from penstock.loop.runners import Runners
 from penstock.loop.transfer import Office
@@ -297,19 +297,19 @@ class Embedded:
 
     def _resize(self, asked: ResizeQueue) -> QueueFacts:
         within("partitions", asked.partitions, 1, MAX_PARTITIONS)
-        return self._reshape(asked.queue, lambda entry: width.resized(entry, asked.partitions))
+        return self._reshape(asked.queue, lambda entry: partition_layout.resized(entry, asked.partitions))
 
     def _set_read_only(self, asked: SetReadOnly) -> QueueFacts:
-        return self._reshape(asked.queue, lambda entry: width.drained(entry, asked.partition, asked.read_only))
+        return self._reshape(asked.queue, lambda entry: partition_layout.drained(entry, asked.partition, asked.read_only))
 
-    def _reshape(self, incarnation: int, choose: Callable[[Entry], width.Shape]) -> QueueFacts:
+    def _reshape(self, incarnation: int, choose: Callable[[Entry], partition_layout.Shape]) -> QueueFacts:
         return info(self.run(incarnation, Reshape(lambda turns: self._change_shape(turns, choose), firm=True)))
 
-    def _change_shape(self, turns: Turns, choose: Callable[[Entry], width.Shape]) -> Entry:
+    def _change_shape(self, turns: Turns, choose: Callable[[Entry], partition_layout.Shape]) -> Entry:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
         try:
             with self.recording():
-                return width.change(self.catalog, turns, choose, self.clock.read().wall)
+                return partition_layout.change(self.catalog, turns, choose, self.clock.read().wall)
         finally:
             self._reshaped(turns)
 
@@ -317,7 +317,7 @@ class Embedded:
         """What is recorded is so, whatever went wrong in between: looked at in every turn."""
         entry = self.catalog.state.entries.get(turns.incarnation)
         if entry is not None and (entry.map.version != turns.map.version or entry.read_only != turns.read_only):
-            width.apply(turns, entry)
+            partition_layout.apply(turns, entry)
 
     def _metrics(self, asked: ReadMetrics) -> BrokerMetrics:
         self._usable()
@@ -358,7 +358,7 @@ class Embedded:
         turns = Turns(setup, Office(self._delivery.post, self._delivery.map_of))
         turns.look_at_shape = lambda: self._reshaped(turns)
         loop = Loop(turns, self.store, self._runners, threaded=self._threaded)
-        width.apply(turns, entry)
+        partition_layout.apply(turns, entry)
         self._set_options(turns, entry)
         turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
         return loop

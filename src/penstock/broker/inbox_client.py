@@ -16,8 +16,8 @@ from penstock import operations
 from penstock.broker.inbox import Errand, Reply, publish_write, write_state
 from penstock.broker.snapshot import Snapshot
 from penstock.broker.streams import read_grant
-from penstock.logs.api import Readable
 from penstock.logs.backends import Files, Target, open_read_only
+from penstock.logs.log import Readable
 from penstock.logs.store import ReadStore
 from penstock.operations import (
     TIMEOUT,

@@ -7,9 +7,9 @@ its `Turns`, inside a turn, or one that is only read, snapshot.py) and the query
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.loop.loop import Loop
-from penstock.loop.reader import Seen, Sight
+from penstock.loop.partition_reader import Seen, Sight
 from penstock.loop.retention import mean_bytes, to_drop_soon
 from penstock.loop.turn import Turns
 from penstock.operations import (
@@ -36,8 +36,8 @@ from penstock.reports import (
     QueueStats,
     Traced,
 )
+from penstock.rules.item_states import Life
 from penstock.rules.keys import Line
-from penstock.rules.life import Life
 from penstock.rules.outbox import moved_runs, moved_to
 from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import State

@@ -17,12 +17,12 @@ from penstock.broker import trace
 from penstock.broker.inbox import write_state
 from penstock.broker.queries import QUERIES
 from penstock.broker.streams import read_grant
-from penstock.logs.api import Gap, Readable
 from penstock.logs.backends import Files, Target, open_read_only
+from penstock.logs.log import Gap, Readable
 from penstock.logs.store import CATALOG, ReadStore
 from penstock.loop import catalog
-from penstock.loop.history import events
-from penstock.loop.reader import Reader, last_of
+from penstock.loop.item_events import events
+from penstock.loop.partition_reader import Reader, last_of
 from penstock.operations import (
     A,
     AwaitItems,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import NamedTuple
 
-from penstock.loop.history import item_history
+from penstock.loop.item_events import item_history
 from penstock.operations import ExplainItem, Home, ReadHistory, TraceItem
 from penstock.reports import Explained, ItemEvent, Traced
 from penstock.rules.events import Event

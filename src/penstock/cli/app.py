@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import dead, imports, items, leases, produce, queues, repair, spark, stats, work
-from penstock.cli.commands import CommandTree, JsonOption
-from penstock.cli.session import VARIABLE, Session
+from penstock.cli import dead, items, leases, ledgerq_import, produce, queues, repair, spark, stats, work
+from penstock.cli.command_context import VARIABLE, Session
+from penstock.cli.command_tree import CommandTree, JsonOption
 
 app = typer.Typer(
     cls=CommandTree,
@@ -59,5 +59,5 @@ stats.register(app)
 app.add_typer(dead.group, name="dead")
 repair.register(app)
 work.register(app)
-app.add_typer(imports.group, name="import")
+app.add_typer(ledgerq_import.group, name="import")
 app.add_typer(spark.group, name="spark")

@@ -12,11 +12,11 @@ import typer
 from penstock.api._sync.broker import Broker
 from penstock.api.arguments import ListedItem
 from penstock.api.options import QueueInfo
-from penstock.cli import show, values
-from penstock.cli.commands import command, queue_names
+from penstock.cli import formatting, option_values
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import command, queue_names
 from penstock.cli.items import LimitOption
 from penstock.cli.queues import all_queues
-from penstock.cli.session import Session
 
 PAGE = 1_000
 WAITING = ("ready", "scheduled", "leased")
@@ -49,8 +49,10 @@ def _list_counts(session: Session, broker: Broker) -> None:
         found = broker.queue(info.name).stats()
         waiting = found.ready + found.scheduled + found.leased if info.name in in_use else 0
         documents.append({"queue": info.name, "dead_queue": info.dead_queue, "buried": found.buried, "waiting": waiting})
-        rows.append((info.name, info.dead_queue or show.NOTHING, show.number(found.buried), show.number(waiting)))
-    table = show.Table(("queue", "dead queue", "buried here", "dead letters waiting"), rows, right=("buried here", "dead letters waiting"))
+        rows.append((info.name, info.dead_queue or formatting.NOTHING, formatting.number(found.buried), formatting.number(waiting)))
+    table = formatting.Table(
+        ("queue", "dead queue", "buried here", "dead letters waiting"), rows, right=("buried here", "dead letters waiting")
+    )
     session.answer(documents, table if rows else "there are no queues")
 
 
@@ -63,11 +65,11 @@ def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> No
             break
     rows = [_row(where, letter) for where, letter in found]
     headings = ("queue", "id", "from", "attempts", "given up", "reason", "key", "kind", "payload")
-    table = show.Table(
+    table = formatting.Table(
         headings, rows, right=("attempts",), whole=("queue", "id", "from", "given up"), spare=("kind", "key", "payload", "given up")
     )
     session.answer(
-        [{"queue": where, **show.listed_document(letter)} for where, letter in found], table if rows else "there are no dead letters"
+        [{"queue": where, **formatting.listed_document(letter)} for where, letter in found], table if rows else "there are no dead letters"
     )
 
 
@@ -90,13 +92,23 @@ def _pages(broker: Broker, name: str, states: tuple[str, ...]) -> Iterator[Liste
 
 def _row(where: str, letter: ListedItem) -> tuple[str, ...]:
     origin = letter.origin
-    from_ = f"{origin.queue} {origin.id}" if origin is not None else show.NOTHING
+    from_ = f"{origin.queue} {origin.id}" if origin is not None else formatting.NOTHING
     attempts = origin.attempts if origin is not None else letter.attempts
     reason = letter.reason or (origin.reason if origin is not None else "")
-    at = show.iso_time(origin.buried_at) if origin is not None else None
-    given_up = show.when(values.instant(at, "")) if at else show.NOTHING
-    key = letter.key if letter.key is not None else show.NOTHING
-    return (where, letter.id, from_, show.number(attempts), given_up, reason, key, letter.kind or show.NOTHING, show.payload(letter))
+    at = formatting.iso_time(origin.buried_at) if origin is not None else None
+    given_up = formatting.when(option_values.instant(at, "")) if at else formatting.NOTHING
+    key = letter.key if letter.key is not None else formatting.NOTHING
+    return (
+        where,
+        letter.id,
+        from_,
+        formatting.number(attempts),
+        given_up,
+        reason,
+        key,
+        letter.kind or formatting.NOTHING,
+        formatting.payload(letter),
+    )
 
 
 @command(group, "redrive")
@@ -116,9 +128,9 @@ def redrive(
     preview: Annotated[bool, typer.Option("--preview", help="Move nothing; tell what would be moved.")] = False,
 ) -> None:
     """Send dead letters back, each exactly once."""
-    chosen = values.pairs(where or (), "--where", "kind=invoice")
+    chosen = option_values.pairs(where or (), "--where", "kind=invoice")
     with session.view() if preview else session.owner() as broker, session.progress("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
-    text = f"{show.counted(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
+    text = f"{formatting.counted(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
     ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []
     session.answer({"items": found.items, "ids": found.ids, "preview": preview}, text, *ids)

@@ -10,10 +10,10 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import STATES, ListedItem
-from penstock.cli import show
-from penstock.cli.commands import QueueArgument, command
+from penstock.cli import formatting
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, CommandFailed
-from penstock.cli.session import Session
 from penstock.reports import Explained, ItemEvent
 from penstock.words import values
 from penstock.words.errors import InvalidRequest
@@ -47,28 +47,28 @@ def items(
     with session.view() as broker:
         found = broker.queue(queue).items(state, after, limit)
     more = f"there may be more: --after {found[-1].id}" if len(found) == limit else ""
-    session.answer([show.listed_document(one) for one in found], *([listing(found)] if found else ["there are none"]))
+    session.answer([formatting.listed_document(one) for one in found], *([listing(found)] if found else ["there are none"]))
     if more and not session.as_json:
         session.note(more)
 
 
-def listing(found: list[ListedItem]) -> show.Table:
+def listing(found: list[ListedItem]) -> formatting.Table:
     """Items, one a row."""
     rows = [
         (
             one.id,
             one.state,
-            one.key if one.key is not None else show.NOTHING,
-            one.kind or show.NOTHING,
-            show.number(one.attempts),
-            show.when(one.produced_at),
-            show.payload(one),
+            one.key if one.key is not None else formatting.NOTHING,
+            one.kind or formatting.NOTHING,
+            formatting.number(one.attempts),
+            formatting.when(one.produced_at),
+            formatting.payload(one),
             one.reason or (one.origin.reason if one.origin is not None else ""),
         )
         for one in found
     ]
     headings = ("id", "state", "key", "kind", "attempts", "produced", "payload", "reason")
-    return show.Table(
+    return formatting.Table(
         headings, rows, right=("attempts",), whole=("id", "state", "produced"), spare=("kind", "attempts", "reason", "produced")
     )
 
@@ -86,15 +86,15 @@ def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
         *([] if now is None else _described(now)),
     ]
     headings = ("at", "event", "queue", "id", "attempt", "consumer", "more")
-    table = show.Table(
+    table = formatting.Table(
         headings, map(_event_row, events), right=("attempt",), whole=("at", "event", "queue", "id"), spare=("consumer", "attempt")
     )
     document = {
-        "item": None if now is None else show.listed_document(now),
+        "item": None if now is None else formatting.listed_document(now),
         "state": msgspec.to_builtins(explained),
-        "history": [show.event_document(event) for event in events],
+        "history": [formatting.event_document(event) for event in events],
     }
-    session.answer(document, show.facts(facts), "", table if events else "nothing is known of its past any more")
+    session.answer(document, formatting.facts(facts), "", table if events else "nothing is known of its past any more")
 
 
 def _explained(queue: Queue, id: str) -> Explained:
@@ -127,19 +127,19 @@ def _described(one: ListedItem) -> list[tuple[str, str]]:
         ("encoding", one.encoding or ""),
         ("priority", str(one.priority)),
         ("attempts", str(one.attempts)),
-        ("produced", show.when(one.produced_at)),
-        ("not before", show.when(one.at) if one.at is not None else ""),
-        ("ttl", show.span(one.ttl) if one.ttl is not None else ""),
+        ("produced", formatting.when(one.produced_at)),
+        ("not before", formatting.when(one.at) if one.at is not None else ""),
+        ("ttl", formatting.span(one.ttl) if one.ttl is not None else ""),
         ("came from", f"{origin.id} in queue {origin.queue}" if origin is not None else ""),
         *((f"header {name}", value if isinstance(value, str) else repr(value)) for name, value in one.headers.items()),
-        ("payload", show.payload(one)),
+        ("payload", formatting.payload(one)),
     ]
 
 
 def _event_row(event: ItemEvent) -> tuple[str, ...]:
     more = [event.reason, f"to {event.destination}" if event.destination else "", f"from {event.source}" if event.source else ""]
-    at = show.when(values.timestamp(event.at)) if event.at else show.NOTHING
-    attempt = show.number(event.attempt) if event.attempt else ""
+    at = formatting.when(values.timestamp(event.at)) if event.at else formatting.NOTHING
+    attempt = formatting.number(event.attempt) if event.attempt else ""
     return (at, event.event, event.queue, event.id, attempt, event.consumer, ", ".join(filter(None, more)))
 
 
@@ -148,7 +148,7 @@ def explain(session: Session, queue: QueueArgument, id: IdArgument) -> None:
     with session.view() as broker:
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
-    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {show.printable(_why(found))}")
+    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {formatting.printable(_why(found))}")
 
 
 # -- keys --------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def held(session: Session, queue: QueueArgument, limit: LimitOption = 100) -> No
     """Keys that are not free: what holds them, and how many items wait behind."""
     with session.view() as broker:
         found = broker.queue(queue).held_keys(limit)
-    rows = [(_key(one.key), str(one.partition), one.why, one.item, show.number(one.waiting)) for one in found]
-    table = show.Table(("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), whole=("key", "item"))
-    session.answer([show.held_key_document(one) for one in found], table if rows else "no key is held")
+    rows = [(_key(one.key), str(one.partition), one.why, one.item, formatting.number(one.waiting)) for one in found]
+    table = formatting.Table(("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), whole=("key", "item"))
+    session.answer([formatting.held_key_document(one) for one in found], table if rows else "no key is held")
 
 
 @command(keys, "release")
@@ -169,7 +169,7 @@ def release(session: Session, queue: QueueArgument, key: Annotated[str, typer.Ar
     """Let a parked key go on without the items it was parked for."""
     with session.owner() as broker:
         free = broker.queue(queue).release(key)
-    session.answer({"queue": queue, "key": key, "released": free}, f"{show.counted(free, 'item')} free to go on")
+    session.answer({"queue": queue, "key": key, "released": free}, f"{formatting.counted(free, 'item')} free to go on")
 
 
 def _key(key: bytes) -> str:

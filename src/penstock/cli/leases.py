@@ -14,11 +14,11 @@ import typer
 
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.queue import Queue
-from penstock.cli import show, values
-from penstock.cli.commands import QueueArgument, command
+from penstock.cli import formatting, option_values
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import LEASE_LOST, NEGATIVE, CommandFailed
 from penstock.cli.queues import all_queues
-from penstock.cli.session import Session
 from penstock.words.errors import LeaseLost
 from penstock.words.ids import parse_token
 
@@ -53,16 +53,19 @@ def lease(
 
     Exit code 1 when there was nothing.
     """
-    patience = values.duration(wait, "--wait")
-    held = None if lease_timeout is None else values.duration(lease_timeout, "--lease-timeout")
+    patience = option_values.duration(wait, "--wait")
+    held = None if lease_timeout is None else option_values.duration(lease_timeout, "--lease-timeout")
     with session.owner() as broker:
         found = broker.queue(queue).lease(count, wait=patience, lease_timeout=held, per_key=per_key, consumer=consumer or _myself())
-    rows = [(one.id, one.item.key or show.NOTHING, show.number(one.attempts), show.payload(one.item), one.token) for one in found]
-    table = show.Table(
+    rows = [
+        (one.id, one.item.key or formatting.NOTHING, formatting.number(one.attempts), formatting.payload(one.item), one.token)
+        for one in found
+    ]
+    table = formatting.Table(
         ("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), whole=("id", "token"), spare=("attempts", "key")
     )
     text = "\n".join(one.token for one in found) if tokens else table
-    session.answer([show.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
+    session.answer([formatting.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
     if not rows:
         raise typer.Exit(NEGATIVE)
 
@@ -88,7 +91,7 @@ def retry(
     uncounted: Annotated[bool, typer.Option("--uncounted", help="Give the attempt back.")] = False,
 ) -> None:
     """Items go back, to be leased again."""
-    pause = values.duration(delay, "--delay")
+    pause = option_values.duration(delay, "--delay")
     _settle(session, tokens, "retried", lambda queue, given: queue.retry(given, delay=pause, reason=reason, counted=not uncounted))
 
 
@@ -105,7 +108,7 @@ def extend(
     ] = None,
 ) -> None:
     """Leases are held for longer."""
-    held = None if timeout is None else values.duration(timeout, "--timeout")
+    held = None if timeout is None else option_values.duration(timeout, "--timeout")
     _settle(session, tokens, "extended", lambda queue, given: queue.extend(given, timeout=held))
 
 
@@ -121,7 +124,7 @@ def _settle(session: Session, tokens: Sequence[str] | None, verb: str, settle: S
             refused = _refused(queue, share, settle)
             lost += refused
             done += [token for token in share if token not in refused]
-    words = [f"{show.counted(len(done), 'item')} {verb}"] if done else []
+    words = [f"{formatting.counted(len(done), 'item')} {verb}"] if done else []
     session.answer({verb: len(done), "lost": lost}, *words)
     if lost:
         named = ", ".join(map(_id, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")

@@ -16,12 +16,12 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.items import NewItem, to_batch
-from penstock.cli import show, sources, values
-from penstock.cli.commands import QueueArgument, command
+from penstock.cli import formatting, option_values, text_input
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, CommandFailed, exit_code_of
-from penstock.cli.session import Session
-from penstock.cli.sources import FORMS, Found, Lines, RecordFields
-from penstock.cli.values import FIELD_OPTIONS, ITEM_OPTIONS, of_item, parameters, read
+from penstock.cli.option_values import FIELD_OPTIONS, ITEM_OPTIONS, of_item, parameters, read
+from penstock.cli.text_input import FORMS, Found, Lines, RecordFields
 from penstock.words.batch import validate
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, within
@@ -142,7 +142,7 @@ def produce(
     Prints the id of the item, or how many there were. What has come so far is stored whenever the input pauses.
     """
     within("--batch", batch, 1, MAX_BATCH_ITEMS)
-    patience = values.duration(timeout, "--timeout")
+    patience = option_values.duration(timeout, "--timeout")
     cut = _cut(lines, jsonl, csv, form)
     fields = _fields(options, cut)
     make = partial(_item, of_item(options, header or ()))
@@ -151,13 +151,13 @@ def produce(
         if not cut:
             _produce_one(session, queue, _single(stream.read(), form, make), patience)
             return
-        moved = stack.enter_context(session.progress("producing", sources.length(stream), progress, sizes=True))
+        moved = stack.enter_context(session.progress("producing", text_input.length(stream), progress, sizes=True))
         loader = ItemLoader(stack.enter_context(session.owner()).queue(queue), batch, patience, skip_bad)
         source = Lines(stream, loader.flush, moved)
         if cut == "csv":
-            found = sources.csv_rows(source, fields, make, _delimiter(delimiter), _columns(columns))
+            found = text_input.csv_rows(source, fields, make, _delimiter(delimiter), _columns(columns))
         else:
-            found = sources.json_lines(source, fields, make) if cut == "jsonl" else sources.lines(source, form, make)
+            found = text_input.json_lines(source, fields, make) if cut == "jsonl" else text_input.lines(source, form, make)
         _load(loader, found)
     _answer(session, loader)
 
@@ -173,17 +173,17 @@ def _load(loader: ItemLoader, source: Iterable[Found]) -> None:
     try:
         loader.load(source)
     except (PenstockError, CommandFailed) as error:
-        raise CommandFailed(f"{error}; {show.counted(loader.produced, 'item')} stored before", exit_code_of(error)) from None
+        raise CommandFailed(f"{error}; {formatting.counted(loader.produced, 'item')} stored before", exit_code_of(error)) from None
     except KeyboardInterrupt:
-        typer.echo(f"penstock: stopped; {show.counted(loader.produced, 'item')} stored before", err=True)
+        typer.echo(f"penstock: stopped; {formatting.counted(loader.produced, 'item')} stored before", err=True)
         raise
 
 
 def _answer(session: Session, loader: ItemLoader) -> None:
     for line in loader.named:
         session.note(f"{line}; left out")
-    left_out = f", {show.counted(loader.bad, 'bad line')} left out" if loader.bad else ""
-    session.answer({"produced": loader.produced, "bad": loader.bad}, f"{show.counted(loader.produced, 'item')} produced{left_out}")
+    left_out = f", {formatting.counted(loader.bad, 'bad line')} left out" if loader.bad else ""
+    session.answer({"produced": loader.produced, "bad": loader.bad}, f"{formatting.counted(loader.produced, 'item')} produced{left_out}")
 
 
 # -- what was asked for ------------------------------------------------------------------------------
@@ -214,10 +214,10 @@ def _item(common: dict[str, Any], payload: bytes, **own: Any) -> NewItem:
     return NewItem(payload, **{**own, **common})
 
 
-def _single(data: bytes, form: str, make: sources.Make) -> NewItem:
+def _single(data: bytes, form: str, make: text_input.Make) -> NewItem:
     try:
-        return sources.whole(data, form, make)
-    except sources.BadLine as error:
+        return text_input.whole(data, form, make)
+    except text_input.BadLine as error:
         raise CommandFailed(f"the value {error}; mend it, or say what it is with --as") from None
 
 

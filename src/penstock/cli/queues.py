@@ -10,11 +10,11 @@ import typer
 
 from penstock.api._sync.broker import Broker
 from penstock.api.options import QueueInfo, to_catalog
-from penstock.cli import show, values
-from penstock.cli.commands import PartitionOption, QueueArgument, YesOption, command
+from penstock.cli import formatting, option_values
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import PartitionOption, QueueArgument, YesOption, command
 from penstock.cli.failures import CommandFailed
-from penstock.cli.session import Session
-from penstock.cli.values import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
+from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
 from penstock.rules.options import Options, merged
 from penstock.rules.options import check_name as check_queue_name
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, within
@@ -43,7 +43,7 @@ def create(
     _check(session, name, partitions, given)
     with session.owner(create=True) as broker:
         info = broker.create_queue(name, partitions=partitions, exist_ok=exist_ok, **given).info()
-    session.answer(show.queue_document(info), f"queue {info.name} has {show.counted(info.partitions, 'partition')}")
+    session.answer(formatting.queue_document(info), f"queue {info.name} has {formatting.counted(info.partitions, 'partition')}")
 
 
 def _check(session: Session, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
@@ -68,18 +68,18 @@ def list_queues(
     rows = [
         (
             info.name,
-            show.number(info.partitions),
-            show.span(info.lease_timeout),
-            show.number(info.max_attempts) if info.max_attempts else "endless",
-            info.dead_queue or show.NOTHING,
-            show.when(info.created_at),
+            formatting.number(info.partitions),
+            formatting.span(info.lease_timeout),
+            formatting.number(info.max_attempts) if info.max_attempts else "endless",
+            info.dead_queue or formatting.NOTHING,
+            formatting.when(info.created_at),
         )
         for info in found
     ]
-    table = show.Table(
+    table = formatting.Table(
         headings, rows, right=("partitions", "lease timeout", "attempts"), whole=("name",), spare=("lease timeout", "created", "attempts")
     )
-    session.answer([show.queue_document(info) for info in found], table if rows else "there are no queues")
+    session.answer([formatting.queue_document(info) for info in found], table if rows else "there are no queues")
 
 
 def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
@@ -96,32 +96,34 @@ def info(session: Session, queue: QueueArgument) -> None:
     with session.view() as broker:
         found = broker.queue(queue)
         info, cursors = found.info(), found.cursors()
-    session.answer({**show.queue_document(info), "cursors": cursors}, show.facts([*_described(info), ("cursors", ", ".join(cursors))]))
+    session.answer(
+        {**formatting.queue_document(info), "cursors": cursors}, formatting.facts([*_described(info), ("cursors", ", ".join(cursors))])
+    )
 
 
 def _described(info: QueueInfo) -> list[tuple[str, str]]:
     kept: Mapping[str, Any] = {**info.retention}
     limits = [
-        f"at most {show.span(kept['max_age'])}" if kept["max_age"] else "",
-        f"at most {show.size(kept['max_bytes'])} a partition" if kept["max_bytes"] else "",
-        f"at most {show.counted(kept['max_segments'], 'file')}" if kept["max_segments"] else "",
+        f"at most {formatting.span(kept['max_age'])}" if kept["max_age"] else "",
+        f"at most {formatting.size(kept['max_bytes'])} a partition" if kept["max_bytes"] else "",
+        f"at most {formatting.counted(kept['max_segments'], 'file')}" if kept["max_segments"] else "",
     ]
     return [
         ("name", info.name),
-        ("created", show.when(info.created_at)),
+        ("created", formatting.when(info.created_at)),
         ("incarnation", info.incarnation),
-        ("partitions", show.number(info.partitions)),
+        ("partitions", formatting.number(info.partitions)),
         ("retired", ", ".join(map(str, info.retired))),
         ("read-only", ", ".join(map(str, info.read_only))),
-        ("lease timeout", show.span(info.lease_timeout)),
-        ("max attempts", show.number(info.max_attempts) if info.max_attempts else "endless"),
-        ("ttl", show.span(info.ttl)),
-        ("priority aging", show.span(info.priority_aging)),
-        ("dedup window", show.span(info.dedup_window)),
+        ("lease timeout", formatting.span(info.lease_timeout)),
+        ("max attempts", formatting.number(info.max_attempts) if info.max_attempts else "endless"),
+        ("ttl", formatting.span(info.ttl)),
+        ("priority aging", formatting.span(info.priority_aging)),
+        ("dedup window", formatting.span(info.dedup_window)),
         ("on bury", info.on_bury),
-        ("dead queue", info.dead_queue or show.NOTHING),
-        ("max items", show.number(info.max_items)),
-        ("max bytes", show.size(info.max_bytes)),
+        ("dead queue", info.dead_queue or formatting.NOTHING),
+        ("max items", formatting.number(info.max_items)),
+        ("max bytes", formatting.size(info.max_bytes)),
         ("completed items", ", ".join(limit for limit in limits if limit) or "kept for ever"),
         ("durability", info.durability or "as the broker was opened"),
     ]
@@ -135,10 +137,10 @@ def delete(
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for items that are on their way.")] = "30s",
 ) -> None:
     """Remove a queue with all its items."""
-    patience = values.duration(timeout, "--timeout")
+    patience = option_values.duration(timeout, "--timeout")
     with session.owner() as broker:
         depth = broker.queue(queue).stats().depth
-        session.confirm(f"removes queue {queue} with {show.counted(depth, 'unresolved item')}", yes)
+        session.confirm(f"removes queue {queue} with {formatting.counted(depth, 'unresolved item')}", yes)
         broker.delete_queue(queue, patience)
     session.answer({"deleted": queue, "unresolved": depth}, f"queue {queue} is gone")
 
@@ -163,7 +165,7 @@ def update(
         raise CommandFailed(f"there is nothing to change; give an option, such as {QUEUE_OPTIONS[0].flag}")
     with session.owner() as broker:
         info = broker.queue(queue).update(**given)
-    session.answer(show.queue_document(info), show.facts(_described(info)))
+    session.answer(formatting.queue_document(info), formatting.facts(_described(info)))
 
 
 @command(group, "resize")
@@ -174,8 +176,8 @@ def resize(
     with session.owner() as broker:
         found = broker.queue(queue)
         info, moving = found.resize(partitions), found.stats().resizing
-    waits = f"; keys of {show.counted(len(moving), 'partition')} move once their items are resolved" if moving else ""
-    session.answer(show.queue_document(info), f"queue {queue} has {show.counted(info.partitions, 'partition')}{waits}")
+    waits = f"; keys of {formatting.counted(len(moving), 'partition')} move once their items are resolved" if moving else ""
+    session.answer(formatting.queue_document(info), f"queue {queue} has {formatting.counted(info.partitions, 'partition')}{waits}")
 
 
 OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which side of the queue.")]
@@ -230,7 +232,7 @@ def clear(
         found = broker.queue(queue)
         session.confirm(f"clears {'everything' if state == 'all' else f'what is {state}'} in queue {queue}", yes)
         items = found.clear(state, partition=partition)  # type: ignore[arg-type]
-    session.answer({"queue": queue, "cleared": items}, f"{show.counted(items, 'item')} cleared")
+    session.answer({"queue": queue, "cleared": items}, f"{formatting.counted(items, 'item')} cleared")
 
 
 @command(group, "seek")
@@ -243,10 +245,10 @@ def seek(
     """Make completed items ready again, as far as they are kept."""
     if (id is None) == (at is None):
         raise CommandFailed("seek wants to know from where on; give the ID of an item, or --at TIME")
-    moment = None if at is None else values.instant(at, "--at")
+    moment = None if at is None else option_values.instant(at, "--at")
     with session.owner() as broker:
         items = broker.queue(queue).seek(id, at=moment)
-    session.answer({"queue": queue, "ready_again": items}, f"{show.counted(items, 'item')} ready again")
+    session.answer({"queue": queue, "ready_again": items}, f"{formatting.counted(items, 'item')} ready again")
 
 
 @command(group, "compact")
@@ -257,5 +259,5 @@ def compact(session: Session, queue: QueueArgument, partition: PartitionOption =
     total = {"segments": 0, "rewritten": 0, "items": 0, "size_bytes": 0}
     for one in freed:
         total = {name: value + getattr(one, name) for name, value in total.items()}
-    text = f"{show.size(total['size_bytes'])} freed: {show.counted(total['segments'], 'segment')} dropped, {total['rewritten']:,} rewritten"
-    session.answer({"queue": queue, **total}, f"{text}, {show.counted(total['items'], 'completed item')} let go")
+    text = f"{formatting.size(total['size_bytes'])} freed: {formatting.counted(total['segments'], 'segment')} dropped, {total['rewritten']:,} rewritten"
+    session.answer({"queue": queue, **total}, f"{text}, {formatting.counted(total['items'], 'completed item')} let go")

@@ -10,17 +10,17 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from penstock.cli import show
-from penstock.cli.commands import PartitionOption, YesOption, command, queue_names
+from penstock.cli import formatting
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import PartitionOption, YesOption, command, queue_names
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.cli.queues import all_queues
-from penstock.cli.session import Session
-from penstock.logs.api import Gap
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
 from penstock.logs.files.repair import RepairReport
 from penstock.logs.files.repair import repair as repair_log
 from penstock.logs.files.verify import Report
 from penstock.logs.files.verify import verify as verify_log
+from penstock.logs.log import Gap
 from penstock.loop.recovery import lost_front
 from penstock.words.errors import BrokerLocked, PenstockError
 from penstock.words.ids import format_id
@@ -65,22 +65,22 @@ def verify(session: Session, queue: QueueOrNone = None, partition: PartitionOpti
         raise typer.Exit(NEGATIVE)
 
 
-def _verified(found: Sequence[tuple[LogPlace, Report]]) -> show.Table:
+def _verified(found: Sequence[tuple[LogPlace, Report]]) -> formatting.Table:
     rows = [
         (
             place.queue,
             str(place.partition),
             "sound" if report.sound else "damaged" if report.opens else "does not open",
-            show.number(report.segments),
-            show.number(sum(report.frames.values())),
-            show.number(report.items),
-            show.number(len(report.damage)),
-            show.size(report.size_bytes),
+            formatting.number(report.segments),
+            formatting.number(sum(report.frames.values())),
+            formatting.number(report.items),
+            formatting.number(len(report.damage)),
+            formatting.size(report.size_bytes),
         )
         for place, report in found
     ]
     headings = ("queue", "partition", "state", "segments", "frames", "items", "gaps", "size")
-    return show.Table(
+    return formatting.Table(
         headings, rows, right={*headings} - {"queue", "state"}, whole=("queue", "state"), spare=("frames", "segments", "size")
     )
 
@@ -93,11 +93,13 @@ def _wrong(place: LogPlace, report: Report) -> list[str]:
     if len(report.damage) > SHOWN:
         lines.append(f"! {name}: and {len(report.damage) - SHOWN} more gaps; --json lists them all")
     if report.torn_bytes:
-        lines.append(f"  {name}: {show.counted(report.torn_bytes, 'byte')} of a write that was cut off at the end; opening drops them")
+        lines.append(
+            f"  {name}: {formatting.counted(report.torn_bytes, 'byte')} of a write that was cut off at the end; opening drops them"
+        )
     mended = len(report.gaps) - len(report.damage)
     if mended:
-        lines.append(f"  {name}: {show.counted(mended, 'gap')} mended before")
-    return [show.printable(line) for line in [*lines, *(f"  {name}: {what}" for what in report.side_files)]]
+        lines.append(f"  {name}: {formatting.counted(mended, 'gap')} mended before")
+    return [formatting.printable(line) for line in [*lines, *(f"  {name}: {what}" for what in report.side_files)]]
 
 
 def _gap(partition: int, gap: Gap) -> str:
@@ -132,7 +134,7 @@ def repair(
     lines = [line for place, report in changed for line in _mended(place, report)]
     lines += [f"! {place.queue} {place.partition} cannot be mended: {_why(report)}" for place, report in failed]
     document = {"mended": len(changed), "failed": len(failed), "logs": [_document(*one) for one in found]}
-    session.answer(document, *(map(show.printable, lines) if lines else ["nothing needs mending"]))
+    session.answer(document, *(map(formatting.printable, lines) if lines else ["nothing needs mending"]))
     if failed:
         raise typer.Exit(NEGATIVE)
 
@@ -150,7 +152,7 @@ def _mended(place: LogPlace, report: RepairReport) -> list[str]:
     name = f"{place.queue} {place.partition}"
     lines = [f"{name}: {_gap(place.partition, gap)}" for gap in report.gaps[:SHOWN]]
     if report.segments:
-        lines.append(f"{name}: {show.counted(len(report.segments), 'file')} written anew")
+        lines.append(f"{name}: {formatting.counted(len(report.segments), 'file')} written anew")
     lines += [f"{name}: the damaged one is kept as {copy}" for copy in report.copies]
     lines += [f"{name}: {what}" for what in report.side_files]
     return [*lines, f"{name}: the report is {report.path}"]

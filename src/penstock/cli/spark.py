@@ -21,13 +21,13 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli import show, values
-from penstock.cli.commands import QueueArgument, command
+from penstock.cli import formatting, option_values
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import MISSING_EXTRA, NOT_FOUND, CommandFailed
-from penstock.cli.session import Session
-from penstock.spark.jobs.figures import ReportFigures, Spread
 from penstock.spark.jobs.findings import findings
-from penstock.spark.jobs.texts import share, span
+from penstock.spark.jobs.report_metrics import ReportFigures, Spread
+from penstock.spark.jobs.report_text import share, span
 from penstock.words.errors import BrokerLocked
 
 group = typer.Typer(no_args_is_help=True, help="The data pipeline on Apache Spark. Needs penstock[spark].")
@@ -53,7 +53,7 @@ def broker_of(session: Session) -> str:
 
 def ready(master: str, conf: Sequence[str] | None) -> dict[str, str]:
     """Spark's settings, if it is installed and can be started so."""
-    settings = values.pairs(conf or (), "--conf", "spark.driver.memory=4g")
+    settings = option_values.pairs(conf or (), "--conf", "spark.driver.memory=4g")
     if not _MASTERS.fullmatch(master):
         raise CommandFailed(
             f"--master is {master!r:.100}; give local[*], local[N] for N threads, spark://HOST:PORT, sc://HOST, k8s://… or yarn"
@@ -140,7 +140,7 @@ def load(
 ) -> None:
     """Load files into a queue, a row an item, all or none; the same load again adds nothing."""
     broker = broker_of(session)
-    options = values.pairs(option or (), "--option", "sep=;")
+    options = option_values.pairs(option or (), "--option", "sep=;")
     missing = next((path for path in source if "://" not in path and not set("*?[{") & set(path) and not os.path.lexists(path)), None)
     if missing is not None:
         raise CommandFailed(f"there is no {missing!r:.200}; mend the path", NOT_FOUND)
@@ -171,12 +171,12 @@ def load(
             found = msgspec.structs.replace(found, adopted=True)
     more = []
     if found.repeated:
-        text = f"{show.counted(found.files, 'file')} loaded before (load {found.load_id}); nothing was added"
+        text = f"{formatting.counted(found.files, 'file')} loaded before (load {found.load_id}); nothing was added"
         more = ["To load the same files once more, or with other columns or options, give another --load-id."]
     else:
-        text = f"{show.counted(found.items, 'item')} loaded from {show.counted(found.files, 'file')} (load {found.load_id})"
+        text = f"{formatting.counted(found.items, 'item')} loaded from {formatting.counted(found.files, 'file')} (load {found.load_id})"
     if found.quarantined:
-        more = [f"{show.counted(found.quarantined, 'row')} quarantined in {found.quarantine}:"]
+        more = [f"{formatting.counted(found.quarantined, 'row')} quarantined in {found.quarantine}:"]
     session.answer(msgspec.to_builtins(found), text, *more, *(f"  {number:,} × {reason}" for reason, number in found.reasons.items()))
 
 
@@ -221,8 +221,8 @@ def archive(
             fail_on_data_loss=not allow_loss,
             progress=said,
         )
-    rows = show.counted(found.rows, table.removesuffix("s"))
-    text = f"{rows} archived in {show.counted(found.files, 'file')} ({show.size(found.size_bytes)}); {found.total_rows:,} in {found.path}"
+    rows = formatting.counted(found.rows, table.removesuffix("s"))
+    text = f"{rows} archived in {formatting.counted(found.files, 'file')} ({formatting.size(found.size_bytes)}); {found.total_rows:,} in {found.path}"
     session.answer(msgspec.to_builtins(found), text)
 
 
@@ -247,7 +247,7 @@ def redrive(
 ) -> None:
     """Send dead letters of a queue back, chosen by a SQL predicate, each exactly once."""
     broker = broker_of(session)
-    patience = values.duration(timeout, "--timeout")
+    patience = option_values.duration(timeout, "--timeout")
     ready(master, conf)
     from penstock.spark.jobs import redrive as job
 
@@ -256,19 +256,26 @@ def redrive(
         found = job.redrive(spark, broker, queue, where, to=to, limit=limit, preview=preview, timeout=float(patience), progress=said)
     there = ", ".join(f"{number:,} to {name}" for name, number in found.to.items())
     if preview:
-        text = f"{show.counted(found.chosen, 'dead letter')} would go{f': {there}' if there else ''}"
+        text = f"{formatting.counted(found.chosen, 'dead letter')} would go{f': {there}' if there else ''}"
     else:
-        text = f"{show.counted(found.items, 'dead letter')} sent{f': {there}' if there else ''}"
+        text = f"{formatting.counted(found.items, 'dead letter')} sent{f': {there}' if there else ''}"
     reasons = [f"  {number:,} × {reason or 'no reason given'}" for reason, number in [*found.reasons.items()][:NAMED]]
     headings = ("queue", "id", "key", "attempts", "reason", "payload")
     rows = [
-        (one.dead_queue, one.dead_id, one.key or show.NOTHING, show.number(one.attempts), one.reason or show.NOTHING, one.payload)
+        (
+            one.dead_queue,
+            one.dead_id,
+            one.key or formatting.NOTHING,
+            formatting.number(one.attempts),
+            one.reason or formatting.NOTHING,
+            one.payload,
+        )
         for one in found.sample
     ]
-    sample = [show.Table(headings, rows, right=("attempts",), whole=("queue", "id"), spare=("key",))] if rows else []
+    sample = [formatting.Table(headings, rows, right=("attempts",), whole=("queue", "id"), spare=("key",))] if rows else []
     if not preview and found.items < found.chosen:
         named = f": {', '.join(found.changed[:NAMED])}{' …' if len(found.changed) > NAMED else ''}" if found.changed else ""
-        session.note(f"{show.counted(found.chosen - found.items, 'letter')} changed meanwhile and did not go{named}")
+        session.note(f"{formatting.counted(found.chosen - found.items, 'letter')} changed meanwhile and did not go{named}")
     session.answer(msgspec.to_builtins(found), text, *reasons, *sample)
 
 
@@ -304,7 +311,7 @@ def report(
     """
     broker = broker_of(session)
     path = Path(out if out is not None else f"{queue}-report.html")
-    times = {name: values.instant(text, f"--{name}") for name, text in (("since", since), ("until", until)) if text is not None}
+    times = {name: option_values.instant(text, f"--{name}") for name, text in (("since", since), ("until", until)) if text is not None}
     if path.is_dir():
         raise CommandFailed(f"--out is {str(path)!r:.200}, a directory; give the name of the file to write, such as report.html")
     if not path.parent.is_dir():
@@ -321,7 +328,12 @@ def report(
 
         figures = job.report(spark, broker, queue, path, since=times.get("since"), until=times.get("until"), progress=said)
     session.answer(
-        document(figures, path), f"report  {path.resolve()}", "", show.facts(facts(figures)), "", *map(show.printable, findings(figures))
+        document(figures, path),
+        f"report  {path.resolve()}",
+        "",
+        formatting.facts(facts(figures)),
+        "",
+        *map(formatting.printable, findings(figures)),
     )
 
 

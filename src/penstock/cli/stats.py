@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.api._sync.broker import Broker
-from penstock.cli import show, values
-from penstock.cli.commands import command, queue_names
+from penstock.cli import formatting, option_values
+from penstock.cli.command_context import Session, drawn
+from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import CommandFailed
 from penstock.cli.queues import all_queues
-from penstock.cli.session import Session, drawn
 from penstock.reports import PartitionStats, QueueStats
 from penstock.words.clock import SECOND, Moment, SystemClock
 from penstock.words.values import timestamp
@@ -48,53 +48,53 @@ def stats(
     with session.view() as broker:
         if queue is not None:
             one = broker.queue(queue).stats()
-            session.answer(show.stats_document(one), *_queue_parts(one))
+            session.answer(formatting.stats_document(one), *_queue_parts(one))
             return
         found = [broker.queue(info.name).stats() for info in all_queues(broker)]
     warnings = [f"{one.name}: {warning}" for one in found for warning in one.warnings]
     session.answer(
-        [show.stats_document(one) for one in found], *([overview(found), *_warned(warnings)] if found else ["there are no queues"])
+        [formatting.stats_document(one) for one in found], *([overview(found), *_warned(warnings)] if found else ["there are no queues"])
     )
 
 
-def overview(found: list[QueueStats]) -> show.Table:
+def overview(found: list[QueueStats]) -> formatting.Table:
     """Queues, one a row."""
-    rows = [(one.name, *(show.number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
-    return show.Table(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",), spare=SPARE)
+    rows = [(one.name, *(formatting.number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
+    return formatting.Table(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",), spare=SPARE)
 
 
 def oldest(one: QueueStats) -> str:
     """How long the item has been ready that has been so the longest."""
-    return show.span(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
+    return formatting.span(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
 
 
-def _queue_parts(one: QueueStats) -> list[show.Table | str]:
+def _queue_parts(one: QueueStats) -> list[formatting.Table | str]:
     headings = ("partition", "status", *COUNTS, "oldest", "size")
-    table = show.Table(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, spare=SPARE)
+    table = formatting.Table(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, spare=SPARE)
     facts = [
         ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
         ("waiting", _waiting(one)),
-        ("transfers", show.counted(one.transfers, "batch", "batches") + " on the way" if one.transfers else ""),
-        ("resizing", show.counted(len(one.resizing), "fence") + " left" if one.resizing else ""),
+        ("transfers", formatting.counted(one.transfers, "batch", "batches") + " on the way" if one.transfers else ""),
+        ("resizing", formatting.counted(len(one.resizing), "fence") + " left" if one.resizing else ""),
     ]
-    more = show.facts(facts)
+    more = formatting.facts(facts)
     return [overview([one]), "", table, *(["", more] if more else []), *_warned(one.warnings)]
 
 
 def _partition_row(part: PartitionStats) -> tuple[str, ...]:
     paused = [side for side, is_paused in (("lease", part.paused_lease), ("produce", part.paused_produce)) if is_paused]
     status = part.status + (f" ({' and '.join(paused)} paused)" if paused else "")
-    counts = (show.number(getattr(part, name)) for name in COUNTS)
-    return (str(part.partition), status, *counts, show.span(part.oldest_ready_seconds or None), show.size(part.size_bytes))
+    counts = (formatting.number(getattr(part, name)) for name in COUNTS)
+    return (str(part.partition), status, *counts, formatting.span(part.oldest_ready_seconds or None), formatting.size(part.size_bytes))
 
 
 def _waiting(one: QueueStats) -> str:
     parts = [(one.waiting_consumers, "consumer"), (one.waiting_producers, "producer")]
-    return ", ".join(show.counted(count, name) for count, name in parts if count)
+    return ", ".join(formatting.counted(count, name) for count, name in parts if count)
 
 
 def _warned(warnings: list[str]) -> list[str]:
-    return [f"! {show.printable(warning)}" for warning in warnings]
+    return [f"! {formatting.printable(warning)}" for warning in warnings]
 
 
 # -- watch -------------------------------------------------------------------------------------------
@@ -110,19 +110,23 @@ class StatsSample:
         known = {} if before is None else {one.name: one for one in before.queues}
         self.rates = {one.name: _rates(known.get(one.name), one, seconds) for one in queues}
 
-    def table(self) -> show.Table:
-        rows = [(one.name, *(show.number(getattr(one, name)) for name in COUNTS), oldest(one), *self._shown(one)) for one in self.queues]
-        return show.Table(("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), whole=("queue",), spare=SPARE)
+    def table(self) -> formatting.Table:
+        rows = [
+            (one.name, *(formatting.number(getattr(one, name)) for name in COUNTS), oldest(one), *self._shown(one)) for one in self.queues
+        ]
+        return formatting.Table(
+            ("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), whole=("queue",), spare=SPARE
+        )
 
     def _shown(self, one: QueueStats) -> list[str]:
-        return [show.NOTHING if rate is None else f"{rate:,.0f}" for rate in self.rates[one.name]]
+        return [formatting.NOTHING if rate is None else f"{rate:,.0f}" for rate in self.rates[one.name]]
 
-    def document(self) -> show.Document:
+    def document(self) -> formatting.Document:
         queues = []
         for one in self.queues:
             came, done = self.rates[one.name]
-            queues.append({**show.stats_document(one), "produced_per_second": came, "completed_per_second": done})
-        return {"at": show.iso_time(self.at.wall), "queues": queues}
+            queues.append({**formatting.stats_document(one), "produced_per_second": came, "completed_per_second": done})
+        return {"at": formatting.iso_time(self.at.wall), "queues": queues}
 
     @property
     def wall(self) -> datetime:
@@ -130,7 +134,7 @@ class StatsSample:
 
     @property
     def warnings(self) -> list[str]:
-        return [f"! {one.name}: {show.printable(warning)}" for one in self.queues for warning in one.warnings]
+        return [f"! {one.name}: {formatting.printable(warning)}" for one in self.queues for warning in one.warnings]
 
 
 def _rates(before: QueueStats | None, now: QueueStats, seconds: float) -> tuple[float | None, float | None]:
@@ -150,7 +154,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
 ) -> None:
     """Watch queues change; Ctrl-C ends it. With --json each look is a line."""
-    pause = values.duration(interval, "--interval")
+    pause = option_values.duration(interval, "--interval")
     if pause < SHORTEST:
         raise CommandFailed(f"--interval is {interval!r}; give {SHORTEST}s or more")
     with session.view() as broker:
@@ -181,10 +185,12 @@ def _tell(session: Session, look: StatsSample) -> None:
     session.stream(look.document(), *_parts(look))
 
 
-def _parts(look: StatsSample) -> list[show.Table | str]:
-    return [show.when(look.wall), look.table() if look.queues else "there are no queues", *look.warnings]
+def _parts(look: StatsSample) -> list[formatting.Table | str]:
+    return [formatting.when(look.wall), look.table() if look.queues else "there are no queues", *look.warnings]
 
 
 def _drawn(look: StatsSample, width: int) -> Group:
     body = drawn(look.table(), width) if look.queues else Text("there are no queues")
-    return Group(Text(f"{show.when(look.wall)}   Ctrl-C ends", style="dim"), body, *(Text(line, style="yellow") for line in look.warnings))
+    return Group(
+        Text(f"{formatting.when(look.wall)}   Ctrl-C ends", style="dim"), body, *(Text(line, style="yellow") for line in look.warnings)
+    )

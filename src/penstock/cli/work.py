@@ -18,10 +18,10 @@ import typer
 from rich.text import Text
 
 from penstock.api._sync.queue import Queue
-from penstock.cli import show, values
-from penstock.cli.commands import command, queue_names
+from penstock.cli import formatting, option_values
+from penstock.cli.command_context import Session
+from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import NOT_FOUND, CommandFailed
-from penstock.cli.session import Session
 from penstock.words.errors import PenstockError
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import AnyQueue, Worker
@@ -61,15 +61,15 @@ def work(
     traces: Annotated[bool, typer.Option("--traces", help="Show where a function failed, not only that it did.")] = False,
 ) -> None:
     """Handle items with a Python function, until a signal (Ctrl-C, SIGTERM) lets it drain; a second one stops it at once."""
-    weights = values.weights(queue, "--queue")
-    policy = RetryPolicy(base=values.duration(retry_delay, "--retry-delay"), most=values.duration(retry_most, "--retry-most"))
+    weights = option_values.weights(queue, "--queue")
+    policy = RetryPolicy(base=option_values.duration(retry_delay, "--retry-delay"), most=option_values.duration(retry_most, "--retry-most"))
     options: dict[str, Any] = {
         "concurrency": concurrency,
         "processes": processes,
         "per_partition": per_partition,
         "batch": batch,
-        "handler_timeout": None if handler_timeout is None else values.duration(handler_timeout, "--handler-timeout"),
-        "lease_timeout": None if lease_timeout is None else values.duration(lease_timeout, "--lease-timeout"),
+        "handler_timeout": None if handler_timeout is None else option_values.duration(handler_timeout, "--handler-timeout"),
+        "lease_timeout": None if lease_timeout is None else option_values.duration(lease_timeout, "--lease-timeout"),
         "rate": rate,
         "name": name,
         "retry": policy,
@@ -130,7 +130,7 @@ class NoteHandler(logging.Handler):
         self._traces = logging.Formatter() if traces else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._session.note(show.printable(record.getMessage()))
+        self._session.note(formatting.printable(record.getMessage()))
         if self._traces is not None and record.exc_info:
             self._session.err.print(Text(self._traces.formatException(record.exc_info)))
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from penstock.logs.api import DURABILITIES, Durability
-from penstock.logs.files.directory import Directory
+from penstock.logs.files.file_store import Directory
+from penstock.logs.files.filesystem import Files, SystemFiles
 from penstock.logs.files.root import LOGS, Root, inspect
-from penstock.logs.files.system import Files, SystemFiles
+from penstock.logs.log import DURABILITIES, Durability
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import CATALOG, ReadStore, Store
 from penstock.words.clock import Clock

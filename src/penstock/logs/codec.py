@@ -11,7 +11,7 @@ from itertools import groupby
 import msgspec
 
 from penstock.logs import columns
-from penstock.logs.api import Draft, Frame, FrameType
+from penstock.logs.log import Draft, Frame, FrameType
 from penstock.rules.records import Produced, Record, StateRecord
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment

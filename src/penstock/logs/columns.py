@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from penstock.logs.api import Buffer, Draft, Frame, FrameType
+from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Block

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 from google_crc32c import extend, value
 
-from penstock.logs.api import Buffer, Draft, Frame, FrameType, Gap
+from penstock.logs.log import Buffer, Draft, Frame, FrameType, Gap
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest
 

@@ -14,9 +14,10 @@ from collections import defaultdict, deque
 from collections.abc import Container, Iterator, Sequence
 from typing import BinaryIO, ClassVar, TypeAlias
 
-from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, Published, Readable, SegmentFacts
 from penstock.logs.columns import trimmed
+from penstock.logs.disk_threads import Syncs
 from penstock.logs.frame import DROPPED, dropped_gap
+from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, Published, Readable, SegmentFacts
 from penstock.logs.store import (
     DropManifest,
     StagedPart,
@@ -29,7 +30,6 @@ from penstock.logs.store import (
     stamped,
     started,
 )
-from penstock.logs.syncs import Syncs
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
 

@@ -20,7 +20,7 @@ from typing import Annotated, BinaryIO, ClassVar, Generic, NamedTuple, Protocol,
 
 import msgspec
 
-from penstock.logs.api import Committer, Draft, Durability, Frame, Log, Readable
+from penstock.logs.log import Committer, Draft, Durability, Frame, Log, Readable
 from penstock.rules.routing import digest
 from penstock.words.errors import InvalidRequest, StorageFailed
 

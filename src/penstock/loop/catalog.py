@@ -17,7 +17,7 @@ from typing import Concatenate, NoReturn, ParamSpec
 import msgspec
 
 from penstock.logs import codec
-from penstock.logs.api import Draft, Frame, FrameType, Gap, Log
+from penstock.logs.log import Draft, Frame, FrameType, Gap, Log
 from penstock.rules import catalog
 from penstock.rules.catalog import CatalogRecord, CatalogState, Entry
 from penstock.rules.options import Options

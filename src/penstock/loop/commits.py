@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.loop import requests
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.loop.lease import Leasing
-from penstock.loop.member import GRACE_AFTER_SLOW, SLOW_AFTER, Member, Unanswered
-from penstock.loop.partitions import Partitions, QueueSetup
+from penstock.loop.partition_handle import GRACE_AFTER_SLOW, SLOW_AFTER, Member, Unanswered
+from penstock.loop.partition_set import Partitions, QueueSetup
 from penstock.loop.produce import Producing
 from penstock.loop.requests import Handed, Placed, Request
 from penstock.loop.resize import Resizing

@@ -17,9 +17,9 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from penstock.loop import requests
-from penstock.loop.member import Member
 from penstock.loop.partition import Partition
-from penstock.loop.partitions import Partitions
+from penstock.loop.partition_handle import Member
+from penstock.loop.partition_set import Partitions
 from penstock.loop.resize import Resizing
 from penstock.loop.retention import mean_bytes
 from penstock.loop.transfer import Carrying

@@ -18,10 +18,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.logs.api import Committer
-from penstock.logs.syncs import sync
-from penstock.loop.member import Member
+from penstock.logs.disk_threads import sync
+from penstock.logs.log import Committer
 from penstock.loop.meter import Meter
+from penstock.loop.partition_handle import Member
 from penstock.loop.requests import LeaseRequest, Request, RequestInbox, Watch, closed
 from penstock.loop.runners import Runners
 from penstock.loop.turn import Turns

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from penstock.logs import codec
-from penstock.logs.api import Gap, Log
+from penstock.logs.log import Gap, Log
 from penstock.loop import recovery
-from penstock.loop.blocks import Blocks, Frames, Held, Items
-from penstock.loop.reader import History, history
+from penstock.loop.item_cache import Blocks, Frames, Held, Items
+from penstock.loop.partition_reader import History, history
 from penstock.loop.recovery import continued, replay
 from penstock.loop.retention import DROPS_AT_ONCE, LEAST_ROTATION_AGE, SEGMENT_AGE, UNTOUCHED, Floor, Freed, Timetable, plan, rotation_age
 from penstock.rules import base, machine, summary

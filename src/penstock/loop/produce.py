@@ -10,8 +10,8 @@ up the old versions first and adds only what none of them knows. So are the chun
 from collections.abc import Collection, Sequence
 
 from penstock.loop import requests
-from penstock.loop.member import Member
-from penstock.loop.partitions import Partitions
+from penstock.loop.partition_handle import Member
+from penstock.loop.partition_set import Partitions
 from penstock.loop.requests import Placed
 from penstock.rules import commands
 from penstock.rules.commands import Stored

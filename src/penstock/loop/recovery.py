@@ -9,10 +9,10 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from penstock.logs import codec
-from penstock.logs.api import Frame, FrameType, Gap, Readable
 from penstock.logs.frame import DROPPED
+from penstock.logs.log import Frame, FrameType, Gap, Readable
 from penstock.rules import base, machine
-from penstock.rules.mend import mend
+from penstock.rules.reconciliation import mend
 from penstock.rules.records import Lost
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State

@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.rules.commands import Granted, Settled, Stored
 from penstock.rules.routing import with_key_ids
 from penstock.words.batch import Batch, validate

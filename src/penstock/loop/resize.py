@@ -11,8 +11,8 @@ One log never records what another could still undo: partitions are looked at on
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from penstock.loop.member import Member
-from penstock.loop.partitions import Partitions
+from penstock.loop.partition_handle import Member
+from penstock.loop.partition_set import Partitions
 from penstock.loop.transfer import Carrying
 from penstock.rules import commands
 from penstock.rules.fences import ENDLESS, Departed, Fence, pack_slots, unpack_slots

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.logs.api import Log, SegmentFacts
+from penstock.logs.log import Log, SegmentFacts
 from penstock.rules.retention import lately_buried, needed
 from penstock.rules.runs import RunSet, count, offsets
 from penstock.rules.state import State

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.loop import requests
-from penstock.loop.member import Member
-from penstock.loop.partitions import Partitions
+from penstock.loop.partition_handle import Member
+from penstock.loop.partition_set import Partitions
 from penstock.loop.requests import Handed, LeasePart
 from penstock.loop.transfer import Carrying
 from penstock.rules import commands

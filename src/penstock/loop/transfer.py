@@ -12,9 +12,9 @@ from contextlib import suppress
 import msgspec
 
 from penstock.logs import codec
-from penstock.loop.blocks import Items
-from penstock.loop.member import Member
-from penstock.loop.partitions import Partitions
+from penstock.loop.item_cache import Items
+from penstock.loop.partition_handle import Member
+from penstock.loop.partition_set import Partitions
 from penstock.loop.requests import Arrived, Deliver, Request
 from penstock.rules import commands
 from penstock.rules.commands import Stored

@@ -16,9 +16,9 @@ from typing import Any
 
 from penstock.loop import requests
 from penstock.loop.commits import Commits
-from penstock.loop.member import Member
 from penstock.loop.partition import Partition
-from penstock.loop.partitions import QueueSetup
+from penstock.loop.partition_handle import Member
+from penstock.loop.partition_set import QueueSetup
 from penstock.loop.requests import NotYet, Request
 from penstock.loop.transfer import Office
 from penstock.rules.commands import Extend

@@ -4,9 +4,9 @@ Owns: the decisions and their application.
 """
 
 from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Release, Seek
+from penstock.rules.item_states import Life, LifeEvent, after, before
 from penstock.rules.keys import Line
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
-from penstock.rules.life import Life, LifeEvent, after, before
 from penstock.rules.outbox import moved_runs
 from penstock.rules.records import (
     Cleared,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from penstock.rules.calendar import Calendar, CalendarEntry
-from penstock.rules.grants import Grant, Leases
 from penstock.rules.keys import Line
 from penstock.rules.lanes import Extent
+from penstock.rules.leases import Grant, Leases
 from penstock.rules.records import Barrier, Leased, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs

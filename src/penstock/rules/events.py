@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.rules import machine, records
-from penstock.rules.grants import Grant
-from penstock.rules.life import LifeEvent as Kind
+from penstock.rules.item_states import LifeEvent as Kind
+from penstock.rules.leases import Grant
 from penstock.rules.outbox import destination, place_of
 from penstock.rules.removal import EXPIRED, LEASE_EXPIRED
 from penstock.rules.runs import RunSet, offsets, pairs

@@ -6,8 +6,8 @@ Owns: `explain`. Reads the state; needs the item's block only when its key must 
 import msgspec
 
 from penstock.rules.fences import Fence
+from penstock.rules.item_states import Life
 from penstock.rules.keys import Line
-from penstock.rules.life import Life
 from penstock.rules.outbox import moved_to, place_of
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet

@@ -6,9 +6,9 @@ Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned i
 from itertools import groupby
 
 from penstock.rules.commands import Again, Answer, Granted, Lease, Strayed
-from penstock.rules.grants import EPOCH_SHIFT, Grant
 from penstock.rules.lanes import Extent, Rank, lifted
-from penstock.rules.plan import LeasePlan
+from penstock.rules.lease_plan import LeasePlan
+from penstock.rules.leases import EPOCH_SHIFT, Grant
 from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
 from penstock.rules.runs import offsets, pairs
 from penstock.rules.state import Peek, State

@@ -8,9 +8,9 @@ Owns: the two tables that join commands and records to their rules, and nothing 
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, due, lease, outbox, produce, records, resize, retention, settle
-from penstock.rules.due import decide_due
+from penstock.rules import admin, commands, lease, outbox, produce, records, resize, retention, settle, timers
 from penstock.rules.state import Peek, State
+from penstock.rules.timers import decide_due
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
 
@@ -50,9 +50,9 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Noted: settle.apply_noted,
     records.Buried: settle.apply_buried,
     records.Answered: settle.apply_answered,
-    records.Expired: due.apply_expired,
-    records.Due: due.apply_due,
-    records.Aged: due.apply_aged,
+    records.Expired: timers.apply_expired,
+    records.Due: timers.apply_due,
+    records.Aged: timers.apply_aged,
     records.Opened: admin.apply_opened,
     records.Configured: admin.apply_configured,
     records.Paused: admin.apply_paused,

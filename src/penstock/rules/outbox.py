@@ -10,8 +10,8 @@ import struct
 from collections.abc import Sequence
 
 from penstock.rules.commands import Again, Confirm, Counted, Letter, Send
-from penstock.rules.grants import EPOCH_SHIFT
-from penstock.rules.life import LifeEvent, after
+from penstock.rules.item_states import LifeEvent, after
+from penstock.rules.leases import EPOCH_SHIFT
 from penstock.rules.records import Delivered, Lost, Promised, Record, Sent
 from penstock.rules.removal import keys_in_line, leave_lines
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs

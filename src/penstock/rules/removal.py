@@ -6,7 +6,7 @@ which chosen items leave their keys' lines (`keys_in_line`, `leave_lines`, `leav
 
 from collections.abc import Sequence
 
-from penstock.rules.grants import Grant
+from penstock.rules.leases import Grant
 from penstock.rules.records import Buried, Lost, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import from_offsets, offsets

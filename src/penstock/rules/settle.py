@@ -15,9 +15,9 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from penstock.rules.commands import Again, Bury, Complete, Consume, Counted, Extend, Note, Retry, Settled
-from penstock.rules.grants import Grant
+from penstock.rules.item_states import Life
 from penstock.rules.lanes import KEYED, Extent
-from penstock.rules.life import Life
+from penstock.rules.leases import Grant
 from penstock.rules.outbox import promises
 from penstock.rules.records import Answered, Buried, Completed, Consumed, Extended, Lost, Noted, Record, Retried, unpack_keys
 from penstock.rules.removal import (

@@ -14,13 +14,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.rules.calendar import Calendar
-from penstock.rules.grants import EPOCH_SHIFT, Leases
+from penstock.rules.item_states import Life
 from penstock.rules.keys import Keys
 from penstock.rules.lanes import Lanes, Rank, best_rank
-from penstock.rules.life import Life
+from penstock.rules.leases import EPOCH_SHIFT, Leases
+from penstock.rules.remembered_ids import DedupIds, Window
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
-from penstock.rules.window import DedupIds, Window
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.spark.session import not_installed, session
 
 if TYPE_CHECKING:
-    from penstock.spark.consume import settle
+    from penstock.spark.consuming_reader import settle
     from penstock.spark.jobs.archive import archive
     from penstock.spark.jobs.load import load
     from penstock.spark.jobs.redrive import redrive
@@ -27,7 +27,7 @@ _HOMES = {
     "slot": "penstock.spark.routing",
     "routed": "penstock.spark.routing",
     "write": "penstock.spark.routing",
-    "settle": "penstock.spark.consume",
+    "settle": "penstock.spark.consuming_reader",
     "load": "penstock.spark.jobs.load",
     "archive": "penstock.spark.jobs.archive",
     "report": "penstock.spark.jobs.report",

@@ -14,11 +14,11 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.logs.arrow import FREE, Sheet, cuts
+from penstock.logs.arrow_batch import FREE, Sheet, cuts
 from penstock.logs.store import PartWriter
 from penstock.operations import Staging
-from penstock.spark.frames import ORDERED_BYTES, SIZE, Run, StagedFrame
-from penstock.spark.order import Order
+from penstock.spark.part_files import ORDERED_BYTES, SIZE, Run, StagedFrame
+from penstock.spark.sort_order import Order
 from penstock.words.clock import Clock
 
 

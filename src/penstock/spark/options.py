@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.rules.options import check_name
-from penstock.spark.home import Target, target_of
+from penstock.spark.broker_access import Target, target_of
 from penstock.tables.schemas import TABLES
 from penstock.words import values
 from penstock.words.clock import SECOND

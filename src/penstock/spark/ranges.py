@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.logs.api import Published
+from penstock.logs.log import Published
 from penstock.reports import QueueFacts
 from penstock.rules.runs import count, pairs
 from penstock.spark.options import SourceOptions
-from penstock.spark.tables import QueueTables
+from penstock.spark.queue_tables import QueueTables
 from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest
 

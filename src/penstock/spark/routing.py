@@ -13,9 +13,9 @@ from pyspark.sql.types import BinaryType, NullType, StringType
 
 from penstock.rules.routing import SLOT_MASK
 from penstock.rules.slots import SlotMap
-from penstock.spark.home import target_of
+from penstock.spark.broker_access import target_of
 from penstock.spark.options import WRITE, parse, present
-from penstock.spark.order import Order
+from penstock.spark.sort_order import Order
 from penstock.spark.staging import StagedWrites
 from penstock.spark.writer import check_columns
 from penstock.words.errors import InvalidRequest

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from penstock.logs.files.system import SystemFiles
+from penstock.logs.files.filesystem import SystemFiles
 
 PREFIX = "penstock-spark-"
 LOCK = "alive"

@@ -37,7 +37,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse, present
-from penstock.spark.tables import QueueTables
+from penstock.spark.queue_tables import QueueTables
 from penstock.tables import schemas
 from penstock.words.errors import InvalidRequest, PenstockError
 
@@ -69,7 +69,7 @@ class PenstockSource(DataSource):
         """The columns that the options ask for."""
         options = self._meant(READ, STREAM)
         if options.consume:
-            from penstock.spark.consume import checked
+            from penstock.spark.consuming_reader import checked
 
             checked(options)
         with QueueTables.open(options.broker) as tables:
@@ -77,7 +77,7 @@ class PenstockSource(DataSource):
         return spark_schema(chosen(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from penstock.spark.batch import BatchReader
+        from penstock.spark.batch_reader import BatchReader
 
         options = self._meant(READ)
         return BatchReader(options, columns_of(options, schema))
@@ -92,10 +92,10 @@ class PenstockSource(DataSource):
             options = self._meant(STREAM)
             columns = columns_of(options, schema)
             if options.consume:
-                from penstock.spark.consume import ConsumingReader
+                from penstock.spark.consuming_reader import ConsumingReader
 
                 return ConsumingReader(options, columns)
-            from penstock.spark.stream import StreamReader
+            from penstock.spark.stream_reader import StreamReader
 
             return StreamReader(options, columns)
         except PenstockError as error:
@@ -141,7 +141,7 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _is_streams_process() -> bool:
-    from penstock.spark.consume import RUNNER
+    from penstock.spark.consuming_reader import RUNNER
 
     program = sys.modules["__main__"].__spec__
     return program is not None and program.name == RUNNER

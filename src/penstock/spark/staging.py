@@ -16,10 +16,10 @@ import pyarrow as pa
 from penstock.logs.store import PartWriter, StagedPart, write_name
 from penstock.operations import FindQueue, FindWrite, Home, PublishWrite, ReadSlotMap, Staging
 from penstock.rules.slots import SlotMap
-from penstock.spark.frames import Framer, Run
-from penstock.spark.home import Target, home_of
+from penstock.spark.broker_access import Target, home_of
 from penstock.spark.merge import Merger
-from penstock.spark.order import Order
+from penstock.spark.part_files import Framer, Run
+from penstock.spark.sort_order import Order
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import PenstockError, QueueNotFound
 

@@ -18,9 +18,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
 from penstock.api import arrow
-from penstock.spark.frames import Run
 from penstock.spark.options import WRITTEN_AS, SourceOptions, present
-from penstock.spark.order import Order
+from penstock.spark.part_files import Run
+from penstock.spark.sort_order import Order
 from penstock.spark.staging import Destination, StagedWrites
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import BY_NAME

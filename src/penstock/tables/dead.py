@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.loop.reader import Reader
-from penstock.rules.life import Life
+from penstock.loop.partition_reader import Reader
+from penstock.rules.item_states import Life
 from penstock.rules.runs import RunSet, offsets
 from penstock.rules.state import State
-from penstock.tables.frames import ItemRows, gathered, stored
+from penstock.tables.item_columns import ItemRows, gathered, stored
 from penstock.tables.items import OpenLog, frame_slices
 from penstock.tables.schemas import DEAD, batch_of, narrowed
-from penstock.tables.states import attempts_of, reason_of
+from penstock.tables.state import attempts_of, reason_of
 from penstock.words.clock import SystemClock
 from penstock.words.ids import format_id
 from penstock.words.origin import Origin

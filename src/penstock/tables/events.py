@@ -1,6 +1,6 @@
 """What happened to items, as record batches.
 
-Owns: `events` (the table). Built from what loop/history.py tells, which is in runs: a batch of items that were leased together is told
+Owns: `events` (the table). Built from what loop/item_events.py tells, which is in runs: a batch of items that were leased together is told
 once and costs the same however many they are. What is not known, or does not apply, is null.
 """
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.logs.api import Frame, Gap, Readable, SegmentFacts
 from penstock.logs.frame import DROPPED
-from penstock.loop.history import told
+from penstock.logs.log import Frame, Gap, Readable, SegmentFacts
+from penstock.loop.item_events import told
 from penstock.rules.events import Happening, place_text
 from penstock.rules.runs import count, first_of, offsets, pairs
 from penstock.tables.arrays import ids, offsets_of, spread
-from penstock.tables.frames import ROWS
+from penstock.tables.item_columns import ROWS
 from penstock.tables.items import OpenLog
 from penstock.tables.schemas import EVENTS, INSTANT, batch_of, narrowed
 from penstock.words.errors import InvalidRequest

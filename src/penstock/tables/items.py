@@ -13,16 +13,16 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.logs.api import Gap, Readable
 from penstock.logs.columns import ORIGIN, Columns
 from penstock.logs.frame import DROPPED
-from penstock.loop.reader import Reader
+from penstock.logs.log import Gap, Readable
+from penstock.loop.partition_reader import Reader
 from penstock.loop.recovery import missing_segment
 from penstock.rules.events import PLACE_BYTES
 from penstock.rules.outbox import place_of
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State
-from penstock.tables.frames import FEW_ROWS, FrameSlice, ItemRows, gathered, stored
+from penstock.tables.item_columns import FEW_ROWS, FrameSlice, ItemRows, gathered, stored
 from penstock.tables.schemas import ITEMS, batch_of, narrowed
 from penstock.words import origin
 from penstock.words.clock import SystemClock

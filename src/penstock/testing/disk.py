@@ -1,6 +1,6 @@
 """A disk in memory that fails the way disks fail, repeatably.
 
-Owns: `SimulatedFiles`, the other kind of `Files` (logs/files/system.py); its faults; `Halt`, which ends a simulated process inside a call.
+Owns: `SimulatedFiles`, the other kind of `Files` (logs/files/filesystem.py); its faults; `Halt`, which ends a simulated process inside a call.
 Two ways to end: `kill` (the process is gone, all it wrote is there); `crash` (the power too: what was not synced is kept, lost or torn).
 Limits: a rename, of a file or a directory, stays inside its parent; one process at a time, though locks are told apart by handle as the
 system does.
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from penstock.logs.api import Buffer
-from penstock.logs.files.system import Mode
+from penstock.logs.files.filesystem import Mode
+from penstock.logs.log import Buffer
 from penstock.testing.device import DeviceDirectory, File, Truncate, Write
 from penstock.testing.tree import Tree, error, names_of
 

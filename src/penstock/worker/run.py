@@ -22,12 +22,12 @@ from penstock.worker.buffer import ItemBuffer, PlainBuffer, SharedBuffer, Source
 from penstock.worker.fetcher import Fetcher, RateLimit
 from penstock.worker.handlers import Caller, Dispatcher, Handlers
 from penstock.worker.outcomes import RETURNED
-from penstock.worker.processes import ProcessPool
+from penstock.worker.process_pool import ProcessPool
 from penstock.worker.settings import Settings
 from penstock.worker.settler import Settler
 from penstock.worker.stats import WorkerCounters
-from penstock.worker.tasks import TaskPool
-from penstock.worker.threads import ThreadPool
+from penstock.worker.task_pool import TaskPool
+from penstock.worker.thread_pool import ThreadPool
 
 RunEvent = Literal["drain", "stop", "ended", "settled"]
 SIGNAL_SECONDS = 1.0

@@ -18,7 +18,7 @@ from penstock.words.errors import InvalidRequest
 from penstock.worker.buffer import SourceQueue
 from penstock.worker.handlers import Function, Handler, Handlers
 from penstock.worker.outcomes import RetryPolicy
-from penstock.worker.processes import pickled
+from penstock.worker.process_pool import pickled
 from penstock.worker.run import WorkerRun
 from penstock.worker.settings import Hooks, rates_of, settings, weights_of
 from penstock.worker.stats import WorkerCounters, WorkerStats

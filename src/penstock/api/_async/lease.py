@@ -12,7 +12,7 @@ from penstock.api.arguments import RequestId, Seconds, flag, follow_ups, lease_s
 from penstock.api.homes import AsyncHome
 from penstock.api.items import NewItem
 from penstock.api.leases import OPEN, Chosen, HeldBatch, HeldLease, LeasedPart, Reason, reason_text
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
 from penstock.words.errors import PenstockError, QueueNotFound, reason_of

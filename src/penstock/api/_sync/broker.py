@@ -16,9 +16,9 @@ from penstock.api.arguments import ListedItem, Named, Seconds
 from penstock.api.homes import Home, open_home
 from penstock.api.options import QueueInfo, QueueOptions, info_of, to_catalog
 from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, chooser
-from penstock.broker.homes import Place
-from penstock.logs.api import SEGMENT_BYTES, Durability
+from penstock.broker.targets import Place
 from penstock.logs.backends import Files, Root
+from penstock.logs.log import SEGMENT_BYTES, Durability
 from penstock.operations import CreateQueue, DeleteQueue, FindOffsets, FindQueue, ListItems, ListQueues, ReadMetrics, RedriveItems
 from penstock.words.clock import Clock
 from penstock.words.ids import FOREIGN

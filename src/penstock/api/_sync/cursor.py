@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.api.arguments import Start, page, start_of
 from penstock.api.homes import Home
 from penstock.api.items import Item, items_of
-from penstock.loop.blocks import Items
+from penstock.loop.item_cache import Items
 from penstock.operations import AwaitItems, FindOffsets, ListCursors, MoveCursor, ReadItems, ReleaseCursor
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import NoReturn
 
-from penstock.logs.api import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Published, SegmentFacts
-from penstock.logs.files.chain import Chain
-from penstock.logs.files.reader import ChainReader
+from penstock.logs.files.filesystem import Files, storage_failed
+from penstock.logs.files.log_reader import ChainReader
+from penstock.logs.files.log_writer import Tail
 from penstock.logs.files.recovery import Opening
 from penstock.logs.files.rewrite import put_in_place, rewrite, spare
 from penstock.logs.files.segment import LogId
+from penstock.logs.files.segment_files import Chain
 from penstock.logs.files.sidefiles import segment_missing
-from penstock.logs.files.system import Files, storage_failed
-from penstock.logs.files.tail import Tail
 from penstock.logs.frame import Encoder
+from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Published, SegmentFacts
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
 

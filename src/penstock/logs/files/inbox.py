@@ -22,9 +22,8 @@ from typing import BinaryIO, ClassVar
 
 import msgspec
 
-from penstock.logs.api import Buffer, Draft, Frame, FrameType
+from penstock.logs.files.filesystem import TEMPORARY, Files, keep_names, read_file, replace_file, storage_failed, write_all, write_file
 from penstock.logs.files.root import ANSWERS, INBOX, LOCK
-from penstock.logs.files.system import TEMPORARY, Files, keep_names, read_file, replace_file, storage_failed, write_all, write_file
 from penstock.logs.frame import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
@@ -37,6 +36,7 @@ from penstock.logs.frame import (
     parse_header,
     unpack_body,
 )
+from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.logs.store import (
     MANIFEST_VERSION,
     DropManifest,

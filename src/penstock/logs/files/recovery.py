@@ -22,12 +22,12 @@ When a log is opened
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.logs.api import ENDLESS, Frame, FrameType, Gap
-from penstock.logs.files.chain import Chain
+from penstock.logs.files.filesystem import Files, read_file
 from penstock.logs.files.segment import FIRST, LOG, Piece, SegmentName, SparseIndex, header_at
+from penstock.logs.files.segment_files import Chain
 from penstock.logs.files.sidefiles import CHECKPOINT, Checkpoint, Synced, unpack_checkpoint
-from penstock.logs.files.system import Files, read_file
 from penstock.logs.frame import AFTER_SYNC, JOINS, MORE, frame_bytes, gap_of
+from penstock.logs.log import ENDLESS, Frame, FrameType, Gap
 from penstock.words.errors import CorruptLog
 
 _DATA, _ORDINARY = FrameType.DATA, FrameType.BASE  # types up to this one stand for nothing but themselves

@@ -18,16 +18,16 @@ from itertools import count
 
 import msgspec
 
-from penstock.logs.api import Gap
-from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.filesystem import Files, copy_file, replace_file, same_bytes, storage_failed
+from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.recovery import Replay, front
 from penstock.logs.files.rewrite import NewSegment
 from penstock.logs.files.root import LOGS, take_lock
 from penstock.logs.files.segment import FIRST, LOG, LogId, Segment, SegmentName
 from penstock.logs.files.sidefiles import SYNCED, Synced, SyncedFile
-from penstock.logs.files.system import Files, copy_file, replace_file, same_bytes, storage_failed
 from penstock.logs.files.verify import Look, LostFront, true_position
 from penstock.logs.frame import AFTER_SYNC, Encoder, gap_draft, ungrouped
+from penstock.logs.log import Gap
 from penstock.words.clock import Clock, Moment, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError
 

@@ -8,13 +8,13 @@ it is also when one of them is damaged, and has one wherever frames are missing.
 
 import contextlib
 
-from penstock.logs.api import Buffer, Draft, FrameType, Gap
 from penstock.logs.columns import trimmed
-from penstock.logs.files.chain import Chain
+from penstock.logs.files.filesystem import TEMPORARY, Files, write_all
 from penstock.logs.files.recovery import Promise, Replay, front
 from penstock.logs.files.segment import LOG, SegmentName
-from penstock.logs.files.system import TEMPORARY, Files, write_all
+from penstock.logs.files.segment_files import Chain
 from penstock.logs.frame import Encoder, gap_draft, skip_draft
+from penstock.logs.log import Buffer, Draft, FrameType, Gap
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest

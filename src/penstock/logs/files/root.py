@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from threading import Event
 from typing import NamedTuple
 
-from penstock.logs.files.system import TEMPORARY, Files, read_file, replace_file, storage_failed
+from penstock.logs.files.filesystem import TEMPORARY, Files, read_file, replace_file, storage_failed
 from penstock.words.clock import Clock
 from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
 

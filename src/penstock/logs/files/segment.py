@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from google_crc32c import value
 
-from penstock.logs.api import Frame, FrameType
-from penstock.logs.files.system import Files
+from penstock.logs.files.filesystem import Files
 from penstock.logs.frame import ALIGNMENT, CHECKSUM_BYTES, HEADER_BYTES, MAGIC, Damaged, Header, frame_bytes, parse_header, unpack_body
+from penstock.logs.log import Frame, FrameType
 from penstock.words.errors import CorruptLog
 
 LOG, INDEX = ".log", ".idx"

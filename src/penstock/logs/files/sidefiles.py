@@ -19,10 +19,10 @@ from typing import NamedTuple
 import msgspec
 from google_crc32c import value
 
-from penstock.logs.api import Draft, Durability, Frame, FrameType, Gap
+from penstock.logs.files.filesystem import Files, read_file
 from penstock.logs.files.segment import FIRST, LOG, LogId, SegmentName, parse_name
-from penstock.logs.files.system import Files, read_file
 from penstock.logs.frame import HEADER_BYTES, Damaged, Encoder, parse_header, unpack_body
+from penstock.logs.log import Draft, Durability, Frame, FrameType, Gap
 
 # -- the synced position ---------------------------------------------------------------------------
 

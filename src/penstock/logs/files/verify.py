@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.logs.api import FrameType, Gap, Readable
-from penstock.logs.files.chain import Chain
-from penstock.logs.files.directory import Directory
-from penstock.logs.files.published import PublishedLog
+from penstock.logs.files.file_store import Directory
+from penstock.logs.files.filesystem import Files, SystemFiles, read_file, storage_failed
+from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.recovery import Opening, Replay, beginning, front, stored_checkpoint
 from penstock.logs.files.root import Root
 from penstock.logs.files.segment import FIRST, INDEX, LogId, Segment, SegmentName, SparseIndex, header_at, unpack_index
+from penstock.logs.files.segment_files import Chain
 from penstock.logs.files.sidefiles import CHECKPOINT, SYNCED, Synced, SyncedFile, everything, promised
-from penstock.logs.files.system import Files, SystemFiles, read_file, storage_failed
+from penstock.logs.log import FrameType, Gap, Readable
 from penstock.words.errors import CorruptLog, PenstockError, StorageFailed
 
 LOOKS = 5

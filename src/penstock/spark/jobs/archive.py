@@ -24,15 +24,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.api import arguments as calls
-from penstock.logs.files.system import SystemFiles, storage_failed
+from penstock.logs.files.filesystem import SystemFiles, storage_failed
 from penstock.reports import QueueFacts
 from penstock.rules.routing import digest
-from penstock.spark.home import target_of
+from penstock.spark.broker_access import target_of
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.manifest import ArchivedBatch, ArchiveManifest
 from penstock.spark.jobs.progress import Progress, translated
 from penstock.spark.options import MOST
-from penstock.spark.tables import QueueTables
+from penstock.spark.queue_tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError, QueueBusy
 from penstock.words.limits import within
 

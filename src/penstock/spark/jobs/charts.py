@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.jobs.figures import Bucket, ReportFigures, Spread
-from penstock.spark.jobs.texts import span, step
+from penstock.spark.jobs.report_metrics import Bucket, ReportFigures, Spread
+from penstock.spark.jobs.report_text import span, step
 from penstock.words.errors import InvalidRequest
 from penstock.words.values import timestamp
 

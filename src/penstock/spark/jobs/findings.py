@@ -6,8 +6,8 @@ each rule says how many it needs.
 
 from collections.abc import Iterator
 
-from penstock.spark.jobs.figures import ReportFigures
-from penstock.spark.jobs.texts import counted, share, span, times
+from penstock.spark.jobs.report_metrics import ReportFigures
+from penstock.spark.jobs.report_text import counted, share, span, times
 
 FEW = 50
 """Of fewer items, attempts or waits no proportion is told."""

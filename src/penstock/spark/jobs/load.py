@@ -12,13 +12,13 @@ import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.spark.home import target_of
-from penstock.spark.jobs import files as source_files
-from penstock.spark.jobs.files import FILE, absolute
+from penstock.spark.broker_access import target_of
+from penstock.spark.jobs import source_files as source_files
 from penstock.spark.jobs.progress import Progress, translated, watching
-from penstock.spark.jobs.rows import DETAIL, RAW, REASON, REASONS, Mapping, checked
-from penstock.spark.order import Order
+from penstock.spark.jobs.row_mapping import DETAIL, RAW, REASON, REASONS, Mapping, checked
+from penstock.spark.jobs.source_files import FILE, absolute
 from penstock.spark.routing import write
+from penstock.spark.sort_order import Order
 from penstock.spark.staging import StagedWrites
 from penstock.words.errors import InvalidRequest
 

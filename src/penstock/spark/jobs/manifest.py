@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 import pyarrow.parquet as pq
 
-from penstock.logs.files.system import SystemFiles, read_file, replace_file, storage_failed
+from penstock.logs.files.filesystem import SystemFiles, read_file, replace_file, storage_failed
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import CorruptLog
 

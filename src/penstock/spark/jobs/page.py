@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from penstock.spark.jobs import charts
-from penstock.spark.jobs.figures import KeyLoad, Reason, ReportFigures, Spread
 from penstock.spark.jobs.findings import findings
-from penstock.spark.jobs.texts import NOTHING, counted, number, rate, share, span, step, times, when
+from penstock.spark.jobs.report_metrics import KeyLoad, Reason, ReportFigures, Spread
+from penstock.spark.jobs.report_text import NOTHING, counted, number, rate, share, span, step, times, when
 from penstock.words.clock import SECOND
 
 CSS = """

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from penstock.operations import ExplainItem, RedriveItems
-from penstock.spark.home import Target, snapshot_of, target_of
-from penstock.spark.jobs.owner import BrokerOwner
+from penstock.spark.broker_access import Target, snapshot_of, target_of
+from penstock.spark.jobs.owner_client import BrokerOwner
 from penstock.spark.jobs.progress import Progress, ours, said_by, watching
-from penstock.spark.tables import QueueTables
+from penstock.spark.queue_tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import parse_id
 from penstock.words.limits import within

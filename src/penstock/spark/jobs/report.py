@@ -12,19 +12,19 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.reports import QueueFacts
-from penstock.spark.home import target_of
-from penstock.spark.jobs import charts, page, spans
-from penstock.spark.jobs.figures import STAGES, ReportFigures
-from penstock.spark.jobs.measure import ReportFrame, Tables, measure
+from penstock.spark.broker_access import target_of
+from penstock.spark.jobs import charts, event_durations, page
 from penstock.spark.jobs.progress import Progress, translated
+from penstock.spark.jobs.report_metrics import STAGES, ReportFigures
+from penstock.spark.jobs.report_queries import ReportFrame, Tables, measure
+from penstock.spark.queue_tables import QueueTables
 from penstock.spark.source import NAME, register
-from penstock.spark.tables import QueueTables
 from penstock.words import values
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import InvalidRequest
 
 COLUMNS = {
-    "events": spans.EVENT_COLUMNS,
+    "events": event_durations.EVENT_COLUMNS,
     "items": ("partition", "offset", "key", "produced_at"),
     "state": ("partition", "offset", "state", "produced_at"),
     "dead": ("reason", "buried_at"),

@@ -1,0 +1,288 @@
+"""DATA frames and Arrow: whole buffers in both directions, never a loop over items.
+
+Owns: `Sheet` (the columns of many items, checked, hashed, on their way into frames), its `draft`, and `cuts`; and `to_arrow`, a frame as a
+RecordBatch of the frame's own buffers, not copied. The item offsets are not a column: they run from the frame's base.
+A draft is byte for byte what columns.py makes of the same items: one format, whoever wrote it.
+Needs pyarrow, which is an extra; nothing else in this layer does. What is given is trusted: api/arrow.py has checked it, and gives every
+column in the one type that is worked with (large_binary, large_string, int64) and without those that say nothing.
+Only what a key or a dedup id hashes to is worked out one by one.
+"""
+
+from array import array
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, repeat
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.logs import columns
+from penstock.logs.columns import Binary, Columns, Constant, Digests
+from penstock.logs.log import Buffer, Draft, Frame, FrameType
+from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_digest, dedup_slot, key_ids
+from penstock.words.clock import Moment
+from penstock.words.fields import GIVEN, STORED, Form
+from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS
+
+FREE: Final = -1
+"""The home of an item that may go to any partition."""
+KEY_ID, DIGEST = "key_id", "dedup_digest"
+_INT32, _INT64, _UINT64, _UINT8 = pa.int32(), pa.int64(), pa.uint64(), pa.uint8()
+_DIGEST = pa.binary(16)
+_WORKED_WITH: Final = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string(), _UINT8: _INT64}
+
+BY_FORM = {
+    Form.BYTES: pa.binary(),
+    Form.OPTIONAL_BYTES: pa.binary(),
+    Form.TEXTS: pa.string(),
+    Form.KEY_IDS: pa.uint64(),
+    Form.SMALL: pa.uint8(),
+    Form.NUMBERS: pa.int64(),
+}
+"""The type of a column as it lies in a frame. Digests are bytes of one size, which Arrow has as another type."""
+TYPES = {field.name: BY_FORM[column.form] for field, column in STORED if column.form in BY_FORM}
+"""The columns that come out, in their order, and their types."""
+
+
+class Sheet:
+    """Items as Arrow columns, each in one piece, ready to be cut into frames."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    @classmethod
+    def of(cls, given: Mapping[str, pa.ChunkedArray]) -> "Sheet":
+        """The sheet of columns as api/arrow.py reads them."""
+        found = dict(given)
+        keys, names = found.get("key"), found.pop("dedup", None)
+        count = len(found["payload"])
+        ids, digests = array("Q"), []
+        for start in range(0, count, MAX_BATCH_ITEMS):  # Python's objects are many times the columns: never those of all items at once
+            some = keys.slice(start, MAX_BATCH_ITEMS).to_pylist() if keys is not None else None
+            if some is not None:
+                ids.extend(key_ids(some))
+            if names is not None:
+                pairs = zip(some or repeat(None), names.slice(start, MAX_BATCH_ITEMS).to_pylist())  # noqa: B905 (repeat has no end)
+                digests.append(pa.array([None if name is None else dedup_digest(key, name) for key, name in pairs], _DIGEST))
+        if keys is not None:
+            found[KEY_ID] = pa.chunked_array([pa.array(ids, _UINT64)])
+        if names is not None:
+            found[DIGEST] = pa.chunked_array(digests, _DIGEST)
+        return cls(pa.table(found))
+
+    @classmethod
+    def read(cls, frame: Frame) -> "Sheet":
+        """The sheet of a DATA frame."""
+        found = columns.Columns(frame)
+        table = pa.table(to_arrow(found))
+        for place, field in enumerate(table.schema):
+            if field.type in _WORKED_WITH:
+                table = table.set_column(place, field.name, table[field.name].cast(_WORKED_WITH[field.type]))
+        digests = found.stored.get("dedup")
+        if isinstance(digests, columns.Digests):
+            buffers = [pa.py_buffer(digests.bits), pa.py_buffer(digests.data)]
+            table = table.append_column(DIGEST, pa.Array.from_buffers(_DIGEST, table.num_rows, buffers))
+        return cls(table)
+
+    @staticmethod
+    def join(sheets: "Sequence[Sheet]") -> "Sheet":
+        """One sheet of several; a column that only some have is filled up."""
+        return Sheet(pa.concat_tables([sheet._table for sheet in sheets], promote_options="default"))
+
+    def __len__(self) -> int:
+        count: int = self._table.num_rows
+        return count
+
+    def homes(self, owners: Sequence[int]) -> pa.Array:
+        """The partition of each item by a slot map's owners, FREE where it may be any: as loop/produce.py deals them out."""
+        table, count = self._table, len(self)
+        if len(set(owners)) == 1:
+            return pa.repeat(pa.scalar(owners[0], _INT32), count)
+        homes = pa.repeat(pa.scalar(FREE, _INT32), count)
+        places = pa.array(owners, _INT32)
+        if KEY_ID in table.column_names:
+            ids = _whole(table[KEY_ID])
+            found = places.take(pc.bit_wise_and(ids, pa.scalar(SLOT_MASK, _UINT64)))
+            homes = pc.if_else(pc.not_equal(ids, pa.scalar(NO_KEY, _UINT64)), found, homes)
+        if DIGEST in table.column_names:
+            slots = [None if digest is None else dedup_slot(digest) for digest in table[DIGEST].to_pylist()]
+            homes = pc.coalesce(places.take(pa.array(slots, _INT32)), homes)
+        return homes
+
+    def take(self, rows: pa.Array) -> "Sheet":
+        """The items at these rows, in this order."""
+        return Sheet(self._table.take(rows))
+
+    def cut(self, start: int, stop: int) -> "Sheet":
+        return Sheet(self._table.slice(start, stop - start))
+
+    def sizes(self) -> pa.ChunkedArray:
+        """How many bytes each item has, all its fields of any length together."""
+        total = pc.binary_length(self._table["payload"])
+        for field in self._table.schema:
+            if field.name != "payload" and field.type in (pa.large_binary(), pa.large_string()):
+                total = pc.add(total, pc.binary_length(self._table[field.name]).fill_null(0))
+        return total
+
+    def steps(self, most_bytes: int | None = None) -> list[int]:
+        """Rows to cut at, 0 and the last included, so that no frame has more items or bytes of payload than a batch may have, or fewer."""
+        return cuts(pc.binary_length(self._table["payload"]), MAX_BATCH_BYTES if most_bytes is None else most_bytes)
+
+    def draft(self, now: Moment) -> Draft:
+        """One DATA frame of all items, base 0."""
+        table = self._table
+        parts: list[Buffer] = []
+        _add_binary(parts, _whole(table["payload"]))
+        word = 0
+        for name, bit, nothing, add in _ADD:
+            if name in table.column_names:
+                word |= add(parts, bit, _whole(table[name]), nothing)
+                if name == "key" and word:
+                    _add_fixed(parts, _whole(table[KEY_ID]).fill_null(NO_KEY))
+        return Draft(FrameType.DATA, 0, len(self), word, now.elapsed, now.wall, parts)
+
+
+def cuts(sizes: pa.Array | pa.ChunkedArray, most_bytes: int) -> list[int]:
+    """Where to cut items of these sizes, 0 and the last included: no piece has more than a batch may have, nor, but for a single item,
+    more bytes than that."""
+    found = [0]
+    while found[-1] < len(sizes):
+        some = sizes.slice(found[-1], MAX_BATCH_ITEMS)
+        fitting = len(some)
+        if pc.sum(some).as_py() > most_bytes:
+            fitting = max(1, bisect(list(accumulate(some.to_pylist())), most_bytes))
+        found.append(found[-1] + fitting)
+    return found
+
+
+def _whole(column: pa.ChunkedArray) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+# -- buffers -----------------------------------------------------------------------------------------
+
+
+def _add_padded(parts: list[Buffer], data: Buffer) -> None:
+    parts.append(data)
+    if len(data) & 7:
+        parts.append(bytes(-len(data) & 7))
+
+
+def _add_binary(parts: list[Buffer], column: pa.Array) -> None:
+    """Offsets from 0, then the data."""
+    count, (_, raw_offsets, data) = len(column), column.buffers()
+    offsets = pa.Array.from_buffers(_INT64, count + 1, [None, raw_offsets], offset=column.offset)
+    low, high = offsets[0].as_py(), offsets[count].as_py()
+    _add_fixed(parts, (pc.subtract(offsets, pa.scalar(low, _INT64)) if low else offsets).cast(_INT32))
+    _add_padded(parts, memoryview(data)[low:high] if high > low else b"")
+
+
+def _add_fixed(parts: list[Buffer], column: pa.Array) -> None:
+    width = column.type.byte_width
+    data = memoryview(column.buffers()[1])
+    _add_padded(parts, data[column.offset * width : (column.offset + len(column)) * width])
+
+
+def _add_optional(parts: list[Buffer], bit: int, column: pa.Array, nothing: None = None) -> int:
+    """The bits that say that the column is there, and whether it is stored once; 0 when no item has a value."""
+    if column.null_count == len(column):
+        return 0
+    _add_padded(parts, _bitmap(column))
+    _add_binary(parts, column.fill_null(b"" if column.type == pa.large_binary() else "") if column.null_count else column)
+    return bit
+
+
+def _add_texts(parts: list[Buffer], bit: int, column: pa.Array, nothing: None) -> int:
+    if column.null_count or not _same(column):
+        return _add_optional(parts, bit, column)
+    text = column[0].as_py().encode()
+    _add_padded(parts, len(text).to_bytes(4, "little") + text)
+    return bit | bit << columns.CONSTANT_SHIFT
+
+
+def _add_digests(parts: list[Buffer], bit: int, column: pa.Array, nothing: None) -> int:
+    if column.null_count == len(column):
+        return 0
+    _add_padded(parts, _bitmap(column))
+    _add_fixed(parts, column.fill_null(bytes(16)) if column.null_count else column)
+    return bit
+
+
+def _add_small(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
+    return _add_filled(parts, bit, column.fill_null(nothing).cast(_UINT8), nothing)
+
+
+def _add_numbers(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
+    return _add_filled(parts, bit, column.fill_null(nothing), nothing)
+
+
+def _add_filled(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
+    if not _same(column):
+        _add_fixed(parts, column)
+        return bit
+    if column[0].as_py() == nothing:
+        return 0
+    _add_fixed(parts, column[:1])
+    return bit | bit << columns.CONSTANT_SHIFT
+
+
+_BY_FORM: Final[dict[Form, Callable[[list[Buffer], int, pa.Array, Any], int]]] = {
+    Form.OPTIONAL_BYTES: _add_optional,
+    Form.TEXTS: _add_texts,
+    Form.SMALL: _add_small,
+    Form.NUMBERS: _add_numbers,
+    Form.DIGESTS: _add_digests,
+}
+_ADD: Final = [
+    (DIGEST if column.form is Form.DIGESTS else field.name, 1 << column.bit, column.nothing, _BY_FORM[column.form])
+    for field, column in STORED[1:]
+    if field.name in GIVEN
+]
+
+
+def _same(column: pa.Array) -> bool:
+    """Whether all values, none of them null, are the first one."""
+    return column[0].equals(column[len(column) - 1]) and bool(pc.all(pc.equal(column, column[0])).as_py())
+
+
+def _bitmap(column: pa.Array) -> bytes:
+    """A bit per value, 1 where there is one; all ones, those behind the last included, where none is missing."""
+    size = (len(column) + 7) // 8
+    if not column.null_count:
+        return b"\xff" * size
+    raw = memoryview(column.buffers()[0])[column.offset // 8 : (column.offset + len(column) + 7) // 8]
+    bits: int = int.from_bytes(raw, "little") >> column.offset % 8
+    return (bits & (1 << len(column)) - 1).to_bytes(size, "little")
+
+
+# -- frames as Arrow -----------------------------------------------------------------------------------
+
+
+def to_arrow(frame: Columns) -> pa.RecordBatch:
+    """The columns that the frame stores."""
+    count = frame.stop - frame.base
+    names, arrays = ["payload"], [binary_array(frame.payload, 0, count, TYPES["payload"])]
+    for name, column in frame.stored.items():
+        if isinstance(column, Digests):
+            continue
+        kind = TYPES[name]
+        names.append(name)
+        if isinstance(column, Binary):
+            arrays.append(binary_array(column, 0, count, kind))
+        elif isinstance(column, Constant):
+            arrays.append(_repeated(column, count, kind))
+        else:
+            arrays.append(pa.Array.from_buffers(kind, count, [None, pa.py_buffer(column.numbers)]))
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def binary_array(column: Binary, low: int, high: int, kind: pa.DataType) -> pa.Array:
+    """The items [low, high) of a column of byte strings, not copied."""
+    bits = None if column.bits is None else pa.py_buffer(column.bits)
+    return pa.Array.from_buffers(kind, high - low, [bits, pa.py_buffer(column.offsets), pa.py_buffer(column.data)], offset=low)
+
+
+def _repeated(column: Constant, count: int, kind: pa.DataType) -> pa.Array:
+    value = column.value.decode() if isinstance(column.value, bytes) else column.value
+    return pa.repeat(pa.scalar(value, kind), count)

@@ -1,0 +1,331 @@
+"""The figures of a report, computed in Spark.
+
+Owns: `Tables` (what a report reads) and `measure`. Every figure is a DataFrame aggregation; what reaches the driver is at most a few
+hundred rows each. Nothing here knows where the tables come from, so that figures can be tested on rows made by hand.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
+
+from penstock.spark.jobs import event_durations
+from penstock.spark.jobs.report_metrics import (
+    AGES,
+    STAGES,
+    TOP,
+    Age,
+    Attempts,
+    Bucket,
+    KeyLoad,
+    PartitionLoad,
+    Reason,
+    ReportFigures,
+    SlotLoad,
+    Spread,
+    key_text,
+    printable,
+)
+from penstock.spark.routing import slot
+from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
+
+STEPS = (
+    *(number * MILLISECOND for number in (100, 200, 500)),
+    *(number * SECOND for number in (1, 2, 5, 10, 15, 30)),
+    *(number * MINUTE for number in (1, 2, 5, 10, 15, 30)),
+    *(number * HOUR for number in (1, 2, 3, 6, 12)),
+    *(number * DAY for number in (1, 2, 7, 14, 28)),
+)
+"""How long a step of time may be."""
+MOST_BUCKETS = 60
+MANY_REASONS = 1_000
+FEW_TASKS = 16
+"""What is kept of an aggregation is kept in so many pieces: Spark does not size them by itself, and hundreds of tiny ones cost seconds."""
+RANKS = (0.5, 0.9, 0.99)
+
+
+class Tables(NamedTuple):
+    """The tables of a queue, as the data source `penstock` gives them; only these columns are needed."""
+
+    events: DataFrame
+    """spans.EVENT_COLUMNS"""
+    items: DataFrame
+    """partition, offset, key, produced_at"""
+    state: DataFrame
+    """partition, offset, state, produced_at"""
+    dead: DataFrame
+    """reason, buried_at"""
+
+
+class ReportFrame(NamedTuple):
+    """What is asked."""
+
+    queue: str
+    now: int
+    active: list[int]
+    """The partitions that take items."""
+    since: int | None = None
+    until: int | None = None
+
+
+def measure(tables: Tables, frame: ReportFrame, begin: Callable[[str], None] = lambda _: None) -> ReportFigures:
+    """Compute everything. `begin` is called with each of STAGES when it begins."""
+    stages = iter(STAGES)
+    begin(next(stages))
+    with kept(event_durations.told(tables.events)) as events:
+        found = _overview(events, frame)
+        begin(next(stages))
+        found |= _over_time(events, frame, found["first_at"], found["last_at"])
+        begin(next(stages))
+        found |= _attempts(events, frame) | _reasons(events, frame)
+        begin(next(stages))
+        with kept(_by_key(tables.items, events, frame)) as keys:
+            found |= _keys(keys)
+        begin(next(stages))
+        found |= _backlog(tables.state, events, frame)
+    begin(next(stages))
+    found |= _dead(tables.dead)
+    return ReportFigures(queue=frame.queue, made_at=frame.now, since=frame.since, until=frame.until, **found)
+
+
+@contextmanager
+def kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """Computed once for several questions."""
+    frame.persist()
+    try:
+        yield frame
+    finally:
+        frame.unpersist()
+
+
+# -- events ------------------------------------------------------------------------------------------
+
+
+def _overview(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+    event = F.col("event")
+
+    def number(condition: Column) -> Column:
+        return F.count_if(asked & condition)
+
+    rows = (
+        events.groupBy("partition")
+        .agg(
+            F.min(F.when(asked, F.col("at"))).alias("first_at"),
+            F.max(F.when(asked, F.col("at"))).alias("last_at"),
+            number(event.isin(*event_durations.ARRIVED)).alias("produced"),
+            number(event == event_durations.LEASED).alias("leased"),
+            number(event == event_durations.COMPLETED).alias("completed"),
+            number(event_durations.is_failure()).alias("failed"),
+            number(event_durations.is_lease_expiry()).alias("leases_expired"),
+            number(event.isin(*event_durations.GIVEN_UP)).alias("buried"),
+            (F.max("offset") + 1 - F.count_if(event.isin(*event_durations.ARRIVED))).alias("untold"),
+        )
+        .collect()
+    )
+    sums = ("produced", "leased", "completed", "failed", "leases_expired", "buried", "untold")
+    loads = {row.partition: row.produced for row in rows}
+    partitions = sorted({*frame.active, *(number for number, items in loads.items() if items)})
+    return {
+        "first_at": min((row.first_at for row in rows if row.first_at is not None), default=None),
+        "last_at": max((row.last_at for row in rows if row.last_at is not None), default=None),
+        "partitions": [PartitionLoad(number, loads.get(number, 0), number in frame.active) for number in partitions],
+        **{name: sum(row[name] for row in rows) for name in sums},
+    }
+
+
+def step_for(span: int) -> int:
+    """The step by which to divide a span of microseconds."""
+    return next((one for one in STEPS if span < one * MOST_BUCKETS), (span // (MOST_BUCKETS * DAY) + 1) * DAY)
+
+
+def _over_time(events: DataFrame, frame: ReportFrame, first_at: int | None, last_at: int | None) -> dict[str, Any]:
+    if first_at is None or last_at is None:
+        return {}
+    width = step_for(last_at - first_at)
+    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+    bucket = F.floor(F.col("at") / width).cast("long").alias("bucket")
+    event = F.col("event")
+    counts = (
+        events.where(asked)
+        .groupBy(bucket)
+        .agg(
+            F.count_if(event.isin(*event_durations.ARRIVED)).alias("produced"),
+            F.count_if(event == event_durations.LEASED).alias("leased"),
+            F.count_if(event == event_durations.COMPLETED).alias("completed"),
+            F.count_if(event_durations.is_failure()).alias("failed"),
+        )
+        .collect()
+    )
+    waits, unmeasured = _spreads(event_durations.waits(events).where(asked), bucket)
+    attempts, _ = _spreads(event_durations.attempts(events).where(asked), bucket)
+    happened = {row.bucket: row for row in counts}
+    numbers = range(first_at // width, last_at // width + 1)
+    return {
+        "bucket_seconds": width / SECOND,
+        "buckets": [_bucket(number * width, happened.get(number), waits.get(number), attempts.get(number)) for number in numbers],
+        "waiting": waits.get(None, Spread()),
+        "handling": attempts.get(None, Spread()),
+        "unmeasured": unmeasured,
+    }
+
+
+def _bucket(at: int, row: Row | None, waiting: Spread | None, handling: Spread | None) -> Bucket:
+    produced, leased, completed, failed = (row.produced, row.leased, row.completed, row.failed) if row is not None else (0, 0, 0, 0)
+    return Bucket(at, produced, leased, completed, failed, waiting or Spread(), handling or Spread())
+
+
+def _spreads(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Spread], int]:
+    """By bucket, and under None of all; and how many are not known."""
+    ranks = F.percentile_approx("micros", list(RANKS))
+    rows = (
+        times.withColumn("bucket", bucket)
+        .rollup("bucket")
+        .agg(F.count("micros").alias("known"), F.count(F.lit(1)).alias("all"), ranks.alias("ranks"), F.max("micros").alias("worst"))
+        .collect()
+    )
+    found = {row.bucket: _spread(row.known, row.ranks, row.worst) for row in rows if row.known}
+    return found, sum(row.all - row.known for row in rows if row.bucket is None)
+
+
+def _spread(count: int, ranks: Iterable[int], worst: int) -> Spread:
+    p50, p90, p99 = (micros / SECOND for micros in ranks)
+    return Spread(count, p50, p90, p99, worst / SECOND)
+
+
+def _attempts(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+    event = F.col("event")
+    rows = (
+        events.where(asked & event.isin(event_durations.COMPLETED, *event_durations.GIVEN_UP))
+        .groupBy(F.least(F.col("attempt"), F.lit(MOST_BUCKETS)).alias("attempt"))
+        .agg(
+            F.count_if(event == event_durations.COMPLETED).alias("completed"),
+            F.count_if(event != event_durations.COMPLETED).alias("buried"),
+        )
+        .collect()
+    )
+    return {"attempts": sorted((Attempts(row.attempt, row.completed, row.buried) for row in rows), key=lambda one: one.attempt)}
+
+
+def _reasons(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+    failures = events.where(asked & event_durations.is_failure()).select(
+        event_durations.failure_class(F.col("reason")).alias("reason"), "at"
+    )
+    reasons, distinct, _ = _top_reasons(failures)
+    return {"reasons": reasons, "distinct_reasons": distinct}
+
+
+def _top_reasons(rows: DataFrame) -> tuple[list[Reason], int, int]:
+    """Of rows of `reason` and `at`: the most frequent reasons, how many there are, and how many rows."""
+    counted = rows.groupBy("reason").agg(F.count(F.lit(1)).alias("number"), F.max("at").alias("last_at"))
+    found = counted.orderBy(F.desc("number"), "reason").limit(MANY_REASONS).collect()
+    top = [Reason(printable(row.reason), row.number, row.last_at or 0) for row in found[:TOP]]
+    if len(found) < MANY_REASONS:  # then these are all, and nothing need be computed twice
+        return top, len(found), sum(row.number for row in found)
+    total = _one(counted.agg(F.count(F.lit(1)).alias("reasons"), F.sum("number").alias("rows")))
+    return top, total.reasons, total.rows
+
+
+# -- keys --------------------------------------------------------------------------------------------
+
+
+def _by_key(items: DataFrame, events: DataFrame, frame: ReportFrame) -> DataFrame:
+    """Each key (null: none) with its items of the time, the microseconds spent on it, and where its newest item lies."""
+    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+    spent = event_durations.attempts(events).where(asked).groupBy("partition", "offset").agg(F.sum("micros").alias("spent"))
+    known = items.select("partition", "offset", "key", F.unix_micros("produced_at").alias("at"))
+    return (
+        known.join(spent, ["partition", "offset"], "left")
+        .groupBy("key")
+        .agg(
+            F.count_if(asked).alias("items"),
+            F.coalesce(F.sum("spent"), F.lit(0)).alias("spent"),
+            F.max_by("partition", "at").alias("partition"),
+            F.max("at").alias("newest"),
+        )
+        .where((F.col("items") > 0) | (F.col("spent") > 0))
+        .coalesce(FEW_TASKS)
+    )
+
+
+def _keys(keys: DataFrame) -> dict[str, Any]:
+    keyed = keys.where(F.col("key").isNotNull())
+    named = F.col("key").isNotNull() & (F.col("items") > 0)
+    total = _one(
+        keys.agg(
+            F.sum("items").alias("items"),
+            F.sum(F.when(named, F.col("items"))).alias("keyed_items"),
+            F.count_if(named).alias("keys"),
+            F.sum(F.when(F.col("key").isNotNull(), F.col("spent"))).alias("spent"),
+            F.count_distinct(F.when(named, slot(F.col("key")))).alias("slots"),
+        )
+    )
+    slots = (
+        keyed.where(F.col("items") > 0)
+        .groupBy(slot(F.col("key")).alias("slot"))
+        .agg(F.sum("items").alias("items"), F.count(F.lit(1)).alias("keys"), F.max_by("partition", "newest").alias("partition"))
+        .orderBy(F.desc("items"), "slot")
+        .limit(TOP)
+        .collect()
+    )
+    return {
+        "items": total["items"] or 0,
+        "keyed_items": total.keyed_items or 0,
+        "keys": total["keys"],
+        "keyed_handling_seconds": (total.spent or 0) / SECOND,
+        "hot_keys": _top_keys(keyed, "items"),
+        "busy_keys": _top_keys(keyed, "spent"),
+        "slots": [SlotLoad(row.slot, row.partition, row["items"], row["keys"]) for row in slots],
+        "slots_used": total.slots,
+    }
+
+
+def _top_keys(keyed: DataFrame, by: str) -> list[KeyLoad]:
+    rows = keyed.where(F.col(by) > 0).orderBy(F.desc(by), "key").limit(TOP).collect()
+    return [KeyLoad(key_text(bytes(row.key)), row["items"], row.spent / SECOND) for row in rows]
+
+
+# -- now ---------------------------------------------------------------------------------------------
+
+
+def _backlog(state: DataFrame, events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+    """An item's age is the time since it became ready; if that is not told any more, since it was produced."""
+    since = F.coalesce("ready", F.unix_micros("produced_at"))
+    age = F.when(F.col("state") == "ready", F.greatest(F.lit(frame.now) - since, F.lit(0)))
+    with kept(
+        state.join(event_durations.last_ready(events), ["partition", "offset"], "left").select("state", age.alias("micros"))
+    ) as found:
+        states = found.groupBy("state").count().collect()
+        spread = _one(
+            found.agg(
+                F.count("micros").alias("known"),
+                F.percentile_approx("micros", list(RANKS)).alias("ranks"),
+                F.max("micros").alias("worst"),
+                *(F.count_if(F.col("micros") >= seconds * SECOND).alias(f"from_{seconds}") for seconds in (0, *AGES)),
+            )
+        )
+    return {
+        "states": {row.state: row["count"] for row in sorted(states, key=lambda row: str(row.state))},
+        "age": _spread(spread.known, spread.ranks, spread.worst) if spread.known else Spread(),
+        "ages": [
+            Age(start, stop, spread[f"from_{start}"] - (spread[f"from_{stop}"] if stop is not None else 0))
+            for start, stop in zip((0, *AGES), (*AGES, None), strict=True)
+        ]
+        if spread.known
+        else [],
+    }
+
+
+def _dead(dead: DataFrame) -> dict[str, Any]:
+    reason = event_durations.reason_class(F.coalesce("reason", F.lit("")))
+    reasons, distinct, number = _top_reasons(dead.select(reason.alias("reason"), F.unix_micros("buried_at").alias("at")))
+    return {"dead": reasons, "distinct_dead": distinct, "dead_letters": number}
+
+
+def _one(frame: DataFrame) -> Row:
+    """The one row of an aggregation of everything."""
+    return frame.collect()[0]

@@ -1,0 +1,436 @@
+"""A whole broker under test: where its logs lie, its clock, and short verbs for its queues.
+
+Owns: `Rig` (a broker that may be killed and opened again), `Desk` (one of its queues), `Asked` and `Held` (answers), `batch_of`.
+Two ways to run one:
+- by hand: a clock under control and no threads; nothing happens but in `turn`, so a test sees every step;
+- live: real threads and the real clock; `submit` and `call` as a caller has them.
+Every verb waits for its answer, by hand by running turns until there is nothing more to do. Times are seconds here.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count, islice
+from typing import Any, cast
+
+from penstock.broker.embedded import Embedded
+from penstock.loop.loop import Loop
+from penstock.loop.requests import Do, Handed, LeasePart, LeaseRequest, Placed, ProduceRequest, Request, SettleRequest, Verb, Watch
+from penstock.operations import (
+    A,
+    CreateQueue,
+    DeleteQueue,
+    ExplainItem,
+    FindQueue,
+    ListItems,
+    Operation,
+    PauseQueue,
+    ReadStats,
+    RedriveItems,
+    ResizeQueue,
+    UpdateQueue,
+)
+from penstock.reports import Explained, QueueFacts, QueueStats
+from penstock.rules import routing, slots
+from penstock.rules.commands import Settled
+from penstock.rules.item_states import Life
+from penstock.rules.runs import RunSet
+from penstock.testing import ManualClock
+from penstock.words import ids
+from penstock.words.batch import Batch
+from penstock.words.clock import SECOND, SystemClock
+from penstock.words.errors import PenstockError, Refused
+from tests.broker.storages import Ground
+from tests.partition_under_test import items, slot
+
+MOST_TURNS = 3_000
+"""More than any test here needs: whoever goes on has met a bug."""
+MANY = 1_000_000
+PATIENCE = 20.0
+"""Seconds after which a live test that still waits has failed."""
+
+
+def batch_of(*payloads: str | bytes, dedups: Sequence[str | None] | None = None, **options: Any) -> Batch:
+    """A batch from plain words, with the options of `support.items`; dedup ids are routed as callers' are."""
+    batch = items(payloads, **options)
+    if dedups is not None:
+        keys = batch.keys or [None] * len(batch)
+        batch.dedups = [None if name is None else routing.dedup_digest(key, name.encode()) for key, name in zip(keys, dedups, strict=True)]
+    return batch
+
+
+# -- a broker ------------------------------------------------------------------------------------------
+
+
+class Rig:
+    """A broker and the means to work it."""
+
+    def __init__(self, ground: Ground, *, live: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
+        self.ground = ground
+        self.clock = clock or ManualClock()
+        self.live = live
+        self._options = options
+        self._entropy = random.Random(7).randbytes
+        self.broker = self._open()
+
+    def _open(self) -> Embedded:
+        if self.live:
+            return self.ground.open(**self._options)
+        return self.ground.open(clock=self.clock, entropy=self._entropy, threaded=False, **self._options)
+
+    def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "Desk":
+        desk = Desk(self, self.broker.call(CreateQueue(name=name, options=options, partitions=partitions)))
+        desk.open_all()  # so that a test sees only what it does itself
+        return desk
+
+    def find(self, name: str = "q") -> "Desk":
+        return Desk(self, self.broker.call(FindQueue(name=name)))
+
+    def delete(self, name: str = "q") -> None:
+        self.broker.call(DeleteQueue(queue=self.broker.call(FindQueue(name=name)).incarnation))
+
+    # -- time ------------------------------------------------------------------------------------------
+
+    def turn(self) -> int:
+        """By hand: as the runners would, a turn of every queue that has something to do or to look at, until none has; how many."""
+        turns = 0
+        while due := [loop for loop in self.broker.loops() if self._wants_turn(loop)]:
+            for loop in due:
+                loop.turn()
+                turns += 1
+            assert turns < MOST_TURNS, "there is always more to do"
+        return turns
+
+    def _wants_turn(self, loop: Loop) -> bool:
+        next_run = loop.turns.next_run
+        return loop.busy or (next_run is not None and next_run <= self.clock.read().elapsed)
+
+    def advance(self, seconds: float) -> None:
+        """By hand: let time pass, and do what came due."""
+        self.clock.advance(round(seconds * SECOND))
+        self.turn()
+
+    def pass_by(self, seconds: float) -> None:
+        """By hand: let time pass as a timer would, with a turn whenever a queue wants one."""
+        end = self.clock.read().elapsed + round(seconds * SECOND)
+        self.turn()
+        for _ in range(MOST_TURNS):
+            now = self.clock.read().elapsed
+            due = min([end, *(loop.turns.next_run for loop in self.broker.loops() if loop.turns.next_run is not None)])
+            self.clock.advance(max(due - now, 0))
+            self.turn()
+            if self.clock.read().elapsed >= end:
+                return
+        raise AssertionError("a queue always wants another turn")
+
+    def after(self, seconds: float) -> int:
+        """The wall time so many seconds from now."""
+        return self.broker.clock.read().wall + round(seconds * SECOND)
+
+    def deadline(self, wait: float) -> int:
+        return self.broker.clock.read().elapsed + round(wait * SECOND)
+
+    # -- the end, and after ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What must hold whatever happened: the counts of every partition are true, item by item."""
+        for loop in self.broker.loops():
+            for member in loop.turns.healthy():
+                state = member.state
+                lives = [state.state_of(offset) for offset in range(state.next_offset)]
+                order = (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED, Life.MOVING)
+                assert list(state.counts) == [lives.count(life) for life in order], f"{loop!r}, partition {member.number}"
+
+    def restart(self) -> None:
+        """Close, and open again."""
+        self.broker.close()
+        self.broker = self._open()
+
+    def kill(self) -> None:
+        """End the process without a word, and open again."""
+        assert not self.live
+        self.ground.kill()
+        self.broker = self._open()
+
+
+class Desk:
+    """One queue of a broker."""
+
+    def __init__(self, rig: Rig, info: QueueFacts) -> None:
+        self.rig = rig
+        self.name = info.name
+        self.incarnation = info.incarnation
+
+    @property
+    def broker(self) -> Embedded:
+        return self.rig.broker
+
+    @property
+    def loop(self) -> Loop:
+        return next(loop for loop in self.broker.loops() if loop.turns.incarnation == self.incarnation)
+
+    @property
+    def info(self) -> QueueFacts:
+        return self.broker.call(FindQueue(name=self.name))
+
+    def open_all(self) -> None:
+        """Open every partition that is closed."""
+        self.run(Do(lambda turns: None))
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> "Asked":
+        """Put a request, without waiting for its answer; by hand nothing happens before the next turn."""
+        asked = Asked(self, request)
+        self.broker.loop(self.incarnation).submit(request)
+        return asked
+
+    def run(self, request: Request) -> Any:
+        """A request, answered: by hand with as many turns as it takes."""
+        if self.rig.live:
+            return self.broker.run(self.incarnation, request)
+        asked = self.submit(request)
+        self.rig.turn()
+        return asked.result
+
+    def place(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[Placed]:
+        """Produce, and give the answer as it is."""
+        return cast(list[Placed], self.run(ProduceRequest(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
+
+    def produce(self, *payloads: str | bytes, request: str | None = None, **options: Any) -> list[str]:
+        """Produce with the options of `batch_of`; the ids of the items, in the order given. Any error is raised."""
+        batch = batch_of(*payloads, **options)
+        return ids_of(self.place(batch, request), len(batch))
+
+    def waiter(self, want: int = 1, wait: float = 60.0, **options: Any) -> "Asked":
+        """A lease that waits: put, and in line when this returns."""
+        asked = self.submit(LeaseRequest(want, deadline=self.rig.deadline(wait), **options))
+        if self.rig.live:
+            self.stats()  # a turn that came after it
+        else:
+            self.rig.turn()
+        return asked
+
+    def lease(self, want: int = 100, wait: float = 0, timeout: float = 0, **options: Any) -> "Held":
+        request = LeaseRequest(want, timeout=round(timeout * SECOND), deadline=self.rig.deadline(wait), **options)
+        return Held(self, cast(list[Handed], self.run(request)))
+
+    def settle(self, action: Verb, parts: Sequence[LeasePart], *, delay: float = 0, timeout: float = 0, **options: Any) -> list[Any]:
+        """The answer as it is: a Settled or a Refused for each part."""
+        return cast(
+            list[Any], self.run(SettleRequest(action, parts, delay=round(delay * SECOND), timeout=round(timeout * SECOND), **options))
+        )
+
+    def watch(self, offsets: Mapping[int, int], wait: float = 60.0) -> "Asked":
+        return self.submit(Watch(dict(offsets), self.rig.deadline(wait)))
+
+    def drain(self, want: int = 100) -> list[str]:
+        """Lease and complete until there is nothing, asked twice: the first may find but what is on its way. The order of serving."""
+        served: list[str] = []
+        while held := self.lease(want) or self.lease(want):
+            served += held.texts
+            held.complete()
+        return served
+
+    # -- operations --------------------------------------------------------------------------------------
+
+    def call(self, operation: Operation[A]) -> A:
+        """An operation about this queue, which need not be named in it."""
+        operation.queue = self.incarnation
+        return self.broker.call(operation)
+
+    def stats(self) -> QueueStats:
+        return self.call(ReadStats())
+
+    def explain(self, item: str) -> Explained:
+        partition, offset = ids.parse_id(item)
+        return self.call(ExplainItem(partition=partition, offset=offset))
+
+    def pause(self, lease: bool | None = None, produce: bool | None = None, partition: int | None = None) -> None:
+        self.call(PauseQueue(lease=lease, produce=produce, partition=partition))
+
+    def resize(self, partitions: int) -> QueueFacts:
+        return self.call(ResizeQueue(partitions=partitions))
+
+    def update(self, **changes: object) -> QueueFacts:
+        return self.call(UpdateQueue(changes=changes))
+
+    def redrive_buried(self) -> int:
+        """Everything that is buried here goes back to its place; how many items."""
+        chosen: dict[int, list[int]] = {}
+        for one in self.call(ListItems(states=["buried"], limit=MANY)):
+            chosen.setdefault(one.partition, []).append(one.offset)
+        return self.call(RedriveItems(items=chosen, to=self.incarnation))
+
+    def counts(self) -> dict[str, int]:
+        """How many items are in each state, those in none left out."""
+        found = self.stats()
+        return {name: number for name in STATES if (number := getattr(found, name))}
+
+
+STATES = ("ready", "scheduled", "leased", "completed", "buried", "moving")
+
+
+class Asked:
+    """A request that was put, and its answer."""
+
+    def __init__(self, desk: Desk, request: Request) -> None:
+        self.desk = desk
+        self.request = request
+        self._event = threading.Event()
+        request.on_done = lambda _: self._event.set()
+
+    @property
+    def done(self) -> bool:
+        return self.request.done
+
+    @property
+    def result(self) -> Any:
+        """The answer; a live test waits a while for it, by hand it must be there."""
+        assert self._event.wait(PATIENCE if self.desk.rig.live else 0), f"{self.request!r} is not answered"
+        return self.request.result()
+
+    @property
+    def held(self) -> "Held":
+        """What a lease got."""
+        return Held(self.desk, cast(list[Handed], self.result))
+
+    def cancel(self) -> None:
+        self.desk.loop.cancel(self.request)
+
+
+class Held:
+    """What a lease gave."""
+
+    def __init__(self, desk: Desk, handed: list[Handed]) -> None:
+        self.desk = desk
+        self.handed = handed
+
+    def __bool__(self) -> bool:
+        return bool(self.handed)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def texts(self) -> list[str]:
+        return [payload.decode() for one in self.handed for part in one.items for payload in part.batch.payloads]
+
+    @property
+    def ids(self) -> list[str]:
+        return [ids.format_id(one.partition, part.start + at) for one in self.handed for part in one.items for at in range(len(part.batch))]
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of each item."""
+        parts = [part.batch for one in self.handed for part in one.items]
+        return ["" if key is None else key.decode() for batch in parts for key in batch.keys or [None] * len(batch)]
+
+    @property
+    def attempts(self) -> list[int]:
+        return [one.granted.attempts.get(part.start + at, 1) for one in self.handed for part in one.items for at in range(len(part.batch))]
+
+    @property
+    def parts(self) -> list[LeasePart]:
+        return [LeasePart(one.partition, one.granted.lease) for one in self.handed]
+
+    def part(self, item: str) -> LeasePart:
+        """One item of them, by its id."""
+        partition, offset = ids.parse_id(item)
+        mine = (one for one in self.handed if one.partition == partition and offset in RunSet(one.granted.runs))
+        return LeasePart(partition, next(mine).granted.lease, [offset])
+
+    def settle(self, action: Verb, **options: Any) -> int:
+        """Settle all of it; how many items that were. Any refusal is raised."""
+        return settled(self.desk.settle(action, self.parts, **options))
+
+    def complete(self, **options: Any) -> int:
+        return self.settle("complete", **options)
+
+    def retry(self, **options: Any) -> int:
+        return self.settle("retry", **options)
+
+    def bury(self, **options: Any) -> int:
+        return self.settle("bury", **options)
+
+
+# -- answers -------------------------------------------------------------------------------------------
+
+
+def refusal(answer: Placed | Settled | Refused) -> PenstockError | None:
+    """The error that a part of an answer says, if it does."""
+    found = answer if isinstance(answer, Refused) else answer.refused if isinstance(answer, Placed) else None
+    return None if found is None else found.error()
+
+
+def settled(answer: Sequence[Settled | Refused]) -> int:
+    done = 0
+    for one in answer:
+        if isinstance(one, Refused):
+            raise one.error()
+        assert not one.refused and not one.early
+        done += one.done
+    return done
+
+
+def ids_of(answer: Sequence[Placed], number: int) -> list[str]:
+    """The id of each item of a produce, in the order given; any error is raised."""
+    found: dict[int, str] = {}
+    for part in answer:
+        if part.refused is not None:
+            raise part.refused.error()
+        assert part.stored is not None
+        indexes = range(number) if part.indexes is None else part.indexes
+        found.update(zip(indexes, ids.format_ids(part.partition, part.stored.offsets), strict=True))
+    assert sorted(found) == list(range(number)), "every item has its id"
+    return [found[index] for index in range(number)]
+
+
+def _named(request: str | None) -> bytes | None:
+    return None if request is None else request.encode()
+
+
+# -- keys and threads ----------------------------------------------------------------------------------
+
+
+def keys_at(desk: Desk, partition: int, number: int = 1, prefix: str = "key") -> list[str]:
+    """Keys that live in a partition now."""
+    owners = desk.loop.turns.map.owners
+    names = (f"{prefix}-{number}" for number in count())
+    return list(islice((name for name in names if owners[slot(name)] == partition), number))
+
+
+def moving_key(old: int, new: int, start: int = 0) -> str:
+    """A key of a new queue to which another width gives another partition."""
+    before = slots.first(list(range(old)))
+    after = slots.spread(before, list(range(new)))
+    names = (f"key-{number}" for number in count(start))
+    return next(name for name in names if before.owners[slot(name)] != after.owners[slot(name)])
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Look until it is so: each look is a turn of the queue, so nothing is waited for that does not happen."""
+    clock = SystemClock()
+    end = clock.read().elapsed + PATIENCE * SECOND
+    while not true():
+        assert clock.read().elapsed < end, "it did not come true"
+
+
+def together(*work: Callable[[], object]) -> None:
+    """Run functions in threads at once, and raise what any of them raises."""
+    errors: list[BaseException] = []
+
+    def run(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(one,), daemon=True) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a thread still waits"
+    if errors:
+        raise errors[0]

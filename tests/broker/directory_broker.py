@@ -1,0 +1,114 @@
+"""A broker at work in a directory, for tests that look at the directory.
+
+Owns: `Yard`, and verbs to fill a queue (`fill`, `work`) and to ask everything that can be asked of one (`asked`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import penstock
+from penstock import Broker, NewItem, Queue
+from penstock.broker import changes
+from penstock.broker.embedded import Embedded
+from penstock.broker.snapshot import Snapshot
+from penstock.loop.requests import Do
+from penstock.operations import (
+    ExplainItem,
+    FindOffsets,
+    FindQueue,
+    ListCursors,
+    ListHeldKeys,
+    ListItems,
+    ListQueues,
+    ReadHistory,
+    ReadItems,
+    ReadStats,
+    TraceItem,
+)
+from penstock.testing import ManualClock
+from penstock.words.clock import SECOND
+from tests.api.both_apis import work_off
+
+
+class Yard:
+    """A broker at work, in a directory, and whoever looks over its fence. Time stands still; nothing happens but in `rest`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = ManualClock()
+        self.broker: Broker = penstock.open(path, clock=self.clock, threaded=False)
+
+    @property
+    def owner(self) -> Embedded:
+        found = self.broker._home
+        assert isinstance(found, Embedded)
+        return found
+
+    def look(self) -> Snapshot:
+        return Snapshot.open(self.path, clock=self.clock)
+
+    def rest(self) -> None:
+        """Nothing more is to be done, and all that was done is published."""
+        work_off(self.broker)
+        for info in self.owner.call(ListQueues()):
+            self.owner.run(info.incarnation, Do(changes.publish, opens=False))
+
+    def incarnation(self, name: str) -> int:
+        return self.owner.call(FindQueue(name=name)).incarnation
+
+    def reopen(self) -> None:
+        self.broker.close()
+        self.broker = penstock.open(self.path, clock=self.clock, threaded=False)
+
+
+def fill(queue: Queue, count: int, **options: Any) -> list[str]:
+    return queue.produce_many([NewItem(b"%d" % n, **options) for n in range(count)])
+
+
+def work(yard: Yard) -> None:
+    """A bit of everything."""
+    yard.broker.create_queue("dead")
+    orders = yard.broker.create_queue("orders", partitions=3, dead_queue="dead", max_attempts=2)
+    orders.produce_many([NewItem(b"%d" % n, key=f"k{n % 7}") for n in range(40)])
+    fill(orders, 5, priority=1)
+    orders.produce(b"later", at=yard.clock.read().wall / SECOND + 60)
+    batch = orders.lease(12, consumer="c")
+    batch[0].complete()
+    batch[1].bury("bad")
+    batch[2].retry(reason="no")
+    batch[3].retry(delay=30, reason="wait")
+    orders.lease(9, consumer="d")
+    orders.cursor("audit").read(4)
+    orders.resize(5)
+    orders.produce_many([NewItem(b"new %d" % n, key=f"k{n % 7}") for n in range(10)])
+    work_off(yard.broker)
+
+
+def asked(source: Embedded | Snapshot, incarnation: int) -> dict[str, Any]:
+    """Every answer to be had by looking at a queue, as plain data."""
+    ends: dict[int, int] = source.call(FindOffsets(queue=incarnation, at="newest"))
+    places = [(number, offset) for number, end in ends.items() for offset in range(end)]
+    page = source.call(ReadItems(queue=incarnation, start={}, limit=30))
+    lists = {name: source.call(msgspec.structs.replace(query, queue=incarnation)) for name, query in LISTS.items()}
+    return {
+        "ends": ends,
+        "stats": source.call(ReadStats(queue=incarnation)),
+        "explain": [source.call(ExplainItem(queue=incarnation, partition=number, offset=offset)) for number, offset in places],
+        "trace": [source.call(TraceItem(queue=incarnation, partition=number, offset=offset)) for number, offset in places],
+        "history": [source.call(ReadHistory(queue=incarnation, partition=number, offset=offset)) for number, offset in places[::5]],
+        "keys": source.call(ListHeldKeys(queue=incarnation, limit=5)),
+        "cursor": source.call(ListCursors(queue=incarnation)).get("audit", {}),
+        "cursors": source.call(ListCursors(queue=incarnation)),
+        "starts": source.call(FindOffsets(queue=incarnation, at="oldest")),
+        "offsets_at": [source.call(FindOffsets(queue=incarnation, at=at)) for at in (0, 1 << 60)],
+        "read": ([(number, part.start, list(part.batch.payloads)) for number, part in page.items], page.behind),
+        **{name: [(one.partition, one.offset, one.state, one.attempts, one.reason) for one in found] for name, found in lists.items()},
+    }
+
+
+LISTS = {
+    "listed": ListItems(states=["ready", "leased", "scheduled"], after=(0, 2), limit=20),
+    "redrivable": ListItems(states=["ready", "buried"], limit=50),
+}

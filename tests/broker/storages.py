@@ -1,0 +1,107 @@
+"""Where a broker under test lives: in memory, on a simulated disk, on a real one.
+
+Owns: `Ground` and its kinds, which outlive the broker that is opened on them, and `PatchyFiles`, a disk that fails in places.
+"""
+
+import errno
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.broker.embedded import Embedded
+from penstock.logs.files.filesystem import Mode
+from penstock.logs.log import Buffer, Durability
+from penstock.logs.memory import MemoryStore
+from penstock.testing import SimulatedFiles
+
+
+class Ground(ABC):
+    """What outlives a broker."""
+
+    @abstractmethod
+    def open(self, **options: Any) -> Embedded:
+        """Open the broker that lies here."""
+
+    def kill(self) -> None:
+        """End the broker's process without a word."""
+        return
+
+
+class Memory(Ground):
+    """Logs that a second broker finds."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+
+    def open(self, **options: Any) -> Embedded:
+        return Embedded(self._store, **options)
+
+
+class Simulated(Ground):
+    """A disk in memory, which may fail."""
+
+    def __init__(self, files: SimulatedFiles | None = None) -> None:
+        self.files = files or SimulatedFiles()
+
+    def open(self, **options: Any) -> Embedded:
+        return Embedded.open("/data", files=self.files, **options)
+
+    def kill(self) -> None:
+        self.files.kill()
+
+
+class PatchyFiles(SimulatedFiles):
+    """A disk of which some places fail for as long as a test wants."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        super().__init__(rng)
+        self.broken: set[str] = set()
+        """Parts of paths where every change fails with EIO."""
+        self.tried: list[str] = []
+        """What was attempted there."""
+        self._paths: dict[int, str] = {}
+
+    def break_partition(self, number: int) -> None:
+        self.broken.add(f"/{number:05d}/")
+
+    def _refuse(self, call: str, path: str) -> None:
+        if any(part in path for part in self.broken):
+            self.tried.append(call)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def open(self, path: str, mode: Mode) -> int:
+        if mode != "read":
+            self._refuse("open", path)
+        handle = super().open(path, mode)
+        self._paths[handle] = path
+        return handle
+
+    def write(self, handle: int, parts: Sequence[Buffer]) -> int:
+        self._refuse("write", self._paths[handle])
+        return super().write(handle, parts)
+
+    def pwrite(self, handle: int, data: Buffer, position: int) -> int:
+        self._refuse("pwrite", self._paths.get(handle, ""))
+        return super().pwrite(handle, data, position)
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._refuse("truncate", self._paths.get(handle, ""))
+        super().truncate(handle, size)
+
+    def sync(self, handle: int) -> None:
+        self._refuse("sync", self._paths.get(handle, ""))
+        super().sync(handle)
+
+
+class Real(Ground):
+    """A real directory. Only one live broker at a time: nobody here is killed, but in test_kill.py."""
+
+    def __init__(self, path: Path, durability: Durability = "os") -> None:
+        self._path = path / "data"
+        self._durability: Durability = durability
+
+    def open(self, **options: Any) -> Embedded:
+        return Embedded.open(self._path, durability=self._durability, **options)

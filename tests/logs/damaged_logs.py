@@ -1,0 +1,143 @@
+"""A log with real items in it, the ways in which it can be hurt, and what must be true of it after a repair.
+
+Owns: `whole`, `DAMAGES`, `damaged`; `mend` and what to look at after it: `listed`, `opened`, `lost`, `check_goes_on`, `check_again`.
+"""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+
+from penstock.logs.files.repair import RepairReport, repair
+from penstock.logs.log import Frame, Gap
+from penstock.testing import ManualClock, SimulatedFiles
+from tests.logs.backends import INCARNATION, PARTITION, Told, state_draft, told
+from tests.logs.items import fill, items_draft, payload
+from tests.logs.scripted_owner import FOLDER, open_log, segments
+
+STOP = 120
+
+
+def whole(seed: int = 0) -> SimulatedFiles:
+    """A closed log of five segments; the last one ends with a group of three frames."""
+    return _whole(seed).copy()
+
+
+@cache
+def _whole(seed: int) -> SimulatedFiles:
+    files = SimulatedFiles(random.Random(seed))
+    log = open_log(files)
+    list(log.recover())
+    fill(log)
+    log.append([items_draft(STOP, STOP + 2), state_draft(STOP + 2), items_draft(STOP + 2, STOP + 4)])
+    log.close()
+    files.kill()
+    return files
+
+
+def lose(files: SimulatedFiles, *contents: bytes) -> None:
+    """Damage the frames that hold these bytes."""
+    for content in contents:
+        path = next(path for path in segments(files) if content in files.content(path))
+        files.flip(path, 8 * files.content(path).index(content))
+
+
+def remove(files: SimulatedFiles, paths: list[str]) -> None:
+    for path in paths:
+        files.remove(path)
+
+
+def cut(files: SimulatedFiles, path: str, size: int) -> None:
+    files.plant(path, files.content(path)[:size])
+
+
+def zero(files: SimulatedFiles, path: str, start: int, stop: int) -> None:
+    content = files.content(path)
+    files.plant(path, content[:start] + bytes(stop - start) + content[stop:])
+
+
+def lose_position(files: SimulatedFiles) -> None:
+    lose(files, payload(100))
+    files.remove(f"{FOLDER}/synced")
+
+
+DAMAGES: dict[str, Callable[[SimulatedFiles], None]] = {
+    "an item frame": lambda files: lose(files, payload(30)),
+    "an item frame of the newest": lambda files: lose(files, payload(100)),
+    "a state frame": lambda files: lose(files, b"state after 30"),
+    "a Base": lambda files: lose(files, b"Base 3"),
+    "the newest Base": lambda files: lose(files, b"Base 4"),
+    "the first frame of all": lambda files: lose(files, payload(3)),
+    "the last frame": lambda files: lose(files, payload(STOP + 3)),
+    "the end": lambda files: cut(files, segments(files)[-1], 900),
+    "the end of an old one": lambda files: cut(files, segments(files)[1], 1_000),
+    "an old one whole": lambda files: files.remove(segments(files)[2]),
+    "the newest whole": lambda files: files.remove(segments(files)[-1]),
+    "everything": lambda files: remove(files, segments(files)),
+    "an old one's content": lambda files: cut(files, segments(files)[1], 0),
+    "a stretch over two frames": lambda files: zero(files, segments(files)[3], 600, 1_000),
+    "two segments": lambda files: lose(files, payload(30), payload(80)),
+    "the synced position too": lose_position,
+}
+
+
+def damaged(name: str, seed: int = 0) -> SimulatedFiles:
+    """A disk with that damage, which a power cut does not undo."""
+    files = whole(seed)
+    DAMAGES[name](files)
+    for path, data in files.contents().items():
+        if not path.endswith("/"):
+            files.plant(path, data)
+    return files
+
+
+def mend(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
+    files.kill()
+    return repair(files, FOLDER, INCARNATION, PARTITION, discard=discard, clock=ManualClock())
+
+
+def listed(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
+    """Everything that a reader of the whole log is given, once it has been opened."""
+    log = open_log(files.copy())
+    list(log.recover())
+    found = list(log.frames())
+    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
+
+
+def opened(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
+    """What recovery says."""
+    found = list(open_log(files).recover())
+    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
+
+
+def lost(gaps: list[Gap]) -> tuple[set[int], set[int]]:
+    """Sequences and offsets."""
+    numbers = chain.from_iterable(range(gap.first_sequence, gap.last_sequence + 1) for gap in gaps)
+    return set(numbers), set(chain.from_iterable(range(gap.start, gap.stop) for gap in gaps))
+
+
+def without_lock(files: SimulatedFiles) -> dict[str, bytes]:
+    return {path: data for path, data in files.contents().items() if not path.endswith("LOCK")}
+
+
+def check_goes_on(files: SimulatedFiles) -> None:
+    """The log takes more, where it ended."""
+    log = open_log(files)
+    gaps = [gap for gap in log.recover() if isinstance(gap, Gap)]
+    assert all(gap.mended for gap in gaps)
+    assert not log.wants_base
+    end = log.sequence
+    log.append([items_draft(STOP + 4, STOP + 5)])
+    log.sync()
+    found = list(open_log(files).recover())
+    assert isinstance(found[-1], Frame)
+    assert found[-1].sequence == end + 1
+
+
+def check_again(files: SimulatedFiles) -> None:
+    """Repairing twice changes nothing the second time."""
+    before = without_lock(files)
+    done = mend(files)
+    assert not done.changed
+    assert done.gaps == []
+    assert without_lock(files) == before

@@ -1,0 +1,170 @@
+"""Storage roots: where partitions go, that they are found again, and who may use them."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from penstock.logs.files.file_store import Directory
+from penstock.logs.files.filesystem import SystemFiles, filesystem_in, filesystem_in_mount
+from penstock.logs.files.root import Root
+from penstock.logs.files.segment import LogId
+from penstock.testing import SimulatedFiles
+from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
+from tests.logs.backends import draft
+
+
+def spread(directory: Directory) -> Counter[str]:
+    roots = [directory.root_of(*owner) for owner in directory.logs()]
+    return Counter(root.path for root in roots if root is not None)
+
+
+def test_partitions_are_spread_by_weight_and_found_again() -> None:
+    files = SimulatedFiles()
+    directory = Directory.open(["/a", ("/b", 3.0)], files=files)
+    for partition in range(8):
+        directory.log(1, partition)
+    assert spread(directory) == {"/a": 2, "/b": 6}
+    where = {owner: directory.root_of(*owner) for owner in directory.logs()}
+    directory.close()
+    again = Directory.open([("/b", 3.0), "/a"], files=files)
+    assert {owner: again.root_of(*owner) for owner in again.logs()} == where
+    assert again.broker_id == directory.broker_id
+
+
+def test_a_read_only_root_takes_no_new_partitions_but_serves_old_ones() -> None:
+    files = SimulatedFiles()
+    directory = Directory.open(["/a"], files=files)
+    old = directory.log(1, 0)
+    list(old.recover())
+    old.close()
+    directory.close()
+    directory = Directory.open([Root("/a", read_only=True), "/b"], files=files)
+    for partition in (1, 2):
+        directory.log(1, partition)
+    assert spread(directory) == {"/a": 1, "/b": 2}
+    old = directory.log(1, 0)
+    list(old.recover())
+    old.append([draft(0, 1, b"still served")])
+    old.close()
+    directory.close()
+    with pytest.raises(StorageFailed, match="read-only; add"):
+        Directory.open([Root("/a", read_only=True)], files=files).log(1, 9)
+
+
+def test_a_lost_marker_is_written_anew_with_the_id_that_another_root_knows() -> None:
+    files = SimulatedFiles()
+    directory = Directory.open(["/a", "/b"], files=files)
+    directory.log(1, 0)
+    directory.close()
+    files.remove("/a/penstock.json")
+    again = Directory.open(["/a", "/b"], files=files)
+    assert again.broker_id == directory.broker_id == json.loads(files.content("/a/penstock.json"))["broker"]
+    assert again.logs() == [LogId(1, 0)]
+
+
+def test_a_partition_in_two_roots_is_refused() -> None:
+    files = SimulatedFiles()
+    directory = Directory.open(["/a", "/b"], files=files)
+    directory.log(1, 0)
+    directory.close()
+    files.make_directory(f"/b/logs/{1:016x}/{0:05}")
+    with pytest.raises(CorruptLog, match="both /a and /b"):
+        Directory.open(["/a", "/b"], files=files)
+    Directory.open(["/a"], files=files)  # and no lock was left behind
+
+
+def test_a_missing_log_is_named() -> None:
+    directory = Directory.open(["/a"], files=SimulatedFiles())
+    with pytest.raises(CorruptLog, match="partition 4 of incarnation 00000000000000ff has no log"):
+        directory.log(255, 4, create=False)
+
+
+@pytest.mark.parametrize("roots", [[], ["/a", "/a/"], [("/a", 0.0)], [("/a", -1.0)]])
+def test_roots_that_make_no_sense(roots: list[str]) -> None:
+    with pytest.raises(InvalidRequest, match="; give"):
+        Directory.open(roots, files=SimulatedFiles())
+
+
+def test_reading_only_needs_a_directory_and_writes_nothing() -> None:
+    files = SimulatedFiles()
+    with pytest.raises(InvalidRequest, match="does not exist"):
+        Directory.open(["/a"], files=files, read_only=True)
+    assert files.contents() == SimulatedFiles().contents()
+    Directory.open(["/a"], files=files).close()
+    directory = Directory.open(["/a"], files=files, read_only=True)
+    with pytest.raises(InvalidRequest, match="read-only"):
+        directory.log(1, 0)
+    with pytest.raises(CorruptLog, match="no log"):
+        directory.reader(1, 0)
+
+
+def test_closed_is_closed_and_the_lock_is_free() -> None:
+    files = SimulatedFiles()
+    directory = Directory.open(["/a"], files=files)
+    directory.close()
+    directory.close()
+    with pytest.raises(BrokerClosed, match="open it again"):
+        directory.log(1, 0)
+    Directory.open(["/a"], files=files)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_neither_appends_nor_keeps_the_lock(tmp_path: Path) -> None:
+    directory = Directory.open(tmp_path / "data")
+    log = directory.log(1, 0)
+    list(log.recover())
+    told_reading, told_writing = os.pipe()
+    wait_reading, wait_writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            log.append([draft(0, 1, b"from the child")])
+        except BrokerClosed:
+            os.write(told_writing, b"refused")
+        finally:
+            os.write(told_writing, b".")
+            os.close(wait_writing)
+            os.read(wait_reading, 1)
+            os._exit(0)
+    os.close(told_writing)
+    with open(told_reading, "rb") as pipe:
+        assert pipe.read(8) == b"refused."
+        log.append([draft(0, 1, b"from the parent")])
+        log.close()
+        directory.close()
+        Directory.open(tmp_path / "data").close()  # while the child lives
+        os.close(wait_writing)
+        os.waitpid(child, 0)
+    os.close(wait_reading)
+
+
+MOUNTINFO = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+40 22 0:35 / /mnt/far\\040away rw - nfs4 server:/x rw
+41 22 0:36 / /mnt rw - xfs /dev/vdb rw
+42 22 0:37 / /mnt/later rw - tmpfs none rw
+43 22 0:38 / /mnt/later rw - fuse.sshfs host:/ rw
+"""
+MOUNT = """\
+/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)
+/dev/disk3s5 on /System/Volumes/Data (apfs, local, journaled, nobrowse)
+//me@server/share on /Volumes/on the (far) side (smbfs, nodev, nosuid, mounted by me)
+"""
+
+
+def test_the_file_system_of_a_path_on_linux() -> None:
+    kinds = {"/data": "ext4", "/mnt/a": "xfs", "/mnt/far away/q": "nfs4", "/mnt/far": "xfs", "/mnt/later": "fuse.sshfs", "/mntx": "ext4"}
+    assert {path: filesystem_in(MOUNTINFO, path) for path in kinds} == kinds
+    assert filesystem_in("nonsense", "/data") == ""
+
+
+def test_the_file_system_of_a_path_on_macos() -> None:
+    kinds = {"/data": "apfs", "/System/Volumes/Data/q": "apfs", "/Volumes/on the (far) side/q": "smbfs"}
+    assert {path: filesystem_in_mount(MOUNT, path) for path in kinds} == kinds
+
+
+def test_this_machine_knows_its_file_system(tmp_path: Path) -> None:
+    assert SystemFiles().filesystem(str(tmp_path)) != ""

@@ -1,0 +1,397 @@
+"""What happened, read from logs; and partitions that are only read."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.logs.files.file_store import Directory
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.logs.files.published_log import PublishedLog
+from penstock.logs.frame import DROPPED
+from penstock.logs.log import FrameType, Gap, Readable
+from penstock.loop.item_events import events, item_history, told
+from penstock.loop.partition import Partition
+from penstock.loop.partition_reader import Reader, retained
+from penstock.loop.recovery import replay
+from penstock.rules import base
+from penstock.rules.events import Event
+from penstock.rules.item_states import TRANSITIONS, Life
+from penstock.rules.item_states import LifeEvent as Kind
+from penstock.testing import ManualClock
+from penstock.words.errors import BrokerClosed
+from penstock.words.limits import Retention
+from simulation.partition.simulation import PartitionSimulation
+from tests.full_history import everything
+from tests.logs.backends import noise
+from tests.partition_under_test import INCARNATION, PARTITION, Bench, FileHome
+
+KEEP_NOTHING = Retention(max_segments=1)
+
+
+def names(found: list[Event]) -> list[str]:
+    return [event.event for event in found]
+
+
+def rotate(bench: Bench) -> None:
+    """Begin another segment."""
+    bench.partition._room = 0
+    bench.partition.commit()
+
+
+@pytest.fixture
+def filed(tmp_path: Path) -> Iterator[Bench]:
+    """A partition in files, of which everything is published that is synced."""
+    bench = Bench(FileHome(tmp_path, "fsync"))
+    yield bench
+    bench.check()
+
+
+def published(bench: Bench) -> PublishedLog:
+    log = bench.partition.log
+    assert isinstance(log, FileLog)
+    return PublishedLog(SystemFiles(), log.directory, INCARNATION, PARTITION)
+
+
+def reader_of(bench: Bench) -> Reader:
+    return Reader(published(bench), bench.clock)
+
+
+# -- reading a log -------------------------------------------------------------------------------------
+
+
+def test_an_items_history_is_read_from_the_segment_it_was_produced_in(bench: Bench) -> None:
+    bench.produce("other")
+    bench.retry(bench.lease().lease, reason="no")
+    rotate(bench)
+    (offset,) = bench.produce("item")
+    rotate(bench)
+    leased = bench.lease(2)
+    rotate(bench)
+    bench.complete(leased.lease)
+    log = bench.partition.log
+    assert names(item_history(log, offset)) == ["produced", "leased", "completed"]
+    assert [(event.event, event.attempt) for event in item_history(log, 0)] == [
+        ("produced", 0), ("leased", 1), ("retried", 1), ("leased", 2), ("completed", 2),
+    ]  # fmt: skip
+    assert item_history(log, 2) == []
+
+
+def test_any_stretch_can_be_read_by_itself(bench: Bench) -> None:
+    bench.produce("again")
+    bench.retry(bench.lease().lease, reason="no")
+    rotate(bench)
+    everything(bench)
+    rotate(bench)
+    bench.pause(lease=False)
+    bench.complete(bench.lease().lease)
+    log = bench.partition.log
+    whole = list(told(log))
+    assert {one.event for _, happenings in whole for one in happenings} == set(Kind) - {Kind.LOST}
+    for cut in range(1, max(sequence for sequence, _ in whole) + 2):
+        assert [*told(log, 0, cut), *told(log, cut)] == whole
+    assert [event for _, happenings in whole for one in happenings for event in one.events()] == list(events(log))
+
+
+def test_a_published_log_tells_the_same(filed: Bench) -> None:
+    everything(filed)
+    filed.partition.rest()
+    assert list(events(published(filed))) == list(events(filed.partition.log))
+
+
+def test_events_lead_to_the_state() -> None:
+    """Through kills, power cuts and retention: each item's events follow the table, as far back as they are told, to where it is."""
+    items = 0
+    for seed in range(7_000, 7_020):
+        simulation = PartitionSimulation(seed)
+        simulation.run()
+        partition = simulation.harness.partition
+        lives: dict[int, Life] = {}
+        for event in events(partition.log, whole_since(partition.log)):
+            lives[event.offset] = life_after(lives.get(event.offset), event)
+        assert {offset: partition.state.state_of(offset) for offset in lives} == lives
+        items += len(lives)
+    assert items > 100
+
+
+def whole_since(log: Readable) -> int:
+    """The first sequence from which on no segment was thinned out."""
+    segments = log.segments()
+    return next((after.first_sequence for before, after in reversed([*pairwise(segments)]) if before.rewritten), 0)
+
+
+def life_after(before: Life | None, event: Event) -> Life:
+    """Where the table leads; of an item of which nothing was told before, from wherever it may have been."""
+    found = [TRANSITIONS.get((life, Kind(event.event))) for life in ([before] if before is not None else [None, *Life])]
+    known = {life for life in found if life is not None}
+    assert len(known) == 1, f"{before}: {event}"
+    return known.pop()
+
+
+def test_what_retention_took_is_not_told_but_what_follows_is(bench: Bench) -> None:
+    bench.configure(retention=KEEP_NOTHING)
+    bench.produce("done", "failed")
+    granted = bench.lease(2)
+    bench.complete(granted.lease, [0])
+    bench.retry(granted.lease, [1], reason="no")
+    bench.complete(bench.lease().lease)
+    for _ in range(3):
+        rotate(bench)
+    (offset,) = bench.produce("kept")
+    assert bench.partition.log.segments()[0].base > 0
+    assert names(item_history(bench.partition.log, 1)) == []
+    assert names(item_history(bench.partition.log, offset)) == ["produced"]
+
+
+def test_of_a_thinned_out_segment_the_producing_is_told(bench: Bench) -> None:
+    bench.configure(retention=KEEP_NOTHING)
+    (later,) = bench.produce("later", at=bench.after(60))
+    began = bench.wall
+    (held,) = bench.produce("held", priority=0)
+    bench.produce("gone")
+    lease = bench.lease(1, timeout=3600).lease
+    bench.complete(bench.lease(1).lease)
+    for _ in range(4):
+        rotate(bench)
+    bench.partition.compact()
+    assert any(facts.rewritten for facts in bench.partition.log.segments())
+    bench.advance(60)
+    bench.retry(lease, reason="no")
+    log = bench.partition.log
+    assert item_history(log, later)[0] == Event("scheduled", later, began)
+    assert names(item_history(log, later)) == ["scheduled", "due"]
+    assert [(event.event, event.attempt) for event in item_history(log, held)] == [("produced", 0), ("retried", 1)]
+
+
+# -- damage --------------------------------------------------------------------------------------------
+
+
+def damaged(bench: Bench, kind: FrameType, count: int) -> PublishedLog:
+    """The log, published, with one byte wrong in the `count`th frame of a kind."""
+    log = bench.partition.log
+    assert isinstance(log, FileLog)
+    bench.partition.rest()
+    frame = [found for found in log.frames() if not isinstance(found, Gap) and found.type is kind][count]
+    (path,) = Path(log.directory).glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[data.index(bytes(frame.body))] ^= 0xFF
+    path.write_bytes(data)
+    return published(bench)
+
+
+@pytest.fixture
+def doomed(tmp_path: Path) -> Bench:
+    """A partition whose files will be harmed."""
+    return Bench(FileHome(tmp_path, "fsync"))
+
+
+def test_items_that_damage_took_are_told_as_lost(doomed: Bench) -> None:
+    doomed.produce("a", "b")
+    lost = doomed.produce("c" * 50, "d" * 50)
+    doomed.produce("e")
+    doomed.complete(doomed.lease(1).lease)
+    log = damaged(doomed, FrameType.DATA, 1)
+    for offset in lost:
+        (event,) = item_history(log, offset)
+        assert event.event == "lost" and event.reason.startswith("damage: ") and ".log bytes " in event.reason
+    assert names(item_history(log, 0)) == ["produced", "leased", "completed"]
+    assert names(item_history(log, 4)) == ["produced"]
+
+
+def test_history_goes_on_behind_a_lost_record(doomed: Bench) -> None:
+    doomed.produce("a", "b")
+    granted = doomed.lease(2)
+    doomed.complete(granted.lease, [0])
+    doomed.retry(granted.lease, [1])
+    doomed.complete(doomed.lease(1).lease, [1])
+    log = damaged(doomed, FrameType.STATE, 1)  # the lease
+    assert names(item_history(log, 0)) == ["produced", "completed"]
+    assert names(item_history(log, 1))[-1] == "completed"
+
+
+def test_a_log_whose_first_base_is_lost_tells_what_can_be_told(doomed: Bench) -> None:
+    for text in ("dropped", "first", "second"):
+        doomed.produce(text)
+        doomed.complete(doomed.lease().lease)
+        rotate(doomed)
+    log = doomed.partition.log
+    assert isinstance(log, FileLog)
+    dropped, oldest, _, _ = sorted(Path(log.directory).glob("*.log"))
+    dropped.unlink()
+    oldest.write_bytes(b"\0" * 100 + oldest.read_bytes()[100:])
+    found = list(events(published(doomed)))
+    assert [(event.event, event.offset) for event in found] == [
+        ("produced", 1), ("produced", 2), ("leased", 2), ("completed", 2),
+    ]  # fmt: skip
+
+
+# -- reading on ----------------------------------------------------------------------------------------
+
+
+READABLE: dict[str, Callable[[Bench], Readable]] = {
+    "owner": lambda bench: bench.partition.log,
+    "published": published,
+}
+
+
+@pytest.mark.parametrize("which", READABLE)
+def test_frames_behind_one_are_read_without_the_others(filed: Bench, which: str) -> None:
+    everything(filed)
+    filed.partition.rest()
+    rotate(filed)
+    filed.produce("more")
+    log = READABLE[which](filed)
+    whole = list(log.frames())
+    for place, frame in enumerate(whole):
+        assert not isinstance(frame, Gap)
+        assert list(log.frames(frame.sequence)) == whole[place + 1 :]
+    last = whole[-1]
+    assert not isinstance(last, Gap) and list(log.frames(last.sequence)) == []
+    filed.produce("new")
+    rotate(filed)
+    filed.produce("in another segment")
+    kinds = [frame.type for frame in log.frames(last.sequence) if not isinstance(frame, Gap)]
+    assert kinds == [FrameType.DATA, FrameType.BASE, FrameType.DATA]
+
+
+def test_frames_behind_one_in_memory(bench: Bench) -> None:
+    bench.produce("a")
+    bench.produce("b")
+    whole = list(bench.partition.log.frames())
+    assert [list(bench.partition.log.frames(after)) for after in range(1, len(whole) + 1)] == [whole[n:] for n in range(1, len(whole) + 1)]
+
+
+def test_what_was_dropped_behind_a_frame_is_a_gap(bench: Bench) -> None:
+    bench.configure(retention=KEEP_NOTHING)
+    bench.produce("done")
+    bench.complete(bench.lease().lease)
+    for _ in range(3):
+        rotate(bench)
+    log = bench.partition.log
+    oldest = log.segments()[0].first_sequence
+    gap, *rest = log.frames(1)
+    assert isinstance(gap, Gap) and (gap.first_sequence, gap.last_sequence, gap.why) == (2, oldest - 1, DROPPED)
+    assert rest == list(log.frames())
+    assert list(log.frames(oldest - 1)) == rest
+
+
+# -- a partition that is only read ---------------------------------------------------------------------
+
+
+def test_a_reader_follows_everything_its_owner_does(filed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(filed)
+    turn = Bench._turn
+
+    def turn_and_look(bench: Bench, command: Any) -> Any:
+        answer = turn(bench, command)
+        bench.partition.rest()
+        reader.refresh()
+        assert base.dump(reader.state) == base.dump(bench.partition.state)
+        return answer
+
+    monkeypatch.setattr(Bench, "_turn", turn_and_look)
+    everything(filed)
+    rotate(filed)
+    filed.produce("last")
+    assert reader.state.next_offset == filed.partition.state.next_offset
+
+
+def test_a_reader_sees_what_its_owner_sees(filed: Bench) -> None:
+    everything(filed)
+    filed.partition.rest()
+    reader, owner = reader_of(filed), filed.partition
+    assert reader.now() == owner.now()
+    end = owner.state.next_offset
+    assert [reader.explain(offset) for offset in range(end)] == [owner.explain(offset) for offset in range(end)]
+    mine, theirs = reader.history(0, 100).items, owner.history(0, 100).items
+    assert [(part.start, part.produced_at, list(part.batch.payloads)) for part in mine] == [
+        (part.start, part.produced_at, list(part.batch.payloads)) for part in theirs
+    ]
+    assert [reader.offset_at(filed.wall + shift) for shift in (-(1 << 40), 0, 1)] == [
+        owner.offset_at(filed.wall + shift) for shift in (-(1 << 40), 0, 1)
+    ]
+
+
+def test_a_reader_whose_place_is_gone_begins_anew(filed: Bench) -> None:
+    filed.configure(retention=KEEP_NOTHING)
+    filed.produce("done")
+    reader = reader_of(filed)
+    filed.complete(filed.lease().lease)
+    for _ in range(3):
+        rotate(filed)
+    filed.produce("new")
+    reader.refresh()
+    assert base.dump(reader.state) == base.dump(filed.partition.state)
+    assert reader.history(0, 10).items[0].batch.payloads == [b"new"]
+
+
+def test_a_refresh_reads_only_what_is_new(filed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(20):
+        filed.produce(noise(30_000, seed))
+    reader = reader_of(filed)
+    filed.produce("new")
+    read: list[int] = []
+    pread = SystemFiles.pread
+
+    def counting(handle: int, size: int, position: int) -> bytes:
+        read.append(size)
+        return pread(handle, size, position)
+
+    monkeypatch.setattr(SystemFiles, "pread", staticmethod(counting))
+    reader.refresh()
+    assert reader.state.next_offset == 21
+    assert sum(read) < 20_000
+    read.clear()
+    list(reader.log.frames())
+    assert sum(read) > 400_000  # so much there was
+
+
+def test_a_reader_that_failed_begins_anew(filed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    filed.produce("a")
+    reader = reader_of(filed)
+    filed.produce("b")
+    monkeypatch.setattr(reader.log, "_closed", True)
+    with pytest.raises(BrokerClosed):
+        reader.refresh()
+    monkeypatch.setattr(reader.log, "_closed", False)
+    filed.produce("c")
+    reader.refresh()
+    assert base.dump(reader.state) == base.dump(filed.partition.state)
+
+
+def test_a_reader_tells_what_damage_took(doomed: Bench) -> None:
+    doomed.produce("a", "b")
+    doomed.produce("c" * 50)
+    doomed.produce("d")
+    reader = Reader(damaged(doomed, FrameType.DATA, 1), doomed.clock)
+    assert reader.state.lost.runs == [2, 3] and len(reader.gaps) == 1
+    assert [list(part.batch.payloads) for part in reader.items([0, 4])] == [[b"a", b"b"], [b"d"]]
+    reader.refresh()
+    assert reader.state.lost.runs == [2, 3]
+
+
+def test_a_reader_keeps_time_without_an_owner(tmp_path: Path) -> None:
+    clock = ManualClock()
+    directory = Directory.open(tmp_path / "data", clock=clock)
+    partition = Partition(directory.log(1, 0), clock)
+    partition.close()
+    directory.close()
+    reader = Reader(Directory.open(tmp_path / "data", read_only=True).reader(1, 0), clock)
+    before = reader.now()
+    clock.advance(5)
+    assert reader.now().elapsed == before.elapsed + 5
+    clock.reboot(7)
+    assert reader.now().elapsed >= before.elapsed + 12
+    assert base.dump(reader.state) == base.dump(replay(reader.log)[0])
+
+
+def test_what_is_retained_is_cut_to_the_limit(bench: Bench) -> None:
+    bench.produce(*"abcdef")
+    bench.complete(bench.lease(2).lease)
+    bench.drop(1, 2)
+    assert retained(bench.partition.state, 0, 3) == [0, 1, 2, 4]
+    assert retained(bench.partition.state, 3, 100) == [3, 6]
+    assert retained(bench.partition.state, 3, 0) == []

@@ -1,0 +1,386 @@
+"""One partition under test: a log of any backend, a clock under control, and short verbs.
+
+Owns: `Home` (a place that outlives a log; one subclass a backend), `HOMES` (every backend the rules are tested on) and `Bench`.
+A backend joins by a subclass of `Home` and a line in `HOMES`.
+Every verb is a turn of its own: it is committed before it returns. Times are seconds here, and microseconds everywhere else.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.logs.log import Durability, Frame, Log
+from penstock.logs.memory import MemoryLog
+from penstock.loop.partition import Partition
+from penstock.loop.recovery import replay
+from penstock.rules import base, routing
+from penstock.rules.commands import (
+    Bury,
+    Clear,
+    Complete,
+    Configure,
+    Confirm,
+    Consume,
+    Counted,
+    Drop,
+    Extend,
+    FenceOff,
+    ForgetCursor,
+    Granted,
+    Lease,
+    Letter,
+    Lift,
+    Narrow,
+    Note,
+    Pause,
+    Produce,
+    PutCursor,
+    Redrive,
+    Release,
+    Retry,
+    Seek,
+    Send,
+    Settled,
+    Stored,
+    Strayed,
+)
+from penstock.rules.fences import Departed, pack_slots
+from penstock.rules.item_states import Life
+from penstock.rules.lanes import Rank
+from penstock.rules.outbox import destination
+from penstock.rules.records import Barrier
+from penstock.rules.runs import offsets
+from penstock.rules.state import Counts
+from penstock.testing import ManualClock
+from penstock.words.batch import Batch, validate
+from penstock.words.clock import SECOND
+from simulation.partition.checks import check_replay
+
+INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
+ELSEWHERE = destination(0xDEAD, 3)
+"""Another partition, where items are sent unless a test says otherwise."""
+MOST_TURNS = 1_000
+"""More than any test here needs: whoever goes on has met a bug."""
+
+
+class Home(ABC):
+    """Where a backend keeps the log of one partition."""
+
+    @abstractmethod
+    def open(self) -> Log:
+        """Open the log, made when missing; the caller recovers."""
+
+    @abstractmethod
+    def kill(self, log: Log) -> None:
+        """End the log's owner without a word: nothing more is written."""
+
+
+class MemoryHome(Home):
+    """A list, handed from one owner to the next."""
+
+    def __init__(self) -> None:
+        self._kept: list[Frame] = []
+
+    def open(self) -> Log:
+        return MemoryLog(INCARNATION, PARTITION, self._kept)
+
+    def kill(self, log: Log) -> None:
+        log.close()
+
+
+class FileHome(Home):
+    """A directory on the real disk. Power cuts are the simulation's; here processes are killed at most: nothing need wait for the disk."""
+
+    def __init__(self, path: Path, durability: Durability = "os") -> None:
+        self._path = path / "log"
+        self._path.mkdir(exist_ok=True)
+        self._durability = durability
+
+    def open(self) -> Log:
+        return FileLog(SystemFiles(), str(self._path), INCARNATION, PARTITION, durability=self._durability)
+
+    def kill(self, log: Log) -> None:
+        cast(FileLog, log).abandon()
+
+
+HOMES: dict[str, Callable[[Path], Home]] = {"memory": lambda path: MemoryHome(), "files": FileHome}
+
+
+def items(
+    payloads: Iterable[str | bytes],
+    *,
+    key: str | None = None,
+    keys: Sequence[str | None] | None = None,
+    priority: int | None = None,
+    priorities: Sequence[int] | None = None,
+    at: int = 0,
+    ttl: float = 0,
+    dedups: Sequence[str | None] | None = None,
+) -> Batch:
+    """A batch from plain words. `key`, `priority`, `at` (wall microseconds) and `ttl` hold for every item."""
+    bodies = [payload.encode() if isinstance(payload, str) else payload for payload in payloads]
+    count = len(bodies)
+    named = [key] * count if key is not None else keys
+    raw = None if named is None else [None if name is None else name.encode() for name in named]
+    urgency = [priority] * count if priority is not None else priorities
+    batch = Batch(
+        bodies,
+        raw,
+        None if raw is None else routing.key_ids(raw),
+        priorities=None if urgency is None else bytes(urgency),
+        ats=[at] * count if at else None,
+        ttls=[int(ttl * SECOND)] * count if ttl else None,
+        dedups=None if dedups is None else [None if name is None else routing.digest(name.encode()) for name in dedups],
+    )
+    return validate(batch)
+
+
+class Bench:
+    """A partition and the means to work it."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.clock = ManualClock()
+        self.partition = Partition(home.open(), self.clock)
+
+    # -- a consumer's and a producer's verbs -----------------------------------------------------------
+
+    def produce(self, *payloads: str | bytes, **options: Any) -> list[int]:
+        """Store items with the options of `items`; their offsets."""
+        return list(self.store(items(payloads, **options)).offsets)
+
+    def store(self, batch: Batch, request: str | None = None, source: bytes | None = None, sequence: int = 0) -> Stored:
+        return cast(Stored, self._turn(Produce(batch, _named(request), source, sequence)))
+
+    def lease(
+        self,
+        want: int = 100,
+        consumer: str = "",
+        *,
+        timeout: float = 0,
+        per_key: int = 1,
+        request: str | None = None,
+        departed: Mapping[int, int] | None = None,
+        awaited: Sequence[str] = (),
+        until: Rank | None = None,
+    ) -> Granted:
+        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed_of(departed, awaited), until))
+        assert isinstance(answer, Granted), f"{answer} is no lease"
+        return answer
+
+    def strays(self, departed: Mapping[int, int], want: int = 100) -> list[int]:
+        """Lease, and give what is answered to be astray instead."""
+        answer = self._turn(Lease(want, departed=departed_of(departed)))
+        return answer.offsets if isinstance(answer, Strayed) else []
+
+    def complete(
+        self, lease: int, which: Sequence[int] | None = None, request: str | None = None, *, then: Sequence[Letter] = ()
+    ) -> Settled:
+        return cast(Settled, self._turn(Complete(lease, which, _named(request), then)))
+
+    def retry(
+        self,
+        lease: int,
+        which: Sequence[int] | None = None,
+        *,
+        delay: float = 0,
+        reason: str = "",
+        counted: bool = True,
+        request: str | None = None,
+    ) -> Settled:
+        return cast(Settled, self._turn(Retry(lease, which, int(delay * SECOND), reason, counted, _named(request))))
+
+    def bury(
+        self, lease: int, which: Sequence[int] | None = None, reason: str = "", request: str | None = None, alone: bool = False
+    ) -> Settled:
+        return cast(Settled, self._turn(Bury(lease, which, reason, _named(request), alone)))
+
+    def extend(self, lease: int, timeout: float = 0, request: str | None = None) -> Settled:
+        return cast(Settled, self._turn(Extend(lease, int(timeout * SECOND), _named(request))))
+
+    def note(self, lease: int, offset: int, text: str) -> None:
+        self._turn(Note(lease, offset, text))
+
+    def consume(self, *which: int, consumer: str = "stream", lapsed: bool = False) -> int:
+        return cast(Counted, self._turn(Consume(which, consumer, lapsed))).items
+
+    def take(self, want: int = 100, **options: Any) -> list[str]:
+        """Lease, and give the payloads."""
+        return self.texts(self.lease(want, **options))
+
+    def drain(self, want: int = 1) -> list[str]:
+        """Lease `want` at a time and complete, until there is nothing: the order in which items are served."""
+        served: list[str] = []
+        for _ in range(MOST_TURNS):
+            granted = self.lease(want)
+            if not granted.lease:
+                return served
+            served += self.texts(granted)
+            self.complete(granted.lease)
+        raise AssertionError(f"{MOST_TURNS} leases and there is still something to serve")
+
+    # -- an operator's verbs ---------------------------------------------------------------------------
+
+    def configure(self, **options: Any) -> int:
+        """Change options of the policy (durations in microseconds, as there); how many items that buried."""
+        return self._count(Configure(msgspec.structs.replace(self.partition.state.policy, **options)))
+
+    def pause(self, *, lease: bool | None = None, produce: bool | None = None) -> None:
+        self._turn(Pause(lease, produce))
+
+    def clear(self, **states: bool) -> int:
+        return self._count(Clear(**states))
+
+    def seek(self, offset: int) -> int:
+        return self._count(Seek(offset))
+
+    def redrive(self, *which: int) -> int:
+        return self._count(Redrive(which or None))
+
+    def drop(self, start: int, stop: int) -> int:
+        return self._count(Drop([start, stop]))
+
+    def move_cursor(self, name: str, offset: int) -> None:
+        self._turn(PutCursor(name, offset))
+
+    def release_cursor(self, name: str) -> None:
+        self._turn(ForgetCursor(name))
+
+    # -- a queue's verbs: transfers and fences -----------------------------------------------------------
+
+    def send(self, *which: int, to: bytes = ELSEWHERE) -> int:
+        return self._count(Send(which, to))
+
+    def confirm(self, sequence: int, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
+        return self._count(Confirm(to, sequence, base))
+
+    def deliver(self, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
+        """Say that the first transfer for a destination arrived there."""
+        return self.confirm(self.partition.state.outbox[to][0].sequence, base, to=to)
+
+    def fence(self, *keys: str, source: int = 3, mark: int = 100, version: int = 0) -> int:
+        """The slots of these keys came here from `source`; gives the number of their fence."""
+        barrier = Barrier(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
+        self._turn(FenceOff(version or self.partition.state.fence_version + 1, [barrier]))
+        return self.partition.state.fences_given
+
+    def narrow(self, fence: int, *keys: str) -> int:
+        return self._count(Narrow(fence, [key_id(key) for key in keys]))
+
+    def lift(self, fence: int, *keys: str) -> int:
+        return self._count(Lift(fence, [key_id(key) for key in keys]))
+
+    def release(self, key: str) -> int:
+        return self._count(Release(key_id(key)))
+
+    # -- time ------------------------------------------------------------------------------------------
+
+    @property
+    def wall(self) -> int:
+        return self.clock.read().wall
+
+    def after(self, seconds: float) -> int:
+        """The wall time so many seconds from now."""
+        return self.wall + int(seconds * SECOND)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass and do what came due."""
+        self.clock.advance(int(seconds * SECOND))
+        self.settle()
+
+    def settle(self, limit: int = 2_000) -> int:
+        """Do everything that is due; in how many goes of `limit` items."""
+        for goes in range(MOST_TURNS):
+            if not self.partition.due(limit):
+                return goes
+            self.partition.commit()
+        raise AssertionError(f"{MOST_TURNS} goes and there is still something due")
+
+    # -- the end, and after ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open again what was closed or killed."""
+        self.partition = Partition(self.home.open(), self.clock)
+
+    def restart(self) -> None:
+        """Close, and open again."""
+        self.partition.close()
+        self.open()
+
+    def kill(self) -> None:
+        """End the owner without a word, and open again."""
+        self.home.kill(self.partition.log)
+        self.open()
+
+    def check(self) -> None:
+        """What must hold whatever happened: counts are true, log and Base both tell the state, to the byte, and every record moved items
+        along the table of their life."""
+        assert list(self.counts) == self.recount()
+        dumped = base.dump(self.partition.state)
+        assert base.dump(base.load(dumped)) == dumped
+        if not self.partition.gaps:
+            check_replay(self.partition)
+        self.home.kill(self.partition.log)
+        log = self.home.open()
+        assert base.dump(replay(log)[0]) == dumped
+        self.home.kill(log)
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> Counts:
+        return self.partition.state.counts
+
+    def recount(self) -> list[int]:
+        """The counts, item by item."""
+        lives = [self.life(offset) for offset in range(self.partition.state.next_offset)]
+        return [lives.count(life) for life in (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED, Life.MOVING)]
+
+    def life(self, offset: int) -> Life | None:
+        return self.partition.state.state_of(offset)
+
+    def texts(self, granted: Granted) -> list[str]:
+        return [payload.decode() for payload in self.partition.payloads(granted.runs)]
+
+    def why(self, offset: int) -> str:
+        return self.partition.explain(offset).why
+
+    def _turn(self, command: Any) -> Any:
+        answer = self.partition.run(command)
+        self.partition.commit()
+        return answer
+
+    def _count(self, command: Any) -> int:
+        return cast(Counted, self._turn(command)).items
+
+
+def _named(request: str | None) -> bytes | None:
+    return None if request is None else routing.digest(request.encode())
+
+
+def key_id(key: str) -> int:
+    return routing.key_id(key.encode())
+
+
+def slot(key: str) -> int:
+    return routing.slot(key.encode())
+
+
+def given(granted: Granted) -> list[int]:
+    """Every offset of a lease, in order."""
+    return offsets(granted.runs)
+
+
+def departed_of(marks: Mapping[int, int] | None, awaited: Sequence[str] = ()) -> Departed | None:
+    """These slots live elsewhere, each from its mark on; all others here. Elsewhere, what is `awaited` waits for its keys' lines here."""
+    if not marks:
+        return None
+    owners = bytearray(routing.SLOTS)
+    for slot in marks:
+        owners[slot] = 1
+    return Departed(owners, 0, marks, (), {key_id(key) for key in awaited})

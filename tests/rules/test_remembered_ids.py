@@ -1,0 +1,97 @@
+"""What is remembered for a while: Window, against a dict that never forgets on its own; DedupIds, beside a plain dict."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.rules.remembered_ids import DedupIds, Window
+
+NAMES = st.binary(min_size=1, max_size=1)
+
+
+class AgainstADict(RuleBasedStateMachine):
+    """An entry is answered for exactly its span. As its users do, an id is put only when it is not known."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.window: Window[int] = Window()
+        self.plain: dict[bytes, tuple[int, int]] = {}
+        self.now = 1_000
+
+    @rule(name=NAMES, value=st.integers(), span=st.sampled_from([1, 7, 160, 1_000]))
+    def put(self, name: bytes, value: int, span: int) -> None:
+        if self.window.get(name, self.now) is None:
+            self.window.put(name, value, self.now, span)
+            self.plain[name] = (self.now + span, value)
+
+    @rule(passes=st.integers(0, 300))
+    def advance(self, passes: int) -> None:
+        self.now += passes
+
+    @rule()
+    def forget(self) -> None:
+        self.window.forget(self.now)
+
+    @rule()
+    def restore(self) -> None:
+        known = self.window.live(self.now)
+        self.window = Window()
+        for name, deadline, value in known:
+            self.window.restore(name, deadline, value)
+        assert self.window.live(self.now) == known
+
+    @invariant()
+    def tells_the_same(self) -> None:
+        live = {name: (deadline, value) for name, (deadline, value) in self.plain.items() if deadline > self.now}
+        assert {name: (deadline, value) for name, deadline, value in self.window.live(self.now)} == live
+        for name in self.plain:
+            assert self.window.get(name, self.now) == (live[name][1] if name in live else None)
+        assert len(self.window) >= len(live)
+
+
+TestWindow = AgainstADict.TestCase
+
+
+def test_what_is_over_is_let_go_when_something_new_comes() -> None:
+    window: Window[int] = Window()
+    for number in range(100):
+        window.put(b"%d" % number, number, now=0, span=160)
+    window.put(b"new", 1, now=200, span=160)
+    assert len(window) == 1
+
+
+DIGESTS = st.sampled_from([bytes([first, 0]) + bytes([rest]) * 14 for first in (0, 1) for rest in (0, 1, 255)] + [b"\0\0" + b"\0\1" * 7])
+STEPS = st.lists(st.tuples(DIGESTS, st.integers(0, 30), st.integers(1, 50)), max_size=60)
+
+
+@given(STEPS)
+def test_an_id_is_known_for_its_window_and_not_after(steps: list[tuple[bytes, int, int]]) -> None:
+    ids, known, now = DedupIds(), dict[bytes, tuple[int, int]](), 0
+    for offset, (name, passing, span) in enumerate(steps):
+        now += passing
+        for asked in {asked for asked, _, _ in steps}:
+            deadline, first = known.get(asked, (0, 0))
+            assert ids.get(asked, now) == (first if deadline > now else None)
+        if ids.get(name, now) is None:
+            ids.put(name, offset, now, span)
+            known[name] = (now + span, offset)
+    live = sorted((deadline, name, offset) for name, (deadline, offset) in known.items() if deadline > now)
+    assert ids.live(now) == [(name, deadline, offset) for deadline, name, offset in live]
+    ids.forget(now)
+    assert len(ids) == len(live)
+    assert [ids.get(name, now) for _, name, _ in live] == [offset for _, _, offset in live]
+
+
+def test_what_looks_like_an_id_across_two_entries_is_none() -> None:
+    ids = DedupIds()
+    ids.put(b"aa" + b"\x01" * 14, 0x0101010101010101, 0, 0x0101010101010101)
+    assert ids.get(b"aa" + b"\x01" * 14, 0) == 0x0101010101010101
+    ids.put(b"aa" + b"\x02" * 14, 7, 0, 9)
+    assert ids.get(b"aa" + b"\x01" * 13 + b"\x02", 0) is None
+
+
+def test_what_is_over_is_let_go_as_its_bucket_is_used() -> None:
+    ids = DedupIds()
+    for number in range(1_000):
+        ids.put(b"aa" + number.to_bytes(14, "little"), number, number, 10)
+    assert len(ids) <= 11

@@ -1,0 +1,85 @@
+"""A stream that consumes, without a JVM: the reader's own methods, called as Spark calls them.
+
+Owns: `Consumer`; `keyed`, which fills a queue with lines of keys; and `in_line`, which says whether rows have those in order.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from penstock import NewItem, Queue
+from penstock.spark.consuming_reader import ConsumingReader
+from penstock.spark.options import parse
+from penstock.spark.source import chosen
+from penstock.words.clock import SECOND
+from tests.spark.stream_runs import Offset, through_json
+
+
+class Hasty(ConsumingReader):
+    """Does not wait long for an owner who is not there."""
+
+    ANSWER_TIMEOUT = SECOND
+
+
+class Consumer:
+    """One run of a stream: an offset that goes through JSON, as in Spark's checkpoint, and the rows of each batch."""
+
+    def __init__(
+        self, broker: str, start: Offset | None = None, available_now: bool = False, hasty: bool = False, **options: object
+    ) -> None:
+        given = {"broker": broker, "queue": "orders", "consume": "true", **{name: str(value) for name, value in options.items()}}
+        self.options = parse(given)
+        self.reader = (Hasty if hasty else ConsumingReader)(self.options, chosen(self.options).names)
+        self.at = start if start is not None else self.reader.initialOffset()
+        self.batches: list[list[dict[str, Any]]] = []
+        if available_now:
+            self.reader.prepareForTriggerAvailableNow()
+
+    def begin(self, limit: ReadLimit | None = None) -> Offset:
+        """Where the next micro-batch ends: what is before it is committed."""
+        return through_json(self.reader.latestOffset(through_json(self.at), limit or self.reader.getDefaultReadLimit()))
+
+    def batch(self, limit: ReadLimit | None = None) -> int:
+        """A micro-batch, committed by the next; says how many rows it had, or -1 when there is nothing."""
+        end = self.begin(limit)
+        if end == self.at:
+            return -1
+        self.batches.append(self.between(self.at, end))
+        self.at = end
+        return len(self.batches[-1])
+
+    def between(self, start: Offset, end: Offset) -> list[dict[str, Any]]:
+        parts = self.reader.partitions(through_json(start), through_json(end))
+        return [row for part in parts for batch in self.reader.read(part) for row in batch.to_pylist()]
+
+    def all(self) -> list[str]:
+        """The ids of everything read until there is no more."""
+        while self.batch() >= 0:
+            pass
+        return self.ids
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches for row in batch]
+
+    @property
+    def ids(self) -> list[str]:
+        return [row["id"] for row in self.rows]
+
+    def killed(self) -> None:
+        """As if its process had been killed: nobody hears of it."""
+        self.reader._die()
+
+
+def keyed(queue: Queue, keys: int, each: int, start: int = 0) -> list[str]:
+    """The ids of new items, so many of each key, numbered in the order of their line."""
+    return queue.produce_many([NewItem(b"%d" % n, key=f"k{key}") for n in range(start, start + each) for key in range(keys)])
+
+
+def in_line(rows: Iterable[tuple[bytes, bytes]]) -> dict[str, list[int]]:
+    """The numbers of each key, as the rows (key, payload) have them."""
+    lines: dict[str, list[int]] = {}
+    for key, payload in rows:
+        lines.setdefault(key.decode(), []).append(int(payload))
+    return lines

@@ -1,0 +1,246 @@
+"""How many at once, how fast, and from which queue: concurrency, rates, weights."""
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+
+import penstock
+from penstock import Broker, Item, NewItem, Queue
+from penstock.errors import BrokerClosed, QueueNotFound
+from penstock.words.clock import SystemClock
+from penstock.worker.worker import Worker
+from tests.worker.harness import WAIT, Log, Running, settled, until, working
+
+
+class Crowd:
+    """Handlers that wait for each other: how many there are at once."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.go = threading.Event()
+        self._lock = threading.Lock()
+        self.now = 0
+        self.most = 0
+
+    def handle(self, item: Item) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.log.add(item)
+        self.go.wait(WAIT)
+        with self._lock:
+            self.now -= 1
+
+    async def ahandle(self, item: Item) -> None:
+        await asyncio.to_thread(self.handle, item)
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_so_many_at_once_and_no_more(queue: Queue, log: Log, how: str) -> None:
+    queue.produce_many([b""] * 30)
+    crowd = Crowd(log)
+    with working(Worker(queue, crowd.handle if how == "threads" else crowd.ahandle, concurrency=5)) as _:
+        log.take(5)
+        assert crowd.now == 5
+        assert queue.stats().ready == 25  # what cannot be begun is left for others
+        crowd.go.set()
+        settled(queue, 30)
+    assert crowd.most == 5
+
+
+def test_a_partition_has_no_more_than_its_part(broker: Broker, log: Log) -> None:
+    queue = broker.create_queue("orders", partitions=4)
+    for _ in range(4):
+        queue.produce_many([b""] * 10)  # each to another partition
+    crowd = Crowd(log)
+    busy: Counter[int] = Counter()
+    with working(Worker(queue, crowd.handle, concurrency=8, per_partition=2)):
+        for item in log.take(8):
+            busy[item.partition] += 1
+        assert busy == {0: 2, 1: 2, 2: 2, 3: 2}
+        crowd.go.set()
+        settled(queue, 40)
+
+
+def test_a_partition_alone_leaves_places_free_and_is_served_in_order(broker: Broker, log: Log) -> None:
+    queue = broker.create_queue("orders", partitions=4)
+    queue.produce_many([b"%d" % n for n in range(100)])
+    crowd = Crowd(log)
+    with working(Worker(queue, crowd.handle, concurrency=8, per_partition=1)):
+        items = log.take(1)
+        until(lambda: queue.stats().leased, lambda leased: leased > 8)  # some are held back, and wait for their turn
+        assert crowd.now == 1
+        crowd.go.set()
+        items += log.take(99)
+        settled(queue, 100)
+    assert crowd.most == 1
+    assert [int(item.payload) for item in items] == list(range(100))
+
+
+def test_queues_share_the_places_by_weight(broker: Broker, log: Log) -> None:
+    orders, mail = broker.create_queue("orders"), broker.create_queue("mail")
+    orders.produce_many([NewItem(b"", kind="orders")] * 100)
+    mail.produce_many([NewItem(b"", kind="mail")] * 100)
+    crowd = Crowd(log)
+    with working(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
+        log.take(16)  # whoever was asked first may have taken all: nobody else had work yet
+        crowd.go.set()
+        begun = Counter(item.kind for item in log.take(100))
+        settled(orders, 100)
+        settled(mail, 100)
+    assert crowd.most <= 16
+    assert begun["orders"] and begun["mail"], "nobody waits for the other to end; the shares themselves are in test_shelf.py"
+
+
+def test_what_one_queue_does_not_use_the_others_have(broker: Broker, log: Log) -> None:
+    orders, mail = broker.create_queue("orders"), broker.create_queue("mail")
+    crowd = Crowd(log)
+    mail.produce_many([b"1"] * 16)
+    with working(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
+        log.take(16)
+        orders.produce(b"2")
+        crowd.go.set()
+        assert log.next().payload == b"2"
+        settled(orders, 1)
+
+
+def test_a_list_of_queues_is_served_alike(broker: Broker, log: Log) -> None:
+    queues = [broker.create_queue(name) for name in ("a", "b", "c")]
+    for queue in queues:
+        queue.produce_many([NewItem(b"", kind=queue.name)] * 10)
+    with working(Worker(queues, lambda item: log.add(item.kind))):
+        assert Counter(log.take(30)) == {"a": 10, "b": 10, "c": 10}
+        for queue in queues:
+            settled(queue, 10)
+
+
+def test_a_rate_is_kept(broker: Broker, log: Log) -> None:
+    slow, fast = broker.create_queue("slow"), broker.create_queue("fast")
+    slow.produce_many([b"s"] * 40)
+    fast.produce_many([b"f"] * 500)
+    clock = SystemClock()
+    began = clock.read().elapsed
+    with working(Worker([slow, fast], lambda item: log.add(item.payload), concurrency=4, rate={slow: 50})):
+        settled(fast, 500)
+        settled(slow, 30)
+        took = (clock.read().elapsed - began) / 1e6
+    assert took >= (30 - 5 - 1) / 50  # a tenth of a second's worth may come at once
+
+
+def test_a_worker_tells_what_it_has_done(queue: Queue, log: Log) -> None:
+    crowd = Crowd(log)
+    one = Worker(queue, crowd.handle, concurrency=3)
+    assert one.stats().handled == one.stats().in_hand == 0
+    queue.produce_many([b""] * 3)
+    with working(one):
+        log.take(3)
+        assert one.stats().in_hand == 3
+        crowd.go.set()
+        stats = until(one.stats, lambda stats: stats.handled == 3)
+        assert stats.in_hand == 0 and stats.per_second > 0
+
+
+def test_an_idle_worker_hears_of_new_items_after_its_lease_request_has_ended(broker: Broker, log: Log) -> None:
+    queue = broker.create_queue("orders", lease_timeout=1)
+    with working(Worker(queue, lambda item: log.add(item.payload))):
+        until(lambda: broker.metrics().queues["orders"].requests.get("lease", 0), lambda count: count >= 3)
+        queue.produce(b"x")
+        assert log.next() == b"x"
+
+
+# -- in an async program -----------------------------------------------------------------------------------------
+
+
+def test_arun_runs_handlers_in_its_own_loop() -> None:
+    async def program() -> None:
+        async with await penstock.aopen("memory://") as broker:
+            queue = await broker.create_queue("orders")
+            loops: asyncio.Queue[object] = asyncio.Queue()
+
+            async def handle(item: Item) -> None:
+                await loops.put(asyncio.get_running_loop())
+
+            one = Worker(queue, handle, concurrency=4)
+            task = asyncio.create_task(one.arun())
+            await queue.produce_many([b""] * 50)
+            for _ in range(50):
+                assert await asyncio.wait_for(loops.get(), WAIT) is asyncio.get_running_loop()
+            one.stop()
+            await asyncio.wait_for(task, WAIT)
+            assert (await queue.stats()).completed == 50
+
+    asyncio.run(program())
+
+
+def test_cancelling_arun_drains_it() -> None:
+    async def program() -> None:
+        async with await penstock.aopen("memory://") as broker:
+            queue = await broker.create_queue("orders")
+            begun, go = asyncio.Event(), asyncio.Event()
+
+            async def handle(item: Item) -> None:
+                begun.set()
+                await go.wait()
+
+            one = Worker(queue, handle)
+            task = asyncio.create_task(one.arun())
+            await queue.produce_many([b""] * 2)
+            await asyncio.wait_for(begun.wait(), WAIT)
+            task.cancel()
+            while one._run is None or not one._run._draining:
+                await asyncio.sleep(0)
+            go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            stats = await queue.stats()
+            assert (stats.completed, stats.ready, stats.leased) == (1, 1, 0)
+
+    asyncio.run(program())
+
+
+def test_arun_runs_plain_handlers_in_threads() -> None:
+    async def program() -> None:
+        async with await penstock.aopen("memory://") as broker:
+            queue = await broker.create_queue("orders")
+            threads: set[str] = set()
+
+            def handle(item: Item) -> None:
+                threads.add(threading.current_thread().name)
+                one.stop()
+
+            one = Worker(queue, handle)
+            await queue.produce(b"")
+            await asyncio.wait_for(one.arun(), WAIT)
+            assert threads == {"penstock handler 1"}
+
+    asyncio.run(program())
+
+
+# -- when the queue is no more ---------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_closed_ends_the_worker(log: Log) -> None:
+    broker = penstock.open("memory://")
+    queue = broker.create_queue("orders")
+    queue.produce(b"")
+    running = Running(Worker(queue, log.add))
+    log.next()
+    broker.close()
+    assert [type(error) for error in running.ended()] == [BrokerClosed]
+
+
+def test_a_queue_that_is_deleted_ends_the_worker(broker: Broker, queue: Queue, log: Log) -> None:
+    go = threading.Event()
+    queue.produce(b"")
+
+    def handle(item: Item) -> None:
+        log.add("begun")
+        go.wait(WAIT)
+
+    running = Running(Worker(queue, handle, concurrency=2))
+    log.next()
+    queue.delete()
+    go.set()
+    assert [type(error) for error in running.ended()] == [QueueNotFound]

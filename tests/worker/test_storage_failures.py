@@ -1,0 +1,126 @@
+"""A disk that fails while a worker settles: what it says is said again until it is known."""
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import Broker, Item, NewItem, Queue
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.worker.context import Context
+from penstock.worker.outcomes import Bury, Retry
+from penstock.worker.worker import Worker
+from tests.worker.harness import WAIT, Log, Running, settled, until, working
+
+FAR = 4_000_000_000.0
+
+
+class Brittle(SystemFiles):
+    """The real disk, but syncs fail while it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = False
+        self.failures = 0
+
+    def fail(self) -> None:
+        self.broken = True
+
+    def sync(self, handle: int) -> None:
+        if self.broken:
+            self.failures += 1
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync(handle)
+
+
+@pytest.fixture
+def files() -> Brittle:
+    return Brittle()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, files: Brittle) -> Iterator[Broker]:
+    with penstock.open(tmp_path / "data", files=files) as broker:
+        yield broker
+
+
+def sync(queue: Queue) -> None:
+    """Have something stored durably, and with it all that was recorded before, leases too."""
+    queue.produce(b"", at=FAR)
+
+
+def test_what_could_not_be_settled_is_settled_when_the_disk_is_well_again(broker: Broker, files: Brittle, log: Log) -> None:
+    queue, mail = broker.create_queue("orders", max_attempts=2), broker.create_queue("mail")
+    verdicts = {b"done": None, b"retry": Retry(0, "again"), b"bury": Bury("poison"), b"follow": None}
+    ids = dict(zip(verdicts, queue.produce_many(list(verdicts)), strict=True))
+
+    def break_it() -> None:
+        sync(queue)
+        files.fail()
+
+    all_there = threading.Barrier(len(verdicts), break_it)
+
+    def handle(item: Item, context: Context) -> None:
+        log.add((item.payload, item.attempts))
+        if item.attempts == 1:
+            all_there.wait(WAIT)
+            if item.payload == b"follow":
+                context.follow_up(NewItem(b"", queue="mail"))
+            if (error := verdicts[item.payload]) is not None:
+                raise error
+
+    one = Worker(queue, handle, concurrency=4)
+    with working(one):
+        log.take(4)
+        until(lambda: files.failures)
+        files.broken = False
+        settled(queue, 3)
+        assert log.next() == (b"retry", 2)
+        stats = until(one.stats, lambda stats: stats.in_hand == 0)
+    assert (stats.handled, stats.retried, stats.buried, stats.late) == (3, 1, 1, 0)
+    assert queue.explain(ids[b"bury"]).why == "buried because: poison"
+    assert len(mail.lease(10, wait=WAIT)) == 1
+    assert log.rest() == []
+
+
+def test_leases_that_the_disk_lost_are_late_and_their_items_come_again(broker: Broker, files: Brittle, log: Log) -> None:
+    queue = broker.create_queue("orders")
+    queue.produce_many([b"%d" % n for n in range(20)])
+
+    def handle(item: Item) -> None:
+        log.add(item.payload)
+        if item.payload == b"10" and not files.failures:
+            files.fail()
+
+    one = Worker(queue, handle, concurrency=1)
+    with working(one):
+        until(lambda: files.failures)
+        files.broken = False
+        settled(queue, 20)
+        until(lambda: one.stats().in_hand == 0)
+    assert set(log.rest()) == {b"%d" % n for n in range(20)}
+    assert one.stats().handled == 20
+
+
+def test_a_worker_that_cannot_settle_can_be_stopped(broker: Broker, files: Brittle, log: Log) -> None:
+    queue = broker.create_queue("orders", lease_timeout=1)
+    queue.produce(b"x")
+
+    def handle(item: Item) -> None:
+        sync(queue)
+        files.fail()
+        log.add("done")
+
+    one = Worker(queue, handle)
+    running = Running(one)
+    log.next()
+    until(lambda: files.failures)
+    one.stop()
+    one.stop(at_once=True)
+    assert running.ended() == []
+    files.broken = False
+    assert queue.lease(wait=WAIT)[0].attempts == 2
+    assert one.stats().handled == 0
