@@ -28,7 +28,7 @@ import penstock
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.loop.partition import Partition
-from penstock.rules.commands import Complete, Granted, Lease, Produce, Retry
+from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce, RetryLeased
 from penstock.rules.routing import digest, key_ids
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, HOUR, MINUTE, SystemClock
@@ -67,7 +67,7 @@ def drain_sample(part: Partition) -> float:
     def once() -> None:
         granted = lease(part, BATCH)
         assert len(part.payloads(granted.runs)) == BATCH
-        part.run(Complete(granted.lease))
+        part.run(CompleteLeased(granted.lease))
         part.commit()
 
     return seconds(once) / BATCH * 1e6
@@ -151,10 +151,10 @@ def memories(home: Path, million: int, found: dict[str, Any]) -> None:
         for _ in range(million * every // BATCH):
             part.run(Produce(Batch(PAYLOADS, keys, ids)))
             part.commit()
-        first = part.run(Lease(1))
-        assert isinstance(first, Granted)
+        first = part.run(AcquireLease(1))
+        assert isinstance(first, LeaseAnswer)
         while (granted := lease(part, 10_000)).lease:  # everything of the held key is passed over on the way
-            part.run(Complete(granted.lease))
+            part.run(CompleteLeased(granted.lease))
 
     def leased(part: Partition) -> None:
         produce(part, million)
@@ -164,7 +164,7 @@ def memories(home: Path, million: int, found: dict[str, Any]) -> None:
     def delayed(part: Partition) -> None:
         produce(part, million)
         while (granted := lease(part, BATCH)).lease:
-            part.run(Retry(granted.lease, delay=HOUR, reason="again"))
+            part.run(RetryLeased(granted.lease, delay=HOUR, reason="again"))
             part.commit()
 
     found["mb_per_million_waiting"] = memory_mb(lambda part: produce(part, million), home) / million * 1e6

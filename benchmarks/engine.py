@@ -24,12 +24,12 @@ from typing import Any
 import peers
 
 from penstock.logs.arrow_batch import to_arrow
-from penstock.logs.columns import Columns
+from penstock.logs.columns import FrameColumns
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.log import Durability
 from penstock.loop.partition import Partition
-from penstock.rules.commands import Complete, Granted, Lease, Produce
+from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce
 from penstock.rules.routing import key_ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SystemClock
@@ -74,10 +74,10 @@ def produce_keyed(part: Partition, batches: list[list[bytes]], keys: list[list[b
         part.commit()
 
 
-def lease(part: Partition, want: int) -> Granted:
-    granted = part.run(Lease(want))
+def lease(part: Partition, want: int) -> LeaseAnswer:
+    granted = part.run(AcquireLease(want))
     part.commit()
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, LeaseAnswer)
     return granted
 
 
@@ -86,7 +86,7 @@ def drain(part: Partition, batch: int = BATCH) -> int:
     done = 0
     while (granted := lease(part, batch)).lease:
         done += len(part.payloads(granted.runs))
-        part.run(Complete(granted.lease))
+        part.run(CompleteLeased(granted.lease))
         part.commit()
     return done
 
@@ -98,7 +98,7 @@ def drain_by_item(part: Partition) -> int:
         start, _ = granted.runs
         for offset, payload in enumerate(part.payloads(granted.runs), start):
             done += len(payload) == PAYLOAD
-            part.run(Complete(granted.lease, (offset,)))
+            part.run(CompleteLeased(granted.lease, (offset,)))
         part.commit()
     return done
 
@@ -164,7 +164,7 @@ def arrow_decode(part: Partition) -> float:
     """Nanoseconds per item from a frame's verified bytes to an Arrow batch."""
     (frame,) = part.log.read(0, BATCH)
     times = 200
-    seconds = times / per_second(times, lambda: [to_arrow(Columns(frame)) for _ in range(times)])  # type: ignore[arg-type]
+    seconds = times / per_second(times, lambda: [to_arrow(FrameColumns(frame)) for _ in range(times)])  # type: ignore[arg-type]
     return seconds / times / BATCH * 1e9
 
 

@@ -23,7 +23,7 @@ class Handling(NamedTuple):
     redriven: bool
 
 
-class Proof(NamedTuple):
+class LogCheck(NamedTuple):
     """What the log says."""
 
     orders: int
@@ -41,7 +41,7 @@ class Proof(NamedTuple):
         return not (self.doubled or self.lost or self.overlaps or self.disorder) and self.letters == self.orders == self.completed
 
 
-def prove(directory: str, produced: int) -> Proof:
+def check_log(directory: str, produced: int) -> LogCheck:
     with Snapshot.open(directory) as log:
         done, attempts = _handlings(log)
         mail = log.call(FindQueue(name="mail"))
@@ -50,7 +50,7 @@ def prove(directory: str, produced: int) -> Proof:
     for one in done:
         times[one.order] += 1
     overlaps, disorder = _check_order(done)
-    return Proof(
+    return LogCheck(
         produced,
         len(times),
         sorted(order for order, number in times.items() if number > 1),

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 import penstock.spark
 from penstock.broker.snapshot import Snapshot
 from penstock.operations import FindQueue, ReadItems
-from penstock.spark.jobs.archive import Archived
-from penstock.spark.jobs.load import Loaded
-from penstock.spark.jobs.report_metrics import ReportFigures
+from penstock.spark.jobs.archive import ArchiveResult
+from penstock.spark.jobs.load import LoadResult
+from penstock.spark.jobs.report_metrics import ReportMetrics
 
 MALFORMED = ["{", '{"order": }', "these are no orders"]
 
@@ -38,7 +38,7 @@ class Pipeline:
         self._broker = str(directory)
         self._lake = lake
 
-    def load(self, path: Path) -> Loaded:
+    def load(self, path: Path) -> LoadResult:
         """A file of orders → items, in each customer's order; what is no order is set aside."""
         schema = "order long, customer string, amount long"
         aside = str(self._lake / "quarantine")
@@ -46,7 +46,7 @@ class Pipeline:
             self._spark, str(path), self._broker, "orders", key="customer", kind="order", schema=schema, order_by="order", quarantine=aside
         )
 
-    def archive(self) -> Archived:
+    def archive(self) -> ArchiveResult:
         """What the log holds and the archive does not → Parquet."""
         return penstock.spark.archive(self._spark, self._broker, "orders", str(self._lake / "archive"))
 
@@ -59,14 +59,14 @@ class Pipeline:
         """Dead letters for which a SQL predicate is true go back to where they came from."""
         return int(penstock.spark.redrive(self._spark, self._broker, "orders", where).items)
 
-    def report(self, path: Path) -> ReportFigures:
+    def report(self, path: Path) -> ReportMetrics:
         return penstock.spark.report(self._spark, self._broker, "orders", path)
 
     def _table(self, name: str) -> DataFrame:
         return self._spark.read.format("penstock").options(broker=self._broker, queue="orders", table=name).load()
 
 
-class Copy(NamedTuple):
+class ArchiveCheck(NamedTuple):
     """What is in the archive, beside what is in the log."""
 
     archived: int
@@ -79,7 +79,7 @@ class Copy(NamedTuple):
         return self.archived > 0 and not (self.missing or self.doubled or self.strange)
 
 
-def compare(spark: SparkSession, archived: Archived, directory: Path) -> Copy:
+def compare(spark: SparkSession, archived: ArchiveResult, directory: Path) -> ArchiveCheck:
     """The archive, read by Spark, against the log, read without it."""
     found = [(row.id, bytes(row.payload)) for row in spark.read.parquet(archived.path).select("id", "payload").collect()]
     with Snapshot.open(str(directory)) as log:
@@ -87,4 +87,4 @@ def compare(spark: SparkSession, archived: Archived, directory: Path) -> Copy:
         places = [*orders.active, *orders.retired]
         parts = log.call(ReadItems(queue=orders.incarnation, start=dict.fromkeys(places, 0), limit=1_000_000)).items
     kept = {(f"{number}-{items.start + n}", payload) for number, items in parts for n, payload in enumerate(items.batch.payloads)}
-    return Copy(len(found), len(kept - set(found)), len(found) - len(set(found)), len(set(found) - kept))
+    return ArchiveCheck(len(found), len(kept - set(found)), len(found) - len(set(found)), len(set(found) - kept))

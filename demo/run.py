@@ -22,13 +22,13 @@ from rich.table import Table
 
 import penstock
 import penstock.spark
-from penstock.spark.jobs.report_metrics import ReportFigures
+from penstock.spark.jobs.report_metrics import ReportMetrics
 from penstock.worker.stats import WorkerStats
 
 CUSTOMERS = 150
 
 
-class Story:
+class ProgressDisplay:
     """What is told while it happens."""
 
     def __init__(self, console: Console, broker: penstock.Broker) -> None:
@@ -63,15 +63,15 @@ def wait_until_done(queue: penstock.Queue, dead: penstock.Queue, orders: int) ->
         time.sleep(0.05)
 
 
-class Told(NamedTuple):
+class DemoResult(NamedTuple):
     """What is left to be told when it is over."""
 
     worker: WorkerStats
     copy: Copy
-    report: ReportFigures
+    report: ReportMetrics
 
 
-def run(directory: Path, orders: int, report: Path, console: Console) -> Told:
+def run(directory: Path, orders: int, report: Path, console: Console) -> DemoResult:
     lake = directory.with_name(directory.name + "-lake")
     with penstock.open(directory) as broker:
         dead = broker.create_queue("orders.dead", exist_ok=True)
@@ -80,7 +80,7 @@ def run(directory: Path, orders: int, report: Path, console: Console) -> Told:
         policy = penstock.RetryPolicy(base=0.2, factor=2, jitter=0.2)
         worker = penstock.Worker(queue, handle, processes=3, retry=policy, handler_timeout=10, name="demo")
         working = threading.Thread(target=worker.run, kwargs={"signals": False})
-        story = Story(console, broker)
+        story = ProgressDisplay(console, broker)
         with Live(story, console=console, refresh_per_second=5) if console.is_terminal else nullcontext():
             story.tell("Spark starts")
             spark = penstock.spark.session("penstock demo", master="local[2]")
@@ -110,10 +110,10 @@ def run(directory: Path, orders: int, report: Path, console: Console) -> Told:
             story.tell(f"Spark added to the archive what is new: {archived.rows} orders; and writes its report")
             figures = pipeline.report(report)
             story.tell("done")
-    return Told(worker.stats(), compare(spark, archived, directory), figures)
+    return DemoResult(worker.stats(), compare(spark, archived, directory), figures)
 
 
-def show(proof: Proof, told: Told, console: Console) -> bool:
+def show(proof: Proof, told: DemoResult, console: Console) -> bool:
     done, copy, figures = told
     table = Table(title="What the log says", title_justify="left", min_width=76, show_header=False)
     kinds = f"every {FAILS_ONCE}th failed once, every {KILLS_ONCE}st killed its process, every {POISON}th was poison"

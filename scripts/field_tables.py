@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.api import arrow
-from penstock.spark.options import WRITTEN_AS
+from penstock.spark.options import SPARK_TYPES
 from penstock.spark.source import spark_schema
 from penstock.tables.schemas import ITEMS
 from penstock.words.clock import DAY
-from penstock.words.fields import BY_NAME, GIVEN, STORED, Field, Type
+from penstock.words.fields import BY_NAME, GIVEN, STORED, Field, FieldType
 from penstock.words.limits import KIB, MIB
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -57,20 +57,20 @@ def _said(field: Field) -> Iterable[str]:
 
 def written_columns() -> str:
     """The columns that a DataFrame may have to be written."""
-    rows = [(name, WRITTEN_AS.get(BY_NAME[name].type, arrow.accepted(name)), _limits(BY_NAME[name])) for name in GIVEN]
+    rows = [(name, SPARK_TYPES.get(BY_NAME[name].type, arrow.accepted_types(name)), _limits(BY_NAME[name])) for name in GIVEN]
     return _table(("column", "type", "limits"), rows)
 
 
 def _limits(field: Field) -> str:
-    if field.type is Type.INSTANT:
+    if field.type is FieldType.INSTANT:
         return "from 1970 to 9999"
-    if field.type is Type.SPAN:
+    if field.type is FieldType.SPAN:
         return f"{field.low} microsecond to {field.high // (365 * DAY)} years"
-    if field.type is Type.SMALL:
+    if field.type is FieldType.SMALL:
         return f"{field.low} to {field.high}; null is {field.stored.nothing if field.stored else 0}"
     if field.name == "payload":
         return f"{field.high // MIB} MiB; never null. A string makes the encoding `text`, unless it is given"
-    return f"{field.high // KIB} KiB in all" if field.type is Type.HEADERS else f"{field.high:,} bytes"
+    return f"{field.high // KIB} KiB in all" if field.type is FieldType.HEADERS else f"{field.high:,} bytes"
 
 
 def _table(head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:

@@ -141,17 +141,17 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
     """What Spark's driver and tasks do, without a JVM, beside the owner, which looks into its inbox whenever the driver waits."""
     import pyarrow as pa
 
-    from penstock.broker.embedded import Embedded
+    from penstock.broker.embedded import EmbeddedBroker
     from penstock.broker.inbox_client import InboxClient
     from penstock.operations import CreateQueue
     from penstock.spark import broker_access, consuming_reader, staging
-    from penstock.spark.options import STREAM, parse
-    from penstock.spark.sort_order import Order
+    from penstock.spark.options import STREAM, parse_options
+    from penstock.spark.sort_order import SortOrder
 
-    owner = Embedded.open(folder, threaded=False)
+    owner = EmbeddedBroker.open(folder, threaded=False)
     owner.call(CreateQueue(name="orders"))
-    consuming_reader.home_of = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.look, **options)  # type: ignore[assignment]
-    writes, order = staging.StagedWrites(broker_access.target_of(folder)), Order.parse("")
+    consuming_reader.open_home = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.look, **options)  # type: ignore[assignment]
+    writes, order = staging.StagedWriteClient(broker_access.parse_broker(folder)), SortOrder.parse("")
     destination = writes.find("orders")
     rows = pa.record_batch({"payload": [b"a", b"b"], "key": [b"k", b"l"]})
 
@@ -163,7 +163,9 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
         owner.inbox.look()
 
     yield "a Spark write, staged by a task, published by the driver, adopted by the owner", record(write)
-    reader = consuming_reader.ConsumingReader(parse({"broker": folder, "queue": "orders", "consume": "true"}, STREAM), ["id", "payload"])
+    reader = consuming_reader.ConsumingReader(
+        parse_options({"broker": folder, "queue": "orders", "consume": "true"}, STREAM), ["id", "payload"]
+    )
     offsets = [reader.initialOffset()]
 
     def take() -> None:

@@ -14,13 +14,13 @@ from penstock.logs.frame import CHECKSUM_BYTES, HEADER_BYTES, frame_bytes, parse
 from penstock.logs.log import FrameType
 from penstock.loop.item_cache import Items
 from penstock.testing.disk import SimulatedFiles
-from simulation.simulation import Narration
+from simulation.simulation import StepPrinter
 
 T = TypeVar("T")
 MOST_FLIPS = 3
 
 
-class Written(NamedTuple):
+class FramePosition(NamedTuple):
     """A frame as it lies in a file."""
 
     path: str
@@ -37,13 +37,13 @@ class Written(NamedTuple):
         return set(range(self.base, self.base + self.count)) if self.type == FrameType.DATA else set()
 
 
-def written(files: SimulatedFiles, path: str) -> list[Written]:
+def frame_positions(files: SimulatedFiles, path: str) -> list[FramePosition]:
     """The frames of a segment that is whole."""
     content, at, found = files.content(path), 0, []
     while at < len(content):
         header = parse_header(content[at : at + HEADER_BYTES])
         stop = at + HEADER_BYTES + header.stored_bytes + CHECKSUM_BYTES
-        found.append(Written(path, at, stop, header.sequence, header.type, header.base, header.count))
+        found.append(FramePosition(path, at, stop, header.sequence, header.type, header.base, header.count))
         at += frame_bytes(header.stored_bytes)
     return found
 
@@ -51,7 +51,7 @@ def written(files: SimulatedFiles, path: str) -> list[Written]:
 class LogDamage:
     """Damage to one log whose files are whole and synced. Frames that hold no items are spared, as far as no segment is deleted."""
 
-    def __init__(self, files: SimulatedFiles, folder: str, rng: random.Random, say: Narration) -> None:
+    def __init__(self, files: SimulatedFiles, folder: str, rng: random.Random, say: StepPrinter) -> None:
         paths = [path for path in sorted(files.contents()) if path.startswith(folder) and path.endswith(".log")]
         self.items: set[int] = set()
         """Those that were taken; some of them may have been let go by retention before."""
@@ -69,11 +69,11 @@ class LogDamage:
             say("   damage: %s is deleted", deleted)
 
 
-def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[Written]:
+def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[FramePosition]:
     """The frames of a segment that count: behind a failed sync, what the next segment has again does not."""
     next_path = next((other for other in paths if other > path), None)
     name = None if next_path is None else parse_name(next_path.rpartition("/")[2])
-    return [frame for frame in written(files, path) if name is None or frame.sequence < name.first_sequence]
+    return [frame for frame in frame_positions(files, path) if name is None or frame.sequence < name.first_sequence]
 
 
 def check_served(

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, SimulatedFiles
 from penstock.words.clock import Moment
-from simulation.simulation import Narration
+from simulation.simulation import StepPrinter
 
 
-class Disk(SimulatedFiles):
+class FaultInjectingFiles(SimulatedFiles):
     """A simulated disk that can be read as if nothing were ever wrong with it, and whose faults can wait for a certain sync."""
 
     _waiting: tuple[str, Fault, int] | None = None
@@ -82,13 +82,13 @@ class InterruptingClock(ManualClock):
         return super().read()
 
 
-class Machine:
+class SimulatedMachine:
     """The disk and the clock that something is run on, and how it is switched off."""
 
-    def __init__(self, seed: int, clock: ManualClock, say: Narration) -> None:
+    def __init__(self, seed: int, clock: ManualClock, say: StepPrinter) -> None:
         self.say = say
         self.clock = clock
-        self.disk = Disk(random.Random(seed))
+        self.disk = FaultInjectingFiles(random.Random(seed))
 
     def arm(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""

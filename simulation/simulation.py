@@ -20,7 +20,7 @@ from penstock.testing.disk import Halt
 T = TypeVar("T")
 
 
-class Narration:
+class StepPrinter:
     """Tells what happens, if anybody listens. A line is formatted only then, as in logging: `say("%d items", count)`."""
 
     def __init__(self, listener: Callable[[str], None] | None) -> None:
@@ -31,7 +31,7 @@ class Narration:
             self._listener(line % values if values else line)
 
 
-class Chance:
+class RandomDraws:
     """Random choices, all drawn from one generator.
 
     Each seed has its own habits (how often a key, a schedule, a dedup id …), so that rare mixtures come up in some seeds.
@@ -75,12 +75,12 @@ class Simulation(ABC):
     usual_steps: ClassVar[int]
     damage_rate: ClassVar[float]
     """How often, per step, a copy of the disk is damaged and used."""
-    chance: Chance
+    chance: RandomDraws
 
     def __init__(self, seed: int, steps: int | None = None, say: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self.steps = self.usual_steps if steps is None else steps
-        self.say = Narration(say)
+        self.say = StepPrinter(say)
         self._damage_rng = random.Random(f"damage {seed}")
         """Of its own, as is that of each damage, so that the other steps are the same with and without it."""
 

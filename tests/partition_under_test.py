@@ -20,40 +20,40 @@ from penstock.loop.partition import Partition
 from penstock.loop.recovery import replay
 from penstock.rules import base, routing
 from penstock.rules.commands import (
-    Bury,
+    AcquireLease,
+    AddFences,
+    BuryLeased,
     Clear,
-    Complete,
+    CompleteLeased,
+    CompleteUnleased,
     Configure,
-    Confirm,
-    Consume,
-    Counted,
+    ConfirmTransfer,
     Drop,
-    Extend,
-    FenceOff,
+    ExtendLease,
+    FollowUpBatch,
     ForgetCursor,
-    Granted,
-    Lease,
-    Letter,
-    Lift,
-    Narrow,
-    Note,
+    ItemCount,
+    LeaseAnswer,
+    LiftFence,
+    NarrowFence,
     Pause,
     Produce,
     PutCursor,
     Redrive,
-    Release,
-    Retry,
+    ReleaseParkedKey,
+    RetryLeased,
     Seek,
     Send,
+    SetProgress,
     Settled,
     Stored,
-    Strayed,
+    StraysFound,
 )
-from penstock.rules.fences import Departed, pack_slots
-from penstock.rules.item_states import Life
+from penstock.rules.fences import MovedSlots, pack_slots
+from penstock.rules.item_states import ItemState
 from penstock.rules.lanes import Rank
-from penstock.rules.outbox import destination
-from penstock.rules.records import Barrier
+from penstock.rules.outbox import pack_destination
+from penstock.rules.records import FenceSpec
 from penstock.rules.runs import offsets
 from penstock.rules.state import Counts
 from penstock.testing import ManualClock
@@ -62,13 +62,13 @@ from penstock.words.clock import SECOND
 from simulation.partition.checks import check_replay
 
 INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
-ELSEWHERE = destination(0xDEAD, 3)
+ELSEWHERE = pack_destination(0xDEAD, 3)
 """Another partition, where items are sent unless a test says otherwise."""
 MOST_TURNS = 1_000
 """More than any test here needs: whoever goes on has met a bug."""
 
 
-class Home(ABC):
+class PartitionBackend(ABC):
     """Where a backend keeps the log of one partition."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Home(ABC):
         """End the log's owner without a word: nothing more is written."""
 
 
-class MemoryHome(Home):
+class MemoryPartitionBackend(PartitionBackend):
     """A list, handed from one owner to the next."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class MemoryHome(Home):
         log.close()
 
 
-class FileHome(Home):
+class FilePartitionBackend(PartitionBackend):
     """A directory on the real disk. Power cuts are the simulation's; here processes are killed at most: nothing need wait for the disk."""
 
     def __init__(self, path: Path, durability: Durability = "os") -> None:
@@ -108,7 +108,10 @@ class FileHome(Home):
         cast(FileLog, log).abandon()
 
 
-HOMES: dict[str, Callable[[Path], Home]] = {"memory": lambda path: MemoryHome(), "files": FileHome}
+PARTITION_BACKENDS: dict[str, Callable[[Path], PartitionBackend]] = {
+    "memory": lambda path: MemoryPartitionBackend(),
+    "files": FilePartitionBackend,
+}
 
 
 def items(
@@ -140,10 +143,10 @@ def items(
     return validate(batch)
 
 
-class Bench:
+class PartitionUnderTest:
     """A partition and the means to work it."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: PartitionBackend) -> None:
         self.home = home
         self.clock = ManualClock()
         self.partition = Partition(home.open(), self.clock)
@@ -168,20 +171,22 @@ class Bench:
         departed: Mapping[int, int] | None = None,
         awaited: Sequence[str] = (),
         until: Rank | None = None,
-    ) -> Granted:
-        answer = self._turn(Lease(want, consumer, int(timeout * SECOND), per_key, _named(request), departed_of(departed, awaited), until))
-        assert isinstance(answer, Granted), f"{answer} is no lease"
+    ) -> LeaseAnswer:
+        answer = self._turn(
+            AcquireLease(want, consumer, int(timeout * SECOND), per_key, _named(request), slots_departed(departed, awaited), until)
+        )
+        assert isinstance(answer, LeaseAnswer), f"{answer} is no lease"
         return answer
 
     def strays(self, departed: Mapping[int, int], want: int = 100) -> list[int]:
         """Lease, and give what is answered to be astray instead."""
-        answer = self._turn(Lease(want, departed=departed_of(departed)))
-        return answer.offsets if isinstance(answer, Strayed) else []
+        answer = self._turn(AcquireLease(want, departed=slots_departed(departed)))
+        return answer.offsets if isinstance(answer, StraysFound) else []
 
     def complete(
-        self, lease: int, which: Sequence[int] | None = None, request: str | None = None, *, then: Sequence[Letter] = ()
+        self, lease: int, which: Sequence[int] | None = None, request: str | None = None, *, then: Sequence[FollowUpBatch] = ()
     ) -> Settled:
-        return cast(Settled, self._turn(Complete(lease, which, _named(request), then)))
+        return cast(Settled, self._turn(CompleteLeased(lease, which, _named(request), then)))
 
     def retry(
         self,
@@ -193,21 +198,21 @@ class Bench:
         counted: bool = True,
         request: str | None = None,
     ) -> Settled:
-        return cast(Settled, self._turn(Retry(lease, which, int(delay * SECOND), reason, counted, _named(request))))
+        return cast(Settled, self._turn(RetryLeased(lease, which, int(delay * SECOND), reason, counted, _named(request))))
 
     def bury(
         self, lease: int, which: Sequence[int] | None = None, reason: str = "", request: str | None = None, alone: bool = False
     ) -> Settled:
-        return cast(Settled, self._turn(Bury(lease, which, reason, _named(request), alone)))
+        return cast(Settled, self._turn(BuryLeased(lease, which, reason, _named(request), alone)))
 
     def extend(self, lease: int, timeout: float = 0, request: str | None = None) -> Settled:
-        return cast(Settled, self._turn(Extend(lease, int(timeout * SECOND), _named(request))))
+        return cast(Settled, self._turn(ExtendLease(lease, int(timeout * SECOND), _named(request))))
 
     def note(self, lease: int, offset: int, text: str) -> None:
-        self._turn(Note(lease, offset, text))
+        self._turn(SetProgress(lease, offset, text))
 
     def consume(self, *which: int, consumer: str = "stream", lapsed: bool = False) -> int:
-        return cast(Counted, self._turn(Consume(which, consumer, lapsed))).items
+        return cast(ItemCount, self._turn(CompleteUnleased(which, consumer, lapsed))).items
 
     def take(self, want: int = 100, **options: Any) -> list[str]:
         """Lease, and give the payloads."""
@@ -257,7 +262,7 @@ class Bench:
         return self._count(Send(which, to))
 
     def confirm(self, sequence: int, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
-        return self._count(Confirm(to, sequence, base))
+        return self._count(ConfirmTransfer(to, sequence, base))
 
     def deliver(self, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
         """Say that the first transfer for a destination arrived there."""
@@ -265,18 +270,18 @@ class Bench:
 
     def fence(self, *keys: str, source: int = 3, mark: int = 100, version: int = 0) -> int:
         """The slots of these keys came here from `source`; gives the number of their fence."""
-        barrier = Barrier(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
-        self._turn(FenceOff(version or self.partition.state.fence_version + 1, [barrier]))
+        barrier = FenceSpec(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
+        self._turn(AddFences(version or self.partition.state.fence_version + 1, [barrier]))
         return self.partition.state.fences_given
 
     def narrow(self, fence: int, *keys: str) -> int:
-        return self._count(Narrow(fence, [key_id(key) for key in keys]))
+        return self._count(NarrowFence(fence, [key_id(key) for key in keys]))
 
     def lift(self, fence: int, *keys: str) -> int:
-        return self._count(Lift(fence, [key_id(key) for key in keys]))
+        return self._count(LiftFence(fence, [key_id(key) for key in keys]))
 
     def release(self, key: str) -> int:
-        return self._count(Release(key_id(key)))
+        return self._count(ReleaseParkedKey(key_id(key)))
 
     # -- time ------------------------------------------------------------------------------------------
 
@@ -339,12 +344,15 @@ class Bench:
     def recount(self) -> list[int]:
         """The counts, item by item."""
         lives = [self.life(offset) for offset in range(self.partition.state.next_offset)]
-        return [lives.count(life) for life in (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED, Life.MOVING)]
+        return [
+            lives.count(life)
+            for life in (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
+        ]
 
-    def life(self, offset: int) -> Life | None:
+    def life(self, offset: int) -> ItemState | None:
         return self.partition.state.state_of(offset)
 
-    def texts(self, granted: Granted) -> list[str]:
+    def texts(self, granted: LeaseAnswer) -> list[str]:
         return [payload.decode() for payload in self.partition.payloads(granted.runs)]
 
     def why(self, offset: int) -> str:
@@ -356,7 +364,7 @@ class Bench:
         return answer
 
     def _count(self, command: Any) -> int:
-        return cast(Counted, self._turn(command)).items
+        return cast(ItemCount, self._turn(command)).items
 
 
 def _named(request: str | None) -> bytes | None:
@@ -371,16 +379,16 @@ def slot(key: str) -> int:
     return routing.slot(key.encode())
 
 
-def given(granted: Granted) -> list[int]:
+def granted_offsets(granted: LeaseAnswer) -> list[int]:
     """Every offset of a lease, in order."""
     return offsets(granted.runs)
 
 
-def departed_of(marks: Mapping[int, int] | None, awaited: Sequence[str] = ()) -> Departed | None:
+def slots_departed(marks: Mapping[int, int] | None, awaited: Sequence[str] = ()) -> MovedSlots | None:
     """These slots live elsewhere, each from its mark on; all others here. Elsewhere, what is `awaited` waits for its keys' lines here."""
     if not marks:
         return None
     owners = bytearray(routing.SLOTS)
     for slot in marks:
         owners[slot] = 1
-    return Departed(owners, 0, marks, (), {key_id(key) for key in awaited})
+    return MovedSlots(owners, 0, marks, (), {key_id(key) for key in awaited})

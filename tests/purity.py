@@ -13,7 +13,7 @@ import pytest
 
 from penstock.rules import machine
 from penstock.rules.calendar import Calendar
-from penstock.rules.leases import Grant
+from penstock.rules.leases import LiveLease
 from penstock.rules.state import State
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
@@ -42,7 +42,7 @@ def _snapshot(thing: object) -> object:
 
     Two parts count by their contents only: a Grant opens its items, and a Calendar sorts a bucket, when it is first asked for them.
     """
-    if isinstance(thing, Grant):
+    if isinstance(thing, LiveLease):
         fixed = (thing.number, thing.deadline, thing.timeout, thing.consumer, thing.size, thing.count)
         return fixed, _snapshot(thing.done), [*thing.open.items()]
     if isinstance(thing, Calendar):

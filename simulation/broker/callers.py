@@ -10,16 +10,16 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Verb
+from penstock.loop.requests import SettleAction
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import MINUTE, SECOND
 from simulation.broker.harness import BrokerHarness
-from simulation.broker.items import HeldLease
+from simulation.broker.items import TrackedLease
 from simulation.broker.operator import Operator
 from simulation.broker.random_input import DEDUPS, RandomInput
 from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
 
-VERBS: list[Verb] = ["complete", "complete", "complete", "retry", "retry", "bury", "extend"]
+VERBS: list[SettleAction] = ["complete", "complete", "complete", "retry", "retry", "bury", "extend"]
 
 CROWD_FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt", "halt", "interrupt", "interrupt"]
 WIDTHS = [1, 1, 2, 3, 4, 8]
@@ -92,7 +92,7 @@ class Callers:
         else:
             self._ask(self.new_settle(held))
 
-    def new_settle(self, held: HeldLease) -> SentSettle:
+    def new_settle(self, held: TrackedLease) -> SentSettle:
         chance = self._chance
         wanted = None
         if chance.happens(0.4):
@@ -118,7 +118,7 @@ class Callers:
         if len({(held.partition, held.lease) for held in several}) > 1:
             self._ask(SentSettle(chance.pick(VERBS), [(held, None) for held in several], chance.request_id()))
 
-    def some_lease(self, queue: int | None = None) -> HeldLease | None:
+    def some_lease(self, queue: int | None = None) -> TrackedLease | None:
         """A lease whose holder waits for nothing, mostly a good one; of one queue, or of any."""
         model = self._harness.model
         idle = [held for held in model.leases.held if not held.busy and queue in (None, held.incarnation)]
@@ -127,7 +127,7 @@ class Callers:
             return self._chance.pick(good)
         return self._chance.pick(idle[-8:]) if idle else None
 
-    def _with_follow_ups(self, held: HeldLease, wanted: list[int] | None, request: bytes | None) -> SentSettle:
+    def _with_follow_ups(self, held: TrackedLease, wanted: list[int] | None, request: bytes | None) -> SentSettle:
         chance, model = self._chance, self._harness.model
         target = self._queue()
         batch, tags = chance.batch(target, chance.pick([1, 2]), self._harness.clock.read().wall, plain=True)
@@ -160,7 +160,7 @@ class Callers:
 # -- several at the same time ------------------------------------------------------------------------
 
 
-class Leader(NamedTuple):
+class TurnRunner(NamedTuple):
     """Who runs the turn."""
 
     run: Callable[[], None]
@@ -170,7 +170,7 @@ class Leader(NamedTuple):
     """Whether it gives the queue other partitions."""
 
 
-class Crowd:
+class ConcurrentCallers:
     """Callers whose requests share one turn, in which something goes wrong.
 
     Produces, leases, settles and an operator's command wait in one inbox; then one file call of the turn that serves them fails, or the
@@ -230,7 +230,7 @@ class Crowd:
             self._harness.model.tags[tag.payload] = tag
         return SentProduce(queue, batch, tags, request_id, 10 * SECOND)
 
-    def _leader(self, queue: int) -> Leader:
+    def _leader(self, queue: int) -> TurnRunner:
         """Who runs the turn: an operator with a word of its own, one of the callers, or nobody of them."""
         chance, operator, info = self._chance, self._operator, self._harness.model.queues[queue]
         width = len(info.active)
@@ -238,19 +238,19 @@ class Crowd:
         kind = chance.pick(["resize", "resize", "resize", "drain", "send", "call", "turn"])
         if kind == "resize":
             other = chance.pick([one for one in WIDTHS if one != width])
-            return Leader(partial(operator.resize_to, queue, other), undo, reshapes=True)
+            return TurnRunner(partial(operator.resize_to, queue, other), undo, reshapes=True)
         if kind == "drain":
             number = chance.pick(info.active)
-            return Leader(
+            return TurnRunner(
                 partial(operator.set_read_only, queue, number, True), partial(operator.set_read_only, queue, number, False), reshapes=True
             )
         if kind == "send":
-            return Leader(operator.sending(queue), undo)
+            return TurnRunner(operator.sending(queue), undo)
         if kind == "call":
             sent = SentLease(queue, 2, 0, 1, None) if chance.happens(0.4) else self._callers.new_produce(queue)
             if not sent.wait:
-                return Leader(partial(self._harness.call, sent), undo)
-        return Leader(partial(self._turn, queue), undo)
+                return TurnRunner(partial(self._harness.call, sent), undo)
+        return TurnRunner(partial(self._turn, queue), undo)
 
     def _disturb(self, reshapes: bool) -> None:
         """One of the next file calls goes wrong. Most turns make a few; a resize makes many, some of them after its record is synced."""

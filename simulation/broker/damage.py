@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.api.redrive import REDRIVABLE
 from penstock.loop import requests
-from penstock.loop.requests import Handed, LeasePart
+from penstock.loop.requests import LeaseResult, SettlePart
 from penstock.operations import (
     A,
     ClearItems,
@@ -25,14 +25,14 @@ from penstock.operations import (
     RedriveItems,
     UpdateQueue,
 )
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.runs import offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
-from simulation.broker.manual_broker import MOST_TURNS, ROOT, open_broker, wanting
+from simulation.broker.manual_broker import MOST_TURNS, ROOT, loops_due, open_broker
 from simulation.damage import LogDamage, check_served, payloads
-from simulation.simulation import Narration
+from simulation.simulation import StepPrinter
 
 ROUNDS = [MINUTE, 6 * MINUTE, *[HOUR] * 2, *[DAY] * 3]
 """How long to wait before each round of work."""
@@ -40,7 +40,7 @@ OPTIONS = {"max_attempts": 0, "retention": {"max_age": 0, "max_bytes": 0, "max_s
 CLEARED: list[Literal["buried"]] = ["buried"]
 """Nothing is buried when this is said: it frees the keys that are parked for what went to a dead queue, and may be lost there."""
 
-Spot: TypeAlias = tuple[int, int, int]
+CopyPlace: TypeAlias = tuple[int, int, int]
 """Incarnation, partition, offset."""
 
 
@@ -65,7 +65,7 @@ class BrokerCopy:
     def rest(self) -> None:
         """Run turns until no queue wants one."""
         for _ in range(MOST_TURNS):
-            loops = wanting(self.broker)
+            loops = loops_due(self.broker)
             if not loops:
                 return
             self.rng.choice(loops).turn()
@@ -99,10 +99,10 @@ class BrokerCopy:
 
     # -- ways to read --------------------------------------------------------------------------------
 
-    def read(self, queue: int) -> dict[Spot, bytes]:
+    def read(self, queue: int) -> dict[CopyPlace, bytes]:
         """Everything that a cursor is given, page by page."""
         at: dict[int, int] = {}
-        found: dict[Spot, bytes] = {}
+        found: dict[CopyPlace, bytes] = {}
         limit = self.rng.choice([1, 3, 20, 1_000])
         while True:
             page = self.ask(ReadItems(queue=queue, start=at, limit=limit))
@@ -114,9 +114,9 @@ class BrokerCopy:
                 return found
             at = page.behind
 
-    def listed(self, queue: int) -> dict[Spot, bytes]:
+    def listed(self, queue: int) -> dict[CopyPlace, bytes]:
         """Every item in every state, page by page."""
-        found: dict[Spot, bytes] = {}
+        found: dict[CopyPlace, bytes] = {}
         after, limit = None, self.rng.choice([1, 3, 20, 1_000])
         while items := self.ask(ListItems(queue=queue, after=after, limit=limit)):
             found |= {(queue, item.partition, item.offset): item.batch.payloads[item.index] for item in items}
@@ -124,7 +124,7 @@ class BrokerCopy:
         return found
 
 
-def examine(files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random, say: Narration) -> None:
+def check_damaged_copy(files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random, say: StepPrinter) -> None:
     """Damage a copy of a broker's disk, whose process is gone, and use it."""
     files = files.copy()
     files.mend()
@@ -155,20 +155,20 @@ class DamagedBroker:
         self._twin = twin
         self._read = {spot: payload for queue in twin.queues for spot, payload in twin.read(queue).items()}
         self._listed = {spot: payload for queue in twin.queues for spot, payload in twin.listed(queue).items()}
-        self._there: dict[Spot, bytes] = {}
-        self._wanted: dict[Spot, bytes] = {}
+        self._there: dict[CopyPlace, bytes] = {}
+        self._wanted: dict[CopyPlace, bytes] = {}
         """Those that are not done."""
         for queue, member in twin.states():
             state = member.state
             found = payloads(member.open.items(state.dropped.missing(0, state.next_offset)))
             self._there |= {(queue, member.number, offset): payload for offset, payload in found.items()}
-            alive = {offset for offset in found if state.state_of(offset) is not Life.COMPLETED}
+            alive = {offset for offset in found if state.state_of(offset) is not ItemState.COMPLETED}
             self._wanted |= {(queue, member.number, offset): found[offset] for offset in alive}
-        self._damaged: set[Spot] = set()
+        self._damaged: set[CopyPlace] = set()
         self._logs = sorted({spot[:2] for spot in self._there})
         self._sure = True
 
-    def hurt(self, say: Narration) -> None:
+    def hurt(self, say: StepPrinter) -> None:
         """Damage one log, or two."""
         rng = self._twin.rng
         for queue, partition in rng.sample(self._logs, min(len(self._logs), rng.choice([1, 1, 2]))):
@@ -198,7 +198,7 @@ class DamagedBroker:
     def _check_listed(self) -> None:
         self._check({spot: p for queue in self._twin.queues for spot, p in self._twin.listed(queue).items()}, self._listed, "listed")
 
-    def _check(self, found: dict[Spot, bytes], before: dict[Spot, bytes], what: str) -> None:
+    def _check(self, found: dict[CopyPlace, bytes], before: dict[CopyPlace, bytes], what: str) -> None:
         check_served(found, before, self._damaged, what, sure=self._sure, named=_named)
         changed = {spot for spot, payload in found.items() if before[spot] != payload}
         assert not changed, f"{_named(changed)} are not what they were"
@@ -253,7 +253,7 @@ class DamagedBroker:
             asked = requests.LeaseRequest(
                 twin.rng.choice([1, 5, 100]), "host-1", per_key=twin.rng.choice([1, 3]), deadline=twin.clock.read().elapsed
             )
-            handed: list[Handed] = twin.call(queue, asked)
+            handed: list[LeaseResult] = twin.call(queue, asked)
             if not handed:
                 return found
             for one in handed:
@@ -261,8 +261,8 @@ class DamagedBroker:
                 assert given, f"a lease without items was given: {one}"
                 found += given.values()
                 assert one.granted.count == len(given), f"{one.granted} was given with {len(given)} items"
-                twin.call(queue, requests.SettleRequest("complete", [LeasePart(one.partition, one.granted.lease)]))
+                twin.call(queue, requests.SettleRequest("complete", [SettlePart(one.partition, one.granted.lease)]))
 
 
-def _named(spots: Iterable[Spot]) -> list[str]:
+def _named(spots: Iterable[CopyPlace]) -> list[str]:
     return [f"{partition}-{offset} of {queue:x}" for queue, partition, offset in sorted(spots)]

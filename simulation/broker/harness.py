@@ -11,35 +11,35 @@ from functools import partial
 from typing import Any
 
 from penstock.loop.loop import Loop
-from penstock.loop.partition_handle import SLOW_AFTER, Member
-from penstock.loop.partition_reader import Reader
-from penstock.loop.requests import Handed, Placed, Request
+from penstock.loop.partition_handle import SLOW_AFTER, PartitionHandle
+from penstock.loop.partition_reader import PartitionReader
+from penstock.loop.requests import LeaseResult, Request, StoredPart
 from penstock.operations import ListQueues
-from penstock.reports import QueueFacts
+from penstock.reports import QueueDescription
 from penstock.rules.commands import Settled
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE, SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, Refused, StorageFailed
 from simulation.broker import damage
-from simulation.broker.manual_broker import MOST_TURNS, open_broker, wanting
+from simulation.broker.manual_broker import MOST_TURNS, loops_due, open_broker
 from simulation.broker.model import BrokerModel
 from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest, SentSettle
 from simulation.partition import checks
-from simulation.simulated_machine import InterruptingClock, Machine
-from simulation.simulation import Narration
+from simulation.simulated_machine import InterruptingClock, SimulatedMachine
+from simulation.simulation import StepPrinter
 
 
-class BrokerHarness(Machine):
+class BrokerHarness(SimulatedMachine):
     """A broker and its model."""
 
     clock: InterruptingClock
 
-    def __init__(self, seed: int, say: Narration) -> None:
+    def __init__(self, seed: int, say: StepPrinter) -> None:
         super().__init__(seed + 1, InterruptingClock(), say)
         self.rng = random.Random(seed)
         self.model = BrokerModel(self.disk.undisturbed)
-        self.model.census.reader_of = lambda incarnation, number: Reader(self.broker.store.reader(incarnation, number), self.clock)
+        self.model.census.reader_of = lambda incarnation, number: PartitionReader(self.broker.store.reader(incarnation, number), self.clock)
         self.segment_bytes = self.rng.choice([600, 2_000, 1 << 20])
         self._entropy = random.Random(seed + 2)
         self._pending: list[SentRequest] = []
@@ -184,7 +184,7 @@ class BrokerHarness(Machine):
                     self._go_on(loop.turns.incarnation)
                 self._see_landed(loop)
 
-    def _hangs(self, incarnation: int, member: Member) -> bool:
+    def _hangs(self, incarnation: int, member: PartitionHandle) -> bool:
         return self._held_up.get((incarnation, member.number), 0) > self.model.now
 
     def _see_landed(self, loop: Loop) -> bool:
@@ -227,7 +227,9 @@ class BrokerHarness(Machine):
         answer = sent.request.answer
         if loop is None or sent.request.error is not None or not isinstance(answer, list):
             return
-        rests_on = [one.partition for one in answer if isinstance(one, Handed) or (isinstance(one, Placed) and one.stored is not None)]
+        rests_on = [
+            one.partition for one in answer if isinstance(one, LeaseResult) or (isinstance(one, StoredPart) and one.stored is not None)
+        ]
         if isinstance(sent, SentSettle):
             rests_on = [held.partition for (held, _), one in zip(sent.parts, answer, strict=True) if isinstance(one, Settled)]
         unsure = rests_on if sent.ran_at is None else sent.awaits.intersection(rests_on)  # the others have landed, and may be out again
@@ -258,7 +260,7 @@ class BrokerHarness(Machine):
 
     def wanting(self) -> list[Loop]:
         """Queues that would run a turn by themselves now."""
-        return wanting(self.broker)
+        return loops_due(self.broker)
 
     def rest(self) -> None:
         """Run turns, in any order, until no queue wants one."""
@@ -383,7 +385,7 @@ class BrokerHarness(Machine):
 
     def damage_a_copy(self, rng: random.Random) -> None:
         """A broker like this one, of whose items some are damaged: the others are served."""
-        damage.examine(self.disk, self.clock, self.segment_bytes, rng, self.say)
+        damage.check_damaged_copy(self.disk, self.clock, self.segment_bytes, rng, self.say)
 
     def die(self, power: bool) -> None:
         """The process ends here; then another one finds what there is."""
@@ -444,7 +446,7 @@ class BrokerHarness(Machine):
                 self.disk.heal()
                 self.disk.kill()
         self._out.clear()
-        queues: list[QueueFacts] = self.broker.call(ListQueues())
+        queues: list[QueueDescription] = self.broker.call(ListQueues())
         self.model.opened(queues)
         self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
         self._answers, self._unjudged = self._unjudged, []
@@ -455,6 +457,6 @@ class BrokerHarness(Machine):
 def _troubles(sent: SentRequest) -> list[StorageFailed | OutcomeUnknown]:
     """What a caller was told of a storage that failed, or of something that nobody knows."""
     found = sent.request.answer if isinstance(sent.request.answer, list) else []
-    refused = [one.refused if isinstance(one, Placed) else one for one in found]
+    refused = [one.refused if isinstance(one, StoredPart) else one for one in found]
     errors = [sent.request.error, *(one.error() for one in refused if isinstance(one, Refused))]
     return [error for error in errors if isinstance(error, StorageFailed | OutcomeUnknown)]

@@ -15,38 +15,38 @@ from penstock.broker import queries
 from penstock.logs import codec
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
-from penstock.loop.partition_handle import Member
-from penstock.loop.partition_reader import Lookable
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.partition_reader import ReadablePartition
 from penstock.operations import ReadStats
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
 from penstock.words import origin
 from penstock.words.limits import Policy
 from penstock.words.origin import Origin
-from simulation.broker.items import Arrival, ItemPlace, Tag
-from simulation.partition.checks import lives
+from simulation.broker.items import CopyPlace, FirstSighting, TrackedItem
+from simulation.partition.checks import states_of
 
 
-class Spot(NamedTuple):
+class ItemCopy(NamedTuple):
     """One copy of an item."""
 
-    place: ItemPlace
-    life: Life
+    place: CopyPlace
+    life: ItemState
     buried: bool
     """It was given up there, even if it is on its way to a dead queue already."""
 
 
-class Found:
+class ItemCopies:
     """All copies of an item."""
 
     __slots__ = ("done", "live", "moving", "promised")
 
     def __init__(self) -> None:
-        self.live: list[Spot] = []
-        self.moving: list[Spot] = []
-        self.done: list[Spot] = []
+        self.live: list[ItemCopy] = []
+        self.moving: list[ItemCopy] = []
+        self.done: list[ItemCopy] = []
         self.promised = False
         """A follow-up that waits in the outbox of the partition where it was promised."""
 
@@ -62,40 +62,40 @@ class Found:
         said = [f"{spot.place.partition}-{spot.place.offset} of {spot.place.incarnation:x} {spot.life.value}" for spot in self.spots()]
         return ", ".join([*said, *(["promised"] * self.promised)]) or "nowhere"
 
-    def spots(self) -> Iterator[Spot]:
+    def spots(self) -> Iterator[ItemCopy]:
         yield from self.live
         yield from self.moving
         yield from self.done
 
 
-NOWHERE = Found()
+NOWHERE = ItemCopies()
 FULL_LOOK = 10
 """Every so many looks, partitions that say that nothing was applied to them are looked into too."""
 
 
-def _no_reader(incarnation: int, partition: int) -> Lookable:
+def _no_reader(incarnation: int, partition: int) -> ReadablePartition:
     raise AssertionError("nobody has said how closed partitions are looked into")
 
 
-class SeenPartition:
+class ObservedPartition:
     """What was last seen of one partition."""
 
     def __init__(self) -> None:
         self.state: State | None = None
         self.summary: Summary | None = None
         """Of one that is closed."""
-        self.tags: list[Tag | None] = []
+        self.tags: list[TrackedItem | None] = []
         """By offset; None where retention had let go of an item before it was looked at."""
         self.changes = -1
         """How many records it had applied."""
-        self.spots: list[tuple[Tag, Spot]] = []
+        self.spots: list[tuple[TrackedItem, ItemCopy]] = []
         """Every copy of an item in it."""
-        self.lives: list[Life] = []
+        self.lives: list[ItemState] = []
         self.buried: set[int] = set()
         self.dropped: set[int] = set()
         self.held: dict[int, list[int]] = {}
         """Lease → offsets."""
-        self.promised: list[Tag] = []
+        self.promised: list[TrackedItem] = []
         self.policy = Policy()
         self.paused = False
         """Whether leasing is paused."""
@@ -106,15 +106,15 @@ class SeenPartition:
         """Whether it may be given items without a key."""
 
 
-class Census:
+class ItemInventory:
     """Every partition of every queue, and every item in it."""
 
-    def __init__(self, tag_of: Callable[[bytes], Tag], undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
-        self.partitions: dict[tuple[int, int], SeenPartition] = {}
-        self.found: dict[Tag, Found] = {}
-        self._before: dict[Tag, Found] = {}
-        self.origins: dict[ItemPlace, Origin | None] = {}
-        self.arrivals: list[tuple[Tag, ItemPlace, Origin | None]] = []
+    def __init__(self, tag_of: Callable[[bytes], TrackedItem], undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
+        self.partitions: dict[tuple[int, int], ObservedPartition] = {}
+        self.found: dict[TrackedItem, ItemCopies] = {}
+        self._before: dict[TrackedItem, ItemCopies] = {}
+        self.origins: dict[CopyPlace, Origin | None] = {}
+        self.arrivals: list[tuple[TrackedItem, CopyPlace, Origin | None]] = []
         """Copies that were not there at the last look."""
         self.changed: set[int] = set()
         """Incarnations of queues that ran a turn since the last look."""
@@ -122,7 +122,7 @@ class Census:
         self.looking_on: set[int] = set()
         """Queues of which a lease did not look through everything in its turn: it goes on in the next."""
         self._looks = 0
-        self.reader_of: Callable[[int, int], Lookable] = _no_reader
+        self.reader_of: Callable[[int, int], ReadablePartition] = _no_reader
         """Looks into the log of a partition that is closed. Set by the world."""
         self._tag_of = tag_of
         self._undisturbed = undisturbed
@@ -144,8 +144,8 @@ class Census:
         self.whole = all(seen.healthy for seen in self.partitions.values())
         self._gather()
 
-    def _look_into(self, incarnation: int, member: Member) -> None:
-        seen = self.partitions.setdefault((incarnation, member.number), SeenPartition())
+    def _look_into(self, incarnation: int, member: PartitionHandle) -> None:
+        seen = self.partitions.setdefault((incarnation, member.number), ObservedPartition())
         closed = member.closed and member.summary is not None
         seen.was_healthy, seen.healthy = seen.healthy, closed or (member.healthy and not member.open.failed)
         paused = member.summary.paused_produce if closed and member.summary is not None else seen.healthy and member.state.paused_produce
@@ -153,7 +153,7 @@ class Census:
         if not seen.healthy or (closed and seen.summary is member.summary):
             return
         seen.summary = member.summary if closed else None
-        opened: Lookable = self.reader_of(incarnation, member.number) if closed else member.open
+        opened: ReadablePartition = self.reader_of(incarnation, member.number) if closed else member.open
         state = opened.state
         assert not state.lost and not opened.gaps, f"nothing was damaged, and yet partition {member.number} lacks {state.lost.runs}"
         if state is not seen.state:
@@ -162,12 +162,12 @@ class Census:
             return
         seen.changes = opened.changes if isinstance(opened, Partition) else -1
         self._read(incarnation, member.number, opened, seen)
-        seen.lives = lives(state)
+        seen.lives = states_of(state)
         seen.buried = set(state.buried)
         seen.dropped = set(offsets(state.dropped.runs))
         seen.held = {number: offsets(grant.runs()) for number, grant in state.leases.live.items()}
         seen.spots = [
-            (tag, Spot(ItemPlace(incarnation, member.number, offset), life, offset in seen.buried))
+            (tag, ItemCopy(CopyPlace(incarnation, member.number, offset), life, offset in seen.buried))
             for offset, (tag, life) in enumerate(zip(seen.tags, seen.lives, strict=True)) if tag is not None
         ]  # fmt: skip
         seen.policy = state.policy
@@ -175,19 +175,19 @@ class Census:
         bodies = [entry.body for line in state.outbox.values() for entry in line if entry.body]
         seen.promised = [self._tag_of(payload) for body in bodies for payload in codec.unpack_batch(body).payloads]
         recount = Counter(seen.lives)
-        wrong = {name: value for name, value in state.counts._asdict().items() if value != recount[Life(name)]}
+        wrong = {name: value for name, value in state.counts._asdict().items() if value != recount[ItemState(name)]}
         assert not wrong, f"partition {member.number} counts {wrong}, but one by one there are {recount}"
         if seen.summary is not None:
             assert seen.summary.counts == state.counts, f"partition {member.number} is closed and said to have {seen.summary.counts}"
 
-    def _forget(self, seen: SeenPartition, state: State) -> None:
+    def _forget(self, seen: ObservedPartition, state: State) -> None:
         """A partition was opened anew: offsets that were never durable may be given to other items."""
         seen.tags = [tag if offset in state.dropped else None for offset, tag in enumerate(seen.tags[: state.next_offset])]
         if not any(tag is not None for tag in seen.tags):
             seen.tags = []
         seen.state = state
 
-    def _read(self, incarnation: int, number: int, opened: Lookable, seen: SeenPartition) -> None:
+    def _read(self, incarnation: int, number: int, opened: ReadablePartition, seen: ObservedPartition) -> None:
         """Learn what lies at offsets not seen before."""
         state = opened.state
         seen.tags += [None] * (state.next_offset - len(seen.tags))
@@ -196,10 +196,10 @@ class Census:
             return
         for items in opened.items([edge for offset in unread for edge in (offset, offset + 1)]):
             for index, payload in enumerate(items.batch.payloads):
-                tag, place = self._tag_of(payload), ItemPlace(incarnation, number, items.start + index)
+                tag, place = self._tag_of(payload), CopyPlace(incarnation, number, items.start + index)
                 seen.tags[place.offset] = tag
                 if tag.arrival is None:
-                    tag.arrival = Arrival(self._looks, place.partition, place.offset)
+                    tag.arrival = FirstSighting(self._looks, place.partition, place.offset)
                 if place not in tag.places:
                     tag.places.append(place)
                     packed = items.batch.origins[index] if items.batch.origins is not None else None
@@ -214,30 +214,30 @@ class Census:
             for tag, spot in seen.spots:
                 found = self.found.get(tag)
                 if found is None:
-                    found = self.found[tag] = Found()
-                kind = found.done if spot.life is Life.COMPLETED else found.moving if spot.life is Life.MOVING else found.live
+                    found = self.found[tag] = ItemCopies()
+                kind = found.done if spot.life is ItemState.COMPLETED else found.moving if spot.life is ItemState.MOVING else found.live
                 kind.append(spot)
             for tag in seen.promised:
-                self.found.setdefault(tag, Found()).promised = True
+                self.found.setdefault(tag, ItemCopies()).promised = True
 
     # -- looking things up ---------------------------------------------------------------------------
 
-    def of(self, tag: Tag) -> Found:
+    def of(self, tag: TrackedItem) -> ItemCopies:
         return self.found.get(tag, NOWHERE)
 
-    def before(self, tag: Tag) -> Found:
+    def before(self, tag: TrackedItem) -> ItemCopies:
         """As it was at the look before the last."""
         return self._before.get(tag, NOWHERE)
 
-    def at(self, place: ItemPlace) -> Tag | None:
+    def at(self, place: CopyPlace) -> TrackedItem | None:
         seen = self.partitions.get((place.incarnation, place.partition))
         return seen.tags[place.offset] if seen is not None and place.offset < len(seen.tags) else None
 
-    def lives_in(self, tag: Tag, incarnation: int) -> Spot | None:
+    def lives_in(self, tag: TrackedItem, incarnation: int) -> ItemCopy | None:
         """The copy of an item that a queue has, if it is neither resolved nor on its way elsewhere."""
         return next((spot for spot in self.of(tag).live if spot.place.incarnation == incarnation), None)
 
-    def left(self, incarnation: int) -> list[ItemPlace]:
+    def left(self, incarnation: int) -> list[CopyPlace]:
         """Places in a queue whose items have gone on elsewhere."""
         return [place for tag, place in self._done_in(incarnation) if place != tag.places[-1] or tag.vanished]
 
@@ -245,16 +245,16 @@ class Census:
         """How many of these may have been completed there instead: a queue was deleted, with what had come to it before anybody looked."""
         return sum(place == tag.places[-1] and tag.vanished for tag, place in self._done_in(incarnation))
 
-    def _done_in(self, incarnation: int) -> list[tuple[Tag, ItemPlace]]:
+    def _done_in(self, incarnation: int) -> list[tuple[TrackedItem, CopyPlace]]:
         done = ((tag, spot.place) for tag, found in self.found.items() for spot in found.done)
         return [(tag, place) for tag, place in done if place.incarnation == incarnation]
 
-    def holds(self, place: ItemPlace, lease: int) -> bool:
+    def holds(self, place: CopyPlace, lease: int) -> bool:
         """Whether an item was in a lease when its partition was last seen."""
         seen = self.partitions.get((place.incarnation, place.partition))
         return seen is not None and place.offset in seen.held.get(lease, ())
 
-    def healthy(self, place: ItemPlace) -> bool:
+    def healthy(self, place: CopyPlace) -> bool:
         seen = self.partitions.get((place.incarnation, place.partition))
         return seen is not None and seen.healthy
 
@@ -270,9 +270,9 @@ class Census:
                 continue
             stats = loop.inspect(lambda turns: queries.stats(turns, ReadStats()))
             recount = Counter(life for seen in partitions for life in seen.lives)
-            for life in Life:
+            for life in ItemState:
                 said, least, most = getattr(stats, life.value), recount[life], recount[life]
-                if life is Life.COMPLETED:
+                if life is ItemState.COMPLETED:
                     least -= len(self.left(incarnation))
                     most = least + self.perhaps_left(incarnation)
                     if not self.whole or any(seen.dropped for seen in partitions):

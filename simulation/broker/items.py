@@ -11,7 +11,7 @@ from typing import NamedTuple
 ENDLESS = 1 << 62
 
 
-class ItemPlace(NamedTuple):
+class CopyPlace(NamedTuple):
     """Where a copy of an item lies."""
 
     incarnation: int
@@ -19,14 +19,14 @@ class ItemPlace(NamedTuple):
     offset: int
 
 
-class Arrival(NamedTuple):
+class FirstSighting(NamedTuple):
     """When (which look of the census) and where an item was found for the first time."""
 
     look: int
     partition: int
     offset: int
 
-    def before(self, other: "Arrival") -> bool:
+    def before(self, other: "FirstSighting") -> bool:
         """Whether it is surely the earlier one. What came between two looks to different partitions has no order."""
         if self.look == other.look:
             return self.partition == other.partition and self.offset < other.offset
@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Tag:
+class TrackedItem:
     """An item, told from all others by its payload."""
 
     payload: bytes
@@ -60,16 +60,16 @@ class Tag:
     """Completed or cleared for good, unless it is sought."""
     vanished: bool = False
     """Its queue was deleted, unless it had just left."""
-    completed_by: "HeldLease | None" = None
+    completed_by: "TrackedLease | None" = None
     doers: int = 0
     """Requests under way, or lost, that may have resolved it."""
-    arrival: "Arrival | None" = None
+    arrival: "FirstSighting | None" = None
     """When and where it was found for the first time."""
-    order: "Arrival | None" = None
+    order: "FirstSighting | None" = None
     """The same, while that is its place in the order of its key; None when nobody can say what that is."""
     out_of_order: bool = False
     """It has lost its place, perhaps before it was acknowledged."""
-    holder: "HeldLease | None" = None
+    holder: "TrackedLease | None" = None
     handed: int = 0
     """How often it was handed out."""
     attempt: int = 0
@@ -78,9 +78,9 @@ class Tag:
     """A delay holds it until then; 0 when there is none, or nobody knows."""
     homing: int = 0
     """The queue to which an operator sent it, and where its key is parked for it."""
-    places: list[ItemPlace] = field(default_factory=list)
+    places: list[CopyPlace] = field(default_factory=list)
     """Every place where it was ever found, in that order."""
-    parents: "list[Tag]" = field(default_factory=list)
+    parents: "list[TrackedItem]" = field(default_factory=list)
     """The items whose completion was to produce it."""
 
     def __repr__(self) -> str:
@@ -93,13 +93,13 @@ class Tag:
 
 
 @dataclass(eq=False, slots=True)
-class HeldLease:
+class TrackedLease:
     """A lease as its holder knows it."""
 
     incarnation: int
     partition: int
     lease: int
-    open: dict[int, Tag]
+    open: dict[int, TrackedItem]
     """By offset, in the order given."""
     deadline: int
     timeout: int
@@ -122,7 +122,7 @@ class HeldLease:
         """Whether nobody else may have its open items."""
         return not self.doubtful and now < self.deadline
 
-    def holds(self, tag: Tag, now: int) -> bool:
+    def holds(self, tag: TrackedItem, now: int) -> bool:
         return self.valid(now) and tag.holder is self and any(one is tag for one in self.open.values())
 
     def early(self, wanted: Iterable[int]) -> list[int]:

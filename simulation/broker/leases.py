@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Handed
-from penstock.reports import QueueFacts
+from penstock.loop.requests import LeaseResult
+from penstock.reports import QueueDescription
 from penstock.rules.commands import Settled
 from penstock.rules.runs import offsets
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError
-from simulation.broker.inventory import Census
-from simulation.broker.items import HeldLease, ItemPlace, Tag
+from simulation.broker.inventory import ItemInventory
+from simulation.broker.items import CopyPlace, TrackedItem, TrackedLease
 from simulation.broker.order import KeyOrder, PriorityOrder
 from simulation.broker.sent_requests import SentLease, SentRequest, SentSettle
 
@@ -30,20 +30,20 @@ REMEMBERED = 15 * MINUTE
 """How long a request is known by its id, at least."""
 
 
-class Facts:
+class SharedModelState:
     """The time, every item that was ever sent, the queues there are, and the census: what every judge of a simulated broker needs."""
 
     def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
         self.now = 0
         self.era = 0
         """How often the machine was rebooted: then nobody can say how much time has passed."""
-        self.tags: dict[bytes, Tag] = {}
-        self.queues: dict[int, QueueFacts] = {}
-        self.census = Census(self._tag_of, undisturbed)
+        self.tags: dict[bytes, TrackedItem] = {}
+        self.queues: dict[int, QueueDescription] = {}
+        self.census = ItemInventory(self._tag_of, undisturbed)
         self.order = KeyOrder(self.census)
         self.priorities = PriorityOrder(self.census)
 
-    def _tag_of(self, payload: bytes) -> Tag:
+    def _tag_of(self, payload: bytes) -> TrackedItem:
         tag = self.tags.get(payload)
         assert tag is not None, f"{payload!r} was found, which nobody produced"
         return tag
@@ -56,12 +56,12 @@ class Facts:
 class LeaseModel:
     """Every lease that a caller was given."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: SharedModelState) -> None:
         self._facts = facts
         self._census = facts.census
         self._order = facts.order
         self._priorities = facts.priorities
-        self.held: list[HeldLease] = []
+        self.held: list[TrackedLease] = []
         self.unknown_until: dict[int, int] = {}
         """Queue → until when items may be leased to somebody who never learnt of it."""
         self.lost = 0
@@ -164,7 +164,7 @@ class LeaseModel:
 
     # -- lease ---------------------------------------------------------------------------------------
 
-    def leased(self, sent: SentLease, answer: list[Handed], error: PenstockError | None) -> None:
+    def leased(self, sent: SentLease, answer: list[LeaseResult], error: PenstockError | None) -> None:
         if error is not None or not self._census.whole:
             self.unknown(sent)
         if error is not None:
@@ -174,7 +174,7 @@ class LeaseModel:
         for handed in answer:
             self._handed(sent, handed)
 
-    def _handed(self, sent: SentLease, handed: Handed) -> None:
+    def _handed(self, sent: SentLease, handed: LeaseResult) -> None:
         granted = handed.granted
         tags = self._facts.tags
         given = {part.start + index: tags[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)}
@@ -185,7 +185,7 @@ class LeaseModel:
             assert not sent.first, f"{known[0]} was given twice"
             assert known[0].open.keys() >= given.keys() or known[0].doubtful, f"{known[0]} was given again with {list(given)}"
             return
-        held = HeldLease(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
+        held = TrackedLease(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
         held.timeout = held.deadline - sent.ran(self.now)
         if sent.ran_at is not None:  # its partition may have been slow, and is back
             held.spared_until = self._spared_until.get((held.incarnation, held.partition), 0)
@@ -203,8 +203,8 @@ class LeaseModel:
             self._priorities.check(held, self.now)
         self.held.append(held)
 
-    def _check_given(self, held: HeldLease, offset: int, tag: Tag) -> None:
-        place = ItemPlace(held.incarnation, held.partition, offset)
+    def _check_given(self, held: TrackedLease, offset: int, tag: TrackedItem) -> None:
+        place = CopyPlace(held.incarnation, held.partition, offset)
         there = self._census.at(place)
         assert there is None or there is tag, f"{held} was given {tag} at {place}, where {there} is"
         assert not tag.resolved, f"{held} was given {tag}, which is resolved"
@@ -215,19 +215,19 @@ class LeaseModel:
         assert not tag.at, f"{held} was given {tag} before its time"
         assert tag.not_before <= self.now, f"{held} was given {tag} {(tag.not_before - self.now) / SECOND} s before its delay is over"
 
-    def _see_left(self, held: HeldLease, tag: Tag) -> None:
+    def _see_left(self, held: TrackedLease, tag: TrackedItem) -> None:
         """Somebody else has an item whose holder waits for an answer: what was asked was done, and the answer must say so."""
         offset = next((offset for offset, one in held.open.items() if one is tag), None)
         if offset is None or offset not in held.leaving:
             return
-        if not self._census.holds(ItemPlace(held.incarnation, held.partition, offset), held.lease):
+        if not self._census.holds(CopyPlace(held.incarnation, held.partition, offset), held.lease):
             held.left.add(offset)
             if held.holds(tag, self.now):
                 held.surely_left.add(offset)
             held.close_behind(offset)
             tag.attempt = 0  # whether that one counts is known when the answer is there
 
-    def _check_attempts(self, held: HeldLease, attempts: Mapping[int, int]) -> None:
+    def _check_attempts(self, held: TrackedLease, attempts: Mapping[int, int]) -> None:
         """Every lease that was answered counts as an attempt, unless its holder said that it was none."""
         keys: set[bytes] = set()
         for offset, tag in held.open.items():
@@ -237,7 +237,7 @@ class LeaseModel:
             tag.attempt = 0 if tag.key in keys else attempt  # the later ones of a unit may get theirs back
             keys.update([] if tag.key is None else [tag.key])
 
-    def _check_contents(self, handed: Handed, given: dict[int, Tag]) -> None:
+    def _check_contents(self, handed: LeaseResult, given: dict[int, TrackedItem]) -> None:
         for part in handed.items:
             keys = part.batch.keys or [None] * len(part.batch)
             priorities = part.batch.priorities or bytes([5]) * len(part.batch)
@@ -281,7 +281,7 @@ class LeaseModel:
         if all(isinstance(one, Settled) for one in answer):
             sent.answered = list(answer)
 
-    def _refused(self, sent: SentSettle, held: HeldLease, wanted: list[int], error: PenstockError) -> None:
+    def _refused(self, sent: SentSettle, held: TrackedLease, wanted: list[int], error: PenstockError) -> None:
         if isinstance(error, OutcomeUnknown):
             self.unsettled(sent)
             return
@@ -298,14 +298,14 @@ class LeaseModel:
             for tag in sent.follow_ups:
                 tag.void = tag.void or not tag.seen
 
-    def _undo(self, sent: SentSettle, held: HeldLease, wanted: Iterable[int]) -> None:
+    def _undo(self, sent: SentSettle, held: TrackedLease, wanted: Iterable[int]) -> None:
         """These were not completed by this request."""
         if sent.action == "complete":
             for tag in sent.tags:
                 if any(tag is held.open.get(offset) for offset in wanted):
                     tag.doers = max(0, tag.doers - 1)
 
-    def _accepted(self, sent: SentSettle, held: HeldLease, wanted: list[int], result: Settled) -> None:
+    def _accepted(self, sent: SentSettle, held: TrackedLease, wanted: list[int], result: Settled) -> None:
         refused = {*result.refused, *result.early}
         done = [offset for offset in wanted if offset not in refused]
         known = held.surely_left.issubset(done) or sent.unknown
@@ -329,7 +329,7 @@ class LeaseModel:
             assert not sure, f"{sent}: {tag} was refused though {held} is valid"
         self._do(sent, held, done)
 
-    def _accepted_later(self, sent: SentSettle, held: HeldLease, done: list[int], result: Settled) -> None:
+    def _accepted_later(self, sent: SentSettle, held: TrackedLease, done: list[int], result: Settled) -> None:
         """A repetition: what it says was done may have been done the first time."""
         by_others = bool(done) and all(offset in held.done for offset in done)
         if sent.action == "complete":
@@ -350,7 +350,7 @@ class LeaseModel:
             elif sent.answered is None and not sent.unknown:  # another request has completed the items, and that one had no follow-ups
                 tag.void = tag.void or not tag.seen
 
-    def _do(self, sent: SentSettle, held: HeldLease, done: list[int]) -> None:
+    def _do(self, sent: SentSettle, held: TrackedLease, done: list[int]) -> None:
         """What the answer means."""
         if sent.action == "extend":
             if sent.latest_era == self._facts.era:
@@ -374,7 +374,7 @@ class LeaseModel:
         for tag in sent.follow_ups:
             tag.acknowledged = True
 
-    def _complete(self, held: HeldLease, offset: int, tag: Tag, *, sure: bool) -> None:
+    def _complete(self, held: TrackedLease, offset: int, tag: TrackedItem, *, sure: bool) -> None:
         held.close(offset)
         held.done.add(offset)
         if tag.completed_by is not None:

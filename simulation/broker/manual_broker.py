@@ -5,7 +5,7 @@ Owns: how such a broker is opened (`open_broker`), and which of its queues want 
 
 import random
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.loop.loop import Loop
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles
@@ -15,13 +15,13 @@ MOST_TURNS = 400
 """More turns than this in a row, with no time passing, count as an endless loop."""
 
 
-def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Random, segment_bytes: int) -> Embedded:
-    return Embedded.open(
+def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Random, segment_bytes: int) -> EmbeddedBroker:
+    return EmbeddedBroker.open(
         ROOT, files=files, clock=clock, entropy=entropy.randbytes, threaded=False, segment_bytes=segment_bytes, compression=False
     )
 
 
-def wanting(broker: Embedded) -> list[Loop]:
+def loops_due(broker: EmbeddedBroker) -> list[Loop]:
     """Queues that would run a turn by themselves now."""
     now = broker.clock.read().elapsed
     return [loop for loop in broker.loops() if loop.busy or (loop.turns.next_run is not None and loop.turns.next_run <= now)]

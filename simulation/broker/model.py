@@ -14,39 +14,39 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.loop.loop import Loop
-from penstock.loop.partition_handle import SLOW_AFTER, Member
-from penstock.loop.requests import Placed
-from penstock.reports import QueueFacts
-from penstock.rules.item_states import Life
+from penstock.loop.partition_handle import SLOW_AFTER, PartitionHandle
+from penstock.loop.requests import StoredPart
+from penstock.reports import QueueDescription
+from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, Refused
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 from penstock.words.origin import Origin
-from simulation.broker.inventory import Found
-from simulation.broker.items import ItemPlace, Tag
-from simulation.broker.leases import Facts, LeaseModel
+from simulation.broker.inventory import ItemCopies
+from simulation.broker.items import CopyPlace, TrackedItem
+from simulation.broker.leases import LeaseModel, SharedModelState
 from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
 
 
-class PromisedPlace(NamedTuple):
+class UnverifiedPlace(NamedTuple):
     """An answer that names the place of an item."""
 
     sent: SentProduce
-    tag: Tag
-    place: ItemPlace
+    tag: TrackedItem
+    place: CopyPlace
 
 
 @dataclass(slots=True)
-class First:
+class DedupEntry:
     """The first item with a dedup id, and until when others are its duplicates."""
 
-    tag: Tag
+    tag: TrackedItem
     until: int
     era: int
 
 
-class BrokerModel(Facts):
+class BrokerModel(SharedModelState):
     """What should be true."""
 
     def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
@@ -57,12 +57,12 @@ class BrokerModel(Facts):
         self.date_set_at = 0
         self.windows: dict[int, int] = {}
         """Queue → its dedup window."""
-        self._firsts: dict[tuple[int, bytes | None, bytes], First] = {}
-        self._asked: dict[Tag, SentProduce] = {}
+        self._firsts: dict[tuple[int, bytes | None, bytes], DedupEntry] = {}
+        self._asked: dict[TrackedItem, SentProduce] = {}
         """Items whose produce is not answered yet."""
         self._unsure: dict[tuple[int, bytes | None, bytes], int] = {}
         """Dedup ids that may or may not be taken, until when."""
-        self._promises: list[PromisedPlace] = []
+        self._promises: list[UnverifiedPlace] = []
         """Answers that name places in partitions which failed when the answers came: judged when those are in order again."""
         self.clearing: set[int] = set()
         """Queues of which items may be resolved by an operator's word."""
@@ -94,7 +94,7 @@ class BrokerModel(Facts):
 
     # -- queues --------------------------------------------------------------------------------------
 
-    def opened(self, there: Sequence[QueueFacts]) -> None:
+    def opened(self, there: Sequence[QueueDescription]) -> None:
         """Another process has the broker: the queues are those that were acknowledged."""
         self.priorities.judging = False
         found = {info.incarnation: info for info in there}
@@ -122,13 +122,13 @@ class BrokerModel(Facts):
             for tag in self.tags.values():
                 tag.doers = 0
 
-    def created(self, info: QueueFacts) -> None:
+    def created(self, info: QueueDescription) -> None:
         self.queues[info.incarnation] = info
         self.windows[info.incarnation] = info.options.policy.dedup_window
 
-    def changed(self, incarnation: int, answer: QueueFacts | PenstockError | None) -> None:
+    def changed(self, incarnation: int, answer: QueueDescription | PenstockError | None) -> None:
         """A queue has other options or partitions now, or none any more, or (an error) nothing has changed."""
-        if isinstance(answer, QueueFacts):
+        if isinstance(answer, QueueDescription):
             self.queues[incarnation] = answer
         elif answer is None:
             self.deleted(incarnation)
@@ -142,7 +142,7 @@ class BrokerModel(Facts):
         self.vanished.add(incarnation)
         self.leases.forget(incarnation)
 
-    def _vanishes(self, tag: Tag, found: Found) -> bool:
+    def _vanishes(self, tag: TrackedItem, found: ItemCopies) -> bool:
         """Whether an item went with a queue that was just deleted."""
         if not self.vanished or found.unresolved:
             return False
@@ -162,7 +162,7 @@ class BrokerModel(Facts):
         for tag in self.tags.values():
             for spot in self.census.of(tag).live if self.census.before(tag).live else ():
                 here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
-                assert not (here and chosen[spot.life.value] and spot.life is not Life.LEASED), f"{tag} was cleared and is {spot}"
+                assert not (here and chosen[spot.life.value] and spot.life is not ItemState.LEASED), f"{tag} was cleared and is {spot}"
 
     def over(self, incarnation: int) -> None:
         """An operator's word was answered, and what it did was looked at."""
@@ -211,7 +211,7 @@ class BrokerModel(Facts):
         for tag in sent.tags:
             self._asked.pop(tag, None)
 
-    def _produced(self, sent: SentProduce, answer: list[Placed], error: PenstockError | None) -> None:
+    def _produced(self, sent: SentProduce, answer: list[StoredPart], error: PenstockError | None) -> None:
         every = range(len(sent.tags))
         if error is not None:
             self._refused(sent, every, error)
@@ -227,7 +227,7 @@ class BrokerModel(Facts):
             numbers = list(part.stored.offsets)
             assert len(numbers) == len(indexes), f"{len(indexes)} items got {len(numbers)} ids: {part}"
             for index, number in zip(indexes, numbers, strict=True):
-                self._stored(sent, index, ItemPlace(sent.incarnation, *locate(part.partition, number)), again=part.stored.again)
+                self._stored(sent, index, CopyPlace(sent.incarnation, *locate(part.partition, number)), again=part.stored.again)
 
     def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
         """Nothing of these is stored, unless the error says that nobody knows."""
@@ -241,12 +241,12 @@ class BrokerModel(Facts):
                 if not tag.seen and index not in sent.ids:
                     tag.void = True
 
-    def _unknown(self, sent: SentProduce, tags: Iterable[Tag]) -> None:
+    def _unknown(self, sent: SentProduce, tags: Iterable[TrackedItem]) -> None:
         for tag in tags:
             if tag.dedup is not None:
                 self._unsure[sent.incarnation, tag.key, tag.dedup] = self.now + self.windows[sent.incarnation]
 
-    def _stored(self, sent: SentProduce, index: int, place: ItemPlace, *, again: bool) -> None:
+    def _stored(self, sent: SentProduce, index: int, place: CopyPlace, *, again: bool) -> None:
         tag, known = sent.tags[index], sent.ids.get(index)
         if known is not None and self.remembers(sent):
             assert place == known, f"{sent} was answered with {place} for {tag}, and before with {known}"
@@ -256,7 +256,7 @@ class BrokerModel(Facts):
             self._look_up(sent, tag, place, again=again)
         elif sent.incarnation in self.queues:
             tag.acknowledged = tag.acknowledged or tag.dedup is None
-            self._promises.append(PromisedPlace(sent, tag, place))
+            self._promises.append(UnverifiedPlace(sent, tag, place))
 
     def _keep_promises(self) -> None:
         """Look up what was answered while its partition failed."""
@@ -268,7 +268,7 @@ class BrokerModel(Facts):
             elif promise.sent.incarnation in self.queues:
                 self._promises.append(promise)
 
-    def _look_up(self, sent: SentProduce, tag: Tag, place: ItemPlace, *, again: bool) -> None:
+    def _look_up(self, sent: SentProduce, tag: TrackedItem, place: CopyPlace, *, again: bool) -> None:
         """At the place that an answer names there is the item, or the first one with its dedup id."""
         real = self.census.at(place)
         if real is None:
@@ -282,7 +282,7 @@ class BrokerModel(Facts):
             assert same, f"{tag} was said to be at {place}, where {real} is"
             self._duplicate(sent, tag, real)
 
-    def _stored_anew(self, sent: SentProduce, tag: Tag, place: ItemPlace, *, again: bool) -> None:
+    def _stored_anew(self, sent: SentProduce, tag: TrackedItem, place: CopyPlace, *, again: bool) -> None:
         fresh = sent.first and not again and not tag.acknowledged
         tag.acknowledged = True
         if fresh and not tag.scheduled:
@@ -295,11 +295,11 @@ class BrokerModel(Facts):
             assert first.until <= sent.ran(self.now) or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
         if first is None or first.tag is not tag:
             window = self.windows[sent.incarnation]
-            self._firsts[name] = First(tag, sent.ran(self.now) + window, sent.latest_era)
+            self._firsts[name] = DedupEntry(tag, sent.ran(self.now) + window, sent.latest_era)
             if not fresh:
                 self._unsure[name] = self.now + self.windows[sent.incarnation]
 
-    def _duplicate(self, sent: SentProduce, tag: Tag, real: Tag) -> None:
+    def _duplicate(self, sent: SentProduce, tag: TrackedItem, real: TrackedItem) -> None:
         assert tag.dedup is not None
         name = (tag.queue, tag.key, tag.dedup)
         first = self._firsts.get(name)
@@ -307,7 +307,7 @@ class BrokerModel(Facts):
         over = first is None or first.until <= self.now or first.era != self.era
         if asked is not None and asked.first and over:  # its answer waits for another partition
             window = self.windows[sent.incarnation]
-            first = self._firsts[name] = First(real, asked.ran(self.now) + window, asked.latest_era)
+            first = self._firsts[name] = DedupEntry(real, asked.ran(self.now) + window, asked.latest_era)
         if sent.first and not self._is_unsure(name, sent):
             assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
             assert first.until > sent.ran(self.now) or first.era != self.era, (
@@ -332,13 +332,13 @@ class BrokerModel(Facts):
         self.order.follow()
         self.leases.watch()
 
-    def _check_origin(self, tag: Tag, place: ItemPlace, came: Origin | None) -> None:
+    def _check_origin(self, tag: TrackedItem, place: CopyPlace, came: Origin | None) -> None:
         """An item that comes from elsewhere says where it was, and what happened to it there."""
         before = tag.places[: tag.places.index(place)]
         if came is None:
             assert not before or not self.census.whole, f"{tag} came to {place} from {before} and does not say so"
             return
-        buried_in = ItemPlace(came.incarnation, *came.place)
+        buried_in = CopyPlace(came.incarnation, *came.place)
         assert buried_in in before, f"{tag} came to {place} and says that it was at {buried_in}, where it never was: {before}"
         if came.buried_at and before and before[-1] == buried_in:
             known = self.queues.get(came.incarnation)
@@ -376,7 +376,7 @@ class BrokerModel(Facts):
             self.vanished.clear()
         census.check_keys()
 
-    def _compare(self, tag: Tag, found: Found) -> None:
+    def _compare(self, tag: TrackedItem, found: ItemCopies) -> None:
         if tag.resolved:
             assert tag.vanished, f"{tag} was resolved, and is there again: {found}"
             tag.resolved = tag.vanished = False
@@ -388,7 +388,7 @@ class BrokerModel(Facts):
         elif not found.unresolved:
             assert not tag.acknowledged and not tag.seen, f"{tag} was stored, and is nowhere"
 
-    def _resolved(self, tag: Tag, found: Found) -> None:
+    def _resolved(self, tag: TrackedItem, found: ItemCopies) -> None:
         """An item was resolved where it was last found; another copy may still wait for the news of its arrival."""
         clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
         dropped = any(spot.place.offset in self.census.partitions[spot.place[:2]].dropped for spot in found.done)
@@ -420,22 +420,22 @@ class BrokerModel(Facts):
         """What is due has come: schedules, delays, leases that ended."""
         for tag, found in self.census.found.items():
             for spot in found.live:
-                if spot.life is Life.SCHEDULED:
+                if spot.life is ItemState.SCHEDULED:
                     late = bool(tag.not_before) and tag.not_before <= self.now
                     if tag.due and not tag.handed and not self.leases.lost:
                         late = late or (tag.due + SECOND < self.wall and self.date_set_at + SECOND < self.now)
                     assert not late, f"{tag} is due and still {found}"
                 held = tag.holder
-                if spot.life is Life.LEASED and held is not None and held.deadline <= self.now and not held.doubtful:
+                if spot.life is ItemState.LEASED and held is not None and held.deadline <= self.now and not held.doubtful:
                     seen = self.census.partitions[spot.place[:2]]
                     mine = spot.place[:2] == (held.incarnation, held.partition) and spot.place.offset in seen.held.get(held.lease, ())
                     assert not mine, f"{held} of {tag} is over, and nobody took it back"
 
-    def _check_producers(self, info: QueueFacts, waiting: Sequence[SentProduce]) -> None:
+    def _check_producers(self, info: QueueDescription, waiting: Sequence[SentProduce]) -> None:
         """Whoever waits for room waits because there is none."""
         if waiting and self.census.whole:
             partitions = [seen for (queue, _), seen in self.census.partitions.items() if queue == info.incarnation]
-            there = sum(life not in (Life.COMPLETED, Life.BURIED) for seen in partitions for life in seen.lives)
+            there = sum(life not in (ItemState.COMPLETED, ItemState.BURIED) for seen in partitions for life in seen.lives)
             fits = there == 0 or there + len(waiting[0].tags) <= info.options.max_items
             assert not fits, f"{waiting[0]} waits though there is room: {there} of {info.options.max_items}"
 
@@ -456,15 +456,15 @@ class BrokerModel(Facts):
         if any(member.awaited and member.has_ready_items for member in loop.turns.members.values()):
             return  # one that may have better items is being opened
         held: set[bytes] = set()
-        ready: list[Tag] = []
+        ready: list[TrackedItem] = []
         for tag, found in self.census.found.items():
             spots = [spot for spot in (*found.live, *found.moving) if spot.place.incarnation == sent.incarnation]
             if found.moving and tag.key is not None:
                 held.add(tag.key)
             for spot in spots:
-                if spot.life is Life.READY:
+                if spot.life is ItemState.READY:
                     ready.append(tag)
-                elif tag.key is not None and spot.life is not Life.BURIED:
+                elif tag.key is not None and spot.life is not ItemState.BURIED:
                     held.add(tag.key)
         for tag in ready:
             free = tag.key is None or (whole and tag.key not in held and not self.order.is_parked(sent.incarnation, tag.key))
@@ -491,7 +491,7 @@ class BrokerModel(Facts):
             found = self.census.of(tag)
             assert not found.moving and not found.promised, f"{tag} is on its way for ever: {found}"
 
-    def left(self) -> list[Tag]:
+    def left(self) -> list[TrackedItem]:
         """Items that were stored and not resolved."""
         return [tag for tag in self.tags.values() if (tag.acknowledged or tag.seen) and not tag.resolved]
 
@@ -502,7 +502,7 @@ class BrokerModel(Facts):
             assert not fences, f"queue {loop.turns.name} still waits for {fences}"
 
 
-def _latest(tag: Tag, found: Found) -> ItemPlace:
+def _latest(tag: TrackedItem, found: ItemCopies) -> CopyPlace:
     """The place to which an item came last."""
     there = {spot.place for spot in found.spots()}
     return next(place for place in reversed(tag.places) if place in there)
@@ -523,5 +523,5 @@ def _answered_by(sent: SentRequest, loop: Loop) -> int:
     return max([sent.request.give_up_at, *(member.out_since + SLOW_AFTER for member in awaited)])
 
 
-def _works(member: Member) -> bool:
+def _works(member: PartitionHandle) -> bool:
     return member.healthy and not member.open.failed

@@ -32,13 +32,13 @@ from penstock.operations import (
     SetReadOnly,
     UpdateQueue,
 )
-from penstock.reports import Explained, FoundItem, QueueFacts
-from penstock.rules.item_states import Life
+from penstock.reports import ItemExplanation, ListedItemData, QueueDescription
+from penstock.rules.item_states import ItemState
 from penstock.rules.routing import key_id
 from penstock.words import ids
 from simulation.broker.harness import BrokerHarness
-from simulation.broker.inventory import Spot
-from simulation.broker.items import ItemPlace, Tag
+from simulation.broker.inventory import ItemCopy
+from simulation.broker.items import CopyPlace, TrackedItem
 from simulation.broker.random_input import RandomInput
 
 MOST_PARTITIONS = 4
@@ -70,10 +70,10 @@ class Operator:
         info = self._harness.operate(
             f"create {name}", lambda: self._broker.call(CreateQueue(name=name, options=options, partitions=partitions))
         )
-        if isinstance(info, QueueFacts):
+        if isinstance(info, QueueDescription):
             self._harness.model.created(info)
 
-    def _queue(self) -> QueueFacts:
+    def _queue(self) -> QueueDescription:
         model = self._harness.model
         return model.queues[self._chance.pick(sorted(model.queues))]
 
@@ -121,7 +121,7 @@ class Operator:
         info = self._harness.model.queues[queue]
         self.change(f"update {changes}", info, lambda: self._broker.call(UpdateQueue(queue=queue, changes=changes)))
 
-    def change(self, what: str, queue: QueueFacts, action: Any) -> None:
+    def change(self, what: str, queue: QueueDescription, action: Any) -> None:
         def then(answer: Any) -> None:
             self._harness.model.changed(queue.incarnation, answer)
 
@@ -167,7 +167,7 @@ class Operator:
         chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
         return lambda: self.send(queue, chosen, to)
 
-    def send(self, queue: int, items: list[FoundItem], to: int) -> None:
+    def send(self, queue: int, items: list[ListedItemData], to: int) -> None:
         """Let items leave for another queue."""
         chosen: dict[int, list[int]] = {}
         for item in items:
@@ -284,22 +284,22 @@ class Inspector:
             return
         tag, place = self._chance.pick(known)
         said = self._operator.ask(ExplainItem(queue=queue, partition=place.partition, offset=place.offset))
-        if isinstance(said, Explained) and model.census.whole and said.state != MOVED:
+        if isinstance(said, ItemExplanation) and model.census.whole and said.state != MOVED:
             self._compare(tag, place, said)
 
-    def _compare(self, tag: Tag, place: ItemPlace, said: Explained) -> None:
+    def _compare(self, tag: TrackedItem, place: CopyPlace, said: ItemExplanation) -> None:
         """What is said is true of the copy it is said of; and where there is a living copy, it is said of that."""
         model = self._harness.model
         name = model.queues.get(place.incarnation)
-        where = ItemPlace(next((q for q, info in model.queues.items() if info.name == said.queue), 0), *ids.parse_id(said.id))
+        where = CopyPlace(next((q for q, info in model.queues.items() if info.name == said.queue), 0), *ids.parse_id(said.id))
         assert model.census.at(where) is tag, f"{tag} was explained as {said}, where {model.census.at(where)} is ({name})"
-        spots: dict[ItemPlace, Spot] = {spot.place: spot for spot in model.census.of(tag).spots()}
+        spots: dict[CopyPlace, ItemCopy] = {spot.place: spot for spot in model.census.of(tag).spots()}
         assert spots[where].life.value == said.state, f"{tag} is {model.census.of(tag)} and was explained as {said}"
 
     def _list(self, queue: int) -> None:
         """Every item in a state is listed once."""
         model = self._harness.model
-        states = [life for life in Life if self._chance.happens(0.5)] or [Life.READY]
+        states = [life for life in ItemState if self._chance.happens(0.5)] or [ItemState.READY]
         dropped = self._dropped(queue)
         listed = self._operator.ask(ListItems(queue=queue, states=[life.value for life in states], limit=1_000))
         if not isinstance(listed, list) or not model.census.whole:

@@ -10,34 +10,34 @@ sent to another queue, given up without parking its key, or the answer to its pr
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
-from simulation.broker.inventory import Census, Spot
-from simulation.broker.items import ENDLESS, HeldLease, ItemPlace, Tag
+from simulation.broker.inventory import ItemCopy, ItemInventory
+from simulation.broker.items import ENDLESS, CopyPlace, TrackedItem, TrackedLease
 from simulation.partition.order import UNSURE, lifted
 
-HOLDS = (Life.READY, Life.LEASED, Life.SCHEDULED)
+HOLDS = (ItemState.READY, ItemState.LEASED, ItemState.SCHEDULED)
 
 
 class KeyOrder:
     """The order of keys, queue by queue."""
 
-    def __init__(self, census: Census) -> None:
+    def __init__(self, census: ItemInventory) -> None:
         self._census = census
-        self._lines: dict[tuple[int, bytes], list[Tag]] = {}
-        self.parked: dict[tuple[int, bytes], dict[Tag, ItemPlace]] = {}
+        self._lines: dict[tuple[int, bytes], list[TrackedItem]] = {}
+        self.parked: dict[tuple[int, bytes], dict[TrackedItem, CopyPlace]] = {}
         """Queue and key → items that hold it though they were given up, each with the place where that happened."""
         self.perhaps: set[tuple[int, bytes]] = set()
         """Keys that are parked unless an operator's word, never answered, has freed them."""
-        self._burials: dict[ItemPlace, Tag] = {}
+        self._burials: dict[CopyPlace, TrackedItem] = {}
         """Places where an item was found buried, or as it left for a dead queue."""
-        self._former: set[Tag] = set()
+        self._former: set[TrackedItem] = set()
         """Items that are buried, or were at the last look."""
         self._on_bury: dict[tuple[int, int], str] = {}
-        self._just_parked: set[Tag] = set()
+        self._just_parked: set[TrackedItem] = set()
         """Items that were given up since the last look, and park their keys."""
 
-    def enter(self, tag: Tag) -> None:
+    def enter(self, tag: TrackedItem) -> None:
         """An item with a key was acknowledged: it has its place in the order in which items were found stored."""
         if tag.key is not None:
             tag.order = None if tag.out_of_order else tag.arrival
@@ -57,14 +57,14 @@ class KeyOrder:
                         self._give_up(tag, spot)
                 elif tag.key is not None and spot.life in HOLDS:
                     self._return(tag, spot)
-                elif spot.life is Life.MOVING:
+                elif spot.life is ItemState.MOVING:
                     tag.attempt = 0
                     tag.forget_order()
         self._former = {*self._burials.values(), *burials.values()}
         self._burials = burials
         self._on_bury = {owner: seen.policy.on_bury for owner, seen in self._census.partitions.items()}
 
-    def _give_up(self, tag: Tag, spot: Spot) -> None:
+    def _give_up(self, tag: TrackedItem, spot: ItemCopy) -> None:
         tag.at = tag.not_before = tag.homing = tag.attempt = 0  # what is given up waits for nothing any more, and begins anew
         owner = spot.place[:2]
         now = self._census.partitions[owner].policy.on_bury
@@ -77,14 +77,14 @@ class KeyOrder:
         if tag.key is not None and "park" in (now, before):  # nobody can say which came first
             self.perhaps.add((spot.place.incarnation, tag.key))
 
-    def _return(self, tag: Tag, spot: Spot) -> None:
+    def _return(self, tag: TrackedItem, spot: ItemCopy) -> None:
         """An item that parks its key is back in its place; if it was not sent there, it is a stranger."""
         assert tag.key is not None
         holders = self.parked.get((spot.place.incarnation, tag.key), {})
         if tag in holders and (spot.place == holders[tag] or spot.place.incarnation == tag.homing):
             del holders[tag]
 
-    def sending(self, tags: Iterable[Tag], incarnation: int, to: int) -> None:
+    def sending(self, tags: Iterable[TrackedItem], incarnation: int, to: int) -> None:
         """An operator sends items to another queue: home to where their keys are parked, or away from there."""
         for tag in tags:
             if tag.key is not None:
@@ -125,7 +125,7 @@ class KeyOrder:
         """These keys are surely not parked any more."""
         self.perhaps.difference_update((incarnation, key) for key in keys)
 
-    def was_buried(self, tag: Tag) -> bool:
+    def was_buried(self, tag: TrackedItem) -> bool:
         """Whether retention may let go of it though nobody completed it."""
         return tag in self._former
 
@@ -134,9 +134,9 @@ class KeyOrder:
 
     # -- a lease was handed out ----------------------------------------------------------------------
 
-    def check(self, held: HeldLease, per_key: int, others: list[HeldLease], now: int) -> None:
+    def check(self, held: TrackedLease, per_key: int, others: list[TrackedLease], now: int) -> None:
         """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
-        given: dict[bytes, list[Tag]] = {}
+        given: dict[bytes, list[TrackedItem]] = {}
         for tag in held.open.values():
             if tag.key is not None:
                 given.setdefault(tag.key, []).append(tag)
@@ -147,16 +147,16 @@ class KeyOrder:
                 self._check_parked(held, tag, tags)
                 self._check_earlier(held, tag, tags[:place])
 
-    def _check_alone(self, held: HeldLease, key: bytes, others: list[HeldLease], now: int) -> None:
+    def _check_alone(self, held: TrackedLease, key: bytes, others: list[TrackedLease], now: int) -> None:
         for other in others:
             if other is not held and other.incarnation == held.incarnation and other.valid(now):
                 for offset, tag in other.open.items():
-                    place = ItemPlace(other.incarnation, other.partition, offset)
+                    place = CopyPlace(other.incarnation, other.partition, offset)
                     if offset in other.leaving and not self._census.holds(place, other.lease):
                         continue  # its holder has settled it, and will be told so
                     assert tag.key != key or tag.holder is not other, f"{held} has key {key!r} while {other} has {tag}"
 
-    def _check_parked(self, held: HeldLease, tag: Tag, others: list[Tag]) -> None:
+    def _check_parked(self, held: TrackedLease, tag: TrackedItem, others: list[TrackedItem]) -> None:
         """Nothing goes past an item that was given up and parks the key; one that was not behind it may have been given just before."""
         assert tag.key is not None
         for holder, buried_in in self.parked.get((held.incarnation, tag.key), {}).items():
@@ -164,7 +164,7 @@ class KeyOrder:
             passed = holder not in others and (later or (buried_in.partition == held.partition and holder not in self._just_parked))
             assert not passed, f"{held} was given {tag}, whose key is parked because {holder} was given up"
 
-    def _check_earlier(self, held: HeldLease, tag: Tag, before: list[Tag]) -> None:
+    def _check_earlier(self, held: TrackedLease, tag: TrackedItem, before: list[TrackedItem]) -> None:
         """Nothing of its key that was stored earlier waits in the queue."""
         if tag.order is None or tag.key is None or tag.queue != held.incarnation:
             return
@@ -178,10 +178,10 @@ class KeyOrder:
 # -- ages and priorities -----------------------------------------------------------------------------
 
 
-class Wait(NamedTuple):
+class ReadySince(NamedTuple):
     """An item that is ready: where, and since when at the earliest and at the latest."""
 
-    place: ItemPlace
+    place: CopyPlace
     earliest: int
     latest: int
 
@@ -194,10 +194,10 @@ class PriorityOrder:
     together), and a lease may stay in a partition for what is up to a second younger than the oldest elsewhere.
     """
 
-    def __init__(self, census: Census) -> None:
+    def __init__(self, census: ItemInventory) -> None:
         self._census = census
-        self._waiting: dict[Tag, Wait] = {}
-        self._before: dict[Tag, Wait] = {}
+        self._waiting: dict[TrackedItem, ReadySince] = {}
+        self._before: dict[TrackedItem, ReadySince] = {}
         """As it was at the look before the last."""
         self._giving: dict[tuple[int, int], object] = {}
         """Partitions that are in order and not paused, each with what tells whether it was opened anew since."""
@@ -222,17 +222,17 @@ class PriorityOrder:
         self._before, self._waiting = self._waiting, {}
         for tag, found in self._census.found.items():
             for spot in found.live:
-                if spot.life is Life.READY:
+                if spot.life is ItemState.READY:
                     self._waiting[tag] = self._wait(self._before.get(tag), spot.place, now)
         self._rebooted = False
 
-    def _wait(self, known: Wait | None, place: ItemPlace, now: int) -> Wait:
+    def _wait(self, known: ReadySince | None, place: CopyPlace, now: int) -> ReadySince:
         if known is not None and known.place == place and not self._rebooted:
             return known
         seen = place[:2] in self._gave and not self._rebooted  # else it may have become ready while nobody could look
-        return Wait(place, now if seen else -ENDLESS, now)
+        return ReadySince(place, now if seen else -ENDLESS, now)
 
-    def check(self, held: HeldLease, now: int) -> None:
+    def check(self, held: TrackedLease, now: int) -> None:
         """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
         if not self.judging or held.incarnation in self._sought or not self._steady((held.incarnation, held.partition)):
             return
@@ -241,8 +241,8 @@ class PriorityOrder:
         aging = self._census.partitions[held.incarnation, held.partition].policy.priority_aging
         passed = [(tag, wait) for tag, wait in self._waiting.items() if self._before.get(tag) == wait and self._elsewhere(held, tag, wait)]
         for offset, tag in held.open.items() if passed else ():
-            place = ItemPlace(held.incarnation, held.partition, offset)
-            taken = self._before.get(tag, Wait(place, now, now))
+            place = CopyPlace(held.incarnation, held.partition, offset)
+            taken = self._before.get(tag, ReadySince(place, now, now))
             if tag.key is not None or taken.place != place:
                 continue
             best = lifted(tag.priority, now + UNSURE - taken.earliest, aging)
@@ -255,7 +255,7 @@ class PriorityOrder:
                     f"{older / SECOND} s older, waits in partition {wait.place.partition}"
                 )
 
-    def _elsewhere(self, held: HeldLease, tag: Tag, wait: Wait) -> bool:
+    def _elsewhere(self, held: TrackedLease, tag: TrackedItem, wait: ReadySince) -> bool:
         """Whether an item lay in another partition of the queue all the time, and could have been leased there."""
         owner = wait.place[:2]
         return tag.key is None and owner[0] == held.incarnation and owner[1] != held.partition and self._steady(owner)

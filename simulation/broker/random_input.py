@@ -10,8 +10,8 @@ from typing import TypeVar
 from penstock.rules import routing
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND
-from simulation.broker.items import Tag
-from simulation.simulation import Chance
+from simulation.broker.items import TrackedItem
+from simulation.simulation import RandomDraws
 
 T = TypeVar("T")
 KEYS = [b"a", b"b", b"customer-42", b"", b"e", b"zz"]
@@ -21,7 +21,7 @@ DEDUPS = [b"one", b"two", b"three"]
 HABITS = ("keyed", "priority", "at", "ttl", "dedup", "request", "big", "retention", "limit")
 
 
-class RandomInput(Chance):
+class RandomInput(RandomDraws):
     """Draws batches, options and durations."""
 
     request_rate = 0.7
@@ -47,7 +47,7 @@ class RandomInput(Chance):
         )
         return {"retention": retention, "max_items": 12 if self.habits["limit"] < 0.15 else 0}
 
-    def batch(self, incarnation: int, count: int, wall: int, *, plain: bool = False) -> tuple[Batch, list[Tag]]:
+    def batch(self, incarnation: int, count: int, wall: int, *, plain: bool = False) -> tuple[Batch, list[TrackedItem]]:
         """Items that nobody has produced before."""
         keys = self.column(count, "keyed", lambda: self.pick(self.keys))
         priorities = self.column(count, "priority", lambda: self.rng.randrange(10), rate=0.3) if not plain else None
@@ -78,7 +78,7 @@ class RandomInput(Chance):
         """Some of the keys that this seed uses, each without a dedup id."""
         return [(key, None) for key in self.rng.sample(self.keys, self.rng.randint(1, len(self.keys)))]
 
-    def keyed(self, incarnation: int, names: Sequence[tuple[bytes | None, bytes | None]]) -> tuple[Batch, list[Tag]]:
+    def keyed(self, incarnation: int, names: Sequence[tuple[bytes | None, bytes | None]]) -> tuple[Batch, list[TrackedItem]]:
         """New items with these keys and dedup ids, ready at once and without any other option."""
         tags = [self._tag(incarnation) for _ in names]
         for tag, (key, dedup) in zip(tags, names, strict=True):
@@ -87,10 +87,10 @@ class RandomInput(Chance):
         named = [None if tag.dedup is None else routing.dedup_digest(tag.key, tag.dedup) for tag in tags]
         return Batch([tag.payload for tag in tags], keys, routing.key_ids(keys), dedups=named if any(named) else None), tags
 
-    def _tag(self, incarnation: int) -> Tag:
+    def _tag(self, incarnation: int) -> TrackedItem:
         self._items += 1
         padding = self.rng.randrange(300) if self.happens(0.2 * self.habits["big"]) else 3
-        return Tag(b"%d:" % self._items + b"." * padding, incarnation)
+        return TrackedItem(b"%d:" % self._items + b"." * padding, incarnation)
 
     def duration(self) -> int:
         return self.pick([1, 50_000, 1 * SECOND, 3 * SECOND, 6 * SECOND, 20 * SECOND, 70 * SECOND, 20 * MINUTE])

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.loop import requests
-from penstock.loop.requests import LeasePart, Verb
+from penstock.loop.requests import SettleAction, SettlePart
 from penstock.words.batch import Batch
-from simulation.broker.items import HeldLease, ItemPlace, Tag
+from simulation.broker.items import CopyPlace, TrackedItem, TrackedLease
 
 
 class SentRequest:
@@ -70,11 +70,11 @@ class SentProduce(SentRequest):
 
     kind = "produce"
 
-    def __init__(self, incarnation: int, batch: Batch, tags: list[Tag], request_id: bytes | None, wait: int = 0) -> None:
+    def __init__(self, incarnation: int, batch: Batch, tags: list[TrackedItem], request_id: bytes | None, wait: int = 0) -> None:
         super().__init__(incarnation, request_id, wait)
         self.batch = batch
         self.tags = tags
-        self.ids: dict[int, ItemPlace] = {}
+        self.ids: dict[int, CopyPlace] = {}
         """What was answered for the item at each index."""
 
     @property
@@ -117,7 +117,7 @@ class SentWatch(SentRequest):
         self.offsets = offsets
 
     def build(self, deadline: int) -> requests.Request:
-        return requests.Watch(dict(self.offsets), deadline)
+        return requests.AwaitRequest(dict(self.offsets), deadline)
 
 
 class SentSettle(SentRequest):
@@ -127,15 +127,15 @@ class SentSettle(SentRequest):
 
     def __init__(
         self,
-        action: Verb,
-        parts: Sequence[tuple[HeldLease, list[int] | None]],
+        action: SettleAction,
+        parts: Sequence[tuple[TrackedLease, list[int] | None]],
         request_id: bytes | None,
         *,
         delay: int = 0,
         counted: bool = True,
         timeout: int = 0,
         then: Sequence[tuple[int, Batch]] = (),
-        follow_ups: Sequence[Tag] = (),
+        follow_ups: Sequence[TrackedItem] = (),
     ) -> None:
         super().__init__(parts[0][0].incarnation, request_id)
         self.action = action
@@ -150,7 +150,7 @@ class SentSettle(SentRequest):
         self.answered: list[object] | None = None
 
     def build(self, deadline: int) -> requests.Request:
-        parts = [LeasePart(held.partition, held.lease, offsets) for held, offsets in self.parts]
+        parts = [SettlePart(held.partition, held.lease, offsets) for held, offsets in self.parts]
         return requests.SettleRequest(
             self.action,
             parts,

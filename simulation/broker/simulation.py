@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from penstock.api.redrive import REDRIVABLE
 from penstock.operations import ListItems, PauseQueue, RedriveItems
-from penstock.reports import FoundItem
+from penstock.reports import ListedItemData
 from penstock.testing.disk import Fault
 from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
-from simulation.broker.callers import Callers, Crowd
+from simulation.broker.callers import Callers, ConcurrentCallers
 from simulation.broker.harness import BrokerHarness
 from simulation.broker.operator import Inspector, Operator
 from simulation.broker.random_input import RandomInput
@@ -35,7 +35,7 @@ STEP_WEIGHTS = {
     "recreate": 1, "look": 2, "watch": 1, "compact": 1, "crowd": 1,
     "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1, "hold_up": 2, "wait_a_little": 2,
 }  # fmt: skip
-MOODS: dict[str, dict[str, int]] = {
+STEP_PROFILES: dict[str, dict[str, int]] = {
     "any": {},
     "resizes": {"resize": 4, "drain": 2, "redrive": 2},
     "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 4, "update": 2},
@@ -57,10 +57,10 @@ class BrokerSimulation(Simulation):
         super().__init__(seed, steps, say)
         self.harness = BrokerHarness(seed, self.say)
         chance = self.chance = RandomInput(self.harness.rng)
-        more = MOODS[chance.pick(list(MOODS))]
+        more = STEP_PROFILES[chance.pick(list(STEP_PROFILES))]
         callers, self._operator = Callers(self.harness, chance), Operator(self.harness, chance)
         inspector = Inspector(self.harness, chance, self._operator)
-        crowd = Crowd(self.harness, chance, callers, self._operator)
+        crowd = ConcurrentCallers(self.harness, chance, callers, self._operator)
         weights = {name: weight * more.get(name, 1) for name, weight in STEP_WEIGHTS.items()}
         self.use(weights, self, callers, self._operator, inspector, crowd)
         self._duration = chance.duration
@@ -162,7 +162,7 @@ def _work_off(harness: BrokerHarness, operator: Operator) -> None:
 def _send_home(harness: BrokerHarness, operator: Operator, queue: int) -> None:
     """Dead letters whose keys are parked go back to where they came from."""
     model = harness.model
-    homes: dict[int, list[FoundItem]] = {}
+    homes: dict[int, list[ListedItemData]] = {}
     for item in operator.ask(ListItems(queue=queue, states=REDRIVABLE, limit=1_000)):
         tag = model.tags[item.batch.payloads[item.index]]
         for (home, _), holders in model.order.parked.items():

@@ -10,13 +10,13 @@ import msgspec
 
 from penstock.rules import commands as c
 from penstock.rules import routing
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.limits import MIB, Policy, Retention
 from simulation.partition.model import PartitionModel
-from simulation.partition.model_state import Holding
-from simulation.simulation import Chance
+from simulation.partition.model_state import ModelLease
+from simulation.simulation import RandomDraws
 
 KEYS = [b"a", b"b", b"", b"customer-42", bytes(range(40))]
 STALE_LEASE = 77
@@ -31,7 +31,7 @@ _KINDS, _CUMULATIVE = list(WEIGHTS), list(accumulate(WEIGHTS.values()))
 HABITS = ("keyed", "priority", "at", "ttl", "dedup", "text", "big", "request", "retention")
 
 
-class RandomCommands(Chance):
+class RandomCommands(RandomDraws):
     """Draws the next command."""
 
     request_rate = 0.5
@@ -101,35 +101,35 @@ class RandomCommands(Chance):
             return bytes([self.rng.randrange(256)]) * self.rng.randrange(2_000)
         return self.rng.randbytes(self.rng.randrange(24))
 
-    def _lease(self, model: PartitionModel, now: Moment) -> c.Lease:
+    def _lease(self, model: PartitionModel, now: Moment) -> c.AcquireLease:
         timeout = self.pick([0, 0, 0, 2 * SECOND, 10 * MINUTE])
         per_key = self.pick([1, 1, 2, 3])
-        return c.Lease(self.pick([1, 2, 3, 10, 100]), self.pick(["", "host-1"]), timeout, per_key, self.request_id())
+        return c.AcquireLease(self.pick([1, 2, 3, 10, 100]), self.pick(["", "host-1"]), timeout, per_key, self.request_id())
 
-    def _complete(self, model: PartitionModel, now: Moment) -> c.Complete:
-        return c.Complete(*self._some(model), self.request_id())
+    def _complete(self, model: PartitionModel, now: Moment) -> c.CompleteLeased:
+        return c.CompleteLeased(*self._some(model), self.request_id())
 
-    def _retry(self, model: PartitionModel, now: Moment) -> c.Retry:
+    def _retry(self, model: PartitionModel, now: Moment) -> c.RetryLeased:
         delay = self.pick([0, 0, 1, 2 * SECOND, 30 * SECOND, 2 * HOUR])
-        return c.Retry(*self._some(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self.request_id())
+        return c.RetryLeased(*self._some(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self.request_id())
 
-    def _bury(self, model: PartitionModel, now: Moment) -> c.Bury:
-        return c.Bury(*self._some(model), self.pick(["", "poison"]), self.request_id())
+    def _bury(self, model: PartitionModel, now: Moment) -> c.BuryLeased:
+        return c.BuryLeased(*self._some(model), self.pick(["", "poison"]), self.request_id())
 
-    def _extend(self, model: PartitionModel, now: Moment) -> c.Extend:
-        return c.Extend(self._holding(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self.request_id())
+    def _extend(self, model: PartitionModel, now: Moment) -> c.ExtendLease:
+        return c.ExtendLease(self._holding(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self.request_id())
 
     def _repeat(self, model: PartitionModel, now: Moment) -> c.Command:
         """An answer was lost: the caller asks again with the same request id."""
         return self.pick(self._sent[-12:]) if self._sent else self._produce(model, now)
 
-    def _holding(self, model: PartitionModel) -> Holding:
+    def _holding(self, model: PartitionModel) -> ModelLease:
         """Mostly a live lease; else one that ended, or was never given."""
         live = model.live()
         if live and self.happens(0.9):
             return self.pick(live)
         past = list(model.holdings.values())[-8:]
-        return self.pick(past) if past and self.happens(0.9) else Holding(STALE_LEASE, 0, 0, [], [], 0, 0)
+        return self.pick(past) if past and self.happens(0.9) else ModelLease(STALE_LEASE, 0, 0, [], [], 0, 0)
 
     def _some(self, model: PartitionModel) -> tuple[int, list[int] | None]:
         """A lease and some of its items, now and then with some that it does not hold."""
@@ -162,7 +162,7 @@ class RandomCommands(Chance):
         return c.Seek(self.rng.randrange(len(model.items) + 2))
 
     def _redrive(self, model: PartitionModel, now: Moment) -> c.Redrive:
-        buried = [item.offset for item in model.items if item.state is Life.BURIED]
+        buried = [item.offset for item in model.items if item.state is ItemState.BURIED]
         if self.happens(0.4):
             return c.Redrive()
         chosen = [offset for offset in buried if self.happens(0.6)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import verify
 from penstock.logs.log import DURABILITIES, Durability
@@ -20,14 +20,14 @@ from penstock.loop.item_cache import Items
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.explain import LOST
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.runs import RunSet, offsets
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.clock import DAY
 from simulation.damage import LogDamage, check_served, payloads
 from simulation.partition.commands import KEEP_ALL
-from simulation.simulation import Narration
+from simulation.simulation import StepPrinter
 
 ROUNDS = 4
 """Steps that a lease may take before it must be asked again."""
@@ -58,7 +58,7 @@ class PartitionCopy:
         self.open()
 
     def open(self) -> None:
-        self._directory = Directory.open(self._root, files=self.files, clock=self.clock, entropy=bytes, durability=self.durability)
+        self._directory = FileStore.open(self._root, files=self.files, clock=self.clock, entropy=bytes, durability=self.durability)
         self.folder = self._directory.path_of(*self._owner)
         self.partition = Partition(self._directory.log(*self._owner), self.clock, segment_bytes=self._segment_bytes)
 
@@ -68,10 +68,10 @@ class PartitionCopy:
 
     def verified(self) -> bool:
         """Whether nothing is said to be wrong with the log."""
-        return verify(self.files, self.folder, *self._owner, recovery.lost_front).sound
+        return verify(self.files, self.folder, *self._owner, recovery.find_missing_front).sound
 
     def repair(self) -> None:
-        report = repair(self.files, self.folder, *self._owner, clock=self.clock, lost_front=recovery.lost_front)
+        report = repair(self.files, self.folder, *self._owner, clock=self.clock, lost_front=recovery.find_missing_front)
         assert report.opens and report.changed, f"the damage was not mended: {report}"
 
     def ask(self, command: c.Command) -> c.Answer:
@@ -79,19 +79,19 @@ class PartitionCopy:
         for _ in range(100 + self.partition.state.next_offset):
             answer = self.partition.run(command, ROUNDS)
             self.partition.commit()
-            if not isinstance(answer, c.Again):
+            if not isinstance(answer, c.AskAgain):
                 return answer
         raise AssertionError(f"{command} finds no end")
 
 
-def examine(
+def check_damaged_copy(
     files: SimulatedFiles,
     clock: ManualClock,
     root: str,
     owner: tuple[int, int],
     segment_bytes: int,
     rng: random.Random,
-    say: Narration,
+    say: StepPrinter,
 ) -> None:
     """Damage a copy of a partition and use it; raises AssertionError when an undamaged item is missed, or anything else is not right."""
     if rng.random() < 0.15:
@@ -103,7 +103,7 @@ def examine(
     state = twin.partition.state
     there = state.dropped.missing(0, state.next_offset)
     before = payloads(twin.partition.items(there))
-    wanted = {offset for offset in before if state.state_of(offset) is not Life.COMPLETED}
+    wanted = {offset for offset in before if state.state_of(offset) is not ItemState.COMPLETED}
     if not before:
         return
     in_use = rng.random() < 0.4
@@ -213,13 +213,13 @@ class DamagedPartition:
     def _work_off(self) -> list[int]:
         found: list[int] = []
         while True:
-            granted = self._twin.ask(c.Lease(self._rng.choice([1, 3, 100]), per_key=self._rng.choice([1, 3])))
-            if not isinstance(granted, c.Granted) or not granted.lease:
+            granted = self._twin.ask(c.AcquireLease(self._rng.choice([1, 3, 100]), per_key=self._rng.choice([1, 3])))
+            if not isinstance(granted, c.LeaseAnswer) or not granted.lease:
                 return found
             given = self._right(self._twin.partition.items(granted.runs))
             found += given
             if given:
-                self._twin.ask(c.Complete(granted.lease))
+                self._twin.ask(c.CompleteLeased(granted.lease))
 
     def _right(self, items: Sequence[Items]) -> list[int]:
         """The offsets of items, which are as they were before the damage."""

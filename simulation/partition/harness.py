@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.log import Draft, Frame, Gap
 from penstock.loop.partition import Partition
@@ -28,9 +28,9 @@ from penstock.words.limits import Policy
 from simulation.partition import checks, damage
 from simulation.partition.commands import RandomCommands
 from simulation.partition.model import PartitionModel
-from simulation.partition.model_state import View
-from simulation.simulated_machine import Machine
-from simulation.simulation import Narration
+from simulation.partition.model_state import ComparedState
+from simulation.simulated_machine import SimulatedMachine
+from simulation.simulation import StepPrinter
 
 T = TypeVar("T")
 
@@ -139,14 +139,14 @@ def _copy(model: PartitionModel) -> PartitionModel:
     return copy
 
 
-class PartitionHarness(Machine):
+class PartitionHarness(SimulatedMachine):
     """A partition and its model."""
 
-    def __init__(self, seed: int, say: Narration) -> None:
+    def __init__(self, seed: int, say: StepPrinter) -> None:
         super().__init__(seed, ManualClock(), say)
         self.chance = RandomCommands(random.Random(seed))
         self._segment_bytes = self.chance.segment_bytes()
-        self._produced: dict[int, checks.Content] = {}
+        self._produced: dict[int, checks.ItemContent] = {}
         self._produced_at: dict[int, int] = {}
         """Elapsed time."""
         self._errors: list[int] = []
@@ -159,7 +159,7 @@ class PartitionHarness(Machine):
         self._history = ModelHistory(PartitionModel(policy))
         self._open(policy)
         self._state = self.partition.state
-        self._seen = checks.look(self._state, self.partition.now())
+        self._seen = checks.view_of(self._state, self.partition.now())
         """What the partition showed when it was last compared with the model."""
         self._history.all_kept()
 
@@ -197,7 +197,7 @@ class PartitionHarness(Machine):
             return 0
         done = found[0]
         state = self.partition.state
-        seen, overdue = checks.lives(state), offsets(state.overdue.runs)
+        seen, overdue = checks.states_of(state), offsets(state.overdue.runs)
         self.say("   due: %d records", done)
         self._follow("due", partial(PartitionModel.due, now=now, seen=seen, overdue=overdue, finished=not done))
         return done
@@ -206,14 +206,14 @@ class PartitionHarness(Machine):
         """Let the model take a step, and compare it with the partition."""
         before, now, state = self._seen, self.partition.now(), self.partition.state
         self._history.take(step)
-        real = checks.look(state, now)
+        real = checks.view_of(state, now)
         checks.check_transitions(kind, before.states, real.states)
         self._compare(real, self.model.view(now))
         checks.check_counts(state, real.states)
         # Comparing items, leases, pauses and policy: a remembered answer that changed none of these promises nothing.
         self._owes_sync = self._owes_sync or (kind != "Lease" and real[:6] != before[:6])
 
-    def _compare(self, real: View, expected: View) -> None:
+    def _compare(self, real: ComparedState, expected: ComparedState) -> None:
         checks.check_same(real, expected)
         self._seen = real
 
@@ -259,7 +259,7 @@ class PartitionHarness(Machine):
             return
         if self._follow_drops():
             now = self.partition.now()
-            self._compare(checks.look(self._state, now), self.model.view(now))
+            self._compare(checks.view_of(self._state, now), self.model.view(now))
         if not self.partition.log.unsynced:
             self._all_kept()
 
@@ -379,12 +379,12 @@ class PartitionHarness(Machine):
 
     def damage_a_copy(self, rng: random.Random) -> None:
         """Items of a partition like this one, of which some are damaged: the others are served."""
-        damage.examine(self.disk, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
+        damage.check_damaged_copy(self.disk, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
 
     # -- living on -----------------------------------------------------------------------------------
 
     def _open(self, policy: Policy | None = None) -> None:
-        self._directory = Directory.open(ROOT, files=self.disk, clock=self.clock, entropy=bytes)
+        self._directory = FileStore.open(ROOT, files=self.disk, clock=self.clock, entropy=bytes)
         log = self._directory.log(INCARNATION, PARTITION)
         self._history.watch(log)
         self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
@@ -399,7 +399,7 @@ class PartitionHarness(Machine):
         assert not refused or history.found <= history.written, "a turn that was refused was found"
         history.go_back(max(history.found, least))
         self._follow_drops()
-        self._compare(checks.look(self._state, moment), self.model.view(moment, rebooted=rebooted))
+        self._compare(checks.view_of(self._state, moment), self.model.view(moment, rebooted=rebooted))
         if rebooted:
             self._history.adjust(lambda model: model.rearm(moment))
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}

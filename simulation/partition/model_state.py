@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.words.clock import Moment
 from penstock.words.limits import Policy
 from simulation.partition.order import ModelItem, earlier_of_key
@@ -20,7 +20,7 @@ Cause: TypeAlias = tuple[str, int, int]
 
 
 @dataclass(slots=True)
-class Holding:
+class ModelLease:
     """A lease: who may settle what until when."""
 
     number: int
@@ -46,10 +46,10 @@ class Holding:
             self.ended_at = now.elapsed
 
 
-class View(NamedTuple):
+class ComparedState(NamedTuple):
     """What is compared after every step."""
 
-    states: list[Life]
+    states: list[ItemState]
     failures: dict[int, tuple[int, str]]
     """Items that came back: (attempts, reason)."""
     burials: dict[int, tuple[int, bool]]
@@ -65,13 +65,13 @@ class View(NamedTuple):
     cursors: dict[str, int]
 
 
-class Ledger:
+class ModelState:
     """All there is to know of one partition."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.items: list[ModelItem] = []
-        self.holdings: dict[int, Holding] = {}
+        self.holdings: dict[int, ModelLease] = {}
         """Every lease ever given; those with `ended_at` are over."""
         self.paused_lease = False
         self.paused_produce = False
@@ -84,13 +84,13 @@ class Ledger:
         """Name → the offset it reads next."""
         self.step = 0
 
-    def view(self, now: Moment, *, rebooted: bool = False) -> View:
+    def view(self, now: Moment, *, rebooted: bool = False) -> ComparedState:
         """What a partition should show; after a reboot every lease has its full timeout again."""
         items = self.items
-        return View(
+        return ComparedState(
             [item.state for item in items],
             {item.offset: (item.attempts, item.reason) for item in items if item.attempts and not item.state.resolved},
-            {item.offset: (item.attempts, item.reason == EXPIRED) for item in items if item.state is Life.BURIED},
+            {item.offset: (item.attempts, item.reason == EXPIRED) for item in items if item.state is ItemState.BURIED},
             {one.number: (now.elapsed + one.timeout if rebooted else one.deadline, sorted(one.open)) for one in self.live()},
             (self.paused_lease, self.paused_produce),
             self.policy,
@@ -101,10 +101,10 @@ class Ledger:
             dict(self.cursors),
         )
 
-    def live(self) -> list[Holding]:
+    def live(self) -> list[ModelLease]:
         return [one for one in self.holdings.values() if one.ended_at is None]
 
-    def holding(self, item: ModelItem) -> Holding:
+    def holding(self, item: ModelItem) -> ModelLease:
         """The lease that holds an item."""
         return next(one for one in self.live() if item.offset in one.open)
 
@@ -117,14 +117,14 @@ class Ledger:
 
     def to_tail(self, item: ModelItem, now: Moment, *, position: int | None = None, cause: Cause = ("", 0, 0)) -> None:
         """Ready: behind everything that is, or (an item that was never late) at its own place in the log's order."""
-        item.state, item.ready_since, item.jumps, item.returned = Life.READY, now.elapsed, False, False
+        item.state, item.ready_since, item.jumps, item.returned = ItemState.READY, now.elapsed, False, False
         item.position = len(self.items) if position is None else position
         item.arrival = (self.step, *cause) if position is None else (self.step, "", item.offset, 0)
 
     def to_place(self, item: ModelItem, now: Moment) -> None:
         """Ready again at its place, which is the first of its key unless an operator put others there meanwhile."""
         item.returned, item.jumps = True, earlier_of_key(self.items, item) is not None
-        item.state, item.ready_since = Life.READY, now.elapsed
+        item.state, item.ready_since = ItemState.READY, now.elapsed
 
     def come_back(self, item: ModelItem, now: Moment, reason: str, delay: int, cause: Cause, *, counted: bool = True) -> None:
         """Without a key to the tail; with one it keeps its place, and a delay holds the key."""
@@ -132,7 +132,7 @@ class Ledger:
             item.attempts += 1
             item.reason = reason
         if delay:
-            item.state, item.due, item.at = Life.SCHEDULED, now.elapsed + delay, 0
+            item.state, item.due, item.at = ItemState.SCHEDULED, now.elapsed + delay, 0
         elif item.key is None:
             self.to_tail(item, now, cause=cause)
         else:
@@ -140,12 +140,12 @@ class Ledger:
 
     def bury(self, item: ModelItem, reason: str, *, counted: bool = False) -> None:
         item.attempts += counted
-        item.state, item.reason, item.at, item.due, item.overdue = Life.BURIED, reason, 0, 0, False
+        item.state, item.reason, item.at, item.due, item.overdue = ItemState.BURIED, reason, 0, 0, False
         item.parked = item.key is not None and self.policy.on_bury == "park"
 
     @staticmethod
     def resolve(item: ModelItem) -> None:
-        item.state, item.attempts, item.reason, item.at, item.due = Life.COMPLETED, 0, "", 0, 0
+        item.state, item.attempts, item.reason, item.at, item.due = ItemState.COMPLETED, 0, "", 0, 0
         item.overdue = item.parked = False
 
     def drop(self, offsets: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ Where two items became ready so closely together that the rules do not say which
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
 
 UNSURE = 2 * SECOND
@@ -24,7 +24,7 @@ class ModelItem:
     priority: int
     lane: int
     """The priority it competes with now: its own, unless a seek brought it back."""
-    state: Life = Life.READY
+    state: ItemState = ItemState.READY
     attempts: int = 0
     """Leases that ended without completing it."""
     reason: str = ""
@@ -58,11 +58,11 @@ class ModelItem:
 
     @property
     def waits(self) -> bool:
-        return self.state in (Life.READY, Life.SCHEDULED)
+        return self.state in (ItemState.READY, ItemState.SCHEDULED)
 
     @property
     def backs_off(self) -> bool:
-        return self.state is Life.SCHEDULED and self.due > 0
+        return self.state is ItemState.SCHEDULED and self.due > 0
 
     @property
     def earliest(self) -> int:
@@ -72,25 +72,25 @@ class ModelItem:
 
 def holder_of_key(items: Iterable[ModelItem], key: bytes) -> ModelItem | None:
     """The item that holds a key: somebody works on it, or it backs off, or it was buried and parks the key."""
-    return next((item for item in items if item.key == key and (item.state is Life.LEASED or item.parked or item.backs_off)), None)
+    return next((item for item in items if item.key == key and (item.state is ItemState.LEASED or item.parked or item.backs_off)), None)
 
 
 def earlier_of_key(items: Iterable[ModelItem], item: ModelItem) -> ModelItem | None:
     """A ready item of the same key that must go before it, if there is one."""
     if item.jumps:
         return None
-    return next((one for one in items if one.key == item.key and one.state is Life.READY and one.position < item.earliest), None)
+    return next((one for one in items if one.key == item.key and one.state is ItemState.READY and one.position < item.earliest), None)
 
 
 def rivals(items: Iterable[ModelItem], item: ModelItem) -> bool:
     """Whether another ready item of its key may as well be first."""
-    others = [one for one in items if one.key == item.key and one.state is Life.READY and one is not item]
+    others = [one for one in items if one.key == item.key and one.state is ItemState.READY and one is not item]
     return any(item.jumps or one.jumps or (item.earliest <= one.position and one.earliest <= item.position) for one in others)
 
 
 def available(items: list[ModelItem]) -> list[ModelItem]:
     """What may be leased: every ready item without a key, and the first of every key that nothing holds."""
-    ready = [item for item in items if item.state is Life.READY]
+    ready = [item for item in items if item.state is ItemState.READY]
     free = {key for key in {item.key for item in ready} if key is not None and holder_of_key(items, key) is None}
     return [item for item in ready if item.key is None or (item.key in free and earlier_of_key(ready, item) is None)]
 
@@ -107,7 +107,7 @@ def someone_ahead(items: list[ModelItem], item: ModelItem, now: int, aging: int)
 
 def _hidden(items: list[ModelItem], head: ModelItem) -> bool:
     """Whether others, not to be leased, that came later than a lane's head stand before it (a seek does that): its age may not be seen."""
-    ready = [one for one in items if one.state is Life.READY and one.lane == head.lane]
+    ready = [one for one in items if one.state is ItemState.READY and one.lane == head.lane]
     return any(one.earliest < head.position and one.ready_since > head.ready_since for one in ready)
 
 

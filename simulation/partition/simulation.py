@@ -57,7 +57,7 @@ class PartitionSimulation(Simulation):
         granted: list[int] = []
         for _ in range(self.chance.pick([1, 1, 2, 3, 5])):
             answer = self._send_something()
-            if isinstance(answer, c.Granted):
+            if isinstance(answer, c.LeaseAnswer):
                 granted += offsets(answer.runs)
             elif answer is None:
                 return
@@ -141,9 +141,9 @@ class PartitionSimulation(Simulation):
 
     def _work_off(self) -> None:
         """Lease and complete whatever there is."""
-        while isinstance(granted := self.harness.send(c.Lease(100, per_key=3)), c.Granted) and granted.lease:
+        while isinstance(granted := self.harness.send(c.AcquireLease(100, per_key=3)), c.LeaseAnswer) and granted.lease:
             self.harness.commit()
             self.harness.read_back(offsets(granted.runs))
-            self.harness.send(c.Complete(granted.lease))
+            self.harness.send(c.CompleteLeased(granted.lease))
             self.harness.commit()
         self.harness.commit()

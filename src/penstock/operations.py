@@ -14,22 +14,22 @@ from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, Protoco
 
 import msgspec
 
-from penstock.logs.log import Readable
+from penstock.logs.log import ReadableLog
 from penstock.logs.store import PartReader, PartWriter, StagedPart
 from penstock.loop.item_cache import Items
-from penstock.loop.requests import Handed, LeasePart, Placed, Verb
-from penstock.loop.retention import Freed
+from penstock.loop.requests import LeaseResult, SettleAction, SettlePart, StoredPart
+from penstock.loop.retention import RetentionResult
 from penstock.reports import (
     BrokerMetrics,
-    Explained,
-    FoundItem,
+    GrantAnswer,
     HeldKey,
     ItemEvent,
-    QueueFacts,
+    ItemExplanation,
+    ItemTrace,
+    ListedItemData,
+    QueueDescription,
     QueueStats,
     StreamGrant,
-    TakenGrant,
-    Traced,
 )
 from penstock.rules.commands import Settled
 from penstock.words.batch import Batch
@@ -69,7 +69,7 @@ class Query(Operation[A], Generic[A]):
 # -- items: produce, lease, settle -------------------------------------------------------------------
 
 
-class ProduceItems(Operation[list[Placed]]):
+class ProduceItems(Operation[list[StoredPart]]):
     """Store items. Each partition answers for the part that it took or refused."""
 
     scope: ClassVar[Scope] = "produce"
@@ -80,7 +80,7 @@ class ProduceItems(Operation[list[Placed]]):
     """Repeating it with the same one adds nothing."""
 
 
-class LeaseItems(Operation[list[Handed]]):
+class LeaseItems(Operation[list[LeaseResult]]):
     """Take items to work on. Answered with the part of each partition that had some, or with nothing when the wait is over."""
 
     scope: ClassVar[Scope] = "consume"
@@ -97,8 +97,8 @@ class SettleItems(Operation[list[Settled | Refused]]):
     """Complete, retry, bury or extend items of leases. Each part is answered for itself."""
 
     scope: ClassVar[Scope] = "consume"
-    action: Verb
-    parts: Sequence[LeasePart]
+    action: SettleAction
+    parts: Sequence[SettlePart]
     delay: int = 0
     reason: str = ""
     counted: bool = True
@@ -111,7 +111,7 @@ class SettleItems(Operation[list[Settled | Refused]]):
     wait: int = TIMEOUT
 
 
-class NoteProgress(Operation[None]):
+class ReportProgress(Operation[None]):
     """The holder of a lease says how far it has come with an item."""
 
     scope: ClassVar[Scope] = "consume"
@@ -124,11 +124,11 @@ class NoteProgress(Operation[None]):
 # -- queues ------------------------------------------------------------------------------------------
 
 
-class FindQueue(Query[QueueFacts]):
+class FindQueue(Query[QueueDescription]):
     name: str
 
 
-class ListQueues(Query[list[QueueFacts]]):
+class ListQueues(Query[list[QueueDescription]]):
     """Queues by name, behind `after`."""
 
     prefix: str = ""
@@ -136,7 +136,7 @@ class ListQueues(Query[list[QueueFacts]]):
     limit: int = 100
 
 
-class CreateQueue(Operation[QueueFacts]):
+class CreateQueue(Operation[QueueDescription]):
     """Make a queue. With `exist_ok` one of that name will do, if what was `given` (options, and partitions) is the same there."""
 
     name: str
@@ -146,17 +146,17 @@ class CreateQueue(Operation[QueueFacts]):
     given: dict[str, Any] = {}
 
 
-class UpdateQueue(Operation[QueueFacts]):
+class UpdateQueue(Operation[QueueDescription]):
     """Change options; those that are not named stay as they are."""
 
     changes: dict[str, Any]
 
 
-class ResizeQueue(Operation[QueueFacts]):
+class ResizeQueue(Operation[QueueDescription]):
     partitions: int
 
 
-class SetReadOnly(Operation[QueueFacts]):
+class SetReadOnly(Operation[QueueDescription]):
     """Drain a partition (it gives items but takes none), or let it take items again."""
 
     partition: int
@@ -181,7 +181,7 @@ class PauseQueue(Operation[None]):
     partition: int | None = None
 
 
-class CompactQueue(Operation[list[Freed]]):
+class CompactQueue(Operation[list[RetentionResult]]):
     """Drop and rewrite now what retention allows."""
 
     partition: int | None = None
@@ -199,7 +199,7 @@ class ReadMetrics(Operation[BrokerMetrics]):
     scope: ClassVar[Scope] = "look"
 
 
-class ExplainItem(Query[Explained]):
+class ExplainItem(Query[ItemExplanation]):
     """Why is this item not running? Of one that was moved, that is asked where it is now; without `follow` it is told where that is."""
 
     partition: int
@@ -207,7 +207,7 @@ class ExplainItem(Query[Explained]):
     follow: bool = True
 
 
-class TraceItem(Query[Traced]):
+class TraceItem(Query[ItemTrace]):
     """Where an item was before and where it went from here."""
 
     partition: int
@@ -221,7 +221,7 @@ class ReadHistory(Query[list[ItemEvent]]):
     offset: int
 
 
-class ListItems(Query[list[FoundItem]]):
+class ListItems(Query[list[ListedItemData]]):
     """Items in these states (none named: all), by partition and offset, behind `after`."""
 
     scope: ClassVar[Scope] = "read"
@@ -313,7 +313,7 @@ class ReleaseCursor(Operation[None]):
 # -- a stream that consumes a queue (ADR 15) ---------------------------------------------------------
 
 
-class TakeGrant(Operation[TakenGrant]):
+class TakeGrant(Operation[GrantAnswer]):
     """All grants up to `done` are committed: complete them, and grant up to `want` more items."""
 
     scope: ClassVar[Scope] = "consume"
@@ -394,7 +394,7 @@ class FindWrite(Query[WriteState]):
 # -- homes -------------------------------------------------------------------------------------------
 
 
-Done: TypeAlias = Callable[[Any], None]
+AnswerCallback: TypeAlias = Callable[[Any], None]
 """Called with the answer, or with a PenstockError."""
 Cancel: TypeAlias = Callable[[], None]
 
@@ -437,7 +437,7 @@ class Home(Protocol):
         """Wait here for the answer. The broker of this process runs the turn in this thread (ADR 13)."""
         ...
 
-    def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         """Do not wait: `done` is called with the answer, by some thread. Gives the function by which to say that nobody waits any more.
 
         Without `done` nobody wants to know: it is done when it can be, perhaps by another process later.
@@ -450,7 +450,7 @@ class Home(Protocol):
 
     def let_go(self, queue: int, partition: int, lease: int, /) -> None: ...
 
-    def log(self, queue: int, partition: int, /) -> Readable:
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
         """The log of a partition, as far as it is published. Close it."""
         ...
 

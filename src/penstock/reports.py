@@ -8,14 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from penstock.rules.catalog import Entry
+from penstock.rules.catalog import QueueEntry
 from penstock.rules.options import Options
 from penstock.rules.runs import RunSet
 from penstock.words.batch import Batch
 from penstock.words.values import timestamp
 
 
-class QueueFacts(msgspec.Struct, frozen=True):
+class QueueDescription(msgspec.Struct, frozen=True):
     """A queue as the catalog knows it."""
 
     name: str
@@ -30,9 +30,9 @@ class QueueFacts(msgspec.Struct, frozen=True):
     read_only: list[int]
 
 
-def info(entry: Entry) -> QueueFacts:
+def describe_queue(entry: QueueEntry) -> QueueDescription:
     """What the catalog tells of a queue."""
-    return QueueFacts(
+    return QueueDescription(
         entry.name, entry.incarnation, entry.created_at, entry.options, len(entry.active), entry.active, entry.retired, entry.read_only
     )
 
@@ -70,7 +70,7 @@ class PartitionStats(msgspec.Struct, frozen=True):
     """What opening found: a torn tail cut, damage passed over."""
 
 
-class Fencing(msgspec.Struct, frozen=True):
+class FenceProgress(msgspec.Struct, frozen=True):
     """What a resize still waits for."""
 
     partition: int
@@ -95,7 +95,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     waiting_producers: int
     consumers: dict[str, int]
     """Name → items leased to it now."""
-    resizing: list[Fencing]
+    resizing: list[FenceProgress]
     """Empty when no resize is under way."""
     transfers: int
     """Batches of items on their way out."""
@@ -111,7 +111,7 @@ class QueueStats(msgspec.Struct, frozen=True):
         return self.ready + self.scheduled + self.leased + self.moving
 
 
-class Explained(msgspec.Struct, frozen=True):
+class ItemExplanation(msgspec.Struct, frozen=True):
     """What an item is doing, and why it is not running."""
 
     id: str
@@ -129,7 +129,7 @@ class Explained(msgspec.Struct, frozen=True):
     """Where it is now (incarnation, partition, offset), if it was moved and was not followed."""
 
 
-class Traced(msgspec.Struct, frozen=True):
+class ItemTrace(msgspec.Struct, frozen=True):
     """The same item in other places, each an incarnation, a partition and an offset."""
 
     came_from: tuple[int, int, int] | None
@@ -173,7 +173,7 @@ class HeldKey(msgspec.Struct, frozen=True):
     """Items that wait behind."""
 
 
-class FoundItem(msgspec.Struct, frozen=True):
+class ListedItemData(msgspec.Struct, frozen=True):
     """An item on a list, with what became of it."""
 
     partition: int
@@ -237,7 +237,7 @@ class StreamGrant(msgspec.Struct):
         return sum(RunSet(runs).total for _, _, runs in self.leases)
 
 
-class TakenGrant(msgspec.Struct):
+class GrantAnswer(msgspec.Struct):
     """The newest grant, which may be the one before when there is nothing, and how many items are in it."""
 
     grant: int

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import penstock
 from penstock import Broker
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.testing import ManualClock
 
 BRIDGED = (penstock.AsyncBroker, penstock.AsyncQueue, penstock.AsyncLease, penstock.AsyncLeaseBatch, penstock.AsyncCursor)
@@ -20,7 +20,7 @@ WAIT = 20.0
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-class Bridge:
+class SyncAdapter:
     """An object of the async API whose verbs are waited for."""
 
     def __init__(self, run: Run, target: Any) -> None:
@@ -33,11 +33,13 @@ class Bridge:
     def _bridged(self, found: Any) -> Any:
         """Whatever comes out, usable without `await`."""
         if isinstance(found, BRIDGED):
-            return Bridge(self._run, found)
+            return SyncAdapter(self._run, found)
         if asyncio.iscoroutine(found):
             return self._bridged(self._run(found))
         if callable(found) and hasattr(found, "__self__"):
-            return lambda *args, **named: self._bridged(found(*map(bare, args), **{name: bare(arg) for name, arg in named.items()}))
+            return lambda *args, **named: self._bridged(
+                found(*map(unadapted, args), **{name: unadapted(arg) for name, arg in named.items()})
+            )
         return found
 
     def __iter__(self) -> Iterator[Any]:
@@ -68,14 +70,14 @@ class Bridge:
         return repr(self._target).removeprefix("Async")
 
 
-def bare(given: Any) -> Any:
+def unadapted(given: Any) -> Any:
     """What was bridged, as the async API knows it."""
-    if isinstance(given, Bridge):
+    if isinstance(given, SyncAdapter):
         return given._target
-    return [bare(one) for one in given] if isinstance(given, list) else given
+    return [unadapted(one) for one in given] if isinstance(given, list) else given
 
 
-class Place:
+class BrokerOpener:
     """Where brokers are opened, one after the other: a directory or memory, through either API."""
 
     def __init__(self, target: str, is_async: bool, stack: ExitStack) -> None:
@@ -89,7 +91,7 @@ class Place:
         if self._runner is None:
             broker = penstock.open(self.target, **options)
         else:
-            broker = cast(Broker, Bridge(self._runner.run, self._runner.run(penstock.aopen(self.target, **options))))
+            broker = cast(Broker, SyncAdapter(self._runner.run, self._runner.run(penstock.aopen(self.target, **options))))
         self._opened.append(broker)
         return broker
 
@@ -103,10 +105,10 @@ class Place:
         return self.open(clock=self.clock, **options)
 
 
-def work_off(broker: Broker) -> None:
+def run_all_turns(broker: Broker) -> None:
     """Run turns until nothing is to be done at once: for brokers opened with threaded=False."""
     embedded = broker._home
-    assert isinstance(embedded, Embedded)
+    assert isinstance(embedded, EmbeddedBroker)
     loops = embedded.loops()
     while busy := [loop for loop in loops if loop.busy]:
         for loop in busy:

@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 
 from penstock import Broker
-from tests.api.both_apis import Place
+from tests.api.both_apis import BrokerOpener
 
 
 @pytest.fixture(params=["sync", "async"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerOpener]:
     """A directory, and one of the two APIs to open it with."""
     with ExitStack() as stack:
-        yield Place(str(tmp_path / "data"), request.param == "async", stack)
+        yield BrokerOpener(str(tmp_path / "data"), request.param == "async", stack)
 
 
 @pytest.fixture
-def broker(place: Place) -> Broker:
+def broker(opener: BrokerOpener) -> Broker:
     """A broker whose time passes."""
-    place.target = "memory://"
-    return place.open()
+    opener.target = "memory://"
+    return opener.open()
 
 
 @pytest.fixture
-def timed(place: Place) -> Broker:
+def manual_clock_broker(opener: BrokerOpener) -> Broker:
     """A broker whose time stands still until `place.clock` is advanced."""
-    place.target = "memory://"
-    return place.timed()
+    opener.target = "memory://"
+    return opener.timed()

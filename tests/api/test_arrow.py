@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import arrow, items
-from penstock.api.arrow import from_arrow, item_schema, to_arrow
+from penstock.api.arrow import from_arrow, item_schema, items_to_arrow
 from penstock.api.items import NewItem, items_of, to_batch
 from penstock.words import values
 from penstock.words.batch import Batch, validate
@@ -274,7 +274,7 @@ def test_the_schema() -> None:
     ]
 
 
-def rows(part: arrow.Part) -> list[dict[str, Any]]:
+def rows(part: arrow.ItemBlock) -> list[dict[str, Any]]:
     """What `to_arrow` must say, from the items one by one."""
     return [
         {
@@ -302,8 +302,8 @@ PARTS = st.tuples(st.integers(0, 9), st.integers(0, 9), tables().map(lambda case
 
 
 @given(st.lists(PARTS, max_size=3))
-def test_items_are_the_same_in_arrow(parts: list[arrow.Part]) -> None:
-    found = to_arrow(parts)
+def test_items_are_the_same_in_arrow(parts: list[arrow.ItemBlock]) -> None:
+    found = items_to_arrow(parts)
     found.validate(full=True)
     assert found.schema == item_schema()
     assert found.to_pylist() == [row for part in parts for row in rows(part)]
@@ -313,33 +313,33 @@ def test_items_are_the_same_in_arrow(parts: list[arrow.Part]) -> None:
 def test_what_was_taken_can_be_produced_again(case: tuple[Any, list[NewItem]]) -> None:
     batch = to_batch(case[1]).compact()
     batch.dedups = None  # what a dedup id was called is not kept
-    found = to_arrow([(3, 17, batch, 5, {})])
+    found = items_to_arrow([(3, 17, batch, 5, {})])
     kept = found.select([name for name in found.schema.names if name not in ("id", "partition", "offset", "produced_at", "attempts")])
     assert one(kept) == batch
 
 
 def test_items_that_were_never_leased_have_no_attempts() -> None:
-    assert to_arrow([(0, 5, Batch([b"a", b"b"]), 1, {6: 3})], usual_attempts=0).column("attempts").to_pylist() == [0, 3]
+    assert items_to_arrow([(0, 5, Batch([b"a", b"b"]), 1, {6: 3})], usual_attempts=0).column("attempts").to_pylist() == [0, 3]
 
 
 def test_headers_that_are_text_come_as_bytes() -> None:
-    batch = items.to_single(b"a", headers={"text": "é", "bytes": b"\xff"})
-    assert to_arrow([(0, 0, batch, 1, {})]).column("headers").to_pylist() == [[("text", "é".encode()), ("bytes", b"\xff")]]
+    batch = items.single_item_batch(b"a", headers={"text": "é", "bytes": b"\xff"})
+    assert items_to_arrow([(0, 0, batch, 1, {})]).column("headers").to_pylist() == [[("text", "é".encode()), ("bytes", b"\xff")]]
 
 
 def test_damaged_headers_name_their_item() -> None:
     with pytest.raises(InvalidRequest, match=r"^item 3-18: the headers are not MessagePack"):
-        to_arrow([(3, 17, Batch([b"a", b"b"], headers=[None, b"\xc1"]), 1, {})])
+        items_to_arrow([(3, 17, Batch([b"a", b"b"], headers=[None, b"\xc1"]), 1, {})])
 
 
 def test_more_than_a_record_batch_can_hold_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        to_arrow([(0, 0, Batch([bytes(16 * MIB)] * 128), 1, {})])
+        items_to_arrow([(0, 0, Batch([bytes(16 * MIB)] * 128), 1, {})])
     says = "the items have 2147483648 payload bytes, which one record batch cannot hold; take fewer at a time"
     assert str(caught.value) == says
 
 
-@pytest.mark.parametrize("call", [item_schema.__wrapped__, lambda: from_arrow(table()), lambda: to_arrow([])])
+@pytest.mark.parametrize("call", [item_schema.__wrapped__, lambda: from_arrow(table()), lambda: items_to_arrow([])])
 def test_without_pyarrow_it_says_what_to_install(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.compute", None)

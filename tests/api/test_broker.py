@@ -17,7 +17,7 @@ from penstock.errors import (
     QueueExists,
     QueueNotFound,
 )
-from tests.api.both_apis import Place
+from tests.api.both_apis import BrokerOpener
 
 # -- opening and closing -----------------------------------------------------------------------------
 
@@ -32,10 +32,10 @@ from tests.api.both_apis import Place
         (b"data", "the target is bytes; give the path of a directory, or 'memory://'"),
     ],
 )
-def test_what_cannot_be_opened_is_said(place: Place, target: Any, sentence: str) -> None:
-    place.target = target
+def test_what_cannot_be_opened_is_said(opener: BrokerOpener, target: Any, sentence: str) -> None:
+    opener.target = target
     with pytest.raises(InvalidRequest) as caught:
-        place.open()
+        opener.open()
     assert str(caught.value) == sentence
 
 
@@ -49,47 +49,49 @@ def test_what_cannot_be_opened_is_said(place: Place, target: Any, sentence: str)
         ({"roots": "/disk2"}, "roots is a single path; give a list of them"),
     ],
 )
-def test_a_wrong_option_makes_no_directory(place: Place, options: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_option_makes_no_directory(opener: BrokerOpener, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        place.open(**options)
+        opener.open(**options)
     assert str(caught.value).startswith(sentence)
-    assert not Path(place.target).exists()
+    assert not Path(opener.target).exists()
 
 
-def test_memory_has_no_roots(place: Place, tmp_path: Path) -> None:
-    place.target = "memory://"
+def test_memory_has_no_roots(opener: BrokerOpener, tmp_path: Path) -> None:
+    opener.target = "memory://"
     with pytest.raises(InvalidRequest, match="'memory://' has no storage roots; leave roots out"):
-        place.open(roots=[tmp_path])
+        opener.open(roots=[tmp_path])
 
 
-def test_partitions_are_spread_over_the_roots(place: Place, tmp_path: Path) -> None:
-    broker = place.open(roots=[tmp_path / "b", Root(str(tmp_path / "c"))])
+def test_partitions_are_spread_over_the_roots(opener: BrokerOpener, tmp_path: Path) -> None:
+    broker = opener.open(roots=[tmp_path / "b", Root(str(tmp_path / "c"))])
     broker.create_queue("orders", partitions=6).produce(b"1")
-    places = [Path(place.target), tmp_path / "b", tmp_path / "c"]
+    places = [Path(opener.target), tmp_path / "b", tmp_path / "c"]
     assert all(list((root / "logs").glob("*/*")) for root in places)
     broker.close()
-    assert place.open(roots=places[1:]).queue("orders").stats().ready == 1
+    assert opener.open(roots=places[1:]).queue("orders").stats().ready == 1
 
 
-def test_the_partitions_of_a_root_that_is_not_given_are_missed_and_not_begun_anew(place: Place, tmp_path: Path) -> None:
+def test_the_partitions_of_a_root_that_is_not_given_are_missed_and_not_begun_anew(opener: BrokerOpener, tmp_path: Path) -> None:
     ids = (
-        place.open(roots=[tmp_path / "b"]).create_queue("orders", partitions=6).produce_many([NewItem(b"x", key=str(n)) for n in range(60)])
+        opener.open(roots=[tmp_path / "b"])
+        .create_queue("orders", partitions=6)
+        .produce_many([NewItem(b"x", key=str(n)) for n in range(60)])
     )
-    place.close()
-    orders = place.open().queue("orders")
+    opener.close()
+    orders = opener.open().queue("orders")
     missed = [one for one in orders.stats().partitions if one.status == "failing"]
     assert 0 < len(missed) < 6 and all("add the storage root that holds it" in one.error for one in missed)
-    place.close()
-    orders = place.open(roots=[tmp_path / "b"]).queue("orders")
+    opener.close()
+    orders = opener.open(roots=[tmp_path / "b"]).queue("orders")
     assert orders.stats().ready == len(ids) == 60
 
 
-def test_a_directory_has_one_owner(place: Place) -> None:
-    first = place.open()
+def test_a_directory_has_one_owner(opener: BrokerOpener) -> None:
+    first = opener.open()
     with pytest.raises(BrokerLocked):
-        place.open()
+        opener.open()
     first.close()
-    place.open()
+    opener.open()
 
 
 def test_a_closed_broker_says_so_everywhere(broker: Broker) -> None:
@@ -113,8 +115,8 @@ def test_a_closed_broker_says_so_everywhere(broker: Broker) -> None:
             call()
 
 
-def test_a_block_closes_its_broker(place: Place) -> None:
-    with place.open() as broker:
+def test_a_block_closes_its_broker(opener: BrokerOpener) -> None:
+    with opener.open() as broker:
         broker.create_queue("orders")
     assert broker.closed
     with pytest.raises(BrokerClosed):
@@ -124,8 +126,8 @@ def test_a_block_closes_its_broker(place: Place) -> None:
 # -- queues ------------------------------------------------------------------------------------------
 
 
-def test_options_are_told_as_they_were_given(place: Place, timed: Broker) -> None:
-    timed.create_queue("dead")
+def test_options_are_told_as_they_were_given(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    manual_clock_broker.create_queue("dead")
     given: dict[str, Any] = {
         "lease_timeout": 90.5,
         "max_attempts": 3,
@@ -139,11 +141,11 @@ def test_options_are_told_as_they_were_given(place: Place, timed: Broker) -> Non
         "max_bytes": 1 << 30,
         "durability": "os",
     }
-    info = timed.create_queue("orders", partitions=3, **given).info()
+    info = manual_clock_broker.create_queue("orders", partitions=3, **given).info()
     assert {name: getattr(info, name) for name in given} == given
     assert (info.name, info.partitions, info.active, info.retired, info.read_only) == ("orders", 3, [0, 1, 2], [], [])
     assert info.created_at == datetime(2026, 1, 1, tzinfo=UTC)
-    assert timed.queue("orders").info() == info
+    assert manual_clock_broker.queue("orders").info() == info
 
 
 def test_options_left_out_have_their_defaults(broker: Broker) -> None:
@@ -266,13 +268,13 @@ def test_what_is_wrong_is_said_and_nothing_is_changed(broker: Broker, call: Call
 # -- what lasts --------------------------------------------------------------------------------------
 
 
-def test_items_leases_and_tokens_survive_a_restart(place: Place) -> None:
-    broker = place.open()
+def test_items_leases_and_tokens_survive_a_restart(opener: BrokerOpener) -> None:
+    broker = opener.open()
     queue = broker.create_queue("orders", partitions=2, lease_timeout=600)
     queue.produce_many([NewItem(b"%d" % n, key=str(n)) for n in range(6)])
     tokens = [lease.token for lease in queue.lease(4)]
     broker.close()
-    queue = place.open().queue("orders")
+    queue = opener.open().queue("orders")
     assert (queue.stats().leased, queue.stats().ready) == (4, 2)
     queue.extend(tokens[0], timeout=600)
     queue.complete(tokens[0])
@@ -285,14 +287,14 @@ def test_items_leases_and_tokens_survive_a_restart(place: Place) -> None:
     assert len(vars(caught.value)["lost"]) == 3
 
 
-def test_a_repeated_settling_gives_the_same_answer_after_a_restart(place: Place) -> None:
-    broker = place.open()
+def test_a_repeated_settling_gives_the_same_answer_after_a_restart(opener: BrokerOpener) -> None:
+    broker = opener.open()
     queue = broker.create_queue("orders")
     queue.produce(b"1")
     token = queue.lease()[0].token
     queue.retry(token, request_id="once")
     broker.close()
-    queue = place.open().queue("orders")
+    queue = opener.open().queue("orders")
     queue.retry(token, request_id="once")
     assert queue.lease()[0].attempts == 2
     with pytest.raises(LeaseLost):

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from penstock import ListedItem, NewItem, QueueInfo, reports
 from penstock.api import arguments as calls
 from penstock.api.items import to_batch
-from penstock.api.leases import Chosen, HeldBatch, HeldLease, LeasedPart
-from penstock.api.options import info_of, to_catalog
-from penstock.api.redrive import chooser
+from penstock.api.leases import LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease
+from penstock.api.options import queue_info, to_catalog
+from penstock.api.redrive import item_filter
 from penstock.loop.item_cache import Items
-from penstock.loop.requests import Handed, LeasePart, Placed
-from penstock.rules.commands import Granted, Settled, Stored
+from penstock.loop.requests import LeaseResult, SettlePart, StoredPart
+from penstock.rules.commands import LeaseAnswer, Settled, Stored
 from penstock.rules.options import Options, merged
 from penstock.words.batch import Batch
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Refused, StorageFailed
-from penstock.words.ids import FOREIGN, format_ids
+from penstock.words.ids import FIRST_FOREIGN_NUMBER, format_ids
 from penstock.words.origin import Origin, encode
 
 # -- arguments ---------------------------------------------------------------------------------------
@@ -30,14 +30,14 @@ from penstock.words.origin import Origin, encode
 
 @pytest.mark.parametrize(("wait", "found"), [(0, 0), (30, 30 * SECOND), (30.0, 30 * SECOND), (0.5, SECOND // 2), (900, 15 * MINUTE)])
 def test_a_wait_is_told_in_seconds(wait: float, found: int) -> None:
-    assert calls.patience(wait) == found
-    assert calls.patience(timedelta(seconds=wait)) == found
+    assert calls.wait_timeout(wait) == found
+    assert calls.wait_timeout(timedelta(seconds=wait)) == found
 
 
 @pytest.mark.parametrize("wait", [-0.1, 900.1, float("nan"), float("inf"), timedelta(days=1), 10**400, None, "5", False])
 def test_a_wait_out_of_bounds_is_refused(wait: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^wait is .*; give"):
-        calls.patience(wait, "wait")
+        calls.wait_timeout(wait, "wait")
 
 
 def test_request_ids_are_bytes_of_their_own() -> None:
@@ -83,7 +83,7 @@ OPTIONS = st.fixed_dictionaries(
 @given(OPTIONS)
 def test_options_are_told_as_they_were_given(options: dict[str, Any]) -> None:
     found = merged(Options(), to_catalog(options))
-    info: QueueInfo = info_of(reports.QueueFacts("orders", 7, 0, found, 1, [0], [], []))
+    info: QueueInfo = queue_info(reports.QueueDescription("orders", 7, 0, found, 1, [0], [], []))
     for name, value in options.items():
         told = getattr(info, name)
         assert told == value if name != "retention" else {**told, **value} == told
@@ -93,77 +93,81 @@ def test_options_are_told_as_they_were_given(options: dict[str, Any]) -> None:
 # -- answers -----------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 9), st.integers(0, 5_000) | st.integers(FOREIGN - 3_000, FOREIGN - 2_500), st.integers(0, 2_500))
+@given(
+    st.integers(0, 9),
+    st.integers(0, 5_000) | st.integers(FIRST_FOREIGN_NUMBER - 3_000, FIRST_FOREIGN_NUMBER - 2_500),
+    st.integers(0, 2_500),
+)
 def test_ids_of_neighbours_are_written_like_any_others(partition: int, base: int, count: int) -> None:
-    placed = [Placed(partition, None, Stored(base, count))]
+    placed = [StoredPart(partition, None, Stored(base, count))]
     assert calls.stored_ids(placed, count) == format_ids(partition, range(base, base + count))
 
 
 def test_ids_of_several_partitions_come_in_the_order_of_the_items() -> None:
-    placed = [Placed(3, [1, 2], Stored(10, 2)), Placed(1, [0, 3], Stored(0, 0, [7, 5]))]
+    placed = [StoredPart(3, [1, 2], Stored(10, 2)), StoredPart(1, [0, 3], Stored(0, 0, [7, 5]))]
     assert calls.stored_ids(placed, 4) == ["1-7", "3-10", "3-11", "1-5"]
 
 
 def test_the_first_error_tells_all_results_and_belongs_to_one_caller() -> None:
     shared = Refused.of(StorageFailed("the disk is full; make room"))
-    placed = [Placed(0, [2], Stored(5, 1)), Placed(1, [0, 1], None, shared)]
+    placed = [StoredPart(0, [2], Stored(5, 1)), StoredPart(1, [0, 1], None, shared)]
     with pytest.raises(StorageFailed, match="the disk is full; make room") as caught:
         calls.stored_ids(placed, 3)
     results: list[str | PenstockError] = vars(caught.value)["results"]
     assert [str(result) for result in results] == [shared.message, shared.message, "0-5"]
     assert all(isinstance(result, StorageFailed) and not vars(result) for result in results[:2])
     with pytest.raises(StorageFailed, match="the disk is full; make room") as alone:
-        calls.stored_id([Placed(1, None, None, shared)])
+        calls.stored_id([StoredPart(1, None, None, shared)])
     assert alone.value is not caught.value
 
 
 # -- leases ------------------------------------------------------------------------------------------
 
 
-class Batch_(HeldBatch[HeldLease]):
+class UnsettledBatch(LeaseBatchBase[LeaseBase]):
     """A batch that cannot settle anything."""
 
     @staticmethod
-    def _lease(port: Any, grant: LeasedPart, items: Items, index: int) -> HeldLease:
-        return HeldLease(port, grant, items, index)
+    def _lease(port: Any, grant: PartitionLease, items: Items, index: int) -> LeaseBase:
+        return LeaseBase(port, grant, items, index)
 
 
-def batch_of(*sizes: int, incarnation: int = 1) -> Batch_:
+def batch_of(*sizes: int, incarnation: int = 1) -> UnsettledBatch:
     """A batch of one grant for each partition, with so many items."""
     grants = []
     for partition, size in enumerate(sizes):
-        granted = Granted(partition + 100, 0, [0, size], {0: 2})
-        handed = Handed(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
-        grants.append(LeasedPart(incarnation, handed, wall=1_000_000))
-    return Batch_(None, grants)
+        granted = LeaseAnswer(partition + 100, 0, [0, size], {0: 2})
+        handed = LeaseResult(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
+        grants.append(PartitionLease(incarnation, handed, wall=1_000_000))
+    return UnsettledBatch(None, grants)
 
 
-def parts(*given: Any, verb: Any = "complete") -> list[LeasePart]:
-    return Chosen(1, verb).add(list(given)).parts
+def parts(*given: Any, verb: Any = "complete") -> list[SettlePart]:
+    return LeaseSelection(1, verb).add(list(given)).parts
 
 
 def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
-    assert parts(batch_of(1000, 2)) == [LeasePart(0, 100), LeasePart(1, 101)]
+    assert parts(batch_of(1000, 2)) == [SettlePart(0, 100), SettlePart(1, 101)]
 
 
 def test_an_opened_batch_names_what_is_left() -> None:
     batch = batch_of(4, 1)
-    Chosen(1, "complete").add([batch[1], batch[4]]).judge([Settled(1), Settled(1)])
-    assert parts(batch) == [LeasePart(0, 100, [0, 2, 3])]
-    assert parts(batch, batch[1]) == [LeasePart(0, 100, [0, 2, 3, 1])]
+    LeaseSelection(1, "complete").add([batch[1], batch[4]]).judge([Settled(1), Settled(1)])
+    assert parts(batch) == [SettlePart(0, 100, [0, 2, 3])]
+    assert parts(batch, batch[1]) == [SettlePart(0, 100, [0, 2, 3, 1])]
 
 
 def test_leases_tokens_and_batches_may_be_mixed_and_nested() -> None:
     batch = batch_of(3, 2)
-    assert parts(batch[0], [batch[2].token, [batch[4]]]) == [LeasePart(0, 100, [0, 2]), LeasePart(1, 101, [1])]
-    assert parts(batch[0], batch) == [LeasePart(0, 100), LeasePart(1, 101)]
-    assert parts(lease for lease in batch) == [LeasePart(0, 100, [0, 1, 2]), LeasePart(1, 101, [0, 1])]
+    assert parts(batch[0], [batch[2].token, [batch[4]]]) == [SettlePart(0, 100, [0, 2]), SettlePart(1, 101, [1])]
+    assert parts(batch[0], batch) == [SettlePart(0, 100), SettlePart(1, 101)]
+    assert parts(lease for lease in batch) == [SettlePart(0, 100, [0, 1, 2]), SettlePart(1, 101, [0, 1])]
 
 
 def test_extending_is_for_the_whole_lease() -> None:
     batch = batch_of(3, 2)
-    assert parts(batch[0], batch[1].token, verb="extend") == [LeasePart(0, 100)]
-    chosen = Chosen(1, "extend").add(batch[0])
+    assert parts(batch[0], batch[1].token, verb="extend") == [SettlePart(0, 100)]
+    chosen = LeaseSelection(1, "extend").add(batch[0])
     chosen.extended(5_000_000, 10 * SECOND, [Settled(3)])
     assert {lease.deadline.timestamp() for lease in batch[:3]} == {15.0}
     assert batch[3].deadline.timestamp() == 61.0
@@ -171,8 +175,8 @@ def test_extending_is_for_the_whole_lease() -> None:
 
 def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> None:
     stranger = batch_of(2, incarnation=2)
-    chosen = Chosen(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
-    assert chosen.parts == [LeasePart(0, 100)]
+    chosen = LeaseSelection(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
+    assert chosen.parts == [SettlePart(0, 100)]
     with pytest.raises(LeaseLost) as caught:
         chosen.judge([Settled(1)])
     assert vars(caught.value)["lost"] == ["0-0", "0-1"]
@@ -180,12 +184,12 @@ def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> Non
 
 def test_a_failure_is_told_and_leaves_its_items_open() -> None:
     batch = batch_of(2, 2, 1)
-    chosen = Chosen(1, "retry").add(batch)
+    chosen = LeaseSelection(1, "retry").add(batch)
     with pytest.raises(StorageFailed, match="no disk") as caught:
         chosen.judge([Settled(2), Refused.of(StorageFailed("no disk; mend it")), Refused.of(LeaseLost("gone; drop it"))])
     assert vars(caught.value)["lost"] == ["2-0"]
     assert [lease.state for lease in batch] == ["retried", "retried", "open", "open", "lost"]
-    assert parts(batch, verb="retry") == [LeasePart(1, 101)]
+    assert parts(batch, verb="retry") == [SettlePart(1, 101)]
 
 
 def test_a_lease_tells_what_it_is() -> None:
@@ -203,7 +207,7 @@ def test_a_lease_tells_what_it_is() -> None:
 def listed(new: NewItem, reason: str = "", origin: Origin | None = None) -> ListedItem:
     batch = to_batch([new])
     batch.origins = None if origin is None else [encode(origin)]
-    return ListedItem(reports.FoundItem(3, 17, "buried", batch, 0, 0, 2, reason))
+    return ListedItem(reports.ListedItemData(3, 17, "buried", batch, 0, 0, 2, reason))
 
 
 def test_a_listed_item_can_be_copied() -> None:
@@ -222,8 +226,8 @@ def test_a_filter_wants_everything_it_names() -> None:
         {"reason": "why"},
         {"origin_queue": "source", "kind": "k"},
     ):
-        assert chooser(where)(item), where
+        assert item_filter(where)(item), where
     for where in ({"key": "x"}, {"headers.a": "x"}, {"reason": ""}, {"kind": "k", "reference": "r"}, {"origin_queue": None}):
-        assert not chooser(where)(item), where
-    assert chooser(None)(item)
-    assert chooser(lambda one: one.kind == "k")(item) is True
+        assert not item_filter(where)(item), where
+    assert item_filter(None)(item)
+    assert item_filter(lambda one: one.kind == "k")(item) is True

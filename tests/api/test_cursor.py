@@ -10,7 +10,7 @@ import penstock
 from penstock import Broker, Cursor, NewItem, Queue
 from penstock.errors import BrokerClosed, InvalidRequest
 from penstock.words.clock import MINUTE
-from tests.api.both_apis import Place
+from tests.api.both_apis import BrokerOpener
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def test_history_can_be_read_as_arrow(queue: Queue) -> None:
     assert sorted(name for batch in batches for name in batch["id"].to_pylist()) == sorted(ids)
 
 
-def test_a_new_cursor_begins_where_it_is_told(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", partitions=2)
+def test_a_new_cursor_begins_where_it_is_told(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", partitions=2)
     fill(queue, 3)
-    place.clock.advance(5 * MINUTE)
+    opener.clock.advance(5 * MINUTE)
     fill(queue, 3, 3)
     noon = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=2)
     assert numbers(list(queue.cursor("a", start="oldest"))) == list(range(6))
@@ -103,8 +103,8 @@ def test_a_new_cursor_begins_where_it_is_told(place: Place, timed: Broker) -> No
     assert list(queue.cursor("c", start="oldest")) == []  # it is not new any more
 
 
-def test_a_cursor_can_be_moved(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders")
+def test_a_cursor_can_be_moved(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
     ids = fill(queue, 4)
     cursor = queue.cursor("audit")
     assert len(cursor.read()) == 4
@@ -130,14 +130,14 @@ def test_cursors_are_listed_and_released(queue: Queue) -> None:
         cursor.read()
 
 
-def test_a_cursor_survives_a_restart(place: Place) -> None:
-    queue = place.open().create_queue("orders")
+def test_a_cursor_survives_a_restart(opener: BrokerOpener) -> None:
+    queue = opener.open().create_queue("orders")
     fill(queue, 3)
     cursor = queue.cursor("audit")
     next(cursor)
     cursor.commit()
-    place.close()
-    assert numbers(list(place.open().queue("orders").cursor("audit"))) == [1, 2]
+    opener.close()
+    assert numbers(list(opener.open().queue("orders").cursor("audit"))) == [1, 2]
 
 
 def test_a_cursor_follows_a_resize(queue: Queue) -> None:

@@ -12,10 +12,10 @@ from penstock import Broker, NewItem
 from penstock.errors import CorruptLog, InvalidRequest, StorageFailed
 from penstock.logs.files.repair import repair
 from penstock.loop.partition import Partition
-from penstock.loop.recovery import lost_front
+from penstock.loop.recovery import find_missing_front
 from penstock.tables.items import items
-from tests.api.both_apis import Place
-from tests.tables.published_queue import rows, shelf
+from tests.api.both_apis import BrokerOpener
+from tests.tables.published_queue import published_queue, rows
 
 FRAMES, IN_A_FRAME = 10, 40
 DAMAGED = range(3 * IN_A_FRAME, 4 * IN_A_FRAME)
@@ -23,10 +23,10 @@ WHOLE = [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in DAMAGE
 
 
 @pytest.fixture
-def damaged(place: Place) -> Broker:
+def damaged(opener: BrokerOpener) -> Broker:
     """A queue of ten frames, the fourth of which is damaged, and an empty one."""
-    hurt(Path(place.target))
-    opened: Broker = place.open()
+    hurt(Path(opener.target))
+    opened: Broker = opener.open()
     return opened
 
 
@@ -175,10 +175,10 @@ def test_a_read_that_fails_is_not_the_end(damaged: Broker, monkeypatch: pytest.M
 
 def test_what_a_repair_has_marked_as_lost_is_no_error(tmp_path: Path) -> None:
     log = hurt(tmp_path)
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         with pytest.raises(CorruptLog, match="items 0-120 to 0-159 cannot be read"):
             seen.items(["offset"])
-        repair(seen.directory.files, str(log.parent), seen.info.incarnation, 0, lost_front=lost_front)
+        repair(seen.directory.files, str(log.parent), seen.info.incarnation, 0, lost_front=find_missing_front)
         assert [row["offset"] for row in seen.items(["offset"])] == WHOLE
         with pytest.raises(InvalidRequest, match="items 0-120 to 0-159 went by retention or damage before they were read"):
             rows(items(seen.log(0), [0, 200], ["offset"], exact=True))
@@ -193,7 +193,7 @@ def test_a_missing_segment_is_damage_and_not_retention(tmp_path: Path) -> None:
     oldest, second, *_ = sorted((tmp_path / "logs" / incarnation / "00000").glob("*.log"))
     first = int(second.name.split("-")[0])
     oldest.unlink()
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         with pytest.raises(CorruptLog, match=rf"items 0-0 to 0-{first - 1} cannot be read: the segment that held it is missing"):
             rows(items(seen.log(0), [0, 60], ["offset"]))
         assert [row["offset"] for row in rows(items(seen.log(0), [0, 60], ["offset"], strict=False))] == list(range(first, 60))

@@ -11,18 +11,18 @@ from penstock.broker.snapshot import Snapshot
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.operations import FindOffsets, FindQueue, ReadHistory, ReadStats
 from penstock.words.clock import SECOND
-from tests.api.both_apis import WAIT, Place
+from tests.api.both_apis import WAIT, BrokerOpener
 
 TURNS = 150
 
 
 @pytest.mark.parametrize("target", ["memory://", "files"])
-def test_an_item_tells_its_history(place: Place, target: str) -> None:
-    place.target = place.target if target == "files" else target
-    queue = place.timed().create_queue("orders")
+def test_an_item_tells_its_history(opener: BrokerOpener, target: str) -> None:
+    opener.target = opener.target if target == "files" else target
+    queue = opener.timed().create_queue("orders")
     name = queue.produce(b"x")
-    began = place.clock.read().wall
-    place.clock.advance(2 * SECOND)
+    began = opener.clock.read().wall
+    opener.clock.advance(2 * SECOND)
     queue.lease(consumer="host-1")[0].bury("bad")
     found = queue.history(name)
     assert [(one.queue, one.id, one.event, one.consumer, one.reason, one.attempt) for one in found] == [
@@ -38,9 +38,9 @@ def test_an_item_tells_its_history(place: Place, target: str) -> None:
         queue.history("0-9")
 
 
-def test_a_lease_that_needs_no_sync_is_in_the_history(place: Place) -> None:
+def test_a_lease_that_needs_no_sync_is_in_the_history(opener: BrokerOpener) -> None:
     """The owner publishes what it has before the log is read."""
-    queue = place.timed().create_queue("orders")
+    queue = opener.timed().create_queue("orders")
     name = queue.produce(b"x")
     queue.lease()
     assert [one.event for one in queue.history(name)] == ["produced", "leased"]

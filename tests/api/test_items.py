@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.items import Item, NewItem, items_of, to_batch, to_single
+from penstock.api.items import Item, NewItem, items_of, single_item_batch, to_batch
 from penstock.rules.routing import dedup_digest, dedup_slot, key_ids, slot
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import SECOND
@@ -104,8 +104,8 @@ def test_a_batch_has_only_columns_that_some_item_has(items: list[Any]) -> None:
 @given(NEW_ITEMS)
 def test_a_single_item_is_a_batch_of_one(new: NewItem) -> None:
     options = {name: getattr(new, name) for name in NewItem.__struct_fields__[1:-1]}
-    assert to_single(new.payload, **options).compact() == to_batch([new]).compact()
-    assert to_single(new.payload, *options.values()) == to_single(new.payload, **options)
+    assert single_item_batch(new.payload, **options).compact() == to_batch([new]).compact()
+    assert single_item_batch(new.payload, *options.values()) == single_item_batch(new.payload, **options)
 
 
 @pytest.mark.parametrize("items", [[b"a", b"b"], (b"a", b"b"), iter([b"a", b"b"]), {b"a": 1, b"b": 2}.keys()])
@@ -123,8 +123,8 @@ def test_items_of_bytes_may_have_an_encoding_of_their_own() -> None:
     given = [NewItem(b"a", encoding="avro"), NewItem(b"b")]
     assert to_batch(given) == Batch([b"a", b"b"], encodings=["avro", None])
     assert to_batch([*given, "c"]) == Batch([b"a", b"b", b"c"], encodings=["avro", None, "text"])
-    assert to_single(b"a", encoding="avro") == Batch([b"a"], encodings=["avro"])
-    assert to_single("a", encoding="csv") == Batch([b"a"], encodings=["csv"])
+    assert single_item_batch(b"a", encoding="avro") == Batch([b"a"], encodings=["avro"])
+    assert single_item_batch("a", encoding="csv") == Batch([b"a"], encodings=["csv"])
 
 
 def test_keys_have_their_ids() -> None:
@@ -202,7 +202,7 @@ def test_each_wrong_item_has_its_sentence_and_is_named(options: dict[str, Any], 
 @pytest.mark.parametrize(("options", "says"), WRONG)
 def test_a_single_wrong_item_has_the_same_sentence(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        to_single(**{"payload": b"x", **options})
+        single_item_batch(**{"payload": b"x", **options})
     assert str(caught.value).startswith(says)
 
 
@@ -268,7 +268,7 @@ def test_attempts_are_those_that_are_known_or_the_usual() -> None:
 
 
 def test_a_value_is_decoded_once_and_headers_are_the_callers_own() -> None:
-    item = alone(to_single({"a": 1}, headers={"h": "x"}))
+    item = alone(single_item_batch({"a": 1}, headers={"h": "x"}))
     assert item.value is item.value
     item.headers.clear()
     assert item.headers == {"h": "x"}
@@ -293,9 +293,9 @@ def test_a_damaged_origin_says_so() -> None:
 
 
 def test_a_key_that_is_not_text_can_be_given_again() -> None:
-    item = alone(to_single(b"a", key=b"\xff\x00"))
+    item = alone(single_item_batch(b"a", key=b"\xff\x00"))
     assert item.key is not None
-    assert to_single(b"b", key=item.key).keys == [b"\xff\x00"]
+    assert single_item_batch(b"b", key=item.key).keys == [b"\xff\x00"]
 
 
 def test_items_are_told_apart_by_identity() -> None:
@@ -317,11 +317,11 @@ def test_a_copied_item_takes_only_itself_along() -> None:
 
 def test_an_item_shows_what_it_is() -> None:
     assert repr(alone(Batch([b"a"]))) == "Item('3-17', b'a', attempts=1)"
-    item = alone(to_single({"a": 1}, key="k", kind="x", reference="r"))
+    item = alone(single_item_batch({"a": 1}, key="k", kind="x", reference="r"))
     assert repr(item) == """Item('3-17', b'{"a":1}', key='k', kind='x', encoding='json', reference='r', attempts=1)"""
     assert repr(alone(Batch([b"a" * 5_000]))) == f"Item('3-17', {b'a' * 60!r}… (5000 bytes), attempts=1)"
 
 
 def test_an_item_cannot_be_produced_by_mistake() -> None:
     with pytest.raises(InvalidRequest, match=r"^the payload is Item; give bytes"):
-        to_single(alone(Batch([b"a"])))  # type: ignore[arg-type]
+        single_item_batch(alone(Batch([b"a"])))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from penstock import Broker, Lease, NewItem, Queue
 from penstock.errors import InvalidRequest, LeaseLost
 from penstock.words.clock import HOUR, SECOND
-from tests.api.both_apis import WAIT, Place
+from tests.api.both_apis import WAIT, BrokerOpener
 
 
 @pytest.fixture
@@ -125,13 +125,13 @@ def test_a_retried_item_of_a_key_keeps_its_place(queue: Queue) -> None:
     assert payloads(queue.lease(3)) == [b"0"]
 
 
-def test_a_delayed_retry_comes_back_when_it_is_due(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders")
+def test_a_delayed_retry_comes_back_when_it_is_due(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
     queue.produce(b"1")
     queue.lease()[0].retry(delay=timedelta(seconds=30), reason="busy")
     assert not queue.lease()
     assert "backing off after attempt 1 (busy)" in queue.explain("0-0").why
-    place.clock.advance(31 * SECOND)
+    opener.clock.advance(31 * SECOND)
     assert payloads(queue.lease()) == [b"1"]
 
 
@@ -166,25 +166,25 @@ def test_a_buried_item_is_listed_with_its_reason(queue: Queue) -> None:
     assert payloads(queue.lease(10)) == [b"1"]
 
 
-def test_extending_moves_the_deadline(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", lease_timeout=60)
+def test_extending_moves_the_deadline(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=60)
     queue.produce(b"1")
     lease = queue.lease(lease_timeout=10)[0]
     assert lease.deadline == datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
-    place.clock.advance(8 * SECOND)
+    opener.clock.advance(8 * SECOND)
     lease.extend()
     assert lease.deadline == datetime(2026, 1, 1, 0, 0, 18, tzinfo=UTC)
     lease.extend(timedelta(hours=1))
-    place.clock.advance(HOUR - SECOND)
+    opener.clock.advance(HOUR - SECOND)
     assert not queue.lease()
     lease.complete()
 
 
-def test_an_expired_lease_is_refused_and_the_new_one_works(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", lease_timeout=10)
+def test_an_expired_lease_is_refused_and_the_new_one_works(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=10)
     queue.produce(b"1")
     old = queue.lease()[0]
-    place.clock.advance(10 * SECOND)
+    opener.clock.advance(10 * SECOND)
     new = queue.lease()[0]
     assert new.attempts == 2
     for settle in (old.complete, old.retry, old.bury, old.extend):
@@ -196,11 +196,11 @@ def test_an_expired_lease_is_refused_and_the_new_one_works(place: Place, timed: 
     new.complete()
 
 
-def test_the_last_attempt_is_left_alone_until_its_lease_ends(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", lease_timeout=10, max_attempts=1)
+def test_the_last_attempt_is_left_alone_until_its_lease_ends(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=10, max_attempts=1)
     queue.produce(b"1")
     lease = queue.lease()[0]
-    place.clock.advance(9 * SECOND)
+    opener.clock.advance(9 * SECOND)
     assert not queue.lease() and not queue.items("buried")
     lease.complete()
 
@@ -237,13 +237,13 @@ def test_a_block_leaves_a_settled_item_alone(queue: Queue) -> None:
     assert queue.stats().buried == 1
 
 
-def test_a_block_says_that_its_lease_was_lost_only_if_the_work_was_done(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", lease_timeout=10)
+def test_a_block_says_that_its_lease_was_lost_only_if_the_work_was_done(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=10)
     fill(queue, 1)
     with pytest.raises(LeaseLost), queue.lease()[0]:
-        place.clock.advance(11 * SECOND)
+        opener.clock.advance(11 * SECOND)
     lease = queue.lease()[0]
-    place.clock.advance(11 * SECOND)
+    opener.clock.advance(11 * SECOND)
     with pytest.raises(Broken), lease:
         raise Broken
 
@@ -289,13 +289,13 @@ def test_a_whole_batch_is_retried_buried_extended(broker: Broker) -> None:
     assert queue.stats().buried == 10
 
 
-def test_a_stale_lease_in_a_batch_is_named_and_the_rest_is_done(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", lease_timeout=10)
+def test_a_stale_lease_in_a_batch_is_named_and_the_rest_is_done(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=10)
     fill(queue, 3)
     stale = queue.lease()
-    place.clock.advance(5 * SECOND)
+    opener.clock.advance(5 * SECOND)
     fresh = queue.lease(2)
-    place.clock.advance(6 * SECOND)
+    opener.clock.advance(6 * SECOND)
     with pytest.raises(LeaseLost, match="item 0-0 has ended") as caught:
         queue.complete([stale, fresh])
     assert vars(caught.value)["lost"] == ["0-0"]
@@ -305,11 +305,11 @@ def test_a_stale_lease_in_a_batch_is_named_and_the_rest_is_done(place: Place, ti
         stale[0].complete()
 
 
-def test_many_lost_leases_are_named_in_one_sentence(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", lease_timeout=10)
+def test_many_lost_leases_are_named_in_one_sentence(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=10)
     ids = fill(queue, 7)
     batch = queue.lease(7)
-    place.clock.advance(11 * SECOND)
+    opener.clock.advance(11 * SECOND)
     with pytest.raises(LeaseLost) as caught:
         batch.complete()
     assert str(caught.value).startswith("the leases of items 0-0, 0-1, 0-2, 0-3, 0-4 and 2 more have ended; drop that work")

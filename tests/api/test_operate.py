@@ -11,7 +11,7 @@ from penstock import Broker, Item, NewItem, Queue, Redriven
 from penstock.errors import InvalidRequest, LeaseLost, QueueNotFound
 from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
-from tests.api.both_apis import WAIT, Place, work_off
+from tests.api.both_apis import WAIT, BrokerOpener, run_all_turns
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def fill(queue: Queue, count: int, **options: Any) -> list[str]:
 # -- looking -----------------------------------------------------------------------------------------
 
 
-def test_items_are_listed_by_state_in_pages(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders")
+def test_items_are_listed_by_state_in_pages(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
     ids = fill(queue, 6)
     queue.produce(b"later", at=datetime(2027, 1, 1, tzinfo=UTC))
     batch = queue.lease(3)
@@ -81,8 +81,8 @@ def test_a_pause_holds_one_side_or_both(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize(("state", "left"), [("ready", [2, 1]), ("scheduled", [3, 0]), ("buried", [2, 1]), ("all", [0, 0])])
-def test_clear_takes_what_it_is_told(timed: Broker, state: Any, left: list[int]) -> None:
-    queue = timed.create_queue("orders", lease_timeout=60)
+def test_clear_takes_what_it_is_told(manual_clock_broker: Broker, state: Any, left: list[int]) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=60)
     fill(queue, 4)
     queue.produce(b"later", at=datetime(2027, 1, 1, tzinfo=UTC))
     queue.lease(2)[0].bury("bad")
@@ -98,10 +98,10 @@ def test_clear_takes_what_it_is_told(timed: Broker, state: Any, left: list[int])
     )
 
 
-def test_seek_makes_completed_items_ready_again(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders")
+def test_seek_makes_completed_items_ready_again(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
     ids = fill(queue, 3)
-    place.clock.advance(60 * SECOND)
+    opener.clock.advance(60 * SECOND)
     ids += fill(queue, 2)
     queue.lease(10).complete()
     assert queue.seek(ids[2]) == 3
@@ -146,8 +146,8 @@ def test_a_parked_key_waits_until_it_is_released_or_redriven(broker: Broker) -> 
     assert [item.payload for item in queue.lease().items] == [b"1"]
 
 
-def test_compact_tells_what_it_freed(place: Place) -> None:
-    queue = place.open(segment_bytes=4096).create_queue("orders", retention={"max_age": 0, "max_bytes": 1})
+def test_compact_tells_what_it_freed(opener: BrokerOpener) -> None:
+    queue = opener.open(segment_bytes=4096).create_queue("orders", retention={"max_age": 0, "max_bytes": 1})
     for _ in range(10):
         queue.produce_many([b"x" * 1000] * 50)
         queue.lease(50).complete()
@@ -184,11 +184,11 @@ def test_follow_ups_are_produced_when_the_item_is_completed(broker: Broker, queu
     assert sorted(own, key=repr) == ["plain", b"own"]
 
 
-def test_no_follow_up_is_produced_for_a_lost_lease(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", lease_timeout=10)
+def test_no_follow_up_is_produced_for_a_lost_lease(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", lease_timeout=10)
     queue.produce(b"order")
     lease = queue.lease()[0]
-    place.clock.advance(11 * SECOND)
+    opener.clock.advance(11 * SECOND)
     with pytest.raises(LeaseLost, match="item 0-0 has ended"):
         lease.complete(then=[b"next"])
     assert queue.stats().produced == 1
@@ -230,7 +230,7 @@ def test_an_item_whose_time_is_over_arrives_in_the_dead_queue(wait: str) -> None
             queue.lease()
         clock.advance(21 * SECOND)
         queue.stats()
-        work_off(broker)
+        run_all_turns(broker)
         (item,) = dead.lease().items
         assert item.origin is not None
         assert (item.origin.reason, item.origin.attempts) == (("expired", 0) if wait == "ready" else ("attempts spent: lease expired", 1))

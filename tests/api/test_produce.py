@@ -11,7 +11,7 @@ from penstock import Broker, NewItem, Queue
 from penstock.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld
 from penstock.words.clock import SECOND
 from penstock.words.limits import KIB, MAX_BATCH_ITEMS, MIB
-from tests.api.both_apis import WAIT, Place
+from tests.api.both_apis import WAIT, BrokerOpener
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def test_a_value_comes_back_as_it_was(queue: Queue, value: Any) -> None:
     assert type(item.value) is type(value)
 
 
-def test_an_item_carries_every_field(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders")
+def test_an_item_carries_every_field(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
     at = datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC)
     given: dict[str, Any] = {"key": "a", "headers": {"trace": "t", "raw": b"\0"}, "kind": "invoice", "reference": "r-1", "priority": 3}
     queue.produce("text", **given, encoding="text", at=at, ttl=timedelta(hours=1))
     assert not queue.lease()
-    place.clock.advance(2 * SECOND)
+    opener.clock.advance(2 * SECOND)
     lease = queue.lease()[0]
     item = lease.item
     assert {name: getattr(item, name) for name in given} == given
@@ -57,21 +57,21 @@ def test_priority_comes_first_and_order_is_kept_within_it(queue: Queue) -> None:
     assert [value["p"] for value in values(queue)] == [0, 5, 5, 9]
 
 
-def test_ttl_gives_an_item_up_that_waits_too_long(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders")
+def test_ttl_gives_an_item_up_that_waits_too_long(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
     queue.produce(b"short", ttl=10)
     queue.produce(b"long", ttl=20)
-    place.clock.advance(11 * SECOND)
+    opener.clock.advance(11 * SECOND)
     assert values(queue) == [b"long"]
     assert [(item.value, item.reason) for item in queue.items("buried")] == [(b"short", "expired")]
 
 
-def test_dedup_gives_the_first_id_again_until_its_window_is_over(place: Place, timed: Broker) -> None:
-    queue = timed.create_queue("orders", dedup_window=60, partitions=4)
+def test_dedup_gives_the_first_id_again_until_its_window_is_over(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", dedup_window=60, partitions=4)
     first = queue.produce(b"1", dedup="d")
     assert queue.produce(b"2", dedup="d") == first
     assert queue.produce(b"3", dedup="d", key="k") != first
-    place.clock.advance(61 * SECOND)
+    opener.clock.advance(61 * SECOND)
     assert queue.produce(b"4", dedup="d") != first
     assert sorted(values(queue)) == [b"1", b"3", b"4"]
 

@@ -85,9 +85,9 @@ def test_a_waiting_lease_is_woken(plain: Broker, pool: ThreadPoolExecutor, wake:
 def test_those_who_wait_share_what_comes(plain: Broker, pool: ThreadPoolExecutor) -> None:
     queue = plain.create_queue("orders")
     waiting = []
-    for place, want in enumerate((20, 6, 1)):
+    for opener, want in enumerate((20, 6, 1)):
         waiting.append(pool.submit(queue.lease, want, wait=WAIT))
-        wait_for(queue, place + 1)
+        wait_for(queue, opener + 1)
     queue.produce_many([b""] * 23)
     assert [len(one.result(WAIT)) for one in waiting] == [16, 6, 1]
 

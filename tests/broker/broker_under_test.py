@@ -13,9 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, cast
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Do, Handed, LeasePart, LeaseRequest, Placed, ProduceRequest, Request, SettleRequest, Verb, Watch
+from penstock.loop.requests import (
+    AwaitRequest,
+    FunctionRequest,
+    LeaseRequest,
+    LeaseResult,
+    ProduceRequest,
+    Request,
+    SettleAction,
+    SettlePart,
+    SettleRequest,
+    StoredPart,
+)
 from penstock.operations import (
     A,
     CreateQueue,
@@ -30,23 +41,23 @@ from penstock.operations import (
     ResizeQueue,
     UpdateQueue,
 )
-from penstock.reports import Explained, QueueFacts, QueueStats
+from penstock.reports import ItemExplanation, QueueDescription, QueueStats
 from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.runs import RunSet
 from penstock.testing import ManualClock
 from penstock.words import ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import PenstockError, Refused
-from tests.broker.storages import Ground
+from tests.broker.storages import BrokerStorage
 from tests.partition_under_test import items, slot
 
 MOST_TURNS = 3_000
 """More than any test here needs: whoever goes on has met a bug."""
 MANY = 1_000_000
-PATIENCE = 20.0
+WAIT_SECONDS = 20.0
 """Seconds after which a live test that still waits has failed."""
 
 
@@ -62,29 +73,29 @@ def batch_of(*payloads: str | bytes, dedups: Sequence[str | None] | None = None,
 # -- a broker ------------------------------------------------------------------------------------------
 
 
-class Rig:
+class BrokerUnderTest:
     """A broker and the means to work it."""
 
-    def __init__(self, ground: Ground, *, live: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
+    def __init__(self, ground: BrokerStorage, *, broker: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
         self.ground = ground
         self.clock = clock or ManualClock()
-        self.live = live
+        self.live = broker
         self._options = options
         self._entropy = random.Random(7).randbytes
         self.broker = self._open()
 
-    def _open(self) -> Embedded:
+    def _open(self) -> EmbeddedBroker:
         if self.live:
             return self.ground.open(**self._options)
         return self.ground.open(clock=self.clock, entropy=self._entropy, threaded=False, **self._options)
 
-    def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "Desk":
-        desk = Desk(self, self.broker.call(CreateQueue(name=name, options=options, partitions=partitions)))
-        desk.open_all()  # so that a test sees only what it does itself
-        return desk
+    def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "QueueUnderTest":
+        queue = QueueUnderTest(self, self.broker.call(CreateQueue(name=name, options=options, partitions=partitions)))
+        queue.open_all()  # so that a test sees only what it does itself
+        return queue
 
-    def find(self, name: str = "q") -> "Desk":
-        return Desk(self, self.broker.call(FindQueue(name=name)))
+    def find(self, name: str = "q") -> "QueueUnderTest":
+        return QueueUnderTest(self, self.broker.call(FindQueue(name=name)))
 
     def delete(self, name: str = "q") -> None:
         self.broker.call(DeleteQueue(queue=self.broker.call(FindQueue(name=name)).incarnation))
@@ -138,7 +149,7 @@ class Rig:
             for member in loop.turns.healthy():
                 state = member.state
                 lives = [state.state_of(offset) for offset in range(state.next_offset)]
-                order = (Life.READY, Life.SCHEDULED, Life.LEASED, Life.COMPLETED, Life.BURIED, Life.MOVING)
+                order = (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
                 assert list(state.counts) == [lives.count(life) for life in order], f"{loop!r}, partition {member.number}"
 
     def restart(self) -> None:
@@ -153,16 +164,16 @@ class Rig:
         self.broker = self._open()
 
 
-class Desk:
+class QueueUnderTest:
     """One queue of a broker."""
 
-    def __init__(self, rig: Rig, info: QueueFacts) -> None:
-        self.rig = rig
+    def __init__(self, broker: BrokerUnderTest, info: QueueDescription) -> None:
+        self.rig = broker
         self.name = info.name
         self.incarnation = info.incarnation
 
     @property
-    def broker(self) -> Embedded:
+    def broker(self) -> EmbeddedBroker:
         return self.rig.broker
 
     @property
@@ -170,18 +181,18 @@ class Desk:
         return next(loop for loop in self.broker.loops() if loop.turns.incarnation == self.incarnation)
 
     @property
-    def info(self) -> QueueFacts:
+    def info(self) -> QueueDescription:
         return self.broker.call(FindQueue(name=self.name))
 
     def open_all(self) -> None:
         """Open every partition that is closed."""
-        self.run(Do(lambda turns: None))
+        self.run(FunctionRequest(lambda turns: None))
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> "Asked":
+    def submit(self, request: Request) -> "SubmittedRequest":
         """Put a request, without waiting for its answer; by hand nothing happens before the next turn."""
-        asked = Asked(self, request)
+        asked = SubmittedRequest(self, request)
         self.broker.loop(self.incarnation).submit(request)
         return asked
 
@@ -193,16 +204,16 @@ class Desk:
         self.rig.turn()
         return asked.result
 
-    def place(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[Placed]:
+    def place(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[StoredPart]:
         """Produce, and give the answer as it is."""
-        return cast(list[Placed], self.run(ProduceRequest(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
+        return cast(list[StoredPart], self.run(ProduceRequest(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
 
     def produce(self, *payloads: str | bytes, request: str | None = None, **options: Any) -> list[str]:
         """Produce with the options of `batch_of`; the ids of the items, in the order given. Any error is raised."""
         batch = batch_of(*payloads, **options)
         return ids_of(self.place(batch, request), len(batch))
 
-    def waiter(self, want: int = 1, wait: float = 60.0, **options: Any) -> "Asked":
+    def waiter(self, want: int = 1, wait: float = 60.0, **options: Any) -> "SubmittedRequest":
         """A lease that waits: put, and in line when this returns."""
         asked = self.submit(LeaseRequest(want, deadline=self.rig.deadline(wait), **options))
         if self.rig.live:
@@ -211,18 +222,20 @@ class Desk:
             self.rig.turn()
         return asked
 
-    def lease(self, want: int = 100, wait: float = 0, timeout: float = 0, **options: Any) -> "Held":
+    def lease(self, want: int = 100, wait: float = 0, timeout: float = 0, **options: Any) -> "LeasedItems":
         request = LeaseRequest(want, timeout=round(timeout * SECOND), deadline=self.rig.deadline(wait), **options)
-        return Held(self, cast(list[Handed], self.run(request)))
+        return LeasedItems(self, cast(list[LeaseResult], self.run(request)))
 
-    def settle(self, action: Verb, parts: Sequence[LeasePart], *, delay: float = 0, timeout: float = 0, **options: Any) -> list[Any]:
+    def settle(
+        self, action: SettleAction, parts: Sequence[SettlePart], *, delay: float = 0, timeout: float = 0, **options: Any
+    ) -> list[Any]:
         """The answer as it is: a Settled or a Refused for each part."""
         return cast(
             list[Any], self.run(SettleRequest(action, parts, delay=round(delay * SECOND), timeout=round(timeout * SECOND), **options))
         )
 
-    def watch(self, offsets: Mapping[int, int], wait: float = 60.0) -> "Asked":
-        return self.submit(Watch(dict(offsets), self.rig.deadline(wait)))
+    def watch(self, offsets: Mapping[int, int], wait: float = 60.0) -> "SubmittedRequest":
+        return self.submit(AwaitRequest(dict(offsets), self.rig.deadline(wait)))
 
     def drain(self, want: int = 100) -> list[str]:
         """Lease and complete until there is nothing, asked twice: the first may find but what is on its way. The order of serving."""
@@ -242,17 +255,17 @@ class Desk:
     def stats(self) -> QueueStats:
         return self.call(ReadStats())
 
-    def explain(self, item: str) -> Explained:
+    def explain(self, item: str) -> ItemExplanation:
         partition, offset = ids.parse_id(item)
         return self.call(ExplainItem(partition=partition, offset=offset))
 
     def pause(self, lease: bool | None = None, produce: bool | None = None, partition: int | None = None) -> None:
         self.call(PauseQueue(lease=lease, produce=produce, partition=partition))
 
-    def resize(self, partitions: int) -> QueueFacts:
+    def resize(self, partitions: int) -> QueueDescription:
         return self.call(ResizeQueue(partitions=partitions))
 
-    def update(self, **changes: object) -> QueueFacts:
+    def update(self, **changes: object) -> QueueDescription:
         return self.call(UpdateQueue(changes=changes))
 
     def redrive_buried(self) -> int:
@@ -271,11 +284,11 @@ class Desk:
 STATES = ("ready", "scheduled", "leased", "completed", "buried", "moving")
 
 
-class Asked:
+class SubmittedRequest:
     """A request that was put, and its answer."""
 
-    def __init__(self, desk: Desk, request: Request) -> None:
-        self.desk = desk
+    def __init__(self, queue: QueueUnderTest, request: Request) -> None:
+        self.desk = queue
         self.request = request
         self._event = threading.Event()
         request.on_done = lambda _: self._event.set()
@@ -287,23 +300,23 @@ class Asked:
     @property
     def result(self) -> Any:
         """The answer; a live test waits a while for it, by hand it must be there."""
-        assert self._event.wait(PATIENCE if self.desk.rig.live else 0), f"{self.request!r} is not answered"
+        assert self._event.wait(WAIT_SECONDS if self.desk.rig.live else 0), f"{self.request!r} is not answered"
         return self.request.result()
 
     @property
-    def held(self) -> "Held":
+    def held(self) -> "LeasedItems":
         """What a lease got."""
-        return Held(self.desk, cast(list[Handed], self.result))
+        return LeasedItems(self.desk, cast(list[LeaseResult], self.result))
 
     def cancel(self) -> None:
         self.desk.loop.cancel(self.request)
 
 
-class Held:
+class LeasedItems:
     """What a lease gave."""
 
-    def __init__(self, desk: Desk, handed: list[Handed]) -> None:
-        self.desk = desk
+    def __init__(self, queue: QueueUnderTest, handed: list[LeaseResult]) -> None:
+        self.desk = queue
         self.handed = handed
 
     def __bool__(self) -> bool:
@@ -331,18 +344,18 @@ class Held:
         return [one.granted.attempts.get(part.start + at, 1) for one in self.handed for part in one.items for at in range(len(part.batch))]
 
     @property
-    def parts(self) -> list[LeasePart]:
-        return [LeasePart(one.partition, one.granted.lease) for one in self.handed]
+    def parts(self) -> list[SettlePart]:
+        return [SettlePart(one.partition, one.granted.lease) for one in self.handed]
 
-    def part(self, item: str) -> LeasePart:
+    def part(self, item: str) -> SettlePart:
         """One item of them, by its id."""
         partition, offset = ids.parse_id(item)
         mine = (one for one in self.handed if one.partition == partition and offset in RunSet(one.granted.runs))
-        return LeasePart(partition, next(mine).granted.lease, [offset])
+        return SettlePart(partition, next(mine).granted.lease, [offset])
 
-    def settle(self, action: Verb, **options: Any) -> int:
+    def settle(self, action: SettleAction, **options: Any) -> int:
         """Settle all of it; how many items that were. Any refusal is raised."""
-        return settled(self.desk.settle(action, self.parts, **options))
+        return count_settled(self.desk.settle(action, self.parts, **options))
 
     def complete(self, **options: Any) -> int:
         return self.settle("complete", **options)
@@ -357,13 +370,13 @@ class Held:
 # -- answers -------------------------------------------------------------------------------------------
 
 
-def refusal(answer: Placed | Settled | Refused) -> PenstockError | None:
+def refusal(answer: StoredPart | Settled | Refused) -> PenstockError | None:
     """The error that a part of an answer says, if it does."""
-    found = answer if isinstance(answer, Refused) else answer.refused if isinstance(answer, Placed) else None
+    found = answer if isinstance(answer, Refused) else answer.refused if isinstance(answer, StoredPart) else None
     return None if found is None else found.error()
 
 
-def settled(answer: Sequence[Settled | Refused]) -> int:
+def count_settled(answer: Sequence[Settled | Refused]) -> int:
     done = 0
     for one in answer:
         if isinstance(one, Refused):
@@ -373,7 +386,7 @@ def settled(answer: Sequence[Settled | Refused]) -> int:
     return done
 
 
-def ids_of(answer: Sequence[Placed], number: int) -> list[str]:
+def ids_of(answer: Sequence[StoredPart], number: int) -> list[str]:
     """The id of each item of a produce, in the order given; any error is raised."""
     found: dict[int, str] = {}
     for part in answer:
@@ -393,30 +406,30 @@ def _named(request: str | None) -> bytes | None:
 # -- keys and threads ----------------------------------------------------------------------------------
 
 
-def keys_at(desk: Desk, partition: int, number: int = 1, prefix: str = "key") -> list[str]:
+def keys_at(queue: QueueUnderTest, partition: int, number: int = 1, prefix: str = "key") -> list[str]:
     """Keys that live in a partition now."""
-    owners = desk.loop.turns.map.owners
+    owners = queue.loop.turns.map.owners
     names = (f"{prefix}-{number}" for number in count())
     return list(islice((name for name in names if owners[slot(name)] == partition), number))
 
 
-def moving_key(old: int, new: int, start: int = 0) -> str:
+def key_that_moves(old: int, new: int, start: int = 0) -> str:
     """A key of a new queue to which another width gives another partition."""
-    before = slots.first(list(range(old)))
-    after = slots.spread(before, list(range(new)))
+    before = slots.first_map(list(range(old)))
+    after = slots.next_map(before, list(range(new)))
     names = (f"key-{number}" for number in count(start))
     return next(name for name in names if before.owners[slot(name)] != after.owners[slot(name)])
 
 
-def until(true: Callable[[], bool]) -> None:
+def wait_until(true: Callable[[], bool]) -> None:
     """Look until it is so: each look is a turn of the queue, so nothing is waited for that does not happen."""
     clock = SystemClock()
-    end = clock.read().elapsed + PATIENCE * SECOND
+    end = clock.read().elapsed + WAIT_SECONDS * SECOND
     while not true():
         assert clock.read().elapsed < end, "it did not come true"
 
 
-def together(*work: Callable[[], object]) -> None:
+def run_threads(*work: Callable[[], object]) -> None:
     """Run functions in threads at once, and raise what any of them raises."""
     errors: list[BaseException] = []
 
@@ -430,7 +443,7 @@ def together(*work: Callable[[], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive(), "a thread still waits"
     if errors:
         raise errors[0]

@@ -5,41 +5,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.broker_under_test import Rig
-from tests.broker.directory_broker import Yard
-from tests.broker.storages import Ground, Memory, Real, Simulated
+from tests.broker.broker_under_test import BrokerUnderTest
+from tests.broker.directory_broker import DirectoryBroker
+from tests.broker.storages import BrokerStorage, DirectoryStorage, MemoryStorage, SimulatedStorage
 
-GROUNDS: dict[str, Callable[[], Ground]] = {"memory": Memory, "files": Simulated}
+GROUNDS: dict[str, Callable[[], BrokerStorage]] = {"memory": MemoryStorage, "files": SimulatedStorage}
 
 
 @pytest.fixture(params=list(GROUNDS))
-def broker(request: pytest.FixtureRequest) -> Iterator[Rig]:
+def broker(request: pytest.FixtureRequest) -> Iterator[BrokerUnderTest]:
     """A broker run by hand. However a test leaves it, its counts are true and it can be closed."""
-    rig = Rig(GROUNDS[request.param]())
-    yield rig
-    rig.check()
-    rig.broker.close()
+    broker = BrokerUnderTest(GROUNDS[request.param]())
+    yield broker
+    broker.check()
+    broker.broker.close()
 
 
 @pytest.fixture(params=["memory", "files"])
-def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+def threaded_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerUnderTest]:
     """A broker with real threads and the real clock."""
-    rig = Rig(Memory() if request.param == "memory" else Real(tmp_path), live=True)
-    yield rig
-    rig.broker.close()
+    broker = BrokerUnderTest(MemoryStorage() if request.param == "memory" else DirectoryStorage(tmp_path), live=True)
+    yield broker
+    broker.broker.close()
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    yard = Yard(tmp_path / "data")
-    yield yard
-    yard.broker.close()
+def directory_broker(tmp_path: Path) -> Iterator[DirectoryBroker]:
+    directory_broker = DirectoryBroker(tmp_path / "data")
+    yield directory_broker
+    directory_broker.broker.close()
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+def file_broker() -> Iterator[BrokerUnderTest]:
     """A broker run by hand, on a simulated disk. However a test leaves it, its counts are true and it can be closed."""
-    rig = Rig(Simulated())
-    yield rig
-    rig.check()
-    rig.broker.close()
+    broker = BrokerUnderTest(SimulatedStorage())
+    yield broker
+    broker.check()
+    broker.broker.close()

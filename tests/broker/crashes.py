@@ -9,32 +9,32 @@ import random
 from collections.abc import Callable, Iterator
 
 from penstock.testing import Halt, ManualClock, SimulatedFiles
-from tests.broker.broker_under_test import Rig
-from tests.broker.storages import Simulated
+from tests.broker.broker_under_test import BrokerUnderTest
+from tests.broker.storages import SimulatedStorage
 
-Work = Callable[[Rig], None]
+Work = Callable[[BrokerUnderTest], None]
 
 
-def prepared(work: Work) -> tuple[SimulatedFiles, ManualClock]:
+def disk_after(work: Work) -> tuple[SimulatedFiles, ManualClock]:
     """A disk on which some work was done by a broker that was then killed."""
     files = SimulatedFiles()
-    rig = Rig(Simulated(files))
-    work(rig)
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    work(broker)
     files.kill()
-    return files, rig.clock
+    return files, broker.clock
 
 
-def cut_off(start: tuple[SimulatedFiles, ManualClock], work: Work, *, step: int = 1) -> Iterator[tuple[Rig, bool]]:
+def crash_at_each_call(start: tuple[SimulatedFiles, ManualClock], work: Work, *, step: int = 1) -> Iterator[tuple[BrokerUnderTest, bool]]:
     """A broker for every call of the work at which it was cut off, opened again; and whether the work was done before.
 
     What is checked must hold for every one of them; the last one is that of a work that was not cut off.
     """
     for seed, power in ((0, True), (1, False), (2, True)):
         for call in range(1 + seed * step // 3, 1 << 30, step):
-            rig, done = _run(start, work, call, random.Random(1_000 * seed + call))
-            files = _files(rig)
+            broker, done = _run(start, work, call, random.Random(1_000 * seed + call))
+            files = _files(broker)
             _end(files, power)
-            again = Rig(Simulated(files), clock=rig.clock)
+            again = BrokerUnderTest(SimulatedStorage(files), clock=broker.clock)
             yield again, done
             again.check()
             again.broker.close()
@@ -43,23 +43,23 @@ def cut_off(start: tuple[SimulatedFiles, ManualClock], work: Work, *, step: int 
         assert call > 3, "the work makes file calls"
 
 
-def _run(start: tuple[SimulatedFiles, ManualClock], work: Work, call: int, rng: random.Random) -> tuple[Rig, bool]:
+def _run(start: tuple[SimulatedFiles, ManualClock], work: Work, call: int, rng: random.Random) -> tuple[BrokerUnderTest, bool]:
     files = start[0].copy()
     files._rng = rng
-    rig = Rig(Simulated(files), clock=copy.deepcopy(start[1]))
-    rig.turn()
+    broker = BrokerUnderTest(SimulatedStorage(files), clock=copy.deepcopy(start[1]))
+    broker.turn()
     files.fail(files.calls + call, "halt")
     try:
-        work(rig)
+        work(broker)
     except Halt:
-        return rig, False
+        return broker, False
     files.mend()
-    return rig, True
+    return broker, True
 
 
-def _files(rig: Rig) -> SimulatedFiles:
-    assert isinstance(rig.ground, Simulated)
-    return rig.ground.files
+def _files(broker: BrokerUnderTest) -> SimulatedFiles:
+    assert isinstance(broker.ground, SimulatedStorage)
+    return broker.ground.files
 
 
 def _end(files: SimulatedFiles, power: bool) -> None:

@@ -11,9 +11,9 @@ import msgspec
 import penstock
 from penstock import Broker, NewItem, Queue
 from penstock.broker import changes
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.snapshot import Snapshot
-from penstock.loop.requests import Do
+from penstock.loop.requests import FunctionRequest
 from penstock.operations import (
     ExplainItem,
     FindOffsets,
@@ -29,10 +29,10 @@ from penstock.operations import (
 )
 from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
-from tests.api.both_apis import work_off
+from tests.api.both_apis import run_all_turns
 
 
-class Yard:
+class DirectoryBroker:
     """A broker at work, in a directory, and whoever looks over its fence. Time stands still; nothing happens but in `rest`."""
 
     def __init__(self, path: Path) -> None:
@@ -41,9 +41,9 @@ class Yard:
         self.broker: Broker = penstock.open(path, clock=self.clock, threaded=False)
 
     @property
-    def owner(self) -> Embedded:
+    def owner(self) -> EmbeddedBroker:
         found = self.broker._home
-        assert isinstance(found, Embedded)
+        assert isinstance(found, EmbeddedBroker)
         return found
 
     def look(self) -> Snapshot:
@@ -51,9 +51,9 @@ class Yard:
 
     def rest(self) -> None:
         """Nothing more is to be done, and all that was done is published."""
-        work_off(self.broker)
+        run_all_turns(self.broker)
         for info in self.owner.call(ListQueues()):
-            self.owner.run(info.incarnation, Do(changes.publish, opens=False))
+            self.owner.run(info.incarnation, FunctionRequest(changes.publish_partitions, opens=False))
 
     def incarnation(self, name: str) -> int:
         return self.owner.call(FindQueue(name=name)).incarnation
@@ -67,13 +67,13 @@ def fill(queue: Queue, count: int, **options: Any) -> list[str]:
     return queue.produce_many([NewItem(b"%d" % n, **options) for n in range(count)])
 
 
-def work(yard: Yard) -> None:
+def run_sample_workload(directory_broker: DirectoryBroker) -> None:
     """A bit of everything."""
-    yard.broker.create_queue("dead")
-    orders = yard.broker.create_queue("orders", partitions=3, dead_queue="dead", max_attempts=2)
+    directory_broker.broker.create_queue("dead")
+    orders = directory_broker.broker.create_queue("orders", partitions=3, dead_queue="dead", max_attempts=2)
     orders.produce_many([NewItem(b"%d" % n, key=f"k{n % 7}") for n in range(40)])
     fill(orders, 5, priority=1)
-    orders.produce(b"later", at=yard.clock.read().wall / SECOND + 60)
+    orders.produce(b"later", at=directory_broker.clock.read().wall / SECOND + 60)
     batch = orders.lease(12, consumer="c")
     batch[0].complete()
     batch[1].bury("bad")
@@ -83,10 +83,10 @@ def work(yard: Yard) -> None:
     orders.cursor("audit").read(4)
     orders.resize(5)
     orders.produce_many([NewItem(b"new %d" % n, key=f"k{n % 7}") for n in range(10)])
-    work_off(yard.broker)
+    run_all_turns(directory_broker.broker)
 
 
-def asked(source: Embedded | Snapshot, incarnation: int) -> dict[str, Any]:
+def all_answers(source: EmbeddedBroker | Snapshot, incarnation: int) -> dict[str, Any]:
     """Every answer to be had by looking at a queue, as plain data."""
     ends: dict[int, int] = source.call(FindOffsets(queue=incarnation, at="newest"))
     places = [(number, offset) for number, end in ends.items() for offset in range(end)]

@@ -12,62 +12,81 @@ from penstock.reports import StreamGrant
 from penstock.rules.runs import offsets
 from penstock.words import ids
 from penstock.words.clock import SECOND
-from tests.broker.broker_under_test import Desk, Rig
-from tests.broker.other_process import ask, outsider
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest
+from tests.broker.other_process import ask_through_inbox, other_process
 
 STREAM = "c0ffee"
 
 
-def take(
-    rig: Rig, desk: Desk, done: int = 0, want: int = 1_000, per_key: int = 100, timeout: float = 60, stream: str = STREAM
+def take_grant(
+    broker: BrokerUnderTest,
+    queue: QueueUnderTest,
+    done: int = 0,
+    want: int = 1_000,
+    per_key: int = 100,
+    timeout: float = 60,
+    stream: str = STREAM,
 ) -> tuple[int, int]:
     """The newest grant, and how many items are in it."""
-    found = ask(rig, desk, taking(stream, done=done, want=want, per_key=per_key, timeout=int(timeout * SECOND)))
+    found = ask_through_inbox(
+        broker, queue, take_grant_operation(stream, done=done, want=want, per_key=per_key, timeout=int(timeout * SECOND))
+    )
     return found.grant, found.items
 
 
-def taking(stream: str = STREAM, *, done: int = 0, want: int = 0, per_key: int = 1, timeout: int = 60 * SECOND, run: str = "") -> TakeGrant:
+def take_grant_operation(
+    stream: str = STREAM, *, done: int = 0, want: int = 0, per_key: int = 1, timeout: int = 60 * SECOND, run: str = ""
+) -> TakeGrant:
     return TakeGrant(stream=stream, run=run, done=done, want=want, per_key=per_key, timeout=timeout)
 
 
-def renewing(stream: str = STREAM, timeout: int = 60 * SECOND, run: str = "", again: int | None = None) -> RenewStream:
+def renew_operation(stream: str = STREAM, timeout: int = 60 * SECOND, run: str = "", again: int | None = None) -> RenewStream:
     return RenewStream(stream=stream, run=run, timeout=timeout, again=again)
 
 
-def grant(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> StreamGrant:
-    return read_grant(outsider(rig).inbox, ReadGrant(queue=desk.incarnation, stream=stream, number=number))
+def grant(broker: BrokerUnderTest, queue: QueueUnderTest, number: int, stream: str = STREAM) -> StreamGrant:
+    return read_grant(other_process(broker).inbox, ReadGrant(queue=queue.incarnation, stream=stream, number=number))
 
 
-def granted(rig: Rig, desk: Desk, number: int, stream: str = STREAM) -> dict[str, str]:
+def granted(broker: BrokerUnderTest, queue: QueueUnderTest, number: int, stream: str = STREAM) -> dict[str, str]:
     """The items of a grant: text by id, as a reader beside the queue reads them."""
     found: dict[str, str] = {}
-    for partition, _, runs in grant(rig, desk, number, stream).leases:
-        texts = desk.loop.turns.members[partition].open.payloads(runs)
+    for partition, _, runs in grant(broker, queue, number, stream).leases:
+        texts = queue.loop.turns.members[partition].open.payloads(runs)
         found.update(zip(ids.format_ids(partition, offsets(runs)), [text.decode() for text in texts], strict=True))
     return found
 
 
-def settle(
-    rig: Rig, desk: Desk, items: Sequence[str], action: Literal["retry", "bury"] = "retry", delay: int = 0, reason: str = ""
+def fail_items(
+    broker: BrokerUnderTest,
+    queue: QueueUnderTest,
+    items: Sequence[str],
+    action: Literal["retry", "bury"] = "retry",
+    delay: int = 0,
+    reason: str = "",
 ) -> tuple[int, int]:
     """How many of these items were in grants, and how many were not."""
     wanted: dict[int, list[int]] = {}
     for partition, offset in map(ids.parse_id, items):
         wanted.setdefault(partition, []).append(offset)
-    return fail(rig, desk, action, [(reason, wanted)], delay)
+    return fail(broker, queue, action, [(reason, wanted)], delay)
 
 
 def fail(
-    rig: Rig, desk: Desk, action: Literal["retry", "bury"], lots: Sequence[tuple[str, Mapping[int, Sequence[int]]]], delay: int = 0
+    broker: BrokerUnderTest,
+    queue: QueueUnderTest,
+    action: Literal["retry", "bury"],
+    lots: Sequence[tuple[str, Mapping[int, Sequence[int]]]],
+    delay: int = 0,
 ) -> tuple[int, int]:
-    found, missing = ask(rig, desk, FailGranted(action=action, lots=lots, delay=delay))
+    found, missing = ask_through_inbox(broker, queue, FailGranted(action=action, lots=lots, delay=delay))
     return found, len(missing)
 
 
-def named(found: dict[str, str], *texts: str) -> list[str]:
+def ids_of_texts(found: dict[str, str], *texts: str) -> list[str]:
     """The ids of items by their texts."""
     return [id for id, text in found.items() if text in texts]
 
 
-def keyed(desk: Desk, *texts: str) -> None:
-    desk.produce(*texts, keys=[text.partition(":")[0] for text in texts])
+def produce_keyed(queue: QueueUnderTest, *texts: str) -> None:
+    queue.produce(*texts, keys=[text.partition(":")[0] for text in texts])

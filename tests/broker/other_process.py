@@ -13,17 +13,17 @@ import msgspec
 import pytest
 
 from penstock import operations
-from penstock.broker.inbox import Errand, Reply
+from penstock.broker.inbox import RemoteAnswer, RemoteOperation
 from penstock.logs.columns import encode
 from penstock.logs.files.filesystem import Files
 from penstock.logs.files.inbox import FileInbox
-from penstock.logs.store import DropManifest, StagedPart, write_name
+from penstock.logs.store import StagedPart, WriteManifest, write_name
 from penstock.operations import A, Operation, answer_type
 from penstock.rules.records import Produced
 from penstock.testing import Halt, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from tests.broker.broker_under_test import Desk, Rig, batch_of
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of
 
 ROOT = "/data"
 BEGAN = 1_700_000_000_000_000
@@ -36,10 +36,10 @@ KEYS = [f"key-{number}" for number in range(12)]
 def errand(operation: Operation[Any] | Raw, answer: bool = True) -> bytes:
     """The bytes that are put into the inbox."""
     raw = msgspec.msgpack.encode(operation) if isinstance(operation, dict) else operations.encode(operation)
-    return msgspec.msgpack.encode(Errand(msgspec.Raw(raw), answer))
+    return msgspec.msgpack.encode(RemoteOperation(msgspec.Raw(raw), answer))
 
 
-class Outsider:
+class OtherProcess:
     """A process that does not own the directory."""
 
     def __init__(self, files: Files, root: str = ROOT) -> None:
@@ -69,12 +69,12 @@ class Outsider:
         """A drop of these frames, in so many parts; whether it is new to the inbox."""
         shares = [batches[at * len(batches) // parts : (at + 1) * len(batches) // parts] for at in range(parts)]
         write, said = self.stage(incarnation, shares, write)
-        return self.inbox.publish(write, incarnation, DropManifest(said, source, number))
+        return self.inbox.publish(write, incarnation, WriteManifest(said, source, number))
 
-    def drop(self, desk: Desk, *texts: str, keyed: bool = True, **options: Any) -> bool:
+    def drop(self, queue: QueueUnderTest, *texts: str, keyed: bool = True, **options: Any) -> bool:
         """A drop of one frame: of texts such as "key:1", the key of each being what comes before its colon."""
         keys = [text.partition(":")[0] for text in texts] if keyed else None
-        return self.publish(desk.incarnation, batch_of(*texts, keys=keys), **options)
+        return self.publish(queue.incarnation, batch_of(*texts, keys=keys), **options)
 
     # -- errands ---------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Outsider:
         found = self.inbox.note(incarnation, name)
         assert found is not None, f"{name} is not answered"
         self.inbox.remove_note(incarnation, name)
-        reply = msgspec.msgpack.decode(found, type=Reply)
+        reply = msgspec.msgpack.decode(found, type=RemoteAnswer)
         if reply.refused is not None:
             raise reply.refused.error()
         return msgspec.msgpack.decode(reply.answer, type=answer_type(self._kinds[name]) if name in self._kinds else Any)
@@ -112,28 +112,28 @@ class Outsider:
         return self.files.list(path) if self.files.exists(path) else []
 
 
-def outsider(rig: Rig) -> Outsider:
+def other_process(broker: BrokerUnderTest) -> OtherProcess:
     """Somebody beside a broker on a simulated disk."""
-    return Outsider(rig.ground.files)  # type: ignore[attr-defined]
+    return OtherProcess(broker.ground.files)  # type: ignore[attr-defined]
 
 
-def look(rig: Rig) -> bool:
+def look_into_inbox(broker: BrokerUnderTest) -> bool:
     """By hand: the owner looks into the inbox; whether it did anything."""
-    done = rig.broker.inbox.look()
-    rig.turn()
+    done = broker.broker.inbox.look()
+    broker.turn()
     return done
 
 
-def ask(rig: Rig, desk: Desk, operation: Operation[A]) -> A:
+def ask_through_inbox(broker: BrokerUnderTest, queue: QueueUnderTest, operation: Operation[A]) -> A:
     """An operation through the inbox, and its answer."""
-    one = outsider(rig)
-    name = one.put(desk.incarnation, operation)
-    look(rig)
-    found: A = one.answer(desk.incarnation, name)
+    one = other_process(broker)
+    name = one.put(queue.incarnation, operation)
+    look_into_inbox(broker)
+    found: A = one.answer(queue.incarnation, name)
     return found
 
 
-def order_of(served: Sequence[str]) -> dict[str, list[int]]:
+def numbers_by_key(served: Sequence[str]) -> dict[str, list[int]]:
     """Of texts such as "key:1", the numbers of each key, as they were served."""
     found: dict[str, list[int]] = {}
     for text in served:
@@ -142,7 +142,7 @@ def order_of(served: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def ended_in(files: SimulatedFiles, work: Callable[[SimulatedFiles], object]) -> Iterator[tuple[SimulatedFiles, bool]]:
+def cut_at_each_call(files: SimulatedFiles, work: Callable[[SimulatedFiles], object]) -> Iterator[tuple[SimulatedFiles, bool]]:
     """Copies of a disk on which a work was cut off in its first file call, its second, …; and whether it was done before.
 
     By a kill, and by power cuts of several chances; the last of each is one after which all was done.
@@ -173,9 +173,9 @@ def texts(start: int, stop: int) -> list[str]:
     return [f"{key}:{number}" for number in range(start, stop) for key in KEYS]
 
 
-def keyed(*texts: str) -> Batch:
+def keyed_batch(*texts: str) -> Batch:
     return batch_of(*texts, keys=[text.partition(":")[0] for text in texts])
 
 
-def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "penstock" and record.levelno >= logging.WARNING]

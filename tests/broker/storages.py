@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.logs.files.filesystem import Mode
 from penstock.logs.log import Buffer, Durability
 from penstock.logs.memory import MemoryStore
 from penstock.testing import SimulatedFiles
 
 
-class Ground(ABC):
+class BrokerStorage(ABC):
     """What outlives a broker."""
 
     @abstractmethod
-    def open(self, **options: Any) -> Embedded:
+    def open(self, **options: Any) -> EmbeddedBroker:
         """Open the broker that lies here."""
 
     def kill(self) -> None:
@@ -30,30 +30,30 @@ class Ground(ABC):
         return
 
 
-class Memory(Ground):
+class MemoryStorage(BrokerStorage):
     """Logs that a second broker finds."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
 
-    def open(self, **options: Any) -> Embedded:
-        return Embedded(self._store, **options)
+    def open(self, **options: Any) -> EmbeddedBroker:
+        return EmbeddedBroker(self._store, **options)
 
 
-class Simulated(Ground):
+class SimulatedStorage(BrokerStorage):
     """A disk in memory, which may fail."""
 
     def __init__(self, files: SimulatedFiles | None = None) -> None:
         self.files = files or SimulatedFiles()
 
-    def open(self, **options: Any) -> Embedded:
-        return Embedded.open("/data", files=self.files, **options)
+    def open(self, **options: Any) -> EmbeddedBroker:
+        return EmbeddedBroker.open("/data", files=self.files, **options)
 
     def kill(self) -> None:
         self.files.kill()
 
 
-class PatchyFiles(SimulatedFiles):
+class PartlyFailingFiles(SimulatedFiles):
     """A disk of which some places fail for as long as a test wants."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -96,12 +96,12 @@ class PatchyFiles(SimulatedFiles):
         super().sync(handle)
 
 
-class Real(Ground):
+class DirectoryStorage(BrokerStorage):
     """A real directory. Only one live broker at a time: nobody here is killed, but in test_kill.py."""
 
     def __init__(self, path: Path, durability: Durability = "os") -> None:
         self._path = path / "data"
         self._durability: Durability = durability
 
-    def open(self, **options: Any) -> Embedded:
-        return Embedded.open(self._path, durability=self._durability, **options)
+    def open(self, **options: Any) -> EmbeddedBroker:
+        return EmbeddedBroker.open(self._path, durability=self._durability, **options)

@@ -7,37 +7,37 @@ import pytest
 
 from penstock.logs.columns import encode
 from penstock.logs.files.inbox import MANIFEST
-from penstock.logs.store import DropManifest, write_name
+from penstock.logs.store import WriteManifest, write_name
 from penstock.loop.requests import Request
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
-from tests.broker.broker_under_test import Desk, Rig, batch_of
-from tests.broker.other_process import BEGAN, ROOT, Outsider, complaints, keyed, look, outsider, texts
-from tests.broker.storages import Simulated
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of
+from tests.broker.other_process import BEGAN, ROOT, OtherProcess, keyed_batch, logged_warnings, look_into_inbox, other_process, texts
+from tests.broker.storages import SimulatedStorage
 
 # -- as it is found -----------------------------------------------------------------------------------
 
 
-def damaged_drop(rig: Rig) -> tuple[Desk, Outsider, list[str]]:
+def damaged_drop(broker: BrokerUnderTest) -> tuple[QueueUnderTest, OtherProcess, list[str]]:
     """A drop of three parts of which all is good; the paths of its files."""
-    desk, other = rig.create(partitions=2), outsider(rig)
-    rig.broker.close()
-    other.publish(desk.incarnation, *[keyed(*texts(n, n + 1)[:3]) for n in range(5)], parts=3)
+    queue, other = broker.create(partitions=2), other_process(broker)
+    broker.broker.close()
+    other.publish(queue.incarnation, *[keyed_batch(*texts(n, n + 1)[:3]) for n in range(5)], parts=3)
     folder = f"{ROOT}/inbox/{other.inbox.waiting()[0].label}"
-    return desk, other, [f"{folder}/{name}" for name in other.files.list(folder)]
+    return queue, other, [f"{folder}/{name}" for name in other.files.list(folder)]
 
 
-def reopened(rig: Rig, files: SimulatedFiles) -> Rig:
-    again = Rig(Simulated(files), clock=rig.clock)
+def reopened(broker: BrokerUnderTest, files: SimulatedFiles) -> BrokerUnderTest:
+    again = BrokerUnderTest(SimulatedStorage(files), clock=broker.clock)
     again.turn()
     return again
 
 
 def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) -> None:
     """Cut at any byte, or with a bit that is not right: it stays where it is, and is said once."""
-    rig = Rig(Simulated())
-    _, other, paths = damaged_drop(rig)
+    broker = BrokerUnderTest(SimulatedStorage())
+    _, other, paths = damaged_drop(broker)
     assert isinstance(other.files, SimulatedFiles)
     chance, tried = random.Random(1), 0
     for path in paths:
@@ -53,7 +53,7 @@ def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) 
             else:
                 disk.remove(path)
             caplog.clear()
-            again = reopened(rig, disk)
+            again = reopened(broker, disk)
             adopted = again.find().stats().ready
             if adopted:  # a bit of the manifest that says nothing
                 assert adopted == 15 and path.endswith(MANIFEST), f"{path} {size} {bit}"
@@ -61,10 +61,10 @@ def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) 
             tried += 1
             for _ in range(3):
                 again.advance(1)
-                assert not look(again)
+                assert not look_into_inbox(again)
             assert again.find().counts() == {}
-            assert Outsider(disk).left() == other.left()
-            assert len(complaints(caplog)) == 1 and "write it again" in complaints(caplog)[0]
+            assert OtherProcess(disk).left() == other.left()
+            assert len(logged_warnings(caplog)) == 1 and "write it again" in logged_warnings(caplog)[0]
             again.find().produce("the queue goes on")
             again.broker.close()
     assert tried > 100
@@ -72,86 +72,88 @@ def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("changes", [{"frames": 1}, {"frames": 3}, {"items": 5}, {"items": 7}, {"name": "part-7.frames"}, {"name": ".."}])
 def test_a_part_that_is_not_as_its_manifest_says(changes: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig(Simulated())
-    _, other, paths = damaged_drop(rig)
+    broker = BrokerUnderTest(SimulatedStorage())
+    _, other, paths = damaged_drop(broker)
     assert isinstance(other.files, SimulatedFiles)
-    manifest = msgspec.json.decode(other.files.content(paths[0]), type=DropManifest)
+    manifest = msgspec.json.decode(other.files.content(paths[0]), type=WriteManifest)
     parts = [*manifest.parts[:2], msgspec.structs.replace(manifest.parts[2], **changes)]
     other.files.plant(paths[0], msgspec.json.encode(msgspec.structs.replace(manifest, parts=parts)))
-    again = reopened(rig, other.files)
-    assert again.find().counts() == {} and len(other.left()) == 1 and len(complaints(caplog)) == 1
+    again = reopened(broker, other.files)
+    assert again.find().counts() == {} and len(other.left()) == 1 and len(logged_warnings(caplog)) == 1
 
 
-def test_frames_that_no_queue_takes_are_refused_before_any_is_taken(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    desk, other = rig.create(), outsider(rig)
+def test_frames_that_no_queue_takes_are_refused_before_any_is_taken(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
     good, wrong = batch_of("good"), batch_of("wrong", keys=["k"])
     wrong.keys = [b"k" * 5_000]
-    other.publish(desk.incarnation, good, wrong)
-    look(rig)
-    assert desk.counts() == {} and "no queue takes" in complaints(caplog)[0]
+    other.publish(queue.incarnation, good, wrong)
+    look_into_inbox(file_broker)
+    assert queue.counts() == {} and "no queue takes" in logged_warnings(caplog)[0]
 
 
-def test_a_frame_that_is_whole_and_cannot_be_understood(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    desk, other = rig.create(), outsider(rig)
+def test_a_frame_that_is_whole_and_cannot_be_understood(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
     write = write_name(BEGAN)
     other.inbox.begin(write)
-    writer = other.inbox.writer(write, "p.frames", desk.incarnation)
+    writer = other.inbox.writer(write, "p.frames", queue.incarnation)
     draft = encode([Produced(0, batch_of("a", "b"))], Moment(0, 0))
     writer.add(draft)
     writer.add(draft._replace(columns=1 << 15))
-    other.inbox.publish(write, desk.incarnation, DropManifest([writer.finish()], "s", 1))
-    look(rig)
-    assert desk.counts() == {} and len(complaints(caplog)) == 1
+    other.inbox.publish(write, queue.incarnation, WriteManifest([writer.finish()], "s", 1))
+    look_into_inbox(file_broker)
+    assert queue.counts() == {} and len(logged_warnings(caplog)) == 1
 
 
-def test_what_comes_behind_a_damaged_drop(rig: Rig) -> None:
+def test_what_comes_behind_a_damaged_drop(file_broker: BrokerUnderTest) -> None:
     """Other sources go on; the same source waits, for once its next is in, this one never could be."""
-    desk, other = rig.create(), outsider(rig)
+    queue, other = file_broker.create(), other_process(file_broker)
     assert isinstance(other.files, SimulatedFiles)
-    other.drop(desk, "k:1", number=1)
+    other.drop(queue, "k:1", number=1)
     drop = other.inbox.waiting()[0]
     path = f"{ROOT}/inbox/{drop.label}/part-0.frames"
     good = other.files.content(path)
     other.files.flip(path, 900)
-    other.drop(desk, "k:2", number=2)
-    other.drop(desk, "k:3", source="another")
-    other.files.plant(f"{ROOT}/inbox/{desk.incarnation:016x}-nonsense.drop/{MANIFEST}", b"{}")
-    look(rig)
-    assert desk.drain() == ["k:3"] and len(other.left()) == 3
+    other.drop(queue, "k:2", number=2)
+    other.drop(queue, "k:3", source="another")
+    other.files.plant(f"{ROOT}/inbox/{queue.incarnation:016x}-nonsense.drop/{MANIFEST}", b"{}")
+    look_into_inbox(file_broker)
+    assert queue.drain() == ["k:3"] and len(other.left()) == 3
     other.files.rename(f"{ROOT}/inbox/{drop.label}", f"{ROOT}/inbox/aside")
-    look(rig)
-    assert desk.drain() == ["k:2"]
+    look_into_inbox(file_broker)
+    assert queue.drain() == ["k:2"]
     other.files.plant(f"{ROOT}/inbox/aside/part-0.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{drop.label}")
-    look(rig)
-    assert desk.drain() == [], "it comes too late"
+    look_into_inbox(file_broker)
+    assert queue.drain() == [], "it comes too late"
 
 
-def test_a_drop_that_was_mended_is_adopted(rig: Rig) -> None:
-    desk, other = rig.create(), outsider(rig)
-    other.drop(desk, "k:1", number=1)
+def test_a_drop_that_was_mended_is_adopted(file_broker: BrokerUnderTest) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
+    other.drop(queue, "k:1", number=1)
     assert isinstance(other.files, SimulatedFiles)
     file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-0.frames"
     good = other.files.content(path)
     other.files.flip(path, 900)
-    look(rig)
+    look_into_inbox(file_broker)
     other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
-    look(rig)
+    look_into_inbox(file_broker)
     other.files.plant(f"{ROOT}/inbox/aside/part-0.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
-    look(rig)
-    assert desk.drain() == ["k:1"]
+    look_into_inbox(file_broker)
+    assert queue.drain() == ["k:1"]
 
 
-def test_damage_that_comes_in_the_middle(rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_comes_in_the_middle(
+    file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Part of it is in, so nothing else may be begun; moved away and back, it can only be refused."""
-    desk, other = rig.create(), outsider(rig)
+    queue, other = file_broker.create(), other_process(file_broker)
     assert isinstance(other.files, SimulatedFiles)
-    other.publish(desk.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)
+    other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)
     file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-2.frames"
-    disk, good, run, calls = other.files, other.files.content(path), rig.broker.run, 0
+    disk, good, run, calls = other.files, other.files.content(path), file_broker.broker.run, 0
 
     def damaging(incarnation: int, request: Request) -> object:
         nonlocal calls
@@ -160,19 +162,19 @@ def test_damage_that_comes_in_the_middle(rig: Rig, caplog: pytest.LogCaptureFixt
             disk.flip(path, 600)
         return run(incarnation, request)
 
-    monkeypatch.setattr(rig.broker, "run", damaging)
-    look(rig)
-    monkeypatch.setattr(rig.broker, "run", run)
-    other.drop(desk, "k:1", source="another", write=write_name(1))
-    look(rig)
-    assert desk.drain() == ["0", "1"]
+    monkeypatch.setattr(file_broker.broker, "run", damaging)
+    look_into_inbox(file_broker)
+    monkeypatch.setattr(file_broker.broker, "run", run)
+    other.drop(queue, "k:1", source="another", write=write_name(1))
+    look_into_inbox(file_broker)
+    assert queue.drain() == ["0", "1"]
     other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
-    look(rig)
-    assert desk.drain() == ["k:1"]
+    look_into_inbox(file_broker)
+    assert queue.drain() == ["k:1"]
     other.files.plant(f"{ROOT}/inbox/aside/part-2.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
-    look(rig)
-    other.drop(desk, "k:2", source="a third", write=write_name(1))
-    look(rig)
-    assert desk.drain() == ["k:2"] and len(other.left()) == 1
-    assert "nobody can say which part" in complaints(caplog)[-1]
+    look_into_inbox(file_broker)
+    other.drop(queue, "k:2", source="a third", write=write_name(1))
+    look_into_inbox(file_broker)
+    assert queue.drain() == ["k:2"] and len(other.left()) == 1
+    assert "nobody can say which part" in logged_warnings(caplog)[-1]

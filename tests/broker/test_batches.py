@@ -5,16 +5,16 @@ import copy
 from penstock.operations import ListItems
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
-from tests.broker.broker_under_test import Desk, Rig, batch_of, ids_of, keys_at
-from tests.broker.crashes import cut_off, prepared
-from tests.broker.storages import Simulated
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of, ids_of, keys_at
+from tests.broker.crashes import crash_at_each_call, disk_after
+from tests.broker.storages import SimulatedStorage
 
 WIDTH = 4
 
 
-def mixed(desk: Desk) -> Batch:
+def mixed(queue: QueueUnderTest) -> Batch:
     """Three items for each of four partitions, one with a dedup id, and three that may go anywhere."""
-    owners = [keys_at(desk, number, 3) for number in range(WIDTH)]
+    owners = [keys_at(queue, number, 3) for number in range(WIDTH)]
     keys = [key for number in range(3) for own in owners for key in own[number : number + 1]]
     texts = [f"{key}!" for key in keys]
     return batch_of(*texts, "x", "y", "z", keys=[*keys, None, None, None], dedups=[None] * len(keys) + ["dedup", None, None])
@@ -27,18 +27,18 @@ def texts_of(batch: Batch) -> list[str]:
 def start() -> tuple[SimulatedFiles, ManualClock, Batch]:
     batches: list[Batch] = []
 
-    def work(rig: Rig) -> None:
-        desk = rig.create(partitions=WIDTH)
-        batches.append(mixed(desk))
-        desk.produce("before")
+    def work(broker: BrokerUnderTest) -> None:
+        queue = broker.create(partitions=WIDTH)
+        batches.append(mixed(queue))
+        queue.produce("before")
 
-    return *prepared(work), batches[0]
+    return *disk_after(work), batches[0]
 
 
-def there(desk: Desk) -> dict[int, list[str]]:
+def there(queue: QueueUnderTest) -> dict[int, list[str]]:
     """By partition, every item of the batch that was stored, in order."""
     found: dict[int, list[str]] = {number: [] for number in range(WIDTH)}
-    for one in desk.call(ListItems(limit=1_000)):
+    for one in queue.call(ListItems(limit=1_000)):
         text = one.batch.payloads[one.index].decode()
         if text != "before":
             found.setdefault(one.partition, []).append(text)
@@ -50,23 +50,23 @@ def test_each_part_is_whole_or_absent_and_the_repetition_adds_what_is_missing() 
     whole: dict[int, list[str]] = {}
     partly = 0
 
-    def place(rig: Rig) -> None:
-        desk = rig.find()
-        ids_of(desk.place(batch, "r"), len(batch))
-        whole.update(there(desk))
+    def place(broker: BrokerUnderTest) -> None:
+        queue = broker.find()
+        ids_of(queue.place(batch, "r"), len(batch))
+        whole.update(there(queue))
 
-    place(Rig(Simulated(files.copy()), clock=copy.deepcopy(clock)))
+    place(BrokerUnderTest(SimulatedStorage(files.copy()), clock=copy.deepcopy(clock)))
     assert sorted(text for part in whole.values() for text in part) == sorted(texts_of(batch))
-    for rig, _ in cut_off((files, clock), place):
-        desk = rig.find()
-        found = there(desk)
+    for broker, _ in crash_at_each_call((files, clock), place):
+        queue = broker.find()
+        found = there(queue)
         assert all(found[number] in ([], whole[number]) for number in range(WIDTH)), "a part is whole or absent"
         partly += 0 < sum(map(bool, found.values())) < WIDTH
-        again = ids_of(desk.place(batch, "r"), len(batch))
-        assert there(desk) == whole
+        again = ids_of(queue.place(batch, "r"), len(batch))
+        assert there(queue) == whole
         assert len(set(again)) == len(batch)
-        assert ids_of(desk.place(batch, "r"), len(batch)) == again, "and the ids stay the same"
-        assert sorted(desk.drain(3)) == sorted(["before", *texts_of(batch)])
+        assert ids_of(queue.place(batch, "r"), len(batch)) == again, "and the ids stay the same"
+        assert sorted(queue.drain(3)) == sorted(["before", *texts_of(batch)])
     assert partly, "it was cut off between two partitions"
 
 
@@ -75,52 +75,52 @@ def test_the_same_across_a_change_of_width() -> None:
     for widths in ([5], [6, 3]):
         files, clock, batch = start()
 
-        def work(rig: Rig, widths: list[int] = widths, batch: Batch = batch) -> None:
-            desk = rig.find()
-            ids_of(desk.place(batch, "r"), len(batch))
+        def work(broker: BrokerUnderTest, widths: list[int] = widths, batch: Batch = batch) -> None:
+            queue = broker.find()
+            ids_of(queue.place(batch, "r"), len(batch))
             for width in widths:
-                desk.resize(width)
-            ids_of(desk.place(batch, "r"), len(batch))
+                queue.resize(width)
+            ids_of(queue.place(batch, "r"), len(batch))
 
-        for rig, done in cut_off((files, clock), work, step=6):
-            desk = rig.find()
+        for broker, done in crash_at_each_call((files, clock), work, step=6):
+            queue = broker.find()
             if not done:
                 for width in widths:
-                    if desk.info.partitions != width:
-                        desk.resize(width)
-            rig.turn()
-            first = ids_of(desk.place(batch, "r"), len(batch))
+                    if queue.info.partitions != width:
+                        queue.resize(width)
+            broker.turn()
+            first = ids_of(queue.place(batch, "r"), len(batch))
             assert len(set(first)) == len(batch)
-            assert ids_of(desk.place(batch, "r"), len(batch)) == first
-            found = [text for part in there(desk).values() for text in part]
+            assert ids_of(queue.place(batch, "r"), len(batch)) == first
+            found = [text for part in there(queue).values() for text in part]
             assert sorted(found) == sorted(texts_of(batch)), f"{widths}"
-            assert sorted(desk.drain(3)) == sorted(["before", *texts_of(batch)])
+            assert sorted(queue.drain(3)) == sorted(["before", *texts_of(batch)])
 
 
-def test_a_batch_may_mix_everything(broker: Rig) -> None:
-    desk = broker.create(partitions=3)
+def test_a_batch_may_mix_everything(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=3)
     batch = batch_of(
         "plain", "keyed", "later", "first", keys=[None, "k", "k2", None], priorities=[5, 5, 5, 0], dedups=[None, None, None, "once"]
     )
     batch.ats = [0, 0, broker.after(60), 0]
-    found = ids_of(desk.place(batch), 4)
+    found = ids_of(queue.place(batch), 4)
     assert len(set(found)) == 4
-    assert desk.explain(found[2]).state == "scheduled"
-    assert set(desk.drain()) == {"plain", "keyed", "first"}
-    again = ids_of(desk.place(batch_of("another", dedups=["once"])), 1)
+    assert queue.explain(found[2]).state == "scheduled"
+    assert set(queue.drain()) == {"plain", "keyed", "first"}
+    again = ids_of(queue.place(batch_of("another", dedups=["once"])), 1)
     assert again == [found[3]], "a dedup id inside its window gives the first one's id"
     broker.pass_by(60)
-    assert desk.drain() == ["later"]
+    assert queue.drain() == ["later"]
 
 
-def test_a_repeated_settle_answers_what_it_answered(broker: Rig) -> None:
-    desk = broker.create(partitions=2)
-    desk.produce("a", key=keys_at(desk, 0)[0])
-    desk.produce("b", key=keys_at(desk, 1)[0])
-    held = desk.lease()
-    first = desk.settle("retry", held.parts, delay=5, request=b"s")
+def test_a_repeated_settle_answers_what_it_answered(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=2)
+    queue.produce("a", key=keys_at(queue, 0)[0])
+    queue.produce("b", key=keys_at(queue, 1)[0])
+    held = queue.lease()
+    first = queue.settle("retry", held.parts, delay=5, request=b"s")
     broker.kill()
-    assert desk.settle("retry", held.parts, delay=5, request=b"s") == first
-    assert desk.counts() == {"scheduled": 2}
+    assert queue.settle("retry", held.parts, delay=5, request=b"s") == first
+    assert queue.counts() == {"scheduled": 2}
     broker.pass_by(5)
-    assert desk.lease().attempts == [2, 2], "once"
+    assert queue.lease().attempts == [2, 2], "once"

@@ -9,30 +9,30 @@ import pytest
 
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
-from tests.broker.broker_under_test import Rig
-from tests.broker.crashes import prepared
-from tests.broker.grants import granted, keyed, named, settle, take, taking
-from tests.broker.other_process import Outsider, look, order_of, outsider
-from tests.broker.storages import Simulated
+from tests.broker.broker_under_test import BrokerUnderTest
+from tests.broker.crashes import disk_after
+from tests.broker.grants import fail_items, granted, ids_of_texts, produce_keyed, take_grant, take_grant_operation
+from tests.broker.other_process import OtherProcess, look_into_inbox, numbers_by_key, other_process
+from tests.broker.storages import SimulatedStorage
 
 # -- the width changes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [1, 4])
-def test_a_resize_between_a_grant_and_its_commit(rig: Rig, width: int) -> None:
-    desk = rig.create(partitions=2)
-    keyed(desk, *[f"k{n % 5}:{n}" for n in range(20)])
-    take(rig, desk, per_key=2)
-    first = [*granted(rig, desk, 1).values()]
-    desk.resize(width)
-    rig.turn()
-    keyed(desk, *[f"k{n % 5}:{n}" for n in range(20, 30)])
+def test_a_resize_between_a_grant_and_its_commit(file_broker: BrokerUnderTest, width: int) -> None:
+    queue = file_broker.create(partitions=2)
+    produce_keyed(queue, *[f"k{n % 5}:{n}" for n in range(20)])
+    take_grant(file_broker, queue, per_key=2)
+    first = [*granted(file_broker, queue, 1).values()]
+    queue.resize(width)
+    file_broker.turn()
+    produce_keyed(queue, *[f"k{n % 5}:{n}" for n in range(20, 30)])
     served, number, items = first, 1, 1
     while items:
-        number, items = take(rig, desk, number)
-        served += granted(rig, desk, number).values() if items else ()
-    assert order_of(served) == {f"k{k}": [*range(k, 30, 5)] for k in range(5)}
-    assert desk.stats().depth == 0 and desk.stats().completed >= 30
+        number, items = take_grant(file_broker, queue, number)
+        served += granted(file_broker, queue, number).values() if items else ()
+    assert numbers_by_key(served) == {f"k{k}": [*range(k, 30, 5)] for k in range(5)}
+    assert queue.stats().depth == 0 and queue.stats().completed >= 30
 
 
 # -- cut off anywhere --------------------------------------------------------------------------------------
@@ -42,16 +42,16 @@ def test_a_resize_between_a_grant_and_its_commit(rig: Rig, width: int) -> None:
 def stocked() -> tuple[SimulatedFiles, ManualClock]:
     """A queue with keys, a grant that is to be completed, one item of which failed."""
 
-    def work(rig: Rig) -> None:
-        desk = rig.create(partitions=2)
-        keyed(desk, *[f"k{n % 4}:{n}" for n in range(24)])
-        assert take(rig, desk, per_key=2) == (1, 8)
-        settle(rig, desk, named(granted(rig, desk, 1), "k1:1"), delay=0)
+    def work(broker: BrokerUnderTest) -> None:
+        queue = broker.create(partitions=2)
+        produce_keyed(queue, *[f"k{n % 4}:{n}" for n in range(24)])
+        assert take_grant(broker, queue, per_key=2) == (1, 8)
+        fail_items(broker, queue, ids_of_texts(granted(broker, queue, 1), "k1:1"), delay=0)
 
-    return prepared(work)
+    return disk_after(work)
 
 
-def cut(step: int, away: int) -> Iterator[tuple[Rig, str]]:
+def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
     """A broker opened again, after so many seconds, for every file call at which another was cut off that was asked for the next grant."""
     files, clock = stocked()
     for seed, power in ((0, True), (1, False), (2, True)):
@@ -60,13 +60,13 @@ def cut(step: int, away: int) -> Iterator[tuple[Rig, str]]:
             call += step
             disk = files.copy()
             disk._rng = random.Random(1_000 * seed + call)
-            rig = Rig(Simulated(disk), clock=copy.deepcopy(clock))
-            rig.turn()
-            other = Outsider(disk)
-            name = other.put(rig.find().incarnation, taking(done=1, want=9, per_key=2, timeout=MINUTE))
+            broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))
+            broker.turn()
+            other = OtherProcess(disk)
+            name = other.put(broker.find().incarnation, take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE))
             disk.fail(disk.calls + call, "halt")
             try:
-                look(rig)
+                look_into_inbox(broker)
                 done = True
             except Halt:
                 pass
@@ -75,33 +75,33 @@ def cut(step: int, away: int) -> Iterator[tuple[Rig, str]]:
                 disk.crash()
             else:
                 disk.kill()
-            rig.clock.advance(away * SECOND)
-            again = Rig(Simulated(disk), clock=rig.clock)
+            broker.clock.advance(away * SECOND)
+            again = BrokerUnderTest(SimulatedStorage(disk), clock=broker.clock)
             yield again, name
             again.check()
             again.broker.close()
 
 
-def consumed_once(rig: Rig, name: str, away: int) -> None:
+def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:
     """The stream goes on where it was: all is handled in order, and once, but for what failed and what came back with it."""
-    desk, other = rig.find(), outsider(rig)
-    look(rig)
-    found = other.inbox.note(desk.incarnation, name)
+    queue, other = broker.find(), other_process(broker)
+    look_into_inbox(broker)
+    found = other.inbox.note(queue.incarnation, name)
     assert found is not None, "an errand that was put is done at the next opening"
     seen: list[str] = []
-    number, items = take(rig, desk, 1, want=9, per_key=2)
+    number, items = take_grant(broker, queue, 1, want=9, per_key=2)
     assert number == 2 and items >= 8, "what was leased is granted"
-    first = granted(rig, desk, 2)
-    assert take(rig, desk, 1, want=9, per_key=2) == (2, items) and granted(rig, desk, 2) == first
+    first = granted(broker, queue, 2)
+    assert take_grant(broker, queue, 1, want=9, per_key=2) == (2, items) and granted(broker, queue, 2) == first
     while items:
-        seen += granted(rig, desk, number).values()
-        number, items = take(rig, desk, number, per_key=3)
+        seen += granted(broker, queue, number).values()
+        number, items = take_grant(broker, queue, number, per_key=3)
     whole = {f"k{k}": [*range(8 + k, 24, 4)] for k in range(4)}
-    order = order_of(seen)
+    order = numbers_by_key(seen)
     back = [number for number in order["k1"] if number < 8]
     assert back == [1, 5] or (back == [1] and away), "under a lease that ended what stood behind the failed one is done by right"
     assert order == {**whole, "k1": [*back, *whole["k1"]]}
-    assert desk.counts() == {"completed": 24}
+    assert queue.counts() == {"completed": 24}
     assert [file for file in other.answers() if "grant" in file] == [] and other.left() == []
 
 
@@ -110,12 +110,12 @@ AWAY = {"at once": 0, "leases ended": 120, "requests are forgotten": 20 * 60}
 
 @pytest.mark.parametrize("away", AWAY)
 def test_asked_for_a_grant_and_cut_off(away: str) -> None:
-    for rig, name in cut(2, AWAY[away]):
-        consumed_once(rig, name, AWAY[away])
+    for broker, name in cut(2, AWAY[away]):
+        consumed_once(broker, name, AWAY[away])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("away", AWAY)
 def test_asked_for_a_grant_and_cut_off_at_every_file_call(away: str) -> None:
-    for rig, name in cut(1, AWAY[away]):
-        consumed_once(rig, name, AWAY[away])
+    for broker, name in cut(1, AWAY[away]):
+        consumed_once(broker, name, AWAY[away])

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.log import Buffer, Durability
-from penstock.loop.requests import LeasePart, SettleRequest
+from penstock.loop.requests import SettlePart, SettleRequest
 from penstock.operations import CreateQueue, ListItems
 from penstock.words.clock import SECOND
-from tests.broker.broker_under_test import Desk, Rig, together
-from tests.broker.storages import Ground, Real
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, run_threads
+from tests.broker.storages import BrokerStorage, DirectoryStorage
 
 DISK_SECONDS = 0.002
 
@@ -40,17 +40,17 @@ class CountingFiles(SystemFiles):
         self.unsynced.discard(handle)
 
 
-class Counted(Ground):
+class CountingStorage(BrokerStorage):
     def __init__(self, path: Path, durability: Durability = "fsync") -> None:
         self.files = CountingFiles()
         self._path = path / "data"
         self._durability: Durability = durability
 
-    def open(self, **options: object) -> Embedded:
-        return Embedded.open(self._path, files=self.files, durability=self._durability, **options)  # type: ignore[arg-type]
+    def open(self, **options: object) -> EmbeddedBroker:
+        return EmbeddedBroker.open(self._path, files=self.files, durability=self._durability, **options)  # type: ignore[arg-type]
 
 
-def many(desk: Desk, threads: int, each: int, work: Callable[[int, int], object]) -> None:
+def many(queue: QueueUnderTest, threads: int, each: int, work: Callable[[int, int], object]) -> None:
     def run(thread: int) -> Callable[[], None]:
         def go() -> None:
             for number in range(each):
@@ -58,42 +58,42 @@ def many(desk: Desk, threads: int, each: int, work: Callable[[int, int], object]
 
         return go
 
-    together(*[run(thread) for thread in range(threads)])
+    run_threads(*[run(thread) for thread in range(threads)])
 
 
 def test_callers_share_a_sync(tmp_path: Path) -> None:
-    ground = Counted(tmp_path)
-    rig = Rig(ground, live=True)
-    desk = rig.create()
+    ground = CountingStorage(tmp_path)
+    broker = BrokerUnderTest(ground, live=True)
+    queue = broker.create()
     before = ground.files.syncs
-    many(desk, 16, 25, lambda thread, number: desk.produce(f"{thread}-{number}"))
+    many(queue, 16, 25, lambda thread, number: queue.produce(f"{thread}-{number}"))
     syncs = ground.files.syncs - before
     assert 25 <= syncs <= 100, f"{syncs} syncs for 400 produces"
-    assert sorted(desk.drain()) == sorted(f"{thread}-{number}" for thread in range(16) for number in range(25))
-    rig.broker.close()
+    assert sorted(queue.drain()) == sorted(f"{thread}-{number}" for thread in range(16) for number in range(25))
+    broker.broker.close()
 
 
 def test_a_lone_caller_has_its_own_sync_and_nothing_is_owed_when_it_is_answered(tmp_path: Path) -> None:
-    ground = Counted(tmp_path)
-    rig = Rig(ground, live=True)
-    desk = rig.create(partitions=3)
+    ground = CountingStorage(tmp_path)
+    broker = BrokerUnderTest(ground, live=True)
+    queue = broker.create(partitions=3)
     for number in range(9):
         before = ground.files.syncs
-        desk.produce("item")
+        queue.produce("item")
         assert ground.files.syncs == before + 1 and not ground.files.unsynced, number
     before = ground.files.syncs
-    held = desk.lease(3)
+    held = queue.lease(3)
     assert ground.files.syncs == before, "a lease need not be synced"
     held.complete()
     assert ground.files.syncs > before and not ground.files.unsynced
-    rig.broker.close()
+    broker.broker.close()
 
 
 def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch over eight partitions takes about as long as one sync: all eight are under way at once."""
-    ground = Counted(tmp_path)
-    rig = Rig(ground, live=True)
-    desk = rig.create(partitions=8)
+    ground = CountingStorage(tmp_path)
+    broker = BrokerUnderTest(ground, live=True)
+    queue = broker.create(partitions=8)
     meeting = threading.Barrier(8)
     sync = CountingFiles.sync
 
@@ -103,21 +103,21 @@ def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(CountingFiles, "sync", meet)
     keys = [f"key-{number}" for number in range(200)]
-    assert len(desk.produce(*keys, keys=keys)) == 200
+    assert len(queue.produce(*keys, keys=keys)) == 200
     monkeypatch.undo()
-    rig.broker.close()
+    broker.broker.close()
 
 
 @pytest.mark.parametrize("durability", ["interval", "os"])
 def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: Durability) -> None:
-    ground = Counted(tmp_path, durability)
-    rig = Rig(ground, live=True)
-    desk = rig.create()
+    ground = CountingStorage(tmp_path, durability)
+    broker = BrokerUnderTest(ground, live=True)
+    queue = broker.create()
     before = ground.files.syncs
     for number in range(20):
-        desk.produce(str(number))
+        queue.produce(str(number))
     assert ground.files.syncs - before <= 2, "but for the one after a rest"
-    rig.broker.close()
+    broker.broker.close()
 
 
 # -- a process that is killed -------------------------------------------------------------------------------
@@ -125,8 +125,10 @@ def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: D
 
 def work(root: str, line: Connection) -> None:
     """Produce, lease and complete in several threads, for ever; report what was answered, each once it was."""
-    rig = Rig(Real(Path(root), "fsync"), live=True)
-    desk = Desk(rig, rig.broker.call(CreateQueue(name="q", options={"lease_timeout": 1 * SECOND}, partitions=3, exist_ok=True)))
+    broker = BrokerUnderTest(DirectoryStorage(Path(root), "fsync"), live=True)
+    queue = QueueUnderTest(
+        broker, broker.broker.call(CreateQueue(name="q", options={"lease_timeout": 1 * SECOND}, partitions=3, exist_ok=True))
+    )
     telling = threading.Lock()
 
     def tell(*message: object) -> None:
@@ -137,18 +139,18 @@ def work(root: str, line: Connection) -> None:
         for number in range(1 << 30):
             text = f"{name}-{number}"
             tell("asked", text)
-            desk.produce(text, key=f"key-{number % 7}" if number % 2 else None)
+            queue.produce(text, key=f"key-{number % 7}" if number % 2 else None)
             tell("produced", text)
 
     def consume() -> None:
         while True:
-            held = desk.lease(3, wait=1)
+            held = queue.lease(3, wait=1)
             for item, text in zip(held.ids, held.texts, strict=True):
-                part: LeasePart = held.part(item)
-                desk.run(SettleRequest("complete", [part]))
+                part: SettlePart = held.part(item)
+                queue.run(SettleRequest("complete", [part]))
                 tell("completed", text)
 
-    life = f"{rig.broker.clock.read().elapsed}"
+    life = f"{broker.broker.clock.read().elapsed}"
     for target in (lambda: produce(f"a{life}"), lambda: produce(f"b{life}"), consume):
         threading.Thread(target=target, daemon=True).start()
     threading.Event().wait()
@@ -185,13 +187,13 @@ def test_a_killed_process_takes_nothing_with_it_that_it_had_promised(tmp_path: P
         told = life(str(tmp_path), rng.randint(20, 400))
         for verb, text in told:
             {"asked": asked, "produced": produced, "completed": completed}[verb].add(text)
-        rig = Rig(Real(tmp_path), live=True)
-        desk = rig.find()
-        listed = desk.call(ListItems(limit=1_000_000))
+        broker = BrokerUnderTest(DirectoryStorage(tmp_path), live=True)
+        queue = broker.find()
+        listed = queue.call(ListItems(limit=1_000_000))
         there = [one.batch.payloads[one.index].decode() for one in listed]
         left = {one.batch.payloads[one.index].decode() for one in listed if one.state != "completed"}
         assert len(set(there)) == len(there), "nothing is doubled"
         assert produced <= set(there) <= asked
         assert not completed & left, "what was completed stays so"
-        rig.broker.close()
+        broker.broker.close()
     assert completed and len(produced) > 200

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.loop import loop as loop_module
-from penstock.loop.requests import PLACES, RESERVED, Do, LeaseRequest, ProduceRequest, SettleRequest, Watch
-from penstock.loop.turn import Turns
+from penstock.loop.requests import PLACES, RESERVED, AwaitRequest, FunctionRequest, LeaseRequest, ProduceRequest, SettleRequest
+from penstock.loop.turn import QueueEngine
 from penstock.operations import (
     CreateQueue,
     DeleteQueue,
@@ -25,194 +25,196 @@ from penstock.operations import (
 )
 from penstock.words.clock import MILLISECOND, SECOND, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueFull
-from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, together, until
-from tests.broker.storages import Memory, Real
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, SubmittedRequest, batch_of, run_threads, wait_until
+from tests.broker.storages import DirectoryStorage, MemoryStorage
 
 # -- the inbox -------------------------------------------------------------------------------------------
 
 
-def fill(desk: Desk, number: int) -> list[Asked]:
-    return [desk.submit(LeaseRequest(1, deadline=desk.rig.deadline(600))) for _ in range(number)]
+def fill(queue: QueueUnderTest, number: int) -> list[SubmittedRequest]:
+    return [queue.submit(LeaseRequest(1, deadline=queue.rig.deadline(600))) for _ in range(number)]
 
 
-def test_a_full_inbox_refuses_at_once_but_for_what_relieves_it(broker: Rig) -> None:
-    desk = broker.create()
-    fill(desk, PLACES)
-    for request in (ProduceRequest(batch_of("x")), LeaseRequest(1), Watch({0: 1})):
+def test_a_full_inbox_refuses_at_once_but_for_what_relieves_it(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    fill(queue, PLACES)
+    for request in (ProduceRequest(batch_of("x")), LeaseRequest(1), AwaitRequest({0: 1})):
         with pytest.raises(QueueBusy, match=rf"{PLACES} requests wait for queue 'q'; try again in a moment") as caught:
-            desk.submit(request)
+            queue.submit(request)
         assert caught.value.retryable
-    reserved = [desk.submit(SettleRequest("complete", [])) for _ in range(RESERVED - 1)]
-    reserved.append(desk.submit(Do(lambda turns: None)))
+    reserved = [queue.submit(SettleRequest("complete", [])) for _ in range(RESERVED - 1)]
+    reserved.append(queue.submit(FunctionRequest(lambda turns: None)))
     with pytest.raises(QueueBusy):
-        desk.submit(SettleRequest("complete", []))
+        queue.submit(SettleRequest("complete", []))
     broker.turn()
     assert all(asked.done for asked in reserved)
 
 
-def test_who_waits_in_line_keeps_its_place(broker: Rig) -> None:
-    desk = broker.create()
-    line = fill(desk, PLACES)
+def test_who_waits_in_line_keeps_its_place(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    line = fill(queue, PLACES)
     broker.turn()
     with pytest.raises(QueueBusy):
-        desk.submit(ProduceRequest(batch_of("x")))
+        queue.submit(ProduceRequest(batch_of("x")))
     broker.pass_by(600)
     assert all(asked.held.texts == [] for asked in line)
-    desk.produce("x")
+    queue.produce("x")
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["in the inbox", "in line"])
-def test_the_place_of_a_caller_that_is_gone_is_free(broker: Rig, taken: bool) -> None:
-    desk = broker.create()
-    line = fill(desk, PLACES)
+def test_the_place_of_a_caller_that_is_gone_is_free(broker: BrokerUnderTest, taken: bool) -> None:
+    queue = broker.create()
+    line = fill(queue, PLACES)
     if taken:
         broker.turn()
     for asked in line:
         asked.cancel()
     broker.turn()
-    desk.produce("x")
-    assert desk.stats().waiting_consumers == 0
-    assert desk.counts() == {"ready": 1}, "nothing is leased to nobody"
+    queue.produce("x")
+    assert queue.stats().waiting_consumers == 0
+    assert queue.counts() == {"ready": 1}, "nothing is leased to nobody"
 
 
 # -- deadlines -------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_no_turn_took_in_time_was_not_done(broker: Rig) -> None:
-    desk = broker.create()
-    asked = desk.submit(ProduceRequest(batch_of("late"), deadline=broker.deadline(1)))
+def test_a_request_that_no_turn_took_in_time_was_not_done(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    asked = queue.submit(ProduceRequest(batch_of("late"), deadline=broker.deadline(1)))
     broker.clock.advance(SECOND + 1)
     broker.turn()
     with pytest.raises(QueueBusy, match="did not get to the request in time; nothing was done, try again"):
         _ = asked.result
-    assert desk.counts() == {}
+    assert queue.counts() == {}
 
 
-def test_a_late_lease_still_gets_what_is_there(broker: Rig) -> None:
+def test_a_late_lease_still_gets_what_is_there(broker: BrokerUnderTest) -> None:
     """It asked in time; that the queue was slow is no reason to send it away with nothing."""
-    desk = broker.create()
-    desk.produce("there")
-    asked = desk.submit(LeaseRequest(1, deadline=broker.deadline(0)))
+    queue = broker.create()
+    queue.produce("there")
+    asked = queue.submit(LeaseRequest(1, deadline=broker.deadline(0)))
     broker.clock.advance(SECOND)
     broker.turn()
     assert asked.held.texts == ["there"]
 
 
-def test_who_follows_a_queue_is_told_of_news_or_of_the_end(broker: Rig) -> None:
-    desk = broker.create(partitions=2)
-    desk.produce("old", key="k")
-    place = {one.partition: one.produced for one in desk.stats().partitions}
-    watching, short = desk.watch(place, 60), desk.watch(place, 5)
-    behind = desk.watch({}, 60)
+def test_who_follows_a_queue_is_told_of_news_or_of_the_end(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=2)
+    queue.produce("old", key="k")
+    place = {one.partition: one.produced for one in queue.stats().partitions}
+    watching, short = queue.watch(place, 60), queue.watch(place, 5)
+    behind = queue.watch({}, 60)
     broker.turn()
     assert behind.result is True and not watching.done
     broker.pass_by(5)
     assert short.result is False and not watching.done
-    desk.produce("new", key="k")
+    queue.produce("new", key="k")
     assert watching.result is True
 
 
-def blocked(desk: Desk) -> tuple[threading.Event, Asked]:
+def blocked(queue: QueueUnderTest) -> tuple[threading.Event, SubmittedRequest]:
     """A turn that does not end before the event is set."""
     inside, go_on = threading.Event(), threading.Event()
 
-    def wait(turns: Turns) -> None:
+    def wait(turns: QueueEngine) -> None:
         inside.set()
         go_on.wait(20)
 
-    asked = desk.submit(Do(wait))
+    asked = queue.submit(FunctionRequest(wait))
     assert inside.wait(20)
     return go_on, asked
 
 
-def test_a_caller_is_not_kept_by_a_turn_that_does_not_end(live: Rig) -> None:
-    desk = live.create()
-    go_on, _ = blocked(desk)
+def test_a_caller_is_not_kept_by_a_turn_that_does_not_end(threaded_broker: BrokerUnderTest) -> None:
+    queue = threaded_broker.create()
+    go_on, _ = blocked(queue)
     with pytest.raises(QueueBusy, match="nothing was done"):
-        desk.run(ProduceRequest(batch_of("x"), deadline=live.deadline(0.05)))
+        queue.run(ProduceRequest(batch_of("x"), deadline=threaded_broker.deadline(0.05)))
     go_on.set()
-    assert desk.counts() == {}
+    assert queue.counts() == {}
 
 
-def test_a_lease_that_does_not_wait_waits_for_its_turn(live: Rig) -> None:
+def test_a_lease_that_does_not_wait_waits_for_its_turn(threaded_broker: BrokerUnderTest) -> None:
     """Somebody else's turn is no reason for an error: it gets what is there."""
-    desk = live.create()
-    desk.produce("there")
-    go_on, _ = blocked(desk)
+    queue = threaded_broker.create()
+    queue.produce("there")
+    go_on, _ = blocked(queue)
     leased: list[str] = []
-    together(lambda: leased.extend(desk.lease(wait=0).texts), go_on.set)
+    run_threads(lambda: leased.extend(queue.lease(wait=0).texts), go_on.set)
     assert leased == ["there"]
 
 
-def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(live: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(
+    threaded_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop_module, "GRACE", 50 * MILLISECOND)
-    desk = live.create()
+    queue = threaded_broker.create()
     inside, go_on = threading.Event(), threading.Event()
 
-    def wait(turns: Turns) -> None:
+    def wait(turns: QueueEngine) -> None:
         inside.set()
         go_on.wait(20)
 
     def leader() -> None:
-        desk.run(Do(wait))
+        queue.run(FunctionRequest(wait))
 
     def caller() -> None:
         assert inside.wait(20)
         with pytest.raises(QueueBusy):
-            desk.run(Do(lambda turns: None, deadline=live.deadline(0.05)))
+            queue.run(FunctionRequest(lambda turns: None, deadline=threaded_broker.deadline(0.05)))
         go_on.set()
 
-    together(leader, caller)
+    run_threads(leader, caller)
     inside.clear()
     go_on.clear()
-    go, first = blocked(desk)
-    monkeypatch.setattr(Turns, "all_out", property(lambda turns: True))  # so that not the caller but a runner leads the turn
-    both = [Do(wait), Do(lambda turns: "done", deadline=live.deadline(0.2))]
+    go, first = blocked(queue)
+    monkeypatch.setattr(QueueEngine, "all_out", property(lambda turns: True))  # so that not the caller but a runner leads the turn
+    both = [FunctionRequest(wait), FunctionRequest(lambda turns: "done", deadline=threaded_broker.deadline(0.2))]
 
     def stuck() -> None:
-        desk.submit(both[0])  # taken by the same turn as the next
+        queue.submit(both[0])  # taken by the same turn as the next
         with pytest.raises(OutcomeUnknown, match="repeat with the same request id"):
-            desk.run(both[1])
+            queue.run(both[1])
         go_on.set()
 
     def free() -> None:
-        until(lambda: len(desk.loop._inbox) == len(both))
+        wait_until(lambda: len(queue.loop._inbox) == len(both))
         go.set()
 
-    together(stuck, free)
+    run_threads(stuck, free)
     assert first.done
 
 
 # -- callers that are gone ---------------------------------------------------------------------------------
 
 
-def test_who_is_gone_before_its_turn_gets_nothing(broker: Rig) -> None:
-    desk = broker.create()
-    gone, stays = desk.submit(LeaseRequest(1, deadline=broker.deadline(60))), desk.submit(LeaseRequest(1, deadline=broker.deadline(60)))
+def test_who_is_gone_before_its_turn_gets_nothing(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    gone, stays = queue.submit(LeaseRequest(1, deadline=broker.deadline(60))), queue.submit(LeaseRequest(1, deadline=broker.deadline(60)))
     gone.cancel()
-    desk.produce("item")
+    queue.produce("item")
     assert stays.held.texts == ["item"] and not gone.done
 
 
-def test_what_was_leased_to_nobody_goes_back_uncounted(broker: Rig) -> None:
-    desk = broker.create(max_attempts=1)
-    asked = desk.waiter(10)
-    desk.produce("a", "b", "c", key="k")
-    desk.produce("d")
+def test_what_was_leased_to_nobody_goes_back_uncounted(broker: BrokerUnderTest) -> None:
+    queue = broker.create(max_attempts=1)
+    asked = queue.waiter(10)
+    queue.produce("a", "b", "c", key="k")
+    queue.produce("d")
     assert asked.held.texts == ["a"]
     asked.cancel()
     broker.turn()
-    held = desk.lease()
+    held = queue.lease()
     assert sorted(held.texts) == ["a", "d"] and held.attempts == [1, 1]
     held.complete()
-    assert desk.drain() == ["b", "c"]
+    assert queue.drain() == ["b", "c"]
 
 
-def test_who_goes_in_the_very_moment_of_the_answer_keeps_nothing(broker: Rig) -> None:
-    desk = broker.create(max_attempts=1)
-    asked = desk.waiter()
+def test_who_goes_in_the_very_moment_of_the_answer_keeps_nothing(broker: BrokerUnderTest) -> None:
+    queue = broker.create(max_attempts=1)
+    asked = queue.waiter()
     produce = ProduceRequest(batch_of("item"))
-    desk.submit(produce)
+    queue.submit(produce)
     told = produce.on_done
 
     def gone(request: object) -> None:  # answers are given one after the other: between this one and the next the consumer goes
@@ -222,32 +224,32 @@ def test_who_goes_in_the_very_moment_of_the_answer_keeps_nothing(broker: Rig) ->
 
     produce.on_done = gone
     broker.turn()
-    assert desk.counts() == {"ready": 1}
-    assert desk.lease().attempts == [1]
+    assert queue.counts() == {"ready": 1}
+    assert queue.lease().attempts == [1]
 
 
-def test_a_caller_interrupted_in_its_sleep_leaves_nothing_behind(live: Rig) -> None:
+def test_a_caller_interrupted_in_its_sleep_leaves_nothing_behind(threaded_broker: BrokerUnderTest) -> None:
     """As Ctrl-C does to the main thread: the exception comes out of the sleep."""
-    desk = live.create()
+    queue = threaded_broker.create()
 
     def interrupt(seconds: float | None) -> None:
         raise KeyboardInterrupt
 
-    request = LeaseRequest(1, deadline=live.deadline(60))
+    request = LeaseRequest(1, deadline=threaded_broker.deadline(60))
     request.sleep = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        live.broker.run(desk.incarnation, request)
-    desk.produce("item")
-    assert desk.lease(wait=15).texts == ["item"]
+        threaded_broker.broker.run(queue.incarnation, request)
+    queue.produce("item")
+    assert queue.lease(wait=15).texts == ["item"]
 
 
 # -- the end -------------------------------------------------------------------------------------------------
 
 
-def test_shutdown_answers_everyone_who_waits_within_a_second(live: Rig) -> None:
-    desk = live.create(max_items=1)
-    desk.produce("fills it")
-    other = live.create("other")
+def test_shutdown_answers_everyone_who_waits_within_a_second(threaded_broker: BrokerUnderTest) -> None:
+    queue = threaded_broker.create(max_items=1)
+    queue.produce("fills it")
+    other = threaded_broker.create("other")
     told: list[type[PenstockError]] = []
 
     def wait_for(request: Callable[[], object]) -> Callable[[], None]:
@@ -260,32 +262,32 @@ def test_shutdown_answers_everyone_who_waits_within_a_second(live: Rig) -> None:
         return run
 
     def close() -> None:
-        until(lambda: other.stats().waiting_consumers == 30 and desk.stats().waiting_producers == 19)
+        wait_until(lambda: other.stats().waiting_consumers == 30 and queue.stats().waiting_producers == 19)
         begun = SystemClock().read().elapsed
-        live.broker.close()
+        threaded_broker.broker.close()
         assert SystemClock().read().elapsed - begun < SECOND
 
-    waiters = [lambda: other.lease(wait=60)] * 30 + [lambda: desk.place(batch_of("more"), wait=60)] * 19
-    waiters.append(lambda: other.run(Watch({0: 1}, other.rig.deadline(60))))
-    together(*[wait_for(one) for one in waiters], close)
+    waiters = [lambda: other.lease(wait=60)] * 30 + [lambda: queue.place(batch_of("more"), wait=60)] * 19
+    waiters.append(lambda: other.run(AwaitRequest({0: 1}, other.rig.deadline(60))))
+    run_threads(*[wait_for(one) for one in waiters], close)
     assert told == [BrokerClosed] * 50
 
 
-def test_what_came_before_the_end_is_served(broker: Rig) -> None:
-    desk = broker.create()
-    asked = desk.submit(ProduceRequest(batch_of("last words")))
-    waiting = desk.submit(LeaseRequest(5, deadline=broker.deadline(60), consumer="last"))
+def test_what_came_before_the_end_is_served(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    asked = queue.submit(ProduceRequest(batch_of("last words")))
+    waiting = queue.submit(LeaseRequest(5, deadline=broker.deadline(60), consumer="last"))
     broker.restart()
     assert asked.result[0].refused is None
     assert waiting.held.texts == ["last words"]
     assert broker.find().stats().consumers == {"last": 1}
 
 
-def test_what_cannot_be_served_at_once_is_told_so(broker: Rig) -> None:
-    desk = broker.create(max_items=1)
-    desk.produce("fills it")
-    desk.pause(lease=True)
-    waiting = [desk.waiter(), desk.submit(ProduceRequest(batch_of("x"), deadline=broker.deadline(60))), desk.watch({0: 9})]
+def test_what_cannot_be_served_at_once_is_told_so(broker: BrokerUnderTest) -> None:
+    queue = broker.create(max_items=1)
+    queue.produce("fills it")
+    queue.pause(lease=True)
+    waiting = [queue.waiter(), queue.submit(ProduceRequest(batch_of("x"), deadline=broker.deadline(60))), queue.watch({0: 9})]
     broker.turn()
     broker.restart()
     for asked in waiting:
@@ -293,9 +295,9 @@ def test_what_cannot_be_served_at_once_is_told_so(broker: Rig) -> None:
             _ = asked.result
 
 
-def verbs(rig: Rig, desk: Desk) -> list[Callable[[], object]]:
-    broker: Embedded = rig.broker
-    incarnation = desk.incarnation
+def verbs(tested_broker: BrokerUnderTest, queue: QueueUnderTest) -> list[Callable[[], object]]:
+    broker: EmbeddedBroker = tested_broker.broker
+    incarnation = queue.incarnation
     return [
         lambda: broker.run(incarnation, ProduceRequest(batch_of("x"))),
         lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("x"))),
@@ -311,39 +313,39 @@ def verbs(rig: Rig, desk: Desk) -> list[Callable[[], object]]:
     ]
 
 
-def test_closing_twice_is_fine_and_nothing_works_after_it(broker: Rig) -> None:
-    desk = broker.create()
+def test_closing_twice_is_fine_and_nothing_works_after_it(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
     closed = broker.broker
-    cancel = closed.submit(LeaseItems(queue=desk.incarnation, wait=60 * SECOND), lambda answer: None)
+    cancel = closed.submit(LeaseItems(queue=queue.incarnation, wait=60 * SECOND), lambda answer: None)
     closed.close()
     closed.close()
-    for verb in verbs(broker, desk):
+    for verb in verbs(broker, queue):
         with pytest.raises(BrokerClosed, match="the broker is closed; open it again"):
             verb()
     cancel()  # no harm
     broker.broker = broker.ground.open()
 
 
-def test_a_broker_may_be_closed_by_several_threads_at_once(live: Rig) -> None:
-    live.create("a")
-    live.create("b", partitions=3)
-    together(*[live.broker.close] * 4)
+def test_a_broker_may_be_closed_by_several_threads_at_once(threaded_broker: BrokerUnderTest) -> None:
+    threaded_broker.create("a")
+    threaded_broker.create("b", partitions=3)
+    run_threads(*[threaded_broker.broker.close] * 4)
     with pytest.raises(BrokerClosed):
-        live.broker.call(FindQueue(name="a"))
+        threaded_broker.broker.call(FindQueue(name="a"))
 
 
 @pytest.mark.parametrize("ground", ["memory", "files"])
 def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, ground: str) -> None:
     """Producers go on until they are told that it is over: what they were told is stored, is stored, once."""
-    rig = Rig(Memory() if ground == "memory" else Real(tmp_path), live=True)
-    desk = rig.create(partitions=3)
+    broker = BrokerUnderTest(MemoryStorage() if ground == "memory" else DirectoryStorage(tmp_path), live=True)
+    queue = broker.create(partitions=3)
     told: list[str] = []
 
     def produce(name: str) -> Callable[[], None]:
         def run() -> None:
             for number in range(1 << 30):
                 try:
-                    desk.produce(f"{name}-{number}")
+                    queue.produce(f"{name}-{number}")
                 except BrokerClosed:
                     return
                 told.append(f"{name}-{number}")
@@ -351,20 +353,20 @@ def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, grou
         return run
 
     def close() -> None:
-        until(lambda: desk.stats().produced > 200)
-        rig.broker.close()
+        wait_until(lambda: queue.stats().produced > 200)
+        broker.broker.close()
 
-    together(*[produce(f"p{index}") for index in range(8)], close)
-    rig.broker = rig.ground.open()
-    found = Desk(rig, rig.broker.call(FindQueue(name="q"))).drain()
+    run_threads(*[produce(f"p{index}") for index in range(8)], close)
+    broker.broker = broker.ground.open()
+    found = QueueUnderTest(broker, broker.broker.call(FindQueue(name="q"))).drain()
     assert len(set(found)) == len(found)
     assert set(told) <= set(found)
-    rig.broker.close()
+    broker.broker.close()
 
 
-def test_a_queue_that_is_full_says_so_at_the_deadline(live: Rig) -> None:
-    desk = live.create(max_items=1)
-    desk.produce("fills it")
+def test_a_queue_that_is_full_says_so_at_the_deadline(threaded_broker: BrokerUnderTest) -> None:
+    queue = threaded_broker.create(max_items=1)
+    queue.produce("fills it")
     with pytest.raises(QueueFull, match="queue 'q' is full; wait until items are resolved, or raise max_items or max_bytes"):
-        desk.place(batch_of("x"), wait=0.05)
-    assert desk.drain() == ["fills it"]
+        queue.place(batch_of("x"), wait=0.05)
+    assert queue.drain() == ["fills it"]

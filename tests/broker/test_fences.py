@@ -3,38 +3,38 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loop.resize import merged
+from penstock.loop.resize import merge_barriers
 from penstock.rules.fences import pack_slots, unpack_slots
-from penstock.rules.records import Barrier, pack_keys, unpack_keys
-from tests.broker.broker_under_test import Rig
+from penstock.rules.records import FenceSpec, pack_keys, unpack_keys
+from tests.broker.broker_under_test import BrokerUnderTest
 
 WIDTHS = (2, 5, 3, 7, 1)
 
 
-def test_resizes_over_a_backlog_that_nobody_serves_stay_cheap(broker: Rig) -> None:
-    desk = broker.create(partitions=4)
+def test_resizes_over_a_backlog_that_nobody_serves_stay_cheap(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=4)
     for number in range(25):
-        desk.produce(*(f"{n}" for n in range(10)), keys=[f"k{n}" for n in range(10)])
-        desk.resize(WIDTHS[number % len(WIDTHS)])
-    assert sum(1 for member in desk.loop.turns.members.values() for _ in member.state.keys.fences) < 2_000
-    assert sorted(desk.drain()) == sorted(f"{n}" for n in range(10) for _ in range(25))
+        queue.produce(*(f"{n}" for n in range(10)), keys=[f"k{n}" for n in range(10)])
+        queue.resize(WIDTHS[number % len(WIDTHS)])
+    assert sum(1 for member in queue.loop.turns.members.values() for _ in member.state.keys.fences) < 2_000
+    assert sorted(queue.drain()) == sorted(f"{n}" for n in range(10) for _ in range(25))
 
 
 NUMBERS = st.integers(0, 3)
 BARRIERS = st.lists(
     st.builds(
-        lambda source, mark, since, slots, keys: Barrier(0, source, mark, since, slots and pack_slots(slots), pack_keys(keys)),
+        lambda source, mark, since, slots, keys: FenceSpec(0, source, mark, since, slots and pack_slots(slots), pack_keys(keys)),
         NUMBERS, st.integers(1, 5), st.sampled_from([-1, 0, 4]), st.sets(st.integers(0, 5), min_size=1), st.just(()),
     )
     | st.builds(
-        lambda source, mark, since, keys: Barrier(0, source, mark, since, None, pack_keys(sorted(keys))),
+        lambda source, mark, since, keys: FenceSpec(0, source, mark, since, None, pack_keys(sorted(keys))),
         NUMBERS, st.integers(1, 5), st.sampled_from([-1, 0, 4]), st.sets(st.integers(1, 5 + (1 << 14)), min_size=1),
     ),
     max_size=8,
 )  # fmt: skip
 
 
-def mark(barriers: list[Barrier], source: int, since: int, key: int) -> int:
+def mark(barriers: list[FenceSpec], source: int, since: int, key: int) -> int:
     """How far a key of that place waits for a source; 0: not at all."""
     found = [0]
     for one in barriers:
@@ -45,8 +45,8 @@ def mark(barriers: list[Barrier], source: int, since: int, key: int) -> int:
 
 
 @given(BARRIERS)
-def test_merged_fences_hold_what_all_of_them_held(barriers: list[Barrier]) -> None:
-    fewer = merged(barriers)
+def test_merged_fences_hold_what_all_of_them_held(barriers: list[FenceSpec]) -> None:
+    fewer = merge_barriers(barriers)
     for source in range(4):
         for since in (-1, 0, 4):
             for key in (*range(6), *((1 << 14) + n for n in range(6))):

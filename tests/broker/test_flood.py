@@ -3,7 +3,7 @@
 from penstock.loop.requests import LeaseRequest, ProduceRequest, SettleRequest
 from penstock.loop.turn import DUE_ITEMS
 from penstock.words.clock import SECOND
-from tests.broker.broker_under_test import Desk, Rig, batch_of
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of
 
 SMALL, LARGE, SIZE = 14_000, 2_000, 193
 """So many leases of one item, and so many of SIZE items."""
@@ -11,36 +11,36 @@ TOTAL = SMALL + LARGE * SIZE
 TIMEOUT = 100
 
 
-def leased_out(rig: Rig, partitions: int) -> Desk:
+def leased_out(broker: BrokerUnderTest, partitions: int) -> QueueUnderTest:
     """A queue whose items are all leased, by leases that end at the same moment."""
-    desk = rig.create(partitions=partitions)
+    queue = broker.create(partitions=partitions)
     for start in range(0, TOTAL, 10_000):
-        desk.submit(ProduceRequest(batch_of(*map(str, range(start, start + 10_000)))))
-    rig.turn()
+        queue.submit(ProduceRequest(batch_of(*map(str, range(start, start + 10_000)))))
+    broker.turn()
     for _ in range(0, SMALL, 1_000):
-        leases = [desk.submit(LeaseRequest(1, timeout=TIMEOUT * SECOND)) for _ in range(1_000)]
-        rig.turn()
+        leases = [queue.submit(LeaseRequest(1, timeout=TIMEOUT * SECOND)) for _ in range(1_000)]
+        broker.turn()
         assert all(len(asked.held) == 1 for asked in leases)
     for _ in range(LARGE):
-        assert len(desk.lease(SIZE, timeout=TIMEOUT)) == SIZE
-    assert desk.counts() == {"leased": TOTAL}
-    return desk
+        assert len(queue.lease(SIZE, timeout=TIMEOUT)) == SIZE
+    assert queue.counts() == {"leased": TOTAL}
+    return queue
 
 
-def test_a_flood_of_expiries_stops_nobody(broker: Rig) -> None:
+def test_a_flood_of_expiries_stops_nobody(broker: BrokerUnderTest) -> None:
     partitions = 2
-    desk = leased_out(broker, partitions)
-    desk.produce(*[f"kept-{number}" for number in range(1_000)])
-    held = [desk.lease(1, timeout=10_000) for _ in range(250)]
-    desk.drain()
+    queue = leased_out(broker, partitions)
+    queue.produce(*[f"kept-{number}" for number in range(1_000)])
+    held = [queue.lease(1, timeout=10_000) for _ in range(250)]
+    queue.drain()
     broker.clock.advance(TIMEOUT * SECOND)
-    left = desk.loop.turns
+    left = queue.loop.turns
     turns = 0
     before = sum(member.state.counts.leased for member in left.healthy())
     while True:
-        request = desk.submit(ProduceRequest(batch_of(f"new-{turns}")))
-        settled = desk.submit(SettleRequest("complete", held.pop().parts))
-        desk.loop.turn()
+        request = queue.submit(ProduceRequest(batch_of(f"new-{turns}")))
+        settled = queue.submit(SettleRequest("complete", held.pop().parts))
+        queue.loop.turn()
         turns += 1
         assert request.result[0].refused is None and settled.result[0].done == 1, "answered by the turn that took them"
         now = sum(member.state.counts.leased for member in left.healthy())
@@ -51,20 +51,20 @@ def test_a_flood_of_expiries_stops_nobody(broker: Rig) -> None:
             break
     assert turns > TOTAL / (partitions * (DUE_ITEMS + SIZE))
     assert before == len(held)
-    assert desk.stats().ready == TOTAL + turns
+    assert queue.stats().ready == TOTAL + turns
 
 
-def test_those_who_wait_share_what_comes_back(broker: Rig) -> None:
-    desk = broker.create(partitions=4)
-    desk.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))
-    desk.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))
+def test_those_who_wait_share_what_comes_back(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=4)
+    queue.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))
+    queue.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))
     broker.turn()
-    while held := desk.lease(100, timeout=TIMEOUT):
+    while held := queue.lease(100, timeout=TIMEOUT):
         assert len(held) == 100
-    line = [desk.waiter(2_000, wait=1_000) for _ in range(10)]
+    line = [queue.waiter(2_000, wait=1_000) for _ in range(10)]
     broker.pass_by(TIMEOUT)
     counts = [len(asked.held) for asked in line]
     assert len(set(counts)) == 1 and sum(counts) >= DUE_ITEMS, "each has as much as the others"
     assert all(attempt == 2 for asked in line for attempt in asked.held.attempts)
-    again = [len(desk.lease(10_000, wait=0)) for _ in range(2)]
+    again = [len(queue.lease(10_000, wait=0)) for _ in range(2)]
     assert again == [10_000 - sum(counts), 0], "nothing is given twice, nothing is forgotten"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.operations import CreateQueue, DeleteQueue, FindQueue, ListQueues, ProduceItems, ReadMetrics, ReadStats, ResizeQueue
 from penstock.words.errors import BrokerClosed, PenstockError
@@ -47,7 +47,7 @@ def told(verb: Callable[[], object]) -> str:
     return "nothing"
 
 
-def verbs(broker: Embedded, incarnation: int) -> list[Callable[[], object]]:
+def verbs(broker: EmbeddedBroker, incarnation: int) -> list[Callable[[], object]]:
     return [
         lambda: broker.run(incarnation, ProduceRequest(batch_of("from the child"))),
         lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("from the child"))),
@@ -64,14 +64,14 @@ def verbs(broker: Embedded, incarnation: int) -> list[Callable[[], object]]:
 
 def use(target: str) -> None:
     """The process under test: forks with an idle broker, then with one at work in several threads."""
-    broker = Embedded.open(target)
+    broker = EmbeddedBroker.open(target)
     incarnation = broker.call(CreateQueue(name="q", partitions=2)).incarnation
     broker.run(incarnation, ProduceRequest(batch_of("before")))
     answers = [forked(lambda: [told(verb) for verb in verbs(broker, incarnation)])]
     answers.append(forked(lambda: [told(broker.close), told(broker.close)]))
-    answers.append(forked(lambda: told(lambda: Embedded.open(target) if target == "memory://" else None)))
+    answers.append(forked(lambda: told(lambda: EmbeddedBroker.open(target) if target == "memory://" else None)))
     if target != "memory://":
-        answers.append(forked(lambda: told(lambda: Embedded.open(target))))
+        answers.append(forked(lambda: told(lambda: EmbeddedBroker.open(target))))
     produced = 1
     done = threading.Event()
 
@@ -114,6 +114,6 @@ def test_a_child_is_told_and_the_parent_goes_on(tmp_path: Path, ground: str) -> 
     assert report["busy"] == [sentence] * 10
     assert report["stored"] == report["produced"], "the parent's work is untouched"
     if ground == "files":
-        broker = Embedded.open(target)
+        broker = EmbeddedBroker.open(target)
         assert broker.call(ReadStats(queue=broker.call(FindQueue(name="q")).incarnation)).produced == report["produced"]
         broker.close()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.inbox import Errand
+from penstock.broker.inbox import RemoteOperation
 from penstock.errors import InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
 from penstock.operations import (
     A,
@@ -21,17 +21,17 @@ from penstock.operations import (
 )
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import Refused
-from tests.broker.broker_under_test import Rig, batch_of
-from tests.broker.grants import taking
-from tests.broker.other_process import ROOT, Outsider, Raw, ask, errand, look, outsider
-from tests.broker.storages import PatchyFiles, Simulated
+from tests.broker.broker_under_test import BrokerUnderTest, batch_of
+from tests.broker.grants import take_grant_operation
+from tests.broker.other_process import ROOT, OtherProcess, Raw, ask_through_inbox, errand, look_into_inbox, other_process
+from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 
-def answered(rig: Rig, incarnation: int, body: bytes) -> Any:
+def answered(broker: BrokerUnderTest, incarnation: int, body: bytes) -> Any:
     """What is answered to an errand of these bytes."""
-    other = outsider(rig)
+    other = other_process(broker)
     other.inbox.put_errand(incarnation, "asked", body)
-    assert look(rig)
+    assert look_into_inbox(broker)
     assert other.left() == []
     return other.answer(incarnation, "asked")
 
@@ -39,10 +39,10 @@ def answered(rig: Rig, incarnation: int, body: bytes) -> Any:
 # -- wrong ones ------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_operation(rig: Rig) -> None:
-    desk = rig.create()
+def test_an_unknown_operation(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
     with pytest.raises(InvalidRequest, match=r"the operation cannot be understood .*'Dance'.*; use the same Penstock on both sides"):
-        answered(rig, desk.incarnation, errand({"type": "Dance", "queue": desk.incarnation}))
+        answered(file_broker, queue.incarnation, errand({"type": "Dance", "queue": queue.incarnation}))
 
 
 GOOD_TAKE = {"stream": "s", "run": "r", "done": 0, "want": 1, "per_key": 1, "timeout": MINUTE}
@@ -100,13 +100,13 @@ def fail(*, action: object = "retry", **more: object) -> Raw:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_wrong_fields(rig: Rig, wrong: Raw) -> None:
-    desk = rig.create()
-    desk.produce("a")
+def test_wrong_fields(file_broker: BrokerUnderTest, wrong: Raw) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
     with pytest.raises(InvalidRequest):
-        answered(rig, desk.incarnation, errand({"queue": desk.incarnation, **wrong}))
-    assert outsider(rig).answers() == []
-    assert desk.counts() == {"ready": 1} and desk.stats().holder == ""
+        answered(file_broker, queue.incarnation, errand({"queue": queue.incarnation, **wrong}))
+    assert other_process(file_broker).answers() == []
+    assert queue.counts() == {"ready": 1} and queue.stats().holder == ""
 
 
 @pytest.mark.parametrize(
@@ -125,98 +125,100 @@ def test_wrong_fields(rig: Rig, wrong: Raw) -> None:
         errand({"type": "MoveCursor", "name": b"\xff", "to": {}}),
         b"\x81\xa9operation\x82\xa4type\xa4\xff\xfe\xfd\xfc\xa2to\x80",
         b"\x81\xa9operation" + b"\x91" * 100_000,
-        msgspec.json.encode(Errand(msgspec.Raw(b"{}"))),
+        msgspec.json.encode(RemoteOperation(msgspec.Raw(b"{}"))),
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_what_is_no_operation(rig: Rig, body: bytes) -> None:
-    desk = rig.create()
+def test_what_is_no_operation(file_broker: BrokerUnderTest, body: bytes) -> None:
+    queue = file_broker.create()
     with pytest.raises(InvalidRequest, match="cannot be understood"):
-        answered(rig, desk.incarnation, body)
+        answered(file_broker, queue.incarnation, body)
 
 
-def test_one_cut_anywhere(rig: Rig) -> None:
-    desk = rig.create()
-    whole = errand(MoveCursor(queue=desk.incarnation, name="c", to={0: 0}))
+def test_one_cut_anywhere(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    whole = errand(MoveCursor(queue=queue.incarnation, name="c", to={0: 0}))
     for size in range(len(whole)):
         with pytest.raises(InvalidRequest):
-            answered(rig, desk.incarnation, whole[:size])
-    assert answered(rig, desk.incarnation, whole) is None
+            answered(file_broker, queue.incarnation, whole[:size])
+    assert answered(file_broker, queue.incarnation, whole) is None
 
 
-def test_of_a_deleted_queue(rig: Rig) -> None:
-    desk = rig.create()
-    rig.delete("q")
-    rig.create("q")
-    gone: list[Operation[Any]] = [taking("s", want=1), MoveCursor(name="c", to={}), EndStream(stream="s", run="")]
+def test_of_a_deleted_queue(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    file_broker.delete("q")
+    file_broker.create("q")
+    gone: list[Operation[Any]] = [take_grant_operation("s", want=1), MoveCursor(name="c", to={}), EndStream(stream="s", run="")]
     for operation in gone:
         with pytest.raises(QueueNotFound, match="any more"):
-            ask(rig, desk, operation)
-    assert outsider(rig).left() == []
-    outsider(rig).put(desk.incarnation, EndStream(stream="s", run=""))
-    look(rig)
-    assert len(outsider(rig).answers()) == 1, "nobody has read it"
-    rig.restart()
-    assert outsider(rig).answers() == []
+            ask_through_inbox(file_broker, queue, operation)
+    assert other_process(file_broker).left() == []
+    other_process(file_broker).put(queue.incarnation, EndStream(stream="s", run=""))
+    look_into_inbox(file_broker)
+    assert len(other_process(file_broker).answers()) == 1, "nobody has read it"
+    file_broker.restart()
+    assert other_process(file_broker).answers() == []
 
 
-def test_one_that_wants_no_answer_gets_none(rig: Rig) -> None:
-    desk = rig.create()
+def test_one_that_wants_no_answer_gets_none(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
     for kind in ("EndStream", "Dance"):
-        body = errand({"type": kind, "queue": desk.incarnation, "stream": "s", "run": ""}, answer=False)
-        outsider(rig).inbox.put_errand(desk.incarnation, "told", body)
-        look(rig)
-    assert outsider(rig).left() == [] and outsider(rig).answers() == []
+        body = errand({"type": kind, "queue": queue.incarnation, "stream": "s", "run": ""}, answer=False)
+        other_process(file_broker).inbox.put_errand(queue.incarnation, "told", body)
+        look_into_inbox(file_broker)
+    assert other_process(file_broker).left() == [] and other_process(file_broker).answers() == []
 
 
-def test_one_that_is_taken_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, other = rig.create(), outsider(rig)
-    name = other.put(desk.incarnation, taking("s", want=1))
-    inbox = rig.broker.store.inbox
+def test_one_that_is_taken_back(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
+    name = other.put(queue.incarnation, take_grant_operation("s", want=1))
+    inbox = file_broker.broker.store.inbox
     waiting = inbox.waiting()
-    other.inbox.withdraw(desk.incarnation, name)
+    other.inbox.withdraw(queue.incarnation, name)
     monkeypatch.setattr(inbox, "waiting", lambda: waiting)
-    look(rig)
-    assert other.answers() == [] and desk.stats().holder == ""
+    look_into_inbox(file_broker)
+    assert other.answers() == [] and queue.stats().holder == ""
 
 
-def test_one_that_is_replaced_while_it_is_done_is_done_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, other = rig.create(), outsider(rig)
-    desk.produce(*"abcdef")
-    words = [errand(MoveCursor(queue=desk.incarnation, name="c", to={0: n}), answer=False) for n in (1, 3, 5)]
-    other.inbox.put_errand(desk.incarnation, "told", words.pop(0))
-    call = rig.broker.call
+def test_one_that_is_replaced_while_it_is_done_is_done_too(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
+    queue.produce(*"abcdef")
+    words = [errand(MoveCursor(queue=queue.incarnation, name="c", to={0: n}), answer=False) for n in (1, 3, 5)]
+    other.inbox.put_errand(queue.incarnation, "told", words.pop(0))
+    call = file_broker.broker.call
 
     def meanwhile(operation: Operation[A]) -> A:
         if isinstance(operation, MoveCursor) and words:
-            other.inbox.put_errand(desk.incarnation, "told", words.pop(0))
+            other.inbox.put_errand(queue.incarnation, "told", words.pop(0))
         return call(operation)
 
-    monkeypatch.setattr(rig.broker, "call", meanwhile)
+    monkeypatch.setattr(file_broker.broker, "call", meanwhile)
     for _ in range(3):
-        look(rig)
-    assert desk.call(ListCursors())["c"] == {0: 5}
+        look_into_inbox(file_broker)
+    assert queue.call(ListCursors())["c"] == {0: 5}
     assert other.left() == []
 
 
-def test_a_mistake_of_ours_holds_nobody_else_up(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    desk, other = rig.create(), outsider(rig)
-    wrong = other.put(desk.incarnation, MoveCursor(name="c", to={0: 1}))
-    name = other.put(desk.incarnation, EndStream(stream="s", run=""))
-    call = rig.broker.call
+def test_a_mistake_of_ours_holds_nobody_else_up(
+    file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
+    wrong = other.put(queue.incarnation, MoveCursor(name="c", to={0: 1}))
+    name = other.put(queue.incarnation, EndStream(stream="s", run=""))
+    call = file_broker.broker.call
 
     def mistaken(operation: Operation[A]) -> A:
         if isinstance(operation, MoveCursor):
             raise ArithmeticError("a mistake")
         return call(operation)
 
-    monkeypatch.setattr(rig.broker, "call", mistaken)
+    monkeypatch.setattr(file_broker.broker, "call", mistaken)
     for _ in range(3):
-        look(rig)
-        rig.advance(1)
-    assert other.answer(desk.incarnation, name) is None
+        look_into_inbox(file_broker)
+        file_broker.advance(1)
+    assert other.answer(queue.incarnation, name) is None
     with pytest.raises(OutcomeUnknown, match=r"it went wrong.*please report this"):
-        other.answer(desk.incarnation, wrong)
+        other.answer(queue.incarnation, wrong)
     assert other.left() == []
     assert [record.levelno for record in caplog.records if record.name == "penstock"] == [logging.ERROR], "said once"
 
@@ -233,121 +235,121 @@ def test_every_error_comes_back_as_what_it_was() -> None:
 
 
 def test_one_that_cannot_be_done_for_now_is_done_later() -> None:
-    files = PatchyFiles()
-    rig = Rig(Simulated(files))
-    desk, other = rig.create(partitions=2), Outsider(files)
-    files.broken.add(f"/{desk.incarnation:016x}/00001/")
+    files = PartlyFailingFiles()
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    queue, other = broker.create(partitions=2), OtherProcess(files)
+    files.broken.add(f"/{queue.incarnation:016x}/00001/")
     with pytest.raises(OutcomeUnknown):
-        desk.produce(*[f"{n}" for n in range(20)], keys=[f"k{n}" for n in range(20)])
-    name = other.put(desk.incarnation, MoveCursor(name="c", to={0: 1}))
+        queue.produce(*[f"{n}" for n in range(20)], keys=[f"k{n}" for n in range(20)])
+    name = other.put(queue.incarnation, MoveCursor(name="c", to={0: 1}))
     for _ in range(3):
-        look(rig)
-        rig.advance(1)
-    assert other.inbox.note(desk.incarnation, name) is None and len(other.left()) == 1
+        look_into_inbox(broker)
+        broker.advance(1)
+    assert other.inbox.note(queue.incarnation, name) is None and len(other.left()) == 1
     files.broken.clear()
-    rig.pass_by(60)
-    look(rig)
-    assert other.answer(desk.incarnation, name) is None
-    assert desk.call(ListCursors()) == {"c": {0: 1}}
-    rig.broker.close()
+    broker.pass_by(60)
+    look_into_inbox(broker)
+    assert other.answer(queue.incarnation, name) is None
+    assert queue.call(ListCursors()) == {"c": {0: 1}}
+    broker.broker.close()
 
 
-def test_an_answer_that_cannot_be_written_is_written_later(rig: Rig) -> None:
-    files = PatchyFiles()
-    rig = Rig(Simulated(files))
-    desk, other = rig.create(), Outsider(files)
+def test_an_answer_that_cannot_be_written_is_written_later(file_broker: BrokerUnderTest) -> None:
+    files = PartlyFailingFiles()
+    file_broker = BrokerUnderTest(SimulatedStorage(files))
+    queue, other = file_broker.create(), OtherProcess(files)
     files.broken.add("/answers/")
-    name = other.put(desk.incarnation, MoveCursor(name="c", to={0: 0}))
-    look(rig)
+    name = other.put(queue.incarnation, MoveCursor(name="c", to={0: 0}))
+    look_into_inbox(file_broker)
     assert len(other.left()) == 1
     files.broken.clear()
-    rig.advance(1)
-    look(rig)
-    assert other.answer(desk.incarnation, name) is None
+    file_broker.advance(1)
+    look_into_inbox(file_broker)
+    assert other.answer(queue.incarnation, name) is None
     assert files.list(f"{ROOT}/answers") == []
-    rig.broker.close()
+    file_broker.broker.close()
 
 
 # -- cursors and redrives ----------------------------------------------------------------------------------
 
 
-def test_a_cursor_never_goes_back(rig: Rig) -> None:
-    desk = rig.create(partitions=2)
-    desk.produce(*[f"{n}" for n in range(40)], keys=[f"k{n}" for n in range(40)])
-    ends = desk.call(FindOffsets(at="newest"))
-    ask(rig, desk, MoveCursor(name="c", to={0: 5, 1: 3}, onward=True))
-    ask(rig, desk, MoveCursor(name="c", to={0: 2, 1: 7}, onward=True))
-    assert desk.call(ListCursors())["c"] == {0: 5, 1: 7}
-    ask(rig, desk, MoveCursor(name="c", to={0: 1 << 50}, onward=True))
-    assert desk.call(ListCursors())["c"] == {0: ends[0], 1: 7}
-    ask(rig, desk, MoveCursor(name="c", to={9: 5}, onward=True))
-    ask(rig, desk, MoveCursor(name="d", to={}, onward=True))
-    rig.kill()
-    assert desk.call(ListCursors())["c"] == {0: ends[0], 1: 7}
+def test_a_cursor_never_goes_back(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create(partitions=2)
+    queue.produce(*[f"{n}" for n in range(40)], keys=[f"k{n}" for n in range(40)])
+    ends = queue.call(FindOffsets(at="newest"))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 5, 1: 3}, onward=True))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 2, 1: 7}, onward=True))
+    assert queue.call(ListCursors())["c"] == {0: 5, 1: 7}
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 1 << 50}, onward=True))
+    assert queue.call(ListCursors())["c"] == {0: ends[0], 1: 7}
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={9: 5}, onward=True))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="d", to={}, onward=True))
+    file_broker.kill()
+    assert queue.call(ListCursors())["c"] == {0: ends[0], 1: 7}
 
 
-def test_redriven_in_place(rig: Rig) -> None:
-    desk = rig.create(partitions=2)
-    ids = desk.produce(*"abcd", keys=[*"abcd"])
-    desk.lease(10).bury()
+def test_redriven_in_place(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create(partitions=2)
+    ids = queue.produce(*"abcd", keys=[*"abcd"])
+    queue.lease(10).bury()
     chosen: dict[int, list[int]] = {}
     for id in ids[:3]:
         partition, _, offset = id.partition("-")
         chosen.setdefault(int(partition), []).append(int(offset))
-    assert ask(rig, desk, RedriveItems(items=chosen, to=desk.incarnation)) == 3
-    assert ask(rig, desk, RedriveItems(items=chosen, to=desk.incarnation)) == 0, "asked again it does nothing"
-    assert ask(rig, desk, RedriveItems(items={9: [1], 0: [99]}, to=desk.incarnation)) == 0
-    assert desk.counts() == {"ready": 3, "buried": 1} and sorted(desk.drain()) == ["a", "b", "c"]
+    assert ask_through_inbox(file_broker, queue, RedriveItems(items=chosen, to=queue.incarnation)) == 3
+    assert ask_through_inbox(file_broker, queue, RedriveItems(items=chosen, to=queue.incarnation)) == 0, "asked again it does nothing"
+    assert ask_through_inbox(file_broker, queue, RedriveItems(items={9: [1], 0: [99]}, to=queue.incarnation)) == 0
+    assert queue.counts() == {"ready": 3, "buried": 1} and sorted(queue.drain()) == ["a", "b", "c"]
 
 
-def test_redriven_to_a_queue(rig: Rig) -> None:
-    dead, desk = rig.create("dead"), rig.create("work", partitions=3)
+def test_redriven_to_a_queue(file_broker: BrokerUnderTest) -> None:
+    dead, queue = file_broker.create("dead"), file_broker.create("work", partitions=3)
     dead.produce(*"abcd")
-    assert ask(rig, dead, RedriveItems(items={0: [0, 2]}, to=desk.incarnation)) == 2
-    rig.turn()
-    assert sorted(desk.drain()) == ["a", "c"] and dead.drain() == ["b", "d"]
-    assert ask(rig, dead, RedriveItems(items={0: [0, 1, 2, 3]}, to=desk.incarnation)) == 0
+    assert ask_through_inbox(file_broker, dead, RedriveItems(items={0: [0, 2]}, to=queue.incarnation)) == 2
+    file_broker.turn()
+    assert sorted(queue.drain()) == ["a", "c"] and dead.drain() == ["b", "d"]
+    assert ask_through_inbox(file_broker, dead, RedriveItems(items={0: [0, 1, 2, 3]}, to=queue.incarnation)) == 0
     with pytest.raises(QueueNotFound):
-        ask(rig, dead, RedriveItems(items={0: [0]}, to=desk.incarnation + 1))
+        ask_through_inbox(file_broker, dead, RedriveItems(items={0: [0]}, to=queue.incarnation + 1))
 
 
-def test_several_at_once_are_all_done(rig: Rig) -> None:
-    desk, other = rig.create(), outsider(rig)
-    desk.produce(*"abc")
-    names = [other.put(desk.incarnation, MoveCursor(name=f"c{n}", to={0: n})) for n in range(4)]
-    other.drop(desk, "d:1")
-    look(rig)
-    assert [other.answer(desk.incarnation, name) for name in names] == [None] * 4
-    assert desk.call(ListCursors()) == {f"c{n}": {0: n} for n in range(4)}
-    assert other.left() == [] and desk.stats().ready == 4
-    ask(rig, desk, taking("s", want=9, per_key=9, timeout=SECOND))
+def test_several_at_once_are_all_done(file_broker: BrokerUnderTest) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
+    queue.produce(*"abc")
+    names = [other.put(queue.incarnation, MoveCursor(name=f"c{n}", to={0: n})) for n in range(4)]
+    other.drop(queue, "d:1")
+    look_into_inbox(file_broker)
+    assert [other.answer(queue.incarnation, name) for name in names] == [None] * 4
+    assert queue.call(ListCursors()) == {f"c{n}": {0: n} for n in range(4)}
+    assert other.left() == [] and queue.stats().ready == 4
+    ask_through_inbox(file_broker, queue, take_grant_operation("s", want=9, per_key=9, timeout=SECOND))
 
 
 # -- operations that wait, or are done twice -------------------------------------------------------------
 
 
-def test_one_that_would_wait_does_not_hold_the_others_up(rig: Rig) -> None:
-    desk = rig.create(max_items=1)
-    desk.produce("full")
-    other = outsider(rig)
-    name = other.put(desk.incarnation, ProduceItems(queue=desk.incarnation, batch=batch_of("more"), wait=600 * SECOND))
-    paused = other.put(desk.incarnation, PauseQueue(queue=desk.incarnation, lease=True))
-    before = rig.clock.read().elapsed
-    rig.broker.inbox.look()
-    assert rig.clock.read().elapsed == before and other.inbox.note(desk.incarnation, paused) is not None
-    assert other.inbox.note(desk.incarnation, name) is None, "the queue is full for now: it is tried again"
+def test_one_that_would_wait_does_not_hold_the_others_up(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create(max_items=1)
+    queue.produce("full")
+    other = other_process(file_broker)
+    name = other.put(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("more"), wait=600 * SECOND))
+    paused = other.put(queue.incarnation, PauseQueue(queue=queue.incarnation, lease=True))
+    before = file_broker.clock.read().elapsed
+    file_broker.broker.inbox.look()
+    assert file_broker.clock.read().elapsed == before and other.inbox.note(queue.incarnation, paused) is not None
+    assert other.inbox.note(queue.incarnation, name) is None, "the queue is full for now: it is tried again"
 
 
-def test_one_that_is_done_twice_adds_nothing_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = rig.create()
-    other = outsider(rig)
-    name = other.put(desk.incarnation, ProduceItems(queue=desk.incarnation, batch=batch_of("once")))
+def test_one_that_is_done_twice_adds_nothing_twice(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = file_broker.create()
+    other = other_process(file_broker)
+    name = other.put(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("once")))
     with monkeypatch.context() as patch:
-        patch.setattr(type(rig.broker.store.inbox), "put_note", failing)
-        rig.broker.inbox.look()
-    rig.advance(1)
-    rig.broker.inbox.look()
-    assert desk.stats().produced == 1 and other.inbox.note(desk.incarnation, name) is not None
+        patch.setattr(type(file_broker.broker.store.inbox), "put_note", failing)
+        file_broker.broker.inbox.look()
+    file_broker.advance(1)
+    file_broker.broker.inbox.look()
+    assert queue.stats().produced == 1 and other.inbox.note(queue.incarnation, name) is not None
 
 
 def failing(*_: object) -> None:

@@ -15,22 +15,22 @@ from penstock.errors import PenstockError
 from penstock.testing import Halt, ManualClock
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
-from tests.broker.broker_under_test import Rig, batch_of
-from tests.broker.other_process import Outsider, look, order_of
-from tests.broker.storages import PatchyFiles, Simulated
+from tests.broker.broker_under_test import BrokerUnderTest, batch_of
+from tests.broker.other_process import OtherProcess, look_into_inbox, numbers_by_key
+from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 SOURCES = ["red", "green", "blue"]
 MOST_RESIZES = 6  # fences are inherited: with a backlog that nobody serves each resize makes more of them
 
 
-class Life:
+class InboxSimulation:
     """A broker, those who write to it, and what they published."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.files = PatchyFiles(random.Random(seed + 1))
+        self.files = PartlyFailingFiles(random.Random(seed + 1))
         self.clock = ManualClock()
-        self.rig = Rig(Simulated(self.files), clock=self.clock)
+        self.rig = BrokerUnderTest(SimulatedStorage(self.files), clock=self.clock)
         self.rig.create(partitions=self.rng.randint(1, 3), dedup_window=30 * SECOND)
         self.incarnation = self.rig.find().incarnation
         self.drops: dict[str, list[list[Batch]]] = {source: [] for source in SOURCES}
@@ -67,7 +67,7 @@ class Life:
             self.put(source, self.rng.randint(1, len(self.drops[source])))
 
     def look(self) -> None:
-        self.cut_off(lambda: look(self.rig))
+        self.cut_off(lambda: look_into_inbox(self.rig))
 
     def restart(self) -> None:
         self.cut_off(self.rig.restart)
@@ -101,7 +101,7 @@ class Life:
     def fail(self) -> None:
         """Some call to come fails, not of a change that a test makes itself."""
         self.files.fail(self.files.calls + self.rng.randint(1, 60), self.rng.choice([errno.EIO, errno.ENOSPC, "torn"]))
-        look(self.rig)
+        look_into_inbox(self.rig)
         self.files.mend()
 
     def serve(self) -> None:
@@ -125,7 +125,9 @@ class Life:
     def put(self, source: str, number: int) -> None:
         batches = self.drops[source][number - 1]
         parts = self.rng.randint(1, max(1, len(batches)))
-        Outsider(self.files).publish(self.incarnation, *batches, source=source, number=number, parts=parts, write=f"{self.rng.random()}")
+        OtherProcess(self.files).publish(
+            self.incarnation, *batches, source=source, number=number, parts=parts, write=f"{self.rng.random()}"
+        )
 
     def cut_off(self, work: object) -> bool:
         """Do something, and perhaps end everything in the middle of it; whether it was done."""
@@ -144,7 +146,7 @@ class Life:
             self.files.crash()
         else:
             self.files.kill()
-        self.rig = Rig(Simulated(self.files), clock=self.clock)
+        self.rig = BrokerUnderTest(SimulatedStorage(self.files), clock=self.clock)
         return False
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -154,21 +156,21 @@ class Life:
         self.rig.pass_by(100)
         self.resume()
         self.rig.kill()
-        other, desk = Outsider(self.files), self.rig.find()
+        other, queue = OtherProcess(self.files), self.rig.find()
         for _ in range(50):
             self.rig.pass_by(40)
-            look(self.rig)
+            look_into_inbox(self.rig)
         assert [name for name in other.left() if name.endswith(".drop")] == []
-        self.served += desk.drain()
+        self.served += queue.drain()
         assert Counter(self.served) == Counter(self.published)
-        for key, numbers in order_of(self.served).items():
+        for key, numbers in numbers_by_key(self.served).items():
             assert numbers == sorted(numbers) or key == "none", f"{key}: {numbers}"
         self.rig.check()
         self.rig.broker.close()
 
 
 def live(seed: int, steps: int) -> None:
-    life = Life(seed)
+    life = InboxSimulation(seed)
     try:
         life.live(steps)
     except BaseException as error:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.loop.requests import LeasePart
+from penstock.loop.requests import SettlePart
 from penstock.operations import SetReadOnly
 from penstock.rules.commands import Settled
 from penstock.testing import Halt, SimulatedFiles
 from penstock.words.errors import LeaseLost, Refused
-from tests.broker.broker_under_test import Desk, Held, Rig
-from tests.broker.storages import Memory, Simulated
+from tests.broker.broker_under_test import BrokerUnderTest, LeasedItems, QueueUnderTest
+from tests.broker.storages import MemoryStorage, SimulatedStorage
 
 KEYS = [f"key-{number}" for number in range(14)]
 STEPS = 90
@@ -23,33 +23,35 @@ LEASE_SECONDS = 30
 
 
 @dataclass
-class Model:
+class QueueLoadModel:
     """What a test knows of a queue."""
 
     produced: dict[str, int] = field(default_factory=dict)
     """key → the number of its next item."""
     completed: dict[str, list[int]] = field(default_factory=dict)
-    held: list[tuple[Held, int]] = field(default_factory=list)
+    held: list[tuple[LeasedItems, int]] = field(default_factory=list)
     """Leases, and when they end at the latest."""
     plain_made: set[str] = field(default_factory=set)
     plain_done: list[str] = field(default_factory=list)
 
 
-class Load:
+class QueueLoad:
     """Random work on one queue."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.files = SimulatedFiles(random.Random(seed))
-        self.rig = Rig(Memory() if seed % 3 == 0 else Simulated(self.files))
-        self.desk: Desk = self.rig.create(partitions=self.rng.choice((1, 2, 4)), lease_timeout=LEASE_SECONDS * 1_000_000, max_attempts=0)
-        self.model = Model()
+        self.rig = BrokerUnderTest(MemoryStorage() if seed % 3 == 0 else SimulatedStorage(self.files))
+        self.desk: QueueUnderTest = self.rig.create(
+            partitions=self.rng.choice((1, 2, 4)), lease_timeout=LEASE_SECONDS * 1_000_000, max_attempts=0
+        )
+        self.model = QueueLoadModel()
         self.requests = 0
 
     def run(self) -> None:
         steps = [self.produce] * 8 + [self.lease] * 10 + [self.settle] * 12 + [self.wait] * 4 + [self.resize] * 2 + [self.end]
         for _ in range(STEPS):
-            if isinstance(self.rig.ground, Simulated) and self.rng.random() < 0.06:
+            if isinstance(self.rig.ground, SimulatedStorage) and self.rng.random() < 0.06:
                 self.files.fail(self.files.calls + self.rng.randint(1, 12), "halt")
             step = self.rng.choice(steps)
             try:
@@ -106,14 +108,14 @@ class Load:
             elif self._settled("retry", held.part(item), delay=self.rng.choice((0, 0, 5, 100))):
                 back.add(key)
 
-    def _completed(self, held: Held, item: str) -> bool:
+    def _completed(self, held: LeasedItems, item: str) -> bool:
         try:
             return self._settled("complete", held.part(item))
         except Halt:
             self.end()
             return self.desk.explain(item).state == "completed"
 
-    def _settled(self, action: str, part: LeasePart, delay: float = 0) -> bool:
+    def _settled(self, action: str, part: SettlePart, delay: float = 0) -> bool:
         (answer,) = self.desk.settle(action, [part], delay=delay)  # type: ignore[arg-type]
         if isinstance(answer, Refused):
             assert answer.code == LeaseLost.code
@@ -143,7 +145,7 @@ class Load:
     def end(self) -> None:
         """The process ends, perhaps the machine too."""
         self.files.mend()
-        if isinstance(self.rig.ground, Simulated) and self.rng.random() < 0.5:
+        if isinstance(self.rig.ground, SimulatedStorage) and self.rng.random() < 0.5:
             self.files.crash()
             self.model.held.clear()  # what was leased last may be forgotten, and leased anew
         self.rig.kill()
@@ -176,10 +178,10 @@ class Load:
 
 @pytest.mark.parametrize("seed", range(24), ids=lambda seed: f"seed{seed}")
 def test_load(seed: int) -> None:
-    Load(seed).run()
+    QueueLoad(seed).run()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1_000, 1_400), ids=lambda seed: f"seed{seed}")
 def test_load_for_long(seed: int) -> None:
-    Load(seed).run()
+    QueueLoad(seed).run()

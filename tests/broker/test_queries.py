@@ -8,53 +8,53 @@ import pytest
 
 from penstock.loop.requests import SettleRequest
 from penstock.operations import ListHeldKeys, ListItems, ReadMetrics, RedriveItems
-from penstock.reports import FoundItem, HeldKey
+from penstock.reports import HeldKey, ListedItemData
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import InvalidRequest, LeaseLost
-from tests.broker.broker_under_test import STATES, Desk, Rig, keys_at, moving_key, refusal
-from tests.broker.storages import PatchyFiles, Simulated
+from tests.broker.broker_under_test import STATES, BrokerUnderTest, QueueUnderTest, key_that_moves, keys_at, refusal
+from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 # -- counts -------------------------------------------------------------------------------------------------
 
 
-def listed(desk: Desk, states: list[Any], page: int = 7) -> list[FoundItem]:
+def listed(queue: QueueUnderTest, states: list[Any], page: int = 7) -> list[ListedItemData]:
     """Every item in these states, page by page."""
-    found: list[FoundItem] = []
-    while more := desk.call(ListItems(states=states, after=_last(found), limit=page)):
+    found: list[ListedItemData] = []
+    while more := queue.call(ListItems(states=states, after=_last(found), limit=page)):
         assert len(more) <= page
         found += more
     return found
 
 
-def _last(found: list[FoundItem]) -> tuple[int, int] | None:
+def _last(found: list[ListedItemData]) -> tuple[int, int] | None:
     return (found[-1].partition, found[-1].offset) if found else None
 
 
-def test_counts_are_exact_whatever_happens(broker: Rig) -> None:
+def test_counts_are_exact_whatever_happens(broker: BrokerUnderTest) -> None:
     """After every step the totals are those of the items, listed one by one."""
     rng = random.Random(4)
     dead = broker.create("dead")
-    desk = broker.create(partitions=3, max_attempts=3, dead_queue="", ttl=400_000_000)
+    tested_queue = broker.create(partitions=3, max_attempts=3, dead_queue="", ttl=400_000_000)
     held = []
     for step in range(120):
         what = rng.random()
         if what < 0.35:
             keys = [rng.choice((None, "a", "b", "c")) for _ in range(rng.randint(1, 6))]
             at = broker.after(rng.choice((50, 90))) if rng.random() < 0.3 else 0
-            desk.produce(*[f"{step}.{index}" for index in range(len(keys))], keys=keys, at=at)
+            tested_queue.produce(*[f"{step}.{index}" for index in range(len(keys))], keys=keys, at=at)
         elif what < 0.6:
-            held.append(desk.lease(rng.randint(1, 5), consumer=rng.choice(("x", "y"))))
+            held.append(tested_queue.lease(rng.randint(1, 5), consumer=rng.choice(("x", "y"))))
         elif what < 0.85 and held:
             one = held.pop(rng.randrange(len(held)))
-            desk.settle(rng.choice(("complete", "retry", "bury", "extend")), one.parts, delay=0)
+            tested_queue.settle(rng.choice(("complete", "retry", "bury", "extend")), one.parts, delay=0)
         elif what < 0.95:
             broker.pass_by(rng.choice((1, 30)))
         elif what < 0.97:
-            desk.resize(rng.randint(1, 5))
+            tested_queue.resize(rng.randint(1, 5))
         else:
-            desk.update(dead_queue=rng.choice(("", "dead")))
+            tested_queue.update(dead_queue=rng.choice(("", "dead")))
             broker.turn()
-        for queue in (desk, dead):
+        for queue in (tested_queue, dead):
             counted = Counter(one.state for one in listed(queue, []))
             assert queue.counts() == dict(counted)
             stats = queue.stats()
@@ -63,16 +63,16 @@ def test_counts_are_exact_whatever_happens(broker: Rig) -> None:
             assert sum(stats.consumers.values()) == counted["leased"]
             for state in STATES:
                 assert len(listed(queue, [state], 3)) == counted[state]
-    assert set(desk.counts()) >= {"ready", "completed"}
+    assert set(tested_queue.counts()) >= {"ready", "completed"}
 
 
-def test_items_are_listed_with_what_became_of_them(broker: Rig) -> None:
-    desk = broker.create(partitions=2)
+def test_items_are_listed_with_what_became_of_them(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=2)
     for number in range(2):
-        desk.produce(f"{number}a", f"{number}b", f"{number}c", key=keys_at(desk, number)[0])
-    desk.lease(1).retry(reason="no luck", delay=10)
-    desk.lease(1).bury(reason="bad")
-    found = [(one.partition, one.offset, one.state, one.attempts, one.reason) for one in listed(desk, [])]
+        queue.produce(f"{number}a", f"{number}b", f"{number}c", key=keys_at(queue, number)[0])
+    queue.lease(1).retry(reason="no luck", delay=10)
+    queue.lease(1).bury(reason="bad")
+    found = [(one.partition, one.offset, one.state, one.attempts, one.reason) for one in listed(queue, [])]
     assert found == [
         (0, 0, "scheduled", 1, "no luck"),
         (0, 1, "ready", 0, ""),
@@ -81,208 +81,208 @@ def test_items_are_listed_with_what_became_of_them(broker: Rig) -> None:
         (1, 1, "ready", 0, ""),
         (1, 2, "ready", 0, ""),
     ]
-    assert [one.batch.payloads[one.index].decode() for one in listed(desk, ["buried", "scheduled"])] == ["0a", "1a"]
+    assert [one.batch.payloads[one.index].decode() for one in listed(queue, ["buried", "scheduled"])] == ["0a", "1a"]
 
 
-def test_ages_sizes_and_those_who_wait(broker: Rig) -> None:
-    desk = broker.create(partitions=2)
-    desk.produce("old")
+def test_ages_sizes_and_those_who_wait(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=2)
+    queue.produce("old")
     broker.pass_by(5)
-    desk.produce("new")
-    ages = [one.oldest_ready_seconds for one in desk.stats().partitions]
+    queue.produce("new")
+    ages = [one.oldest_ready_seconds for one in queue.stats().partitions]
     assert sorted(ages) == [0.0, 5.0]
-    desk.lease(1, consumer="a")
-    desk.lease(1, consumer="b")
+    queue.lease(1, consumer="a")
+    queue.lease(1, consumer="b")
     for _ in range(3):
-        desk.waiter()
-    stats = desk.stats()
+        queue.waiter()
+    stats = queue.stats()
     assert stats.waiting_consumers == 3 and stats.consumers == {"a": 1, "b": 1}
     assert all(one.size_bytes > 0 for one in stats.partitions)
 
 
-def test_warnings_say_what_to_do(broker: Rig) -> None:
-    desk = broker.create(partitions=2)
-    assert desk.stats().warnings == []
-    desk.produce("a")
-    assert desk.stats().warnings == ["1 items are ready and no consumer is there; start one"]
-    desk.waiter()
-    assert desk.stats().warnings == []
-    desk.pause(lease=True)
-    desk.produce("b")
-    assert [warning for warning in desk.stats().warnings if "paused" in warning] == [
+def test_warnings_say_what_to_do(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=2)
+    assert queue.stats().warnings == []
+    queue.produce("a")
+    assert queue.stats().warnings == ["1 items are ready and no consumer is there; start one"]
+    queue.waiter()
+    assert queue.stats().warnings == []
+    queue.pause(lease=True)
+    queue.produce("b")
+    assert [warning for warning in queue.stats().warnings if "paused" in warning] == [
         "leasing from partition 0 is paused while 1 items are ready; resume it"
     ]
 
 
 def test_damage_is_reported() -> None:
     files = SimulatedFiles()
-    rig = Rig(Simulated(files))
-    desk = rig.create()
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    queue = broker.create()
     for number in range(5):
-        desk.produce(f"item-{number}")
-    path = next(path for path in files.contents() if f"{desk.incarnation:016x}" in path and path.endswith(".log"))
+        queue.produce(f"item-{number}")
+    path = next(path for path in files.contents() if f"{queue.incarnation:016x}" in path and path.endswith(".log"))
     files.flip(path, 8 * files.content(path).index(b"item-2"))
-    rig.kill()
-    assert any("damage" in warning and "run verify, then repair" in warning for warning in desk.stats().warnings)
-    assert desk.drain() == ["item-0", "item-1", "item-3", "item-4"]
-    assert desk.explain("0-2").why == "lost: damage took its bytes"
-    rig.broker.close()
+    broker.kill()
+    assert any("damage" in warning and "run verify, then repair" in warning for warning in queue.stats().warnings)
+    assert queue.drain() == ["item-0", "item-1", "item-3", "item-4"]
+    assert queue.explain("0-2").why == "lost: damage took its bytes"
+    broker.broker.close()
 
 
 # -- why ----------------------------------------------------------------------------------------------------
 
 
-def test_why_an_item_is_not_running(broker: Rig) -> None:
-    desk = broker.create(partitions=1, on_bury="park")
-    later = desk.produce("later", at=broker.after(60))[0]
-    found = desk.explain(later)
+def test_why_an_item_is_not_running(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=1, on_bury="park")
+    later = queue.produce("later", at=broker.after(60))[0]
+    found = queue.explain(later)
     assert (found.state, found.why, found.ready_in_seconds) == ("scheduled", "scheduled, ready in 60.0 s", 60.0)
-    first, second = desk.produce("k1", "k2", key="k")
-    held = desk.lease(1, consumer="worker-1", timeout=30)
-    found = desk.explain(first)
+    first, second = queue.produce("k1", "k2", key="k")
+    held = queue.lease(1, consumer="worker-1", timeout=30)
+    found = queue.explain(first)
     assert (found.state, found.why, found.consumer, found.attempts) == ("leased", "leased by worker-1 for another 30.0 s", "worker-1", 1)
-    found = desk.explain(second)
+    found = queue.explain(second)
     assert (found.state, found.held_by) == ("ready", first)
     assert found.why == "its key is held: item 1 is leased by worker-1" and found.ready_in_seconds == 30.0
     held.retry(delay=20, reason="no luck")
-    found = desk.explain(first)
+    found = queue.explain(first)
     assert found.why == "backing off after attempt 1 (no luck), ready in 20.0 s" and found.reason == "no luck"
-    assert desk.explain(second).why == "its key is held: item 1 backs off" and desk.explain(second).held_by == first
+    assert queue.explain(second).why == "its key is held: item 1 backs off" and queue.explain(second).held_by == first
     broker.pass_by(20)
-    assert desk.explain(first).why == "ready: first of its key, the next lease that reaches it gets it"
-    assert desk.explain(second).why == "ready, behind item 1 of the same key"
-    desk.lease(1).bury(reason="bad")
-    found = desk.explain(first)
+    assert queue.explain(first).why == "ready: first of its key, the next lease that reaches it gets it"
+    assert queue.explain(second).why == "ready, behind item 1 of the same key"
+    queue.lease(1).bury(reason="bad")
+    found = queue.explain(first)
     assert (found.state, found.why, found.attempts, found.reason) == ("buried", "buried because: bad", 2, "bad")
-    assert desk.explain(second).why == "its key is parked: item 1 was buried; redrive or clear it"
-    plain = desk.produce("plain")[0]
-    assert desk.explain(plain).why == "ready: the next lease that reaches it gets it"
-    desk.pause(lease=True)
-    assert desk.explain(plain).why == "ready, but leasing is paused; resume it"
-    desk.pause(lease=False)
-    desk.lease().complete()
-    assert desk.explain(plain).why == "completed"
+    assert queue.explain(second).why == "its key is parked: item 1 was buried; redrive or clear it"
+    plain = queue.produce("plain")[0]
+    assert queue.explain(plain).why == "ready: the next lease that reaches it gets it"
+    queue.pause(lease=True)
+    assert queue.explain(plain).why == "ready, but leasing is paused; resume it"
+    queue.pause(lease=False)
+    queue.lease().complete()
+    assert queue.explain(plain).why == "completed"
     for wrong in ("0-99", "7-0"):
         with pytest.raises(InvalidRequest, match="; "):
-            desk.explain(wrong)
+            queue.explain(wrong)
 
 
-def test_why_an_item_waits_for_a_resize(broker: Rig) -> None:
-    desk = broker.create()
-    key = moving_key(1, 2)
-    desk.produce("a", "b", key=key)
-    desk.resize(2)
-    (fenced,) = desk.produce("c", key=key)
+def test_why_an_item_waits_for_a_resize(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    key = key_that_moves(1, 2)
+    queue.produce("a", "b", key=key)
+    queue.resize(2)
+    (fenced,) = queue.produce("c", key=key)
     sentence = "fenced by a resize: partition 0 still holds earlier items of its key or slot"
-    assert fenced.startswith("1-") and desk.explain(fenced).why == sentence
-    held = desk.lease()
+    assert fenced.startswith("1-") and queue.explain(fenced).why == sentence
+    held = queue.lease()
     assert held.texts == ["a"]
     broker.turn()
-    assert desk.explain(fenced).why == sentence, "by its key, now that the backlog is known"
+    assert queue.explain(fenced).why == sentence, "by its key, now that the backlog is known"
     held.complete()
-    assert desk.drain(1) == ["b", "c"]
+    assert queue.drain(1) == ["b", "c"]
 
 
 def test_why_an_item_of_a_failing_partition_is_not_running() -> None:
-    files = PatchyFiles()
-    rig = Rig(Simulated(files))
-    desk = rig.create()
-    key = moving_key(1, 2)
-    (old,) = desk.produce("old", key=key)
-    desk.resize(2)
-    (new,) = desk.produce("new", key=key)
+    files = PartlyFailingFiles()
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    queue = broker.create()
+    key = key_that_moves(1, 2)
+    (old,) = queue.produce("old", key=key)
+    queue.resize(2)
+    (new,) = queue.produce("new", key=key)
     files.break_partition(0)
-    desk.lease()  # its record cannot be written
-    found = desk.explain(old)
+    queue.lease()  # its record cannot be written
+    found = queue.explain(old)
     assert found.state == "unknown" and found.why.startswith("its partition is failing: ")
-    assert "fenced by a resize: partition 0" in desk.explain(new).why and ", which is failing: " in desk.explain(new).why
+    assert "fenced by a resize: partition 0" in queue.explain(new).why and ", which is failing: " in queue.explain(new).why
     files.broken.clear()
-    rig.pass_by(7)
-    assert desk.drain(1) == ["old", "new"]
-    rig.broker.close()
+    broker.pass_by(7)
+    assert queue.drain(1) == ["old", "new"]
+    broker.broker.close()
 
 
-def test_an_item_that_was_moved_answers_to_its_old_id(broker: Rig) -> None:
+def test_an_item_that_was_moved_answers_to_its_old_id(broker: BrokerUnderTest) -> None:
     dead = broker.create("dead")
-    desk = broker.create(dead_queue="dead")
-    (item,) = desk.produce("letter")
-    desk.produce("other")
-    desk.lease(1).bury(reason="bad")
-    found = desk.explain(item)
+    queue = broker.create(dead_queue="dead")
+    (item,) = queue.produce("letter")
+    queue.produce("other")
+    queue.lease(1).bury(reason="bad")
+    found = queue.explain(item)
     assert (found.id, found.queue, found.state) == ("0-0", "dead", "ready")
-    assert dead.call(RedriveItems(items={0: [0]}, to=desk.incarnation)) == 1
+    assert dead.call(RedriveItems(items={0: [0]}, to=queue.incarnation)) == 1
     broker.turn()
-    found = desk.explain(item)
+    found = queue.explain(item)
     assert (found.queue, found.state, found.id) == ("q", "ready", "0-2"), "and back: through both moves"
-    desk.update(dead_queue="")
+    queue.update(dead_queue="")
     broker.delete("dead")
-    assert desk.explain(item).why == "moved to a queue that is no more"
+    assert queue.explain(item).why == "moved to a queue that is no more"
 
 
-def test_an_item_on_its_way_says_so(broker: Rig) -> None:
+def test_an_item_on_its_way_says_so(broker: BrokerUnderTest) -> None:
     dead = broker.create("dead")
-    desk = broker.create(dead_queue="dead")
-    (item,) = desk.produce("letter")
-    held = desk.lease()
+    queue = broker.create(dead_queue="dead")
+    (item,) = queue.produce("letter")
+    held = queue.lease()
     paused = dead.loop.turn
     dead.loop.turn = lambda: False  # type: ignore[method-assign]  # nobody runs the other queue for a while
-    asked = desk.submit(SettleRequest("bury", held.parts, reason="bad"))
-    desk.loop.turn()
+    asked = queue.submit(SettleRequest("bury", held.parts, reason="bad"))
+    queue.loop.turn()
     assert asked.done
-    found = desk.explain(item)
+    found = queue.explain(item)
     assert (found.state, found.reason) == ("moving", "bad")
     assert found.why == "on its way to partition 0 of its destination, buried because: bad"
-    assert desk.counts() == {"moving": 1} and desk.stats().transfers == 1
+    assert queue.counts() == {"moving": 1} and queue.stats().transfers == 1
     dead.loop.turn = paused  # type: ignore[method-assign]
     broker.turn()
-    assert desk.counts() == {} and desk.explain(item).queue == "dead"
+    assert queue.counts() == {} and queue.explain(item).queue == "dead"
 
 
 # -- keys ---------------------------------------------------------------------------------------------------
 
 
-def test_held_keys_are_visible(broker: Rig) -> None:
-    desk = broker.create(on_bury="park")
+def test_held_keys_are_visible(broker: BrokerUnderTest) -> None:
+    queue = broker.create(on_bury="park")
     for key in ("leased", "backing", "parked", "free"):
-        desk.produce(f"{key}-1", f"{key}-2", f"{key}-3", key=key)
-    held = desk.lease()
+        queue.produce(f"{key}-1", f"{key}-2", f"{key}-3", key=key)
+    held = queue.lease()
     assert held.texts == ["leased-1", "backing-1", "parked-1", "free-1"]
     by_key = dict(zip(held.keys, held.ids, strict=True))
-    desk.settle("retry", [held.part(by_key["backing"])], delay=60)
-    desk.settle("bury", [held.part(by_key["parked"])])
-    desk.settle("complete", [held.part(by_key["free"])])
-    found = desk.call(ListHeldKeys(limit=10))
+    queue.settle("retry", [held.part(by_key["backing"])], delay=60)
+    queue.settle("bury", [held.part(by_key["parked"])])
+    queue.settle("complete", [held.part(by_key["free"])])
+    found = queue.call(ListHeldKeys(limit=10))
     assert sorted(found, key=lambda one: one.key) == [
         HeldKey(b"backing", 0, "backing off", by_key["backing"], 2),
         HeldKey(b"free", 0, "waiting", "0-10", 2),
         HeldKey(b"leased", 0, "leased", by_key["leased"], 2),
         HeldKey(b"parked", 0, "parked", by_key["parked"], 2),
     ]
-    assert len(desk.call(ListHeldKeys(limit=2))) == 2
-    assert desk.stats().partitions[0].busy_keys == 4
+    assert len(queue.call(ListHeldKeys(limit=2))) == 2
+    assert queue.stats().partitions[0].busy_keys == 4
 
 
-def test_fenced_keys_are_visible(broker: Rig) -> None:
-    desk = broker.create()
-    key = moving_key(1, 2)
-    desk.produce("a", key=key)
-    desk.lease()
-    desk.resize(2)
-    desk.produce("b", key=key)
-    desk.lease()  # it looks, and finds it fenced
-    found = {(one.partition, one.why) for one in desk.call(ListHeldKeys(limit=10))}
+def test_fenced_keys_are_visible(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    key = key_that_moves(1, 2)
+    queue.produce("a", key=key)
+    queue.lease()
+    queue.resize(2)
+    queue.produce("b", key=key)
+    queue.lease()  # it looks, and finds it fenced
+    found = {(one.partition, one.why) for one in queue.call(ListHeldKeys(limit=10))}
     assert found == {(0, "leased"), (1, "fenced")}
 
 
 # -- metrics ------------------------------------------------------------------------------------------------
 
 
-def test_what_was_done_is_counted(broker: Rig) -> None:
-    desk = broker.create(partitions=2)
-    desk.produce("a", "b", "c")
-    held = desk.lease(2)
+def test_what_was_done_is_counted(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=2)
+    queue.produce("a", "b", "c")
+    held = queue.lease(2)
     held.complete()
-    (answer,) = desk.settle("retry", held.parts)
+    (answer,) = queue.settle("retry", held.parts)
     assert isinstance(refusal(answer), LeaseLost)
     found = broker.broker.call(ReadMetrics()).queues["q"]
     assert found.items["produced"] == 3 and found.items["leased"] == 2 and found.items["completed"] == 2

@@ -8,25 +8,25 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.loop.requests import Do, LeaseRequest, ProduceRequest
-from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, together
+from penstock.loop.requests import FunctionRequest, LeaseRequest, ProduceRequest
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, SubmittedRequest, batch_of, run_threads
 
 HOPS = 300
 
 
-def taken(desk: Desk) -> str:
+def taken(queue: QueueUnderTest) -> str:
     """The next item, waited for; completed by the caller."""
-    held = desk.lease(1, wait=15)
+    held = queue.lease(1, wait=15)
     assert held, "nobody woke it"
     held.complete()
     return held.texts[0]
 
 
-def test_two_threads_hand_an_item_to_and_fro(live: Rig) -> None:
-    one, other = live.create("one"), live.create("other", partitions=2)
+def test_two_threads_hand_an_item_to_and_fro(threaded_broker: BrokerUnderTest) -> None:
+    one, other = threaded_broker.create("one"), threaded_broker.create("other", partitions=2)
     seen: list[int] = []
 
-    def serve(own: Desk, next_: Desk) -> Callable[[], None]:
+    def serve(own: QueueUnderTest, next_: QueueUnderTest) -> Callable[[], None]:
         def run() -> None:
             while True:
                 number = int(taken(own))
@@ -38,16 +38,16 @@ def test_two_threads_hand_an_item_to_and_fro(live: Rig) -> None:
         return run
 
     one.produce("0")
-    together(serve(one, other), serve(other, one))
+    run_threads(serve(one, other), serve(other, one))
     assert seen == list(range(HOPS + 2))
 
 
-def test_follow_ups_go_to_and_fro_by_themselves(live: Rig) -> None:
+def test_follow_ups_go_to_and_fro_by_themselves(threaded_broker: BrokerUnderTest) -> None:
     """Each hop is a transfer between queues, carried by their runners: the consumers only wait."""
-    one, other = live.create("one", partitions=2), live.create("other")
+    one, other = threaded_broker.create("one", partitions=2), threaded_broker.create("other")
     seen: list[int] = []
 
-    def serve(own: Desk, next_: Desk) -> Callable[[], None]:
+    def serve(own: QueueUnderTest, next_: QueueUnderTest) -> Callable[[], None]:
         def run() -> None:
             while True:
                 held = own.lease(1, wait=15)
@@ -61,80 +61,80 @@ def test_follow_ups_go_to_and_fro_by_themselves(live: Rig) -> None:
         return run
 
     one.produce("0")
-    together(serve(one, other), serve(other, one))
+    run_threads(serve(one, other), serve(other, one))
     assert seen == list(range(HOPS + 2))
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.001])
-def test_an_item_that_comes_back_is_taken_up_again(live: Rig, delay: float) -> None:
+def test_an_item_that_comes_back_is_taken_up_again(threaded_broker: BrokerUnderTest, delay: float) -> None:
     """One item, four consumers, retried with hardly a delay: whoever waits is woken by the timer, over and over."""
-    desk = live.create(max_attempts=0)
-    desk.produce("again")
+    queue = threaded_broker.create(max_attempts=0)
+    queue.produce("again")
     times: list[int] = []
 
     def consume() -> None:
         while len(times) < 200:
-            held = desk.lease(1, wait=15)
+            held = queue.lease(1, wait=15)
             assert held, "nobody woke it"
             times.append(held.attempts[0])
             held.retry(delay=delay)
 
-    together(*[consume] * 4)
+    run_threads(*[consume] * 4)
     assert times[:200] == list(range(1, 201))
 
 
-def test_schedules_nearer_than_the_one_that_is_waited_for(live: Rig) -> None:
+def test_schedules_nearer_than_the_one_that_is_waited_for(threaded_broker: BrokerUnderTest) -> None:
     """The timer is set anew whenever something nearer appears."""
-    desk = live.create(partitions=2)
-    desk.produce("far", at=live.after(3_600))
-    desk.waiter(wait=3_600)
+    queue = threaded_broker.create(partitions=2)
+    queue.produce("far", at=threaded_broker.after(3_600))
+    queue.waiter(wait=3_600)
     got: list[str] = []
 
     def consume() -> None:
-        got.extend(taken(desk) for _ in range(29))
+        got.extend(taken(queue) for _ in range(29))
 
     def produce() -> None:
         for number in range(30, 0, -1):
-            desk.produce(f"near-{number}", at=live.after(0.105 + number / 1_000))
+            queue.produce(f"near-{number}", at=threaded_broker.after(0.105 + number / 1_000))
 
-    together(produce, consume)
+    run_threads(produce, consume)
     assert len(set(got)) == 29 and all(text.startswith("near-") for text in got)
 
 
-def test_a_thousand_wait_and_a_thousand_are_served(live: Rig) -> None:
-    desk = live.create(partitions=4)
-    line = [desk.submit(LeaseRequest(1, deadline=live.deadline(30))) for _ in range(1_000)]
+def test_a_thousand_wait_and_a_thousand_are_served(threaded_broker: BrokerUnderTest) -> None:
+    queue = threaded_broker.create(partitions=4)
+    line = [queue.submit(LeaseRequest(1, deadline=threaded_broker.deadline(30))) for _ in range(1_000)]
 
     def produce(name: int) -> Callable[[], None]:
         def run() -> None:
             for number in range(250):
-                desk.produce(f"{name}-{number}")
+                queue.produce(f"{name}-{number}")
 
         return run
 
-    together(*[produce(name) for name in range(4)])
+    run_threads(*[produce(name) for name in range(4)])
     texts = [text for asked in line for text in asked.held.texts]
     assert sorted(texts) == sorted(f"{name}-{number}" for name in range(4) for number in range(250))
-    assert desk.stats().leased == 1_000
+    assert queue.stats().leased == 1_000
 
 
-def test_callers_submitters_and_operators_at_once(live: Rig) -> None:
+def test_callers_submitters_and_operators_at_once(threaded_broker: BrokerUnderTest) -> None:
     """Whoever leads a turn, everybody is answered, and what is answered is right."""
-    desk = live.create(partitions=3)
-    asked: list[Asked] = []
+    queue = threaded_broker.create(partitions=3)
+    asked: list[SubmittedRequest] = []
     lock = threading.Lock()
 
     def call(name: int) -> Callable[[], None]:
         def run() -> None:
             for number in range(80):
-                assert len(desk.produce(f"c{name}-{number}")) == 1
+                assert len(queue.produce(f"c{name}-{number}")) == 1
 
         return run
 
     def submit(name: int) -> Callable[[], None]:
         def run() -> None:
             for number in range(80):
-                one = desk.submit(ProduceRequest(batch_of(f"s{name}-{number}")))
+                one = queue.submit(ProduceRequest(batch_of(f"s{name}-{number}")))
                 with lock:
                     asked.append(one)
 
@@ -142,9 +142,9 @@ def test_callers_submitters_and_operators_at_once(live: Rig) -> None:
 
     def operate() -> None:
         for _ in range(80):
-            before = desk.stats().produced
-            assert desk.run(Do(lambda turns: sum(member.state.next_offset for member in turns.healthy()))) >= before
+            before = queue.stats().produced
+            assert queue.run(FunctionRequest(lambda turns: sum(member.state.next_offset for member in turns.healthy()))) >= before
 
-    together(call(0), call(1), submit(0), submit(1), operate, operate)
+    run_threads(call(0), call(1), submit(0), submit(1), operate, operate)
     assert all(one.result[0].refused is None for one in asked)
-    assert len(desk.drain(1_000)) == 320
+    assert len(queue.drain(1_000)) == 320

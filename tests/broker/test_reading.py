@@ -4,45 +4,45 @@ import random
 
 from penstock.loop.requests import ProduceRequest
 from penstock.operations import ListItems
-from tests.broker.broker_under_test import Rig, batch_of
+from tests.broker.broker_under_test import BrokerUnderTest, batch_of
 
 
-def test_a_frame_of_which_a_part_is_at_hand_is_read_once_and_whole(broker: Rig) -> None:
+def test_a_frame_of_which_a_part_is_at_hand_is_read_once_and_whole(broker: BrokerUnderTest) -> None:
     """Produces of one turn share a frame; the first of them fits into the cache, the second does not."""
-    desk = broker.create()
-    desk.produce("o" * 2_000_000)
-    desk.drain()
+    queue = broker.create()
+    queue.produce("o" * 2_000_000)
+    queue.drain()
     broker.restart()
     for _ in range(8):
-        desk.produce("x" * 1_000_000)
-    desk.submit(ProduceRequest(batch_of("y" * 500_000)))
-    desk.submit(ProduceRequest(batch_of("the item")))
+        queue.produce("x" * 1_000_000)
+    queue.submit(ProduceRequest(batch_of("y" * 500_000)))
+    queue.submit(ProduceRequest(batch_of("the item")))
     broker.turn()
-    desk.lease(8)
-    assert len(desk.call(ListItems(states=["completed"], limit=1))) == 1  # what was read goes, for something old
-    held = desk.lease(2)
+    queue.lease(8)
+    assert len(queue.call(ListItems(states=["completed"], limit=1))) == 1  # what was read goes, for something old
+    held = queue.lease(2)
     assert [len(text) for text in held.texts] == [500_000, 8]
-    assert desk.counts() == {"leased": 10, "completed": 1}
+    assert queue.counts() == {"leased": 10, "completed": 1}
 
 
-def test_a_large_backlog_of_shared_frames_is_served_once_each(broker: Rig) -> None:
-    desk = broker.create()
+def test_a_large_backlog_of_shared_frames_is_served_once_each(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
     names = [f"item-{number}" for number in range(300_000)]
     for start in range(0, len(names), 5_000):
-        desk.submit(ProduceRequest(batch_of(*names[start : start + 5_000])))
+        queue.submit(ProduceRequest(batch_of(*names[start : start + 5_000])))
     broker.turn()
     served: list[str] = []
-    while held := desk.lease(997):
+    while held := queue.lease(997):
         assert len(held) == 997 or len(served) + len(held) == len(names)
         served += held.texts
         held.complete()
     assert len(served) == len(names) and set(served) == set(names)
 
 
-def test_large_and_small_items_read_in_any_order(broker: Rig) -> None:
+def test_large_and_small_items_read_in_any_order(broker: BrokerUnderTest) -> None:
     """Leases, looks back and new items, in no order: nobody is given what it was not given, nothing is lost."""
     rng = random.Random(5)
-    desk = broker.create()
+    queue = broker.create()
     made: dict[str, str] = {}
     served: list[str] = []
     for round_ in range(60):
@@ -50,11 +50,11 @@ def test_large_and_small_items_read_in_any_order(broker: Rig) -> None:
             sizes = [rng.choice((10, 10, 300_000, 1_500_000)) for _ in range(rng.randint(1, 4))]
             texts = [f"{round_}.{part}.{index}:" + "x" * size for index, size in enumerate(sizes)]
             made.update((text.partition(":")[0], text) for text in texts)
-            desk.submit(ProduceRequest(batch_of(*texts)))
+            queue.submit(ProduceRequest(batch_of(*texts)))
         broker.turn()
-        held = desk.lease(rng.randint(1, 6))
+        held = queue.lease(rng.randint(1, 6))
         if rng.random() < 0.5:
-            desk.call(ListItems(after=(0, rng.randrange(len(made))), limit=rng.randint(1, 5)))
+            queue.call(ListItems(after=(0, rng.randrange(len(made))), limit=rng.randint(1, 5)))
         for text in held.texts:
             name = text.partition(":")[0]
             assert text == made[name]
@@ -62,7 +62,7 @@ def test_large_and_small_items_read_in_any_order(broker: Rig) -> None:
         held.complete()
         if rng.random() < 0.1:
             broker.restart()
-    while held := desk.lease(7):
+    while held := queue.lease(7):
         served += [text.partition(":")[0] for text in held.texts]
         held.complete()
     assert served == list(made)

@@ -5,201 +5,206 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.errors import QueueHeld, QueueNotFound
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.operations import EndStream, FindQueue
-from penstock.reports import TakenGrant
+from penstock.reports import GrantAnswer
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
-from tests.broker.broker_under_test import Desk, Rig, until
-from tests.broker.grants import renewing, taking
-from tests.broker.other_process import Outsider, ask, look, outsider
-from tests.broker.storages import PatchyFiles, Simulated
-from tests.worker.harness import working
+from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, wait_until
+from tests.broker.grants import renew_operation, take_grant_operation
+from tests.broker.other_process import OtherProcess, ask_through_inbox, look_into_inbox, other_process
+from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
+from tests.worker.harness import running_worker
 
 TIMEOUT = 10
 US, THEM = "us", "them"
 
 
-def take(rig: Rig, desk: Desk, stream: str = US, want: int = 0, timeout: float = TIMEOUT, done: int = 0) -> TakenGrant:
-    return ask(rig, desk, taking(stream, done=done, want=want, per_key=10, timeout=int(timeout * SECOND)))
+def take(
+    broker: BrokerUnderTest, queue: QueueUnderTest, stream: str = US, want: int = 0, timeout: float = TIMEOUT, done: int = 0
+) -> GrantAnswer:
+    return ask_through_inbox(broker, queue, take_grant_operation(stream, done=done, want=want, per_key=10, timeout=int(timeout * SECOND)))
 
 
-def refused(desk: Desk, consumer: str = "other") -> bool:
+def refused(queue: QueueUnderTest, consumer: str = "other") -> bool:
     """Whether somebody else may not lease."""
     try:
-        desk.lease(1, consumer=consumer).retry()
+        queue.lease(1, consumer=consumer).retry()
     except QueueHeld:
         return True
     return False
 
 
-def test_nobody_else_leases(rig: Rig) -> None:
-    desk, free = rig.create(), rig.create("free")
-    desk.produce("a", "b")
+def test_nobody_else_leases(file_broker: BrokerUnderTest) -> None:
+    queue, free = file_broker.create(), file_broker.create("free")
+    queue.produce("a", "b")
     free.produce("c")
-    assert not refused(desk)
-    take(rig, desk)
-    assert refused(desk) and refused(desk, "") and not refused(free)
+    assert not refused(queue)
+    take(file_broker, queue)
+    assert refused(queue) and refused(queue, "") and not refused(free)
     with pytest.raises(QueueHeld, match=r"consumed by spark:us, .* wait until its right has ended"):
-        desk.lease(1)
-    assert desk.stats().holder == "spark:us" and free.stats().holder == ""
-    assert desk.lease(1, consumer="spark:us"), "the holder itself does"
-    desk.produce("d")
-    assert desk.stats().ready == 2, "all but leasing goes on"
+        queue.lease(1)
+    assert queue.stats().holder == "spark:us" and free.stats().holder == ""
+    assert queue.lease(1, consumer="spark:us"), "the holder itself does"
+    queue.produce("d")
+    assert queue.stats().ready == 2, "all but leasing goes on"
 
 
-def test_those_who_wait_in_line_are_told(rig: Rig) -> None:
-    desk = rig.create()
-    waiting, own = desk.waiter(consumer="other"), desk.waiter(consumer="spark:us", wait=30)
-    take(rig, desk)
+def test_those_who_wait_in_line_are_told(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    waiting, own = queue.waiter(consumer="other"), queue.waiter(consumer="spark:us", wait=30)
+    take(file_broker, queue)
     with pytest.raises(QueueHeld):
         _ = waiting.result
     assert not own.done
-    desk.produce("a")
+    queue.produce("a")
     assert own.held.texts == ["a"]
 
 
-def test_a_right_ends_when_its_holder_keeps_silent(rig: Rig) -> None:
-    desk = rig.create()
-    desk.produce("a")
-    take(rig, desk)
-    rig.pass_by(TIMEOUT - 1)
-    assert refused(desk)
-    rig.pass_by(1)
-    assert not refused(desk) and desk.stats().holder == ""
+def test_a_right_ends_when_its_holder_keeps_silent(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
+    take(file_broker, queue)
+    file_broker.pass_by(TIMEOUT - 1)
+    assert refused(queue)
+    file_broker.pass_by(1)
+    assert not refused(queue) and queue.stats().holder == ""
 
 
-def test_and_goes_on_while_it_does_not(rig: Rig) -> None:
-    desk = rig.create()
-    desk.produce("a")
-    take(rig, desk)
+def test_and_goes_on_while_it_does_not(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
+    take(file_broker, queue)
     for _ in range(5):
-        rig.pass_by(TIMEOUT - 1)
-        assert ask(rig, desk, renewing(US, TIMEOUT * SECOND)) is None
-    assert refused(desk)
-    ask(rig, desk, renewing(US, TIMEOUT * 2 * SECOND))
-    rig.pass_by(TIMEOUT + 1)
-    assert refused(desk), "the last word counts"
+        file_broker.pass_by(TIMEOUT - 1)
+        assert ask_through_inbox(file_broker, queue, renew_operation(US, TIMEOUT * SECOND)) is None
+    assert refused(queue)
+    ask_through_inbox(file_broker, queue, renew_operation(US, TIMEOUT * 2 * SECOND))
+    file_broker.pass_by(TIMEOUT + 1)
+    assert refused(queue), "the last word counts"
 
 
-def test_it_survives_its_owner(rig: Rig) -> None:
-    desk = rig.create()
-    desk.produce("a")
-    take(rig, desk)
-    for end in (rig.restart, rig.kill):
-        rig.pass_by(TIMEOUT - 1)
+def test_it_survives_its_owner(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
+    take(file_broker, queue)
+    for end in (file_broker.restart, file_broker.kill):
+        file_broker.pass_by(TIMEOUT - 1)
         end()
-        assert refused(desk)
-    rig.pass_by(TIMEOUT - 1)
-    assert refused(desk), "it has its full time again"
-    rig.pass_by(1)
-    assert not refused(desk)
+        assert refused(queue)
+    file_broker.pass_by(TIMEOUT - 1)
+    assert refused(queue), "it has its full time again"
+    file_broker.pass_by(1)
+    assert not refused(queue)
 
 
-def test_one_that_has_ended_does_not_come_back_with_the_owner(rig: Rig) -> None:
-    desk = rig.create()
-    desk.produce("a")
-    take(rig, desk)
-    rig.pass_by(TIMEOUT)
-    look(rig)
-    rig.kill()
-    assert not refused(desk)
+def test_one_that_has_ended_does_not_come_back_with_the_owner(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
+    take(file_broker, queue)
+    file_broker.pass_by(TIMEOUT)
+    look_into_inbox(file_broker)
+    file_broker.kill()
+    assert not refused(queue)
 
 
-def test_it_is_let_go(rig: Rig) -> None:
-    desk = rig.create()
-    desk.produce("a")
-    take(rig, desk)
-    ask(rig, desk, EndStream(stream=THEM, run=""))
-    assert refused(desk), "only by its holder"
-    ask(rig, desk, EndStream(stream=US, run=""))
-    assert not refused(desk)
-    rig.kill()
-    assert not refused(desk)
-    ask(rig, desk, EndStream(stream=US, run=""))
+def test_it_is_let_go(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
+    take(file_broker, queue)
+    ask_through_inbox(file_broker, queue, EndStream(stream=THEM, run=""))
+    assert refused(queue), "only by its holder"
+    ask_through_inbox(file_broker, queue, EndStream(stream=US, run=""))
+    assert not refused(queue)
+    file_broker.kill()
+    assert not refused(queue)
+    ask_through_inbox(file_broker, queue, EndStream(stream=US, run=""))
 
 
-def test_a_run_that_ends_late_takes_nothing_from_its_successor(rig: Rig) -> None:
-    desk = rig.create()
-    desk.produce("a")
+def test_a_run_that_ends_late_takes_nothing_from_its_successor(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
     timeout = TIMEOUT * SECOND
-    ask(rig, desk, taking(US, timeout=timeout, run="old"))
-    ask(rig, desk, renewing(US, timeout, "new"))
-    ask(rig, desk, renewing(US, timeout, "old"))
-    ask(rig, desk, EndStream(stream=US, run="old"))
-    assert refused(desk), "a stream is as old as its first word"
-    ask(rig, desk, EndStream(stream=US, run="new"))
-    assert not refused(desk)
-    ask(rig, desk, renewing(US, timeout, "newest"))
-    rig.restart()
-    ask(rig, desk, EndStream(stream=US, run="newest"))
-    assert not refused(desk), "an owner that has heard of none believes it"
+    ask_through_inbox(file_broker, queue, take_grant_operation(US, timeout=timeout, run="old"))
+    ask_through_inbox(file_broker, queue, renew_operation(US, timeout, "new"))
+    ask_through_inbox(file_broker, queue, renew_operation(US, timeout, "old"))
+    ask_through_inbox(file_broker, queue, EndStream(stream=US, run="old"))
+    assert refused(queue), "a stream is as old as its first word"
+    ask_through_inbox(file_broker, queue, EndStream(stream=US, run="new"))
+    assert not refused(queue)
+    ask_through_inbox(file_broker, queue, renew_operation(US, timeout, "newest"))
+    file_broker.restart()
+    ask_through_inbox(file_broker, queue, EndStream(stream=US, run="newest"))
+    assert not refused(queue), "an owner that has heard of none believes it"
 
 
-def test_a_second_stream_is_refused_while_the_first_has_it(rig: Rig) -> None:
-    desk = rig.create()
-    desk.produce("a", "b")
-    assert take(rig, desk, US, want=1).items == 1
-    for verb in (lambda: take(rig, desk, THEM, want=1), lambda: ask(rig, desk, renewing(THEM, SECOND))):
+def test_a_second_stream_is_refused_while_the_first_has_it(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a", "b")
+    assert take(file_broker, queue, US, want=1).items == 1
+    for verb in (
+        lambda: take(file_broker, queue, THEM, want=1),
+        lambda: ask_through_inbox(file_broker, queue, renew_operation(THEM, SECOND)),
+    ):
         with pytest.raises(QueueHeld):
             verb()
-    assert outsider(rig).left() == []
-    rig.pass_by(TIMEOUT)
-    assert take(rig, desk, THEM, want=9).items == 2
+    assert other_process(file_broker).left() == []
+    file_broker.pass_by(TIMEOUT)
+    assert take(file_broker, queue, THEM, want=9).items == 2
     with pytest.raises(QueueHeld):
-        take(rig, desk, US)
+        take(file_broker, queue, US)
 
 
-def test_it_goes_with_the_queue(rig: Rig) -> None:
-    desk = rig.create()
-    take(rig, desk)
-    rig.delete("q")
-    again = rig.create("q")
+def test_it_goes_with_the_queue(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    take(file_broker, queue)
+    file_broker.delete("q")
+    again = file_broker.create("q")
     again.produce("a")
     assert not refused(again)
-    rig.pass_by(TIMEOUT)
-    look(rig)
+    file_broker.pass_by(TIMEOUT)
+    look_into_inbox(file_broker)
     with pytest.raises(QueueNotFound):
-        take(rig, desk)
+        take(file_broker, queue)
 
 
 def test_a_right_that_could_not_be_noted_is_nobodys() -> None:
     """The catalog's disk fails: the errand stays, and is done when it can be."""
-    files = PatchyFiles()
-    rig = Rig(Simulated(files))
-    desk, other = rig.create(), Outsider(files)
-    desk.produce("a")
-    name = other.put(desk.incarnation, taking(US, want=1, timeout=MINUTE))
+    files = PartlyFailingFiles()
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    queue, other = broker.create(), OtherProcess(files)
+    queue.produce("a")
+    name = other.put(queue.incarnation, take_grant_operation(US, want=1, timeout=MINUTE))
     calls = files.calls
     files.fail(calls + 4, 5)
-    look(rig)
-    rig.advance(1)
-    look(rig)
-    assert other.answer(desk.incarnation, name).items == 1 and refused(desk)
-    rig.broker.close()
+    look_into_inbox(broker)
+    broker.advance(1)
+    look_into_inbox(broker)
+    assert other.answer(queue.incarnation, name).items == 1 and refused(queue)
+    broker.broker.close()
 
 
 @pytest.mark.parametrize("call", range(1, 30, 2))
 def test_whichever_file_call_fails_a_right_is_given_or_not(call: int) -> None:
     files = SimulatedFiles()
-    rig = Rig(Simulated(files))
-    desk, other = rig.create(), Outsider(files)
-    desk.produce("a")
-    name = other.put(desk.incarnation, taking(US, want=1, timeout=10 * MINUTE))
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    queue, other = broker.create(), OtherProcess(files)
+    queue.produce("a")
+    name = other.put(queue.incarnation, take_grant_operation(US, want=1, timeout=10 * MINUTE))
     files.fail(files.calls + call, 5)
-    look(rig)
+    look_into_inbox(broker)
     files.mend()
     for _ in range(9):
-        rig.pass_by(10)
-        look(rig)
-    found = other.answer(desk.incarnation, name)
+        broker.pass_by(10)
+        look_into_inbox(broker)
+    found = other.answer(queue.incarnation, name)
     assert other.left() == []
     if not found.grant:  # nothing could be leased at that moment
-        found = take(rig, desk, want=1, timeout=600)
-    assert found == TakenGrant(1, 1, 0) and refused(desk)
-    rig.broker.close()
+        found = take(broker, queue, want=1, timeout=600)
+    assert found == GrantAnswer(1, 1, 0) and refused(queue)
+    broker.broker.close()
 
 
 def test_a_worker_waits_it_out(tmp_path: Path) -> None:
@@ -207,12 +212,12 @@ def test_a_worker_waits_it_out(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "data") as broker:
         queue = broker.create_queue("q")
         queue.produce("a")
-        other, owner = Outsider(SystemFiles(), str(tmp_path / "data")), broker._home
-        assert isinstance(owner, Embedded)
+        other, owner = OtherProcess(SystemFiles(), str(tmp_path / "data")), broker._home
+        assert isinstance(owner, EmbeddedBroker)
         incarnation = owner.call(FindQueue(name="q")).incarnation
-        name = other.put(incarnation, taking(US, timeout=MINUTE))
-        until(lambda: other.inbox.note(incarnation, name) is not None)
-        with working(penstock.Worker(queue, lambda item: done.append(item.payload.decode()))):
+        name = other.put(incarnation, take_grant_operation(US, timeout=MINUTE))
+        wait_until(lambda: other.inbox.note(incarnation, name) is not None)
+        with running_worker(penstock.Worker(queue, lambda item: done.append(item.payload.decode()))):
             other.put(incarnation, EndStream(stream=US, run=""))
-            until(lambda: bool(done))
+            wait_until(lambda: bool(done))
     assert done == ["a"]

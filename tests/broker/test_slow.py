@@ -7,15 +7,25 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.logs.files.filesystem import Mode, SystemFiles
-from penstock.loop.partition_handle import GRACE_AFTER_SLOW, Member
-from penstock.loop.requests import LeaseRequest, Placed, ProduceRequest
+from penstock.loop.partition_handle import GRACE_AFTER_SLOW, PartitionHandle
+from penstock.loop.requests import LeaseRequest, ProduceRequest, StoredPart
 from penstock.operations import PauseQueue
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, QueueBusy, StorageFailed
-from tests.broker.broker_under_test import PATIENCE, Asked, Desk, Rig, batch_of, ids_of, keys_at, refusal, until
-from tests.broker.storages import Ground, Simulated
+from tests.broker.broker_under_test import (
+    WAIT_SECONDS,
+    BrokerUnderTest,
+    QueueUnderTest,
+    SubmittedRequest,
+    batch_of,
+    ids_of,
+    keys_at,
+    refusal,
+    wait_until,
+)
+from tests.broker.storages import BrokerStorage, SimulatedStorage
 
 SLOW = 1
 """The partition whose disk hangs."""
@@ -24,18 +34,18 @@ SLOW = 1
 # -- by hand -----------------------------------------------------------------------------------------
 
 
-class Hanging:
+class QueueWithSlowPartition:
     """A queue of three partitions, one of which stays out for as long as a test wants."""
 
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
-        self.desk = rig.create(partitions=3)
+    def __init__(self, broker: BrokerUnderTest) -> None:
+        self.rig = broker
+        self.desk = broker.create(partitions=3)
         self.key = keys_at(self.desk, SLOW)[0]
         self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
         self.hangs = False
         self.desk.loop.is_slow = lambda member: self.hangs and member.number == SLOW
 
-    def hang(self) -> Asked:
+    def hang(self) -> SubmittedRequest:
         """The disk hangs from now on; gives the answer that waits for it."""
         self.hangs = True
         asked = self.desk.submit(ProduceRequest(batch_of("in flight", key=self.key), deadline=self.rig.deadline(10)))
@@ -43,7 +53,7 @@ class Hanging:
         assert not asked.done
         return asked
 
-    def slow(self) -> Asked:
+    def slow(self) -> SubmittedRequest:
         """It hangs for so long that it counts as slow."""
         asked = self.hang()
         self.rig.pass_by(0.6)
@@ -55,7 +65,7 @@ class Hanging:
         self.rig.turn()
 
     @property
-    def member(self) -> Member:
+    def member(self) -> PartitionHandle:
         return self.desk.loop.turns.members[SLOW]
 
     def statuses(self) -> dict[int, str]:
@@ -63,28 +73,28 @@ class Hanging:
 
 
 @pytest.fixture
-def hanging() -> Iterator[Hanging]:
-    rig = Rig(Simulated())
-    found = Hanging(rig)
+def hanging() -> Iterator[QueueWithSlowPartition]:
+    broker = BrokerUnderTest(SimulatedStorage())
+    found = QueueWithSlowPartition(broker)
     yield found
     found.answer()
-    rig.check()
-    rig.broker.close()
+    broker.check()
+    broker.broker.close()
 
 
-def test_produce_and_lease_on_the_others_go_on(hanging: Hanging) -> None:
-    desk = hanging.desk
+def test_produce_and_lease_on_the_others_go_on(hanging: QueueWithSlowPartition) -> None:
+    queue = hanging.desk
     hanging.hang()
     for number in range(3):  # before it counts as slow, and after
         for key in hanging.others:
-            desk.produce(f"{key}-{number}", key=key)
-        held = desk.lease(10)
+            queue.produce(f"{key}-{number}", key=key)
+        held = queue.lease(10)
         assert sorted(held.texts) == sorted(f"{key}-{number}" for key in hanging.others)
         assert held.complete() == 2
         hanging.rig.pass_by(0.4)
 
 
-def test_items_without_a_key_go_elsewhere(hanging: Hanging) -> None:
+def test_items_without_a_key_go_elsewhere(hanging: QueueWithSlowPartition) -> None:
     """At once: nobody who has a choice waits for a disk."""
     hanging.hang()
     for wait in (0, 0, 0.6, 0):
@@ -93,7 +103,7 @@ def test_items_without_a_key_go_elsewhere(hanging: Hanging) -> None:
         assert answer[0].refused is None and answer[0].partition != SLOW
 
 
-def test_who_came_before_it_was_slow_waits_and_shares_the_next_commit(hanging: Hanging) -> None:
+def test_who_came_before_it_was_slow_waits_and_shares_the_next_commit(hanging: QueueWithSlowPartition) -> None:
     first = hanging.hang()
     second = hanging.desk.submit(ProduceRequest(batch_of("second", key=hanging.key)))
     third = hanging.desk.submit(ProduceRequest(batch_of("third", key=hanging.key)))
@@ -103,28 +113,28 @@ def test_who_came_before_it_was_slow_waits_and_shares_the_next_commit(hanging: H
     assert [ids_of(asked.result, 1) for asked in (first, second, third)] == [[f"{SLOW}-{offset}"] for offset in range(3)]
 
 
-def test_of_a_slow_partition_new_keyed_items_and_settles_may_be_asked_again(hanging: Hanging) -> None:
-    desk = hanging.desk
-    desk.produce("held", key=hanging.key)
-    held = desk.lease(1)
+def test_of_a_slow_partition_new_keyed_items_and_settles_may_be_asked_again(hanging: QueueWithSlowPartition) -> None:
+    queue = hanging.desk
+    queue.produce("held", key=hanging.key)
+    held = queue.lease(1)
     hanging.slow()
     with pytest.raises(StorageFailed, match=r"partition 1 is slow \(its disk has not answered for .*try again in a moment") as caught:
-        desk.produce("later", key=hanging.key)
+        queue.produce("later", key=hanging.key)
     assert caught.value.retryable
-    refused = refusal(desk.settle("complete", held.parts)[0])
+    refused = refusal(queue.settle("complete", held.parts)[0])
     assert isinstance(refused, StorageFailed) and refused.retryable
     hanging.answer()
     assert held.complete() == 1
 
 
-def test_a_wide_batch_is_refused_only_in_its_slow_part(hanging: Hanging) -> None:
+def test_a_wide_batch_is_refused_only_in_its_slow_part(hanging: QueueWithSlowPartition) -> None:
     hanging.slow()
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
     answer = hanging.desk.place(batch_of("a", "b", "c", keys=keys))
     assert sorted((part.partition, part.refused is None) for part in answer) == [(0, True), (SLOW, False), (2, True)]
 
 
-def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: Hanging) -> None:
+def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: QueueWithSlowPartition) -> None:
     """It was run before the disk hung: when its time is over it is told what is stored and what nobody knows."""
     hanging.hangs = True
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
@@ -133,53 +143,55 @@ def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: H
     hanging.rig.pass_by(4)
     assert not asked.done
     hanging.rig.pass_by(2)
-    found: dict[int, Placed] = {part.partition: part for part in asked.result}
+    found: dict[int, StoredPart] = {part.partition: part for part in asked.result}
     assert isinstance(refusal(found.pop(SLOW)), OutcomeUnknown)
     assert all(part.stored is not None for part in found.values())
 
 
-def test_every_call_ends_by_its_own_deadline(hanging: Hanging) -> None:
-    desk, rig = hanging.desk, hanging.rig
-    desk.produce("held", key=hanging.key)
-    held = desk.lease(1)
+def test_every_call_ends_by_its_own_deadline(hanging: QueueWithSlowPartition) -> None:
+    queue, broker = hanging.desk, hanging.rig
+    queue.produce("held", key=hanging.key)
+    held = queue.lease(1)
     first = hanging.hang()
-    waits = {seconds: desk.submit(LeaseRequest(5, deadline=rig.deadline(seconds))) for seconds in (0, 2, 4)}
-    named = desk.submit(ProduceRequest(batch_of("named", key=hanging.key), b"request", rig.deadline(3)))
-    rig.pass_by(0.6)
+    waits = {seconds: queue.submit(LeaseRequest(5, deadline=broker.deadline(seconds))) for seconds in (0, 2, 4)}
+    named = queue.submit(ProduceRequest(batch_of("named", key=hanging.key), b"request", broker.deadline(3)))
+    broker.pass_by(0.6)
     assert waits[0].result == []
-    rig.pass_by(2)
+    broker.pass_by(2)
     assert waits[2].result == [] and not waits[4].done
-    rig.pass_by(2)
+    broker.pass_by(2)
     assert waits[4].result == []
     with pytest.raises(QueueBusy):
         _ = named.result
-    rig.pass_by(8)
+    broker.pass_by(8)
     assert isinstance(refusal(first.result[0]), OutcomeUnknown)
     hanging.answer()
     assert held.complete() == 1
-    assert desk.drain() == ["in flight"], "both were possible; it was stored"
+    assert queue.drain() == ["in flight"], "both were possible; it was stored"
 
 
-def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_another_is_always_out(hanging: Hanging) -> None:
-    desk, out = hanging.desk, 0
-    desk.loop.is_slow = lambda member: member.number == out
-    keys = [keys_at(desk, number)[0] for number in range(3)]
-    later = desk.rig.after(100)
-    scheduled = [desk.submit(ProduceRequest(batch_of("a", key=keys[0], at=later)))]
-    desk.rig.turn()
-    asked = desk.submit(LeaseRequest(1, deadline=desk.rig.deadline(0)))
-    desk.rig.turn()
+def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_another_is_always_out(
+    hanging: QueueWithSlowPartition,
+) -> None:
+    queue, out = hanging.desk, 0
+    queue.loop.is_slow = lambda member: member.number == out
+    keys = [keys_at(queue, number)[0] for number in range(3)]
+    later = queue.rig.after(100)
+    scheduled = [queue.submit(ProduceRequest(batch_of("a", key=keys[0], at=later)))]
+    queue.rig.turn()
+    asked = queue.submit(LeaseRequest(1, deadline=queue.rig.deadline(0)))
+    queue.rig.turn()
     assert not asked.done, "nobody can say yet"
     for out in (1, 2):
-        scheduled.append(desk.submit(ProduceRequest(batch_of("b", key=keys[out], at=later))))
-        desk.rig.turn()
+        scheduled.append(queue.submit(ProduceRequest(batch_of("b", key=keys[out], at=later))))
+        queue.rig.turn()
     assert asked.done and asked.result == []
     out = -1
-    desk.rig.turn()
+    queue.rig.turn()
     assert all(one.done for one in scheduled)
 
 
-def test_stats_say_so_and_warn(hanging: Hanging) -> None:
+def test_stats_say_so_and_warn(hanging: QueueWithSlowPartition) -> None:
     hanging.slow()
     stats = hanging.desk.stats()
     assert {one.partition: one.status for one in stats.partitions} == {0: "active", SLOW: "slow", 2: "active"}
@@ -189,7 +201,7 @@ def test_stats_say_so_and_warn(hanging: Hanging) -> None:
     assert not any(f"partition {SLOW}" in warning for warning in hanging.desk.stats().warnings)
 
 
-def test_an_operators_word_does_not_wait_for_a_slow_partition(hanging: Hanging) -> None:
+def test_an_operators_word_does_not_wait_for_a_slow_partition(hanging: QueueWithSlowPartition) -> None:
     """Which hears of a pause when it is back."""
     hanging.slow()
     hanging.desk.call(PauseQueue(lease=True))
@@ -200,7 +212,7 @@ def test_an_operators_word_does_not_wait_for_a_slow_partition(hanging: Hanging) 
     assert hanging.member.state.paused_lease
 
 
-def test_it_comes_back_by_itself_with_what_it_went_out_for(hanging: Hanging) -> None:
+def test_it_comes_back_by_itself_with_what_it_went_out_for(hanging: QueueWithSlowPartition) -> None:
     asked = hanging.slow()
     hanging.answer()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
@@ -208,37 +220,37 @@ def test_it_comes_back_by_itself_with_what_it_went_out_for(hanging: Hanging) -> 
     assert hanging.desk.drain() == ["in flight", "again"]
 
 
-def test_no_lease_ends_for_two_seconds_after_it_is_back(hanging: Hanging) -> None:
-    desk, rig = hanging.desk, hanging.rig
-    desk.produce("one", "two", keys=[hanging.key, keys_at(desk, SLOW, 2)[1]])
-    first, second = desk.lease(1, timeout=5), desk.lease(1, timeout=5)
+def test_no_lease_ends_for_two_seconds_after_it_is_back(hanging: QueueWithSlowPartition) -> None:
+    queue, broker = hanging.desk, hanging.rig
+    queue.produce("one", "two", keys=[hanging.key, keys_at(queue, SLOW, 2)[1]])
+    first, second = queue.lease(1, timeout=5), queue.lease(1, timeout=5)
     hanging.hang()
-    rig.pass_by(20)
+    broker.pass_by(20)
     hanging.answer()
-    rig.pass_by(GRACE_AFTER_SLOW / SECOND - 0.1)
-    assert desk.lease(5).texts == [], "whoever had them before has them still"
+    broker.pass_by(GRACE_AFTER_SLOW / SECOND - 0.1)
+    assert queue.lease(5).texts == [], "whoever had them before has them still"
     assert first.complete() == 1
-    rig.pass_by(0.2)
-    assert second.texts[0] in desk.lease(5).texts, "then it ends as leases do"
+    broker.pass_by(0.2)
+    assert second.texts[0] in queue.lease(5).texts, "then it ends as leases do"
 
 
-def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: Hanging) -> None:
+def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: QueueWithSlowPartition) -> None:
     """It waits for two partitions; the part that was ready ends before the other one has answered."""
-    desk, rig = hanging.desk, hanging.rig
-    desk.produce("here", key=hanging.others[0])
-    desk.produce("there", key=hanging.key)
+    queue, broker = hanging.desk, hanging.rig
+    queue.produce("here", key=hanging.others[0])
+    queue.produce("there", key=hanging.key)
     hanging.hangs = True
-    asked = desk.submit(LeaseRequest(5, timeout=1 * SECOND, deadline=rig.deadline(30)))
-    beside = desk.submit(ProduceRequest(batch_of("beside", key=hanging.key)))
-    rig.turn()
-    rig.pass_by(10)
+    asked = queue.submit(LeaseRequest(5, timeout=1 * SECOND, deadline=broker.deadline(30)))
+    beside = queue.submit(ProduceRequest(batch_of("beside", key=hanging.key)))
+    broker.turn()
+    broker.pass_by(10)
     hanging.answer()
-    rig.pass_by(5)
+    broker.pass_by(5)
     assert beside.result[0].refused is None
     assert all(one.seconds > 0 for one in asked.result)
 
 
-def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: Hanging) -> None:
+def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: QueueWithSlowPartition) -> None:
     """A queue may grow meanwhile; what would take slots from the slow partition is refused, and works later."""
     owners = hanging.desk.loop.turns.map.owners
     its_own = [slot for slot, owner in enumerate(owners) if owner == SLOW]
@@ -253,7 +265,7 @@ def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: Hanging) -> 
     assert len(hanging.desk.info.active) == 1
 
 
-def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: Hanging) -> None:
+def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: QueueWithSlowPartition) -> None:
     """A call whose time is over waits for a partition that is out: no turn helps until that lands or is slow."""
     hanging.hang()
     asked = hanging.desk.submit(LeaseRequest(1))
@@ -263,7 +275,7 @@ def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: H
     assert next_run is not None and next_run > now
 
 
-def test_close_waits_and_answers_everyone(hanging: Hanging) -> None:
+def test_close_waits_and_answers_everyone(hanging: QueueWithSlowPartition) -> None:
     asked = hanging.slow()
     behind = hanging.desk.submit(LeaseRequest(1, deadline=hanging.rig.deadline(60)))
     hanging.rig.broker.close()
@@ -296,7 +308,7 @@ class HangingFiles(SystemFiles):
     def sync(self, handle: int) -> None:
         if self.path and self.path in self._paths.get(handle, ""):
             self.waiting.release()
-            assert self.go_on.wait(PATIENCE), "nobody let the sync go on"
+            assert self.go_on.wait(WAIT_SECONDS), "nobody let the sync go on"
         super().sync(handle)
 
     def hang(self, partition: int) -> None:
@@ -308,33 +320,33 @@ class HangingFiles(SystemFiles):
         self.go_on.set()
 
 
-class OnHangingFiles(Ground):
+class HangingStorage(BrokerStorage):
     """A real directory whose disk may hang."""
 
     def __init__(self, path: Path) -> None:
         self.files = HangingFiles()
         self._path = path / "data"
 
-    def open(self, **options: Any) -> Embedded:
-        return Embedded.open(self._path, files=self.files, **options)
+    def open(self, **options: Any) -> EmbeddedBroker:
+        return EmbeddedBroker.open(self._path, files=self.files, **options)
 
 
-class Live:
+class ThreadedQueueWithSlowPartition:
     """A broker with threads, and a queue of which one partition's disk may hang."""
 
     def __init__(self, path: Path) -> None:
-        ground = OnHangingFiles(path)
+        ground = HangingStorage(path)
         self.files = ground.files
-        self.rig = Rig(ground, live=True)
-        self.desk: Desk = self.rig.create(partitions=3)
+        self.rig = BrokerUnderTest(ground, live=True)
+        self.desk: QueueUnderTest = self.rig.create(partitions=3)
         self.key = keys_at(self.desk, SLOW)[0]
         self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
 
-    def hang(self) -> Asked:
+    def hang(self) -> SubmittedRequest:
         """The disk hangs, and somebody waits for it."""
         self.files.hang(SLOW)
         asked = self.desk.submit(ProduceRequest(batch_of("in flight", key=self.key)))
-        assert self.files.waiting.acquire(timeout=PATIENCE)
+        assert self.files.waiting.acquire(timeout=WAIT_SECONDS)
         return asked
 
     def status(self) -> str:
@@ -342,51 +354,51 @@ class Live:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    found = Live(tmp_path)
+def live(tmp_path: Path) -> Iterator[ThreadedQueueWithSlowPartition]:
+    found = ThreadedQueueWithSlowPartition(tmp_path)
     yield found
     found.files.answer()
     found.rig.broker.close()
 
 
-def test_live_the_others_go_on_while_a_sync_hangs(live: Live) -> None:
-    asked = live.hang()
+def test_live_the_others_go_on_while_a_sync_hangs(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
+    asked = threaded_broker.hang()
     for number in range(20):
-        live.desk.produce(f"anywhere-{number}")
-        live.desk.produce(f"keyed-{number}", key=live.others[number % 2])
-    assert len(live.desk.drain()) == 40
+        threaded_broker.desk.produce(f"anywhere-{number}")
+        threaded_broker.desk.produce(f"keyed-{number}", key=threaded_broker.others[number % 2])
+    assert len(threaded_broker.desk.drain()) == 40
     assert not asked.done
-    live.files.answer()
-    until(lambda: asked.done)
+    threaded_broker.files.answer()
+    wait_until(lambda: asked.done)
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
 
 
-def test_live_it_is_slow_after_a_while_and_comes_back_by_itself(live: Live) -> None:
-    live.hang()
-    until(lambda: live.status() == "slow")
+def test_live_it_is_slow_after_a_while_and_comes_back_by_itself(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
+    threaded_broker.hang()
+    wait_until(lambda: threaded_broker.status() == "slow")
     with pytest.raises(StorageFailed, match="slow"):
-        live.desk.produce("later", key=live.key)
-    live.files.answer()
-    until(lambda: live.status() == "active")
-    live.desk.produce("again", key=live.key)
-    assert live.desk.drain() == ["in flight", "again"]
+        threaded_broker.desk.produce("later", key=threaded_broker.key)
+    threaded_broker.files.answer()
+    wait_until(lambda: threaded_broker.status() == "active")
+    threaded_broker.desk.produce("again", key=threaded_broker.key)
+    assert threaded_broker.desk.drain() == ["in flight", "again"]
 
 
-def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(live: Live) -> None:
+def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
     """It waits for its own disk by itself, and is told that nobody knows."""
-    live.hang()
-    request = ProduceRequest(batch_of("mine", key=live.key), deadline=live.rig.deadline(0.1))
+    threaded_broker.hang()
+    request = ProduceRequest(batch_of("mine", key=threaded_broker.key), deadline=threaded_broker.rig.deadline(0.1))
     with pytest.raises((QueueBusy, StorageFailed)):
-        ids_of(live.desk.run(request), 1)
+        ids_of(threaded_broker.desk.run(request), 1)
 
 
-def test_live_close_waits_for_the_disk_and_answers_everyone(live: Live) -> None:
-    asked = live.hang()
-    closing = threading.Thread(target=live.rig.broker.close)
+def test_live_close_waits_for_the_disk_and_answers_everyone(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
+    asked = threaded_broker.hang()
+    closing = threading.Thread(target=threaded_broker.rig.broker.close)
     closing.start()
     assert not asked.done
-    live.files.answer()
-    closing.join(PATIENCE)
+    threaded_broker.files.answer()
+    closing.join(WAIT_SECONDS)
     assert not closing.is_alive()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
 
@@ -397,24 +409,26 @@ def interrupted(work: Callable[[], object]) -> None:
         work()
 
 
-def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(
+    threaded_broker: ThreadedQueueWithSlowPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own sync is brought to its end by another thread; what shared it is answered and stored."""
     caller = threading.get_ident()
-    right = live.files.sync
+    right = threaded_broker.files.sync
 
     def sync(handle: int) -> None:
-        if threading.get_ident() == caller and f"/{SLOW:05d}/" in live.files._paths.get(handle, ""):
-            monkeypatch.setattr(live.files, "sync", right)
+        if threading.get_ident() == caller and f"/{SLOW:05d}/" in threaded_broker.files._paths.get(handle, ""):
+            monkeypatch.setattr(threaded_broker.files, "sync", right)
             raise KeyboardInterrupt
         right(handle)
 
-    monkeypatch.setattr(live.files, "sync", sync)
-    live.desk.loop.turns.members[SLOW].late_until = 0  # a caller waits itself only for a disk that was not late before
-    shared = ProduceRequest(batch_of("shared", key=live.key))
-    live.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
-    interrupted(lambda: live.desk.produce("mine", key=live.key))
-    until(lambda: shared.done)
+    monkeypatch.setattr(threaded_broker.files, "sync", sync)
+    threaded_broker.desk.loop.turns.members[SLOW].late_until = 0  # a caller waits itself only for a disk that was not late before
+    shared = ProduceRequest(batch_of("shared", key=threaded_broker.key))
+    threaded_broker.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
+    interrupted(lambda: threaded_broker.desk.produce("mine", key=threaded_broker.key))
+    wait_until(lambda: shared.done)
     assert ids_of(shared.result(), 1)
-    assert sorted(live.desk.drain()) == ["mine", "shared"]
-    live.desk.produce("later", key=live.key)
-    assert live.desk.drain() == ["later"]
+    assert sorted(threaded_broker.desk.drain()) == ["mine", "shared"]
+    threaded_broker.desk.produce("later", key=threaded_broker.key)
+    assert threaded_broker.desk.drain() == ["later"]

@@ -11,21 +11,21 @@ from penstock.broker.snapshot import Snapshot
 from penstock.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueNotFound, StorageFailed
 from penstock.logs.files.root import Root
 from penstock.operations import ExplainItem, FindOffsets, FindQueue, ListItems, ListQueues, Operation, ReadHistory, ReadStats, TraceItem
-from tests.broker.directory_broker import Yard, fill
+from tests.broker.directory_broker import DirectoryBroker, fill
 
 
-def log_folder(yard: Yard, incarnation: int, partition: int) -> Path:
-    return yard.path / "logs" / f"{incarnation:016x}" / f"{partition:05d}"
+def log_folder(directory_broker: DirectoryBroker, incarnation: int, partition: int) -> Path:
+    return directory_broker.path / "logs" / f"{incarnation:016x}" / f"{partition:05d}"
 
 
-def test_a_missing_log_is_reported_and_the_others_are_seen(yard: Yard) -> None:
-    queue = yard.broker.create_queue("orders", partitions=2)
+def test_a_missing_log_is_reported_and_the_others_are_seen(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("orders", partitions=2)
     queue.produce_many([NewItem(b"", key=f"k{n}") for n in range(20)])
-    incarnation = yard.incarnation("orders")
-    yard.broker.close()
-    folder = log_folder(yard, incarnation, 0)
-    folder.rename(yard.path / "aside")
-    with yard.look() as seen:
+    incarnation = directory_broker.incarnation("orders")
+    directory_broker.broker.close()
+    folder = log_folder(directory_broker, incarnation, 0)
+    folder.rename(directory_broker.path / "aside")
+    with directory_broker.look() as seen:
         stats = seen.call(ReadStats(queue=incarnation))
         assert [one.status for one in stats.partitions] == ["failing", "active"]
         assert "has no log in" in stats.partitions[0].error and len(stats.warnings) == 2
@@ -38,24 +38,24 @@ def test_a_missing_log_is_reported_and_the_others_are_seen(yard: Yard) -> None:
         for operation in unread:
             with pytest.raises(CorruptLog, match=r"partition 0 cannot be read \(.*\); the others can"):
                 seen.call(operation)
-        (yard.path / "aside").rename(folder)
+        (directory_broker.path / "aside").rename(folder)
         seen.refresh()
         assert [one.status for one in seen.call(ReadStats(queue=incarnation)).partitions] == ["active", "active"]
 
 
-def test_a_damaged_log_is_reported_and_its_other_items_are_seen(yard: Yard) -> None:
-    queue = yard.broker.create_queue("orders")
+def test_a_damaged_log_is_reported_and_its_other_items_are_seen(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("orders")
     for number in range(3):
         queue.produce(b"%d" % number * 40)
-    incarnation = yard.incarnation("orders")
-    yard.broker.close()
-    (path,) = log_folder(yard, incarnation, 0).glob("*.log")
+    incarnation = directory_broker.incarnation("orders")
+    directory_broker.broker.close()
+    (path,) = log_folder(directory_broker, incarnation, 0).glob("*.log")
     for name in ("checkpoint",):
         (path.parent / name).unlink(missing_ok=True)
     data = bytearray(path.read_bytes())
     data[data.index(b"1" * 40)] ^= 1
     path.write_bytes(data)
-    with yard.look() as seen:
+    with directory_broker.look() as seen:
         stats = seen.call(ReadStats(queue=incarnation))
         assert (stats.ready, stats.completed, stats.partitions[0].lost) == (2, 0, 1)
         assert any("damage: " in warning and "run verify" in warning for warning in stats.warnings)
@@ -63,31 +63,31 @@ def test_a_damaged_log_is_reported_and_its_other_items_are_seen(yard: Yard) -> N
         assert [one.offset for one in seen.call(ListItems(queue=incarnation))] == [0, 2]
 
 
-def test_a_log_without_a_readable_base_is_reported(yard: Yard) -> None:
-    queue = yard.broker.create_queue("orders", retention={"max_segments": 1})
+def test_a_log_without_a_readable_base_is_reported(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("orders", retention={"max_segments": 1})
     fill(queue, 2)
     queue.lease(2).complete()
     for _ in range(3):
         queue.compact()
-    incarnation = yard.incarnation("orders")
-    yard.broker.close()
-    for path in log_folder(yard, incarnation, 0).iterdir():
+    incarnation = directory_broker.incarnation("orders")
+    directory_broker.broker.close()
+    for path in log_folder(directory_broker, incarnation, 0).iterdir():
         path.write_bytes(b"\0" * path.stat().st_size)
-    with yard.look() as seen:
+    with directory_broker.look() as seen:
         (one,) = seen.call(ReadStats(queue=incarnation)).partitions
         assert one.status == "failing" and "run verify" in one.error
 
 
-def test_a_damaged_catalog_is_refused(yard: Yard) -> None:
-    yard.broker.create_queue("orders")
-    yard.broker.create_queue("others")
-    yard.broker.close()
-    (path,) = log_folder(yard, 0, 0).glob("*.log")
+def test_a_damaged_catalog_is_refused(directory_broker: DirectoryBroker) -> None:
+    directory_broker.broker.create_queue("orders")
+    directory_broker.broker.create_queue("others")
+    directory_broker.broker.close()
+    (path,) = log_folder(directory_broker, 0, 0).glob("*.log")
     data = bytearray(path.read_bytes())
     data[data.index(b"orders")] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptLog, match=r"the catalog is damaged at .*; run verify, then repair"):
-        yard.look()
+        directory_broker.look()
 
 
 def test_what_is_no_brokers_directory_is_refused(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_several_roots_are_one_broker(tmp_path: Path) -> None:
         assert {one.status for one in stats.partitions} == {"active", "failing"}
 
 
-def test_what_is_gone_is_told(yard: Yard) -> None:
-    queue = yard.broker.create_queue("orders")
-    incarnation = yard.incarnation("orders")
-    seen = yard.look()
+def test_what_is_gone_is_told(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("orders")
+    incarnation = directory_broker.incarnation("orders")
+    seen = directory_broker.look()
     seen.call(ReadStats(queue=incarnation))
     queue.delete()
     seen.refresh()
@@ -120,17 +120,17 @@ def test_what_is_gone_is_told(yard: Yard) -> None:
         seen.call(ReadStats(queue=incarnation))
     with pytest.raises(QueueNotFound, match="there is no queue 'orders'"):
         seen.call(FindQueue(name="orders"))
-    assert repr(seen) == f"Snapshot({str(yard.path)!r}, 0 queues)"
+    assert repr(seen) == f"Snapshot({str(directory_broker.path)!r}, 0 queues)"
     seen.close()
     for ask in (lambda: seen.call(ListQueues()), seen.refresh, lambda: seen.call(ReadStats(queue=incarnation))):
         with pytest.raises(BrokerClosed, match="the snapshot is closed; open it again"):
             ask()
 
 
-def test_a_partition_that_cannot_be_read_right_now(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(yard.broker.create_queue("orders"), 2)
-    incarnation = yard.incarnation("orders")
-    with yard.look() as seen:
+def test_a_partition_that_cannot_be_read_right_now(directory_broker: DirectoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(directory_broker.broker.create_queue("orders"), 2)
+    incarnation = directory_broker.incarnation("orders")
+    with directory_broker.look() as seen:
         seen.call(ReadStats(queue=incarnation))
         reader = seen._queues[incarnation].members[0].open
         monkeypatch.setattr(reader, "refresh", lambda: (_ for _ in ()).throw(StorageFailed("no; try again")))

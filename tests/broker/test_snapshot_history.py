@@ -3,18 +3,18 @@
 import pytest
 
 from penstock import NewItem
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.snapshot import Snapshot
 from penstock.errors import InvalidRequest
 from penstock.operations import ExplainItem, FindQueue, ReadHistory
 from penstock.reports import ItemEvent
 from penstock.words.clock import SECOND
 from penstock.words.ids import parse_id
-from tests.api.both_apis import work_off
-from tests.broker.directory_broker import Yard, fill
+from tests.api.both_apis import run_all_turns
+from tests.broker.directory_broker import DirectoryBroker, fill
 
 
-def history_of(source: Embedded | Snapshot, queue: str, name: str) -> list[ItemEvent]:
+def history_of(source: EmbeddedBroker | Snapshot, queue: str, name: str) -> list[ItemEvent]:
     partition, offset = parse_id(name)
     incarnation = source.call(FindQueue(name=queue)).incarnation
     return source.call(ReadHistory(queue=incarnation, partition=partition, offset=offset))
@@ -24,44 +24,44 @@ def told(found: list[ItemEvent]) -> list[tuple[str, str, str]]:
     return [(event.queue, event.id, event.event) for event in found]
 
 
-def test_an_item_is_followed_through_queues(yard: Yard) -> None:
-    yard.broker.create_queue("dead")
-    orders = yard.broker.create_queue("orders", dead_queue="dead")
+def test_an_item_is_followed_through_queues(directory_broker: DirectoryBroker) -> None:
+    directory_broker.broker.create_queue("dead")
+    orders = directory_broker.broker.create_queue("orders", dead_queue="dead")
     fill(orders, 3)
     orders.lease(3, consumer="c")[1].bury("bad")
-    work_off(yard.broker)
-    yard.broker.redrive("dead", to="orders")
-    work_off(yard.broker)
+    run_all_turns(directory_broker.broker)
+    directory_broker.broker.redrive("dead", to="orders")
+    run_all_turns(directory_broker.broker)
     orders.lease(1, consumer="d").complete()
-    yard.rest()
+    directory_broker.rest()
     wanted = [
         *[("orders", "0-1", event) for event in ("produced", "leased", "buried", "sent", "delivered")],
         *[("dead", "0-0", event) for event in ("produced", "sent", "delivered")],
         *[("orders", "0-3", event) for event in ("produced", "leased", "completed")],
     ]
-    with yard.look() as seen:
-        for source in (yard.owner, seen):
+    with directory_broker.look() as seen:
+        for source in (directory_broker.owner, seen):
             for queue, name in (("orders", "0-1"), ("dead", "0-0"), ("orders", "0-3")):  # it answers to every id it had
                 assert told(history_of(source, queue, name)) == wanted
         found = history_of(seen, "orders", "0-1")
-        assert seen.call(ReadHistory(queue=yard.incarnation("orders"), partition=0, offset=1)) == found
+        assert seen.call(ReadHistory(queue=directory_broker.incarnation("orders"), partition=0, offset=1)) == found
     assert [event.destination for event in found if event.destination] == ["dead/0", "dead/0-0", "orders/0", "orders/0-3"]
     assert [event.source for event in found if event.source] == ["orders/0", "dead/0"]
     buried = found[2]
     assert (buried.reason, buried.consumer, buried.attempt) == ("bad", "c", 1) and buried.time.tzinfo is not None
 
 
-def test_an_item_whose_queue_is_gone_keeps_what_is_left_of_its_history(yard: Yard) -> None:
-    yard.broker.create_queue("a").produce(b"x")
-    yard.broker.create_queue("b")
-    incarnation = yard.incarnation("b")
-    yard.broker.redrive("a", to="b")
-    work_off(yard.broker)
-    yard.broker.queue("b").lease(1)[0].complete()
-    yard.broker.queue("a").delete()
-    yard.rest()
-    with yard.look() as seen:
-        for source in (yard.owner, seen):
+def test_an_item_whose_queue_is_gone_keeps_what_is_left_of_its_history(directory_broker: DirectoryBroker) -> None:
+    directory_broker.broker.create_queue("a").produce(b"x")
+    directory_broker.broker.create_queue("b")
+    incarnation = directory_broker.incarnation("b")
+    directory_broker.broker.redrive("a", to="b")
+    run_all_turns(directory_broker.broker)
+    directory_broker.broker.queue("b").lease(1)[0].complete()
+    directory_broker.broker.queue("a").delete()
+    directory_broker.rest()
+    with directory_broker.look() as seen:
+        for source in (directory_broker.owner, seen):
             found = history_of(source, "b", "0-0")
             assert told(found) == [("b", "0-0", "produced"), ("b", "0-0", "leased"), ("b", "0-0", "completed")]
             assert found[0].source.endswith("/0") and len(found[0].source) == 18  # nobody knows the name any more
@@ -69,46 +69,49 @@ def test_an_item_whose_queue_is_gone_keeps_what_is_left_of_its_history(yard: Yar
             assert explained.state == "completed"
 
 
-def test_an_item_that_went_to_a_deleted_queue(yard: Yard) -> None:
-    yard.broker.create_queue("a").produce(b"x")
-    yard.broker.create_queue("b")
-    yard.broker.redrive("a", to="b")
-    work_off(yard.broker)
-    yard.broker.queue("b").delete()
-    yard.rest()
-    with yard.look() as seen:
-        for source in (yard.owner, seen):
+def test_an_item_that_went_to_a_deleted_queue(directory_broker: DirectoryBroker) -> None:
+    directory_broker.broker.create_queue("a").produce(b"x")
+    directory_broker.broker.create_queue("b")
+    directory_broker.broker.redrive("a", to="b")
+    run_all_turns(directory_broker.broker)
+    directory_broker.broker.queue("b").delete()
+    directory_broker.rest()
+    with directory_broker.look() as seen:
+        for source in (directory_broker.owner, seen):
             assert told(history_of(source, "a", "0-0")) == [("a", "0-0", event) for event in ("produced", "sent", "delivered")]
-            assert source.call(ExplainItem(queue=yard.incarnation("a"), partition=0, offset=0)).why == "moved to a queue that is no more"
+            assert (
+                source.call(ExplainItem(queue=directory_broker.incarnation("a"), partition=0, offset=0)).why
+                == "moved to a queue that is no more"
+            )
 
 
-def test_a_resized_item_is_followed_to_its_new_partition(yard: Yard) -> None:
-    queue = yard.broker.create_queue("orders", partitions=1)
-    names = queue.produce_many([NewItem(b"%d" % n, key=f"k{n}", at=yard.clock.read().wall / SECOND + 5) for n in range(8)])
+def test_a_resized_item_is_followed_to_its_new_partition(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("orders", partitions=1)
+    names = queue.produce_many([NewItem(b"%d" % n, key=f"k{n}", at=directory_broker.clock.read().wall / SECOND + 5) for n in range(8)])
     queue.resize(4)
-    yard.clock.advance(5 * SECOND)
-    work_off(yard.broker)
+    directory_broker.clock.advance(5 * SECOND)
+    run_all_turns(directory_broker.broker)
     queue.lease(8).complete()
-    work_off(yard.broker)
+    run_all_turns(directory_broker.broker)
     queue.lease(8).complete()
-    yard.rest()
+    directory_broker.rest()
     moved = 0
-    with yard.look() as seen:
+    with directory_broker.look() as seen:
         for name in names:
             found = history_of(seen, "orders", name)
-            assert found == history_of(yard.owner, "orders", name)
+            assert found == history_of(directory_broker.owner, "orders", name)
             assert told(found)[:2] == [("orders", name, "scheduled"), ("orders", name, "due")]
             assert found[-1].event == "completed"
             moved += found[-1].id != name
     assert moved
 
 
-def test_events_of_a_partition(yard: Yard) -> None:
-    queue = yard.broker.create_queue("orders")
+def test_events_of_a_partition(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("orders")
     fill(queue, 3)
     queue.lease(2).complete()
-    incarnation = yard.incarnation("orders")
-    with yard.look() as seen:
+    incarnation = directory_broker.incarnation("orders")
+    with directory_broker.look() as seen:
         found = list(seen.events(incarnation, 0))
         assert [(event.event, event.offset) for event in found] == [
             *[("produced", offset) for offset in range(3)],

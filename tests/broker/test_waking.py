@@ -5,236 +5,246 @@ from collections.abc import Callable
 import pytest
 
 from penstock.operations import ClearItems, RedriveItems, ReleaseKey, SeekItems
-from tests.broker.broker_under_test import Asked, Desk, Rig, batch_of, moving_key, together, until
+from tests.broker.broker_under_test import (
+    BrokerUnderTest,
+    QueueUnderTest,
+    SubmittedRequest,
+    batch_of,
+    key_that_moves,
+    run_threads,
+    wait_until,
+)
 from tests.partition_under_test import key_id
 
 # Each begins with a queue that has nothing to give, returns a lease that waits, and makes an item ready.
-WAKERS: dict[str, Callable[[Rig, Desk], Asked]] = {}
+WAKERS: dict[str, Callable[[BrokerUnderTest, QueueUnderTest], SubmittedRequest]] = {}
 
 
-def waker(function: Callable[[Rig, Desk], Asked]) -> Callable[[Rig, Desk], Asked]:
+def waker(
+    function: Callable[[BrokerUnderTest, QueueUnderTest], SubmittedRequest],
+) -> Callable[[BrokerUnderTest, QueueUnderTest], SubmittedRequest]:
     WAKERS[function.__name__] = function
     return function
 
 
-def waiting(desk: Desk, **options: object) -> Asked:
+def waiting(queue: QueueUnderTest, **options: object) -> SubmittedRequest:
     """A lease in line that nothing was found for, though the queue had many turns."""
-    asked = desk.waiter(**options)  # type: ignore[arg-type]
-    desk.rig.turn()
+    asked = queue.waiter(**options)  # type: ignore[arg-type]
+    queue.rig.turn()
     assert not asked.done
     return asked
 
 
 @waker
-def produce(rig: Rig, desk: Desk) -> Asked:
-    asked = waiting(desk)
-    desk.produce("woken")
+def produce(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    asked = waiting(queue)
+    queue.produce("woken")
     return asked
 
 
 @waker
-def immediate_retry(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    held = desk.lease()
-    asked = waiting(desk)
+def immediate_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    held = queue.lease()
+    asked = waiting(queue)
     held.retry()
     return asked
 
 
 @waker
-def delayed_retry(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    desk.lease().retry(delay=5)
-    asked = waiting(desk)
-    rig.pass_by(4.9)
+def delayed_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    queue.lease().retry(delay=5)
+    asked = waiting(queue)
+    broker.pass_by(4.9)
     assert not asked.done
-    rig.pass_by(0.1)
+    broker.pass_by(0.1)
     return asked
 
 
 @waker
-def schedule(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken", at=rig.after(7))
-    asked = waiting(desk)
-    rig.pass_by(6.9)
+def schedule(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken", at=broker.after(7))
+    asked = waiting(queue)
+    broker.pass_by(6.9)
     assert not asked.done
-    rig.pass_by(0.1)
+    broker.pass_by(0.1)
     return asked
 
 
 @waker
-def lease_expiry(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    desk.lease(timeout=10)
-    asked = waiting(desk)
-    rig.pass_by(9.9)
+def lease_expiry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    queue.lease(timeout=10)
+    asked = waiting(queue)
+    broker.pass_by(9.9)
     assert not asked.done
-    rig.pass_by(0.1)
+    broker.pass_by(0.1)
     return asked
 
 
 @waker
-def dead_letter(rig: Rig, desk: Desk) -> Asked:
-    source = rig.create("source", dead_queue=desk.name)
+def dead_letter(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    source = broker.create("source", dead_queue=queue.name)
     source.produce("woken")
     held = source.lease()
-    asked = waiting(desk)
+    asked = waiting(queue)
     held.bury()
     return asked
 
 
 @waker
-def redrive_in_place(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    desk.lease().bury()
-    asked = waiting(desk)
-    assert desk.redrive_buried() == 1
+def redrive_in_place(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    queue.lease().bury()
+    asked = waiting(queue)
+    assert queue.redrive_buried() == 1
     return asked
 
 
 @waker
-def redrive_from_another_queue(rig: Rig, desk: Desk) -> Asked:
-    dead = rig.create("dead")
+def redrive_from_another_queue(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    dead = broker.create("dead")
     dead.produce("woken")
-    asked = waiting(desk)
-    assert dead.call(RedriveItems(items={0: [0]}, to=desk.incarnation)) == 1
-    rig.turn()
+    asked = waiting(queue)
+    assert dead.call(RedriveItems(items={0: [0]}, to=queue.incarnation)) == 1
+    broker.turn()
     return asked
 
 
 @waker
-def follow_up(rig: Rig, desk: Desk) -> Asked:
-    source = rig.create("source")
+def follow_up(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    source = broker.create("source")
     source.produce("first")
     held = source.lease()
-    asked = waiting(desk)
-    held.complete(then=[(desk.incarnation, batch_of("woken"))])
+    asked = waiting(queue)
+    held.complete(then=[(queue.incarnation, batch_of("woken"))])
     return asked
 
 
 @waker
-def resume(rig: Rig, desk: Desk) -> Asked:
-    desk.pause(lease=True)
-    desk.produce("woken")
-    asked = waiting(desk)
-    desk.pause(lease=False)
-    rig.turn()
+def resume(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.pause(lease=True)
+    queue.produce("woken")
+    asked = waiting(queue)
+    queue.pause(lease=False)
+    broker.turn()
     return asked
 
 
 @waker
-def resume_of_one_partition(rig: Rig, desk: Desk) -> Asked:
-    desk.resize(2)
-    desk.pause(lease=True)
-    desk.produce("woken")
-    asked = waiting(desk)
-    desk.pause(lease=False, partition=next(one.partition for one in desk.stats().partitions if one.ready))
-    rig.turn()
+def resume_of_one_partition(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.resize(2)
+    queue.pause(lease=True)
+    queue.produce("woken")
+    asked = waiting(queue)
+    queue.pause(lease=False, partition=next(one.partition for one in queue.stats().partitions if one.ready))
+    broker.turn()
     return asked
 
 
 @waker
-def released_key(rig: Rig, desk: Desk) -> Asked:
+def released_key(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     """A parked key goes on without the item that parked it."""
-    desk.update(on_bury="park")
-    desk.produce("poison", "woken", key="k")
-    desk.lease().bury()
-    asked = waiting(desk)
-    assert desk.call(ReleaseKey(key=key_id("k"))) == 1
-    rig.turn()
+    queue.update(on_bury="park")
+    queue.produce("poison", "woken", key="k")
+    queue.lease().bury()
+    asked = waiting(queue)
+    assert queue.call(ReleaseKey(key=key_id("k"))) == 1
+    broker.turn()
     return asked
 
 
 @waker
-def cleared_burial(rig: Rig, desk: Desk) -> Asked:
-    desk.update(on_bury="park")
-    desk.produce("poison", "woken", key="k")
-    desk.lease().bury()
-    asked = waiting(desk)
-    desk.call(ClearItems(states=["buried"]))
-    rig.turn()
+def cleared_burial(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.update(on_bury="park")
+    queue.produce("poison", "woken", key="k")
+    queue.lease().bury()
+    asked = waiting(queue)
+    queue.call(ClearItems(states=["buried"]))
+    broker.turn()
     return asked
 
 
 @waker
-def completed_head_of_a_key(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("head", "woken", key="k")
-    held = desk.lease()
-    asked = waiting(desk)
+def completed_head_of_a_key(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("head", "woken", key="k")
+    held = queue.lease()
+    asked = waiting(queue)
     held.complete()
     return asked
 
 
 @waker
-def back_off_of_a_key_that_ends(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken", "behind", key="k")
-    desk.lease().retry(delay=3)
-    asked = waiting(desk)
-    rig.pass_by(2.9)
+def back_off_of_a_key_that_ends(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken", "behind", key="k")
+    queue.lease().retry(delay=3)
+    asked = waiting(queue)
+    broker.pass_by(2.9)
     assert not asked.done
-    rig.pass_by(0.1)
+    broker.pass_by(0.1)
     return asked
 
 
 @waker
-def seek(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    desk.drain()
-    asked = waiting(desk)
-    assert desk.call(SeekItems(start={0: 0})) == 1
-    rig.turn()
+def seek(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    queue.drain()
+    asked = waiting(queue)
+    assert queue.call(SeekItems(start={0: 0})) == 1
+    broker.turn()
     return asked
 
 
 @waker
-def resize(rig: Rig, desk: Desk) -> Asked:
+def resize(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     """The key moves to a new partition and waits there for its last item in the old one."""
-    key = moving_key(1, 2)
-    desk.produce("head", key=key)
-    held = desk.lease()
-    desk.resize(2)
-    desk.produce("woken", key=key)
-    asked = waiting(desk)
+    key = key_that_moves(1, 2)
+    queue.produce("head", key=key)
+    held = queue.lease()
+    queue.resize(2)
+    queue.produce("woken", key=key)
+    asked = waiting(queue)
     held.complete()
     return asked
 
 
 @waker
-def cancelled_holder(rig: Rig, desk: Desk) -> Asked:
+def cancelled_holder(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     """What was leased to somebody who is gone goes to the next in line."""
-    first = waiting(desk, wait=120)
-    asked = waiting(desk, wait=120)
-    desk.produce("woken")
+    first = waiting(queue, wait=120)
+    asked = waiting(queue, wait=120)
+    queue.produce("woken")
     assert first.held.texts == ["woken"]
     assert not asked.done
     first.cancel()
-    rig.turn()
-    assert desk.stats().consumers == {"": 1}
+    broker.turn()
+    assert queue.stats().consumers == {"": 1}
     return asked
 
 
 @pytest.mark.parametrize("name", WAKERS)
-def test_a_waiting_lease_is_woken_by(broker: Rig, name: str) -> None:
-    desk = broker.create()
-    asked = WAKERS[name](broker, desk)
+def test_a_waiting_lease_is_woken_by(broker: BrokerUnderTest, name: str) -> None:
+    queue = broker.create()
+    asked = WAKERS[name](broker, queue)
     assert asked.held.texts == ["woken"]
     assert asked.held.attempts in ([1], [2])
-    assert desk.stats().waiting_consumers == 0
+    assert queue.stats().waiting_consumers == 0
 
 
-def test_nothing_wakes_a_lease_before_its_time(broker: Rig) -> None:
+def test_nothing_wakes_a_lease_before_its_time(broker: BrokerUnderTest) -> None:
     """A queue in which nothing is ready looks at its deadlines and at nothing else: no turn is run in vain."""
-    desk = broker.create(partitions=3)
-    desk.produce("later", at=broker.after(3_600))
-    asked = waiting(desk, wait=100)
+    queue = broker.create(partitions=3)
+    queue.produce("later", at=broker.after(3_600))
+    asked = waiting(queue, wait=100)
     looked: list[int] = []
-    turn = desk.loop.turn
+    turn = queue.loop.turn
 
     def counted() -> bool:
         looked.append(broker.clock.read().elapsed)
         return turn()
 
-    desk.loop.turn = counted  # type: ignore[method-assign]
+    queue.loop.turn = counted  # type: ignore[method-assign]
     start = broker.clock.read().elapsed
     broker.pass_by(99.9)
     assert not asked.done
@@ -247,69 +257,69 @@ def test_nothing_wakes_a_lease_before_its_time(broker: Rig) -> None:
 # -- with real threads and the real clock ---------------------------------------------------------------
 
 
-def live_produce(rig: Rig, desk: Desk) -> Asked:
-    asked = desk.waiter()
-    desk.produce("woken")
+def live_produce(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    asked = queue.waiter()
+    queue.produce("woken")
     return asked
 
 
-def live_retry(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    held = desk.lease()
-    asked = desk.waiter()
+def live_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    held = queue.lease()
+    asked = queue.waiter()
     held.retry()
     return asked
 
 
-def live_delayed_retry(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    desk.lease().retry(delay=0.05)
-    return desk.waiter()
+def live_delayed_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    queue.lease().retry(delay=0.05)
+    return queue.waiter()
 
 
-def live_schedule(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken", at=rig.after(0.15))
-    return desk.waiter()
+def live_schedule(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken", at=broker.after(0.15))
+    return queue.waiter()
 
 
-def live_lease_expiry(rig: Rig, desk: Desk) -> Asked:
-    desk.produce("woken")
-    desk.lease(timeout=1)
-    return desk.waiter()
+def live_lease_expiry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.produce("woken")
+    queue.lease(timeout=1)
+    return queue.waiter()
 
 
-def live_dead_letter(rig: Rig, desk: Desk) -> Asked:
-    source = rig.create("source", dead_queue=desk.name)
+def live_dead_letter(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    source = broker.create("source", dead_queue=queue.name)
     source.produce("woken")
-    asked = desk.waiter()
+    asked = queue.waiter()
     source.lease().bury()
     return asked
 
 
-def live_resume(rig: Rig, desk: Desk) -> Asked:
-    desk.pause(lease=True)
-    desk.produce("woken")
-    asked = desk.waiter()
-    desk.pause(lease=False)
+def live_resume(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    queue.pause(lease=True)
+    queue.produce("woken")
+    asked = queue.waiter()
+    queue.pause(lease=False)
     return asked
 
 
-def live_resize(rig: Rig, desk: Desk) -> Asked:
-    key = moving_key(1, 2)
-    desk.produce("head", key=key)
-    held = desk.lease()
-    desk.resize(2)
-    desk.produce("woken", key=key)
-    asked = desk.waiter()
+def live_resize(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    key = key_that_moves(1, 2)
+    queue.produce("head", key=key)
+    held = queue.lease()
+    queue.resize(2)
+    queue.produce("woken", key=key)
+    asked = queue.waiter()
     held.complete()
     return asked
 
 
-def live_cancelled_holder(rig: Rig, desk: Desk) -> Asked:
-    first = desk.waiter()
-    desk.produce("woken")
+def live_cancelled_holder(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
+    first = queue.waiter()
+    queue.produce("woken")
     assert first.held.texts == ["woken"]
-    asked = desk.waiter()
+    asked = queue.waiter()
     first.cancel()
     return asked
 
@@ -328,22 +338,24 @@ def live_cancelled_holder(rig: Rig, desk: Desk) -> Asked:
         live_cancelled_holder,
     ],
 )
-def test_a_thread_that_waits_is_woken_by(live: Rig, wake: Callable[[Rig, Desk], Asked]) -> None:
-    desk = live.create()
-    assert wake(live, desk).held.texts == ["woken"]
+def test_a_thread_that_waits_is_woken_by(
+    threaded_broker: BrokerUnderTest, wake: Callable[[BrokerUnderTest, QueueUnderTest], SubmittedRequest]
+) -> None:
+    queue = threaded_broker.create()
+    assert wake(threaded_broker, queue).held.texts == ["woken"]
 
 
-def test_a_caller_that_sleeps_is_woken_by_another_caller(live: Rig) -> None:
+def test_a_caller_that_sleeps_is_woken_by_another_caller(threaded_broker: BrokerUnderTest) -> None:
     """Both inside `call`: no message of the loop's own helps."""
-    desk = live.create()
+    queue = threaded_broker.create()
     asked: list[list[str]] = []
 
     def consume() -> None:
-        asked.append(desk.lease(wait=15).texts)
+        asked.append(queue.lease(wait=15).texts)
 
     def produce() -> None:
-        until(lambda: desk.stats().waiting_consumers == 1)
-        desk.produce("woken")
+        wait_until(lambda: queue.stats().waiting_consumers == 1)
+        queue.produce("woken")
 
-    together(consume, produce)
+    run_threads(consume, produce)
     assert asked == [["woken"]]

@@ -8,16 +8,16 @@ import pytest
 
 from penstock.operations import ListItems, RedriveItems
 from penstock.words.errors import BrokerClosed
-from tests.broker.broker_under_test import Desk, Held, Rig, together, until
+from tests.broker.broker_under_test import BrokerUnderTest, LeasedItems, QueueUnderTest, run_threads, wait_until
 
 KEYS, EACH, WORKERS = 20, 20, 16
 
 
-class Shop:
+class CheckingWorkers:
     """Workers that check on each other."""
 
-    def __init__(self, desk: Desk, total: int) -> None:
-        self.desk = desk
+    def __init__(self, queue: QueueUnderTest, total: int) -> None:
+        self.desk = queue
         self.total = total
         self.handled: dict[str, list[int]] = {}
         self.failed: set[str] = set()
@@ -40,13 +40,13 @@ class Shop:
 
         return run
 
-    def _take(self, held: Held, worker: int) -> None:
+    def _take(self, held: LeasedItems, worker: int) -> None:
         with self._lock:
             for key in held.keys:
                 assert key not in self._holding, f"{key} is held by {self._holding[key]} and {worker}"
                 self._holding[key] = worker
 
-    def _handle(self, held: Held, item: str, text: str, key: str, rng: random.Random) -> None:
+    def _handle(self, held: LeasedItems, item: str, text: str, key: str, rng: random.Random) -> None:
         """Every item fails once."""
         with self._lock:
             del self._holding[key]
@@ -61,64 +61,64 @@ class Shop:
         assert answer.done == 1
 
 
-def produce_all(desk: Desk) -> None:
+def produce_all(queue: QueueUnderTest) -> None:
     """Each key's items in order, keys in a jumble, some before the workers come and some while they work."""
     rng = random.Random(1)
     left = {f"key-{number}": list(range(EACH)) for number in range(KEYS)}
     while left:
         chosen = rng.sample(sorted(left), min(len(left), rng.randint(1, 5)))
-        desk.produce(*[f"{key}:{left[key].pop(0)}" for key in chosen], keys=chosen)
+        queue.produce(*[f"{key}:{left[key].pop(0)}" for key in chosen], keys=chosen)
         left = {key: numbers for key, numbers in left.items() if numbers}
 
 
-def check(shop: Shop) -> None:
+def check(shop: CheckingWorkers) -> None:
     assert shop.handled == {f"key-{number}": list(range(EACH)) for number in range(KEYS)}
     stats = shop.desk.stats()
     assert (stats.completed, stats.depth) == (stats.produced, 0)
 
 
 @pytest.mark.parametrize("want", [1, 6])
-def test_sixteen_workers_and_every_item_fails_once(live: Rig, want: int) -> None:
-    desk = live.create(partitions=4)
-    shop = Shop(desk, KEYS * EACH)
-    together(lambda: produce_all(desk), *[shop.worker(number, want) for number in range(WORKERS)])
+def test_sixteen_workers_and_every_item_fails_once(threaded_broker: BrokerUnderTest, want: int) -> None:
+    queue = threaded_broker.create(partitions=4)
+    shop = CheckingWorkers(queue, KEYS * EACH)
+    run_threads(lambda: produce_all(queue), *[shop.worker(number, want) for number in range(WORKERS)])
     check(shop)
 
 
-def test_the_same_while_the_width_changes(live: Rig) -> None:
-    desk = live.create(partitions=1)
-    shop = Shop(desk, KEYS * EACH)
+def test_the_same_while_the_width_changes(threaded_broker: BrokerUnderTest) -> None:
+    queue = threaded_broker.create(partitions=1)
+    shop = CheckingWorkers(queue, KEYS * EACH)
 
     def resize() -> None:
         for step, width in enumerate((4, 5, 8, 3, 6, 1, 2)):
-            until(lambda step=step: desk.stats().completed > 45 * step)  # type: ignore[misc]
-            desk.resize(width)
+            wait_until(lambda step=step: queue.stats().completed > 45 * step)  # type: ignore[misc]
+            queue.resize(width)
 
-    together(lambda: produce_all(desk), resize, *[shop.worker(number, 3) for number in range(WORKERS)])
-    until(lambda: not desk.stats().resizing)
+    run_threads(lambda: produce_all(queue), resize, *[shop.worker(number, 3) for number in range(WORKERS)])
+    wait_until(lambda: not queue.stats().resizing)
     check(shop)
-    assert desk.info.partitions == 2
+    assert queue.info.partitions == 2
 
 
-def test_the_same_with_dead_letters_and_their_return(live: Rig) -> None:
+def test_the_same_with_dead_letters_and_their_return(threaded_broker: BrokerUnderTest) -> None:
     """Unkeyed items are given up at their second attempt; somebody redrives them until all are done."""
-    dead = live.create("dead")
-    desk = live.create(partitions=3, dead_queue="dead", max_attempts=2)
-    desk.produce(*map(str, range(200)))
+    dead = threaded_broker.create("dead")
+    queue = threaded_broker.create(partitions=3, dead_queue="dead", max_attempts=2)
+    queue.produce(*map(str, range(200)))
     seen: dict[str, int] = {}
     done: list[str] = []
     lock = threading.Lock()
 
     def work() -> None:
         while len(done) < 200:
-            held = desk.lease(7, wait=0.1)
+            held = queue.lease(7, wait=0.1)
             with lock:
                 for text in held.texts:
                     seen[text] = seen.get(text, 0) + 1
                 good = [item for item, text in zip(held.ids, held.texts, strict=True) if seen[text] > 3]
                 done.extend(text for text in held.texts if seen[text] > 3)
             for item in held.ids:
-                (answer,) = desk.settle("complete" if item in good else "retry", [held.part(item)])
+                (answer,) = queue.settle("complete" if item in good else "retry", [held.part(item)])
                 assert answer.done == 1
 
     def redrive() -> None:
@@ -126,17 +126,17 @@ def test_the_same_with_dead_letters_and_their_return(live: Rig) -> None:
             chosen: dict[int, list[int]] = {}
             for one in dead.call(ListItems(states=("ready", "buried"), limit=50)):
                 chosen.setdefault(one.partition, []).append(one.offset)
-            dead.call(RedriveItems(items=chosen, to=desk.incarnation))
+            dead.call(RedriveItems(items=chosen, to=queue.incarnation))
 
-    together(redrive, work, work, work, work)
+    run_threads(redrive, work, work, work, work)
     assert sorted(done) == sorted(map(str, range(200)))
     assert set(seen.values()) == {4}
-    assert (desk.stats().depth, dead.stats().depth) == (0, 0)
+    assert (queue.stats().depth, dead.stats().depth) == (0, 0)
 
 
-def test_workers_are_told_when_the_broker_ends(live: Rig) -> None:
-    desk = live.create(partitions=2)
-    shop = Shop(desk, 1 << 30)
+def test_workers_are_told_when_the_broker_ends(threaded_broker: BrokerUnderTest) -> None:
+    queue = threaded_broker.create(partitions=2)
+    shop = CheckingWorkers(queue, 1 << 30)
 
     def worker(number: int) -> Callable[[], None]:
         def run() -> None:
@@ -146,8 +146,8 @@ def test_workers_are_told_when_the_broker_ends(live: Rig) -> None:
         return run
 
     def end() -> None:
-        produce_all(desk)
-        until(lambda: desk.stats().completed > 100)
-        live.broker.close()
+        produce_all(queue)
+        wait_until(lambda: queue.stats().completed > 100)
+        threaded_broker.broker.close()
 
-    together(end, *[worker(number) for number in range(WORKERS)])
+    run_threads(end, *[worker(number) for number in range(WORKERS)])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.app import app
-from tests.api.both_apis import work_off
+from tests.api.both_apis import run_all_turns
 
 MEMORY = "/dev/shm"
 """Where there is a file system in memory, brokers of these tests lie there: syncing is not what they are about."""
@@ -26,7 +26,7 @@ _command = typer.main.get_command(app)
 typer.testing._get_command = lambda _: _command  # type: ignore[attr-defined, assignment]  # not built anew for every run
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """What a command did."""
 
     code: int
@@ -34,17 +34,17 @@ class Ran(NamedTuple):
     err: str
 
 
-class Terminal:
+class CommandLine:
     """Runs commands on one broker. Whatever ends badly must say so in one line."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
 
-    def run(self, *args: str, code: int = 0, input: str | bytes | None = None, broker: str | None = None, **env: str) -> Ran:
+    def run(self, *args: str, code: int = 0, input: str | bytes | None = None, broker: str | None = None, **env: str) -> CommandResult:
         """Run a command that must end with this code."""
         target = str(self.target) if broker is None else broker
         found = CliRunner().invoke(app, list(args), input=input, env={"PENSTOCK_BROKER": target, **env}, prog_name="penstock")
-        ran = Ran(found.exit_code, found.stdout, found.stderr)
+        ran = CommandResult(found.exit_code, found.stdout, found.stderr)
         assert "Traceback" not in ran.err, ran.err
         assert ran.code == code, ran
         return ran
@@ -76,7 +76,7 @@ class Terminal:
         """The broker, in which nothing happens by itself; at the end all that was sent has arrived."""
         with penstock.open(self.target, threaded=False) as broker:
             yield broker
-            work_off(broker)
+            run_all_turns(broker)
 
     def tree(self) -> dict[str, bytes]:
         """Every file of the broker."""
@@ -84,16 +84,16 @@ class Terminal:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[Terminal]:
+def cli(tmp_path: Path) -> Iterator[CommandLine]:
     if not os.access(MEMORY, os.W_OK):
-        yield Terminal(tmp_path / "data")
+        yield CommandLine(tmp_path / "data")
         return
     with TemporaryDirectory(dir=MEMORY, prefix="penstock-") as place:
-        yield Terminal(Path(place) / "data")
+        yield CommandLine(Path(place) / "data")
 
 
 @pytest.fixture
-def shop(cli: Terminal) -> Terminal:
+def orders_cli(cli: CommandLine) -> CommandLine:
     """A broker with orders, and a dead queue for them."""
     with cli.open() as broker:
         broker.create_queue("orders.dead")

@@ -70,7 +70,7 @@ def index(base: int, *entries: tuple[int, int, int]) -> bytes:
     return header + crc(header) + b"".join(struct.pack("<QQq", *one) for one in entries)
 
 
-class Queue:
+class LedgerQDirectory:
     """A directory that LedgerQ left."""
 
     def __init__(self, directory: Path) -> None:

@@ -7,30 +7,30 @@ import pytest
 
 from penstock.cli import ledgerq_import
 from penstock.words.clock import SystemClock
-from tests.cli.conftest import Terminal
-from tests.cli.ledgerq_files import NOW, Queue, entry, zipped
+from tests.cli.conftest import CommandLine
+from tests.cli.ledgerq_files import NOW, LedgerQDirectory, entry, zipped
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Queue:
-    return Queue(tmp_path / "ledger")
+def left(tmp_path: Path) -> LedgerQDirectory:
+    return LedgerQDirectory(tmp_path / "ledger")
 
 
 def soon() -> int:
     return SystemClock().read().wall * 1_000 + 3_600 * 1_000_000_000
 
 
-def test_messages_become_items(shop: Terminal, left: Queue) -> None:
+def test_messages_become_items(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"old"), entry(2, b"one", headers={b"trace": b"t1", b"raw": b"\xff"}))
     left.add(zipped(3, b"two", priority=2), entry(4, b"three", expires=soon(), priority=1), entry(5, b"gone", expires=NOW + 1))
     left.read_up_to(2)
     before = {path.name: path.read_bytes() for path in left.directory.iterdir()}
 
-    found = shop.json("import", "ledgerq", str(left), "--queue", "orders")
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders")
     assert {name: found[name] for name in ("imported", "consumed", "expired", "last_id", "skipped")} == {
         "imported": 3, "consumed": 1, "expired": 1, "last_id": 4, "skipped": [],
     }  # fmt: skip
-    one, two, three = shop.json("items", "orders")
+    one, two, three = orders_cli.json("items", "orders")
     assert [item["payload"] for item in (one, two, three)] == ["one", "two", "three"]
     assert one["headers"] == {"trace": "t1", "raw_base64": "/w==", "ledgerq.time": "2023-11-14T22:13:20Z"}
     assert [item["reference"] for item in (one, two, three)] == ["ledgerq:2", "ledgerq:3", "ledgerq:4"]
@@ -39,112 +39,112 @@ def test_messages_become_items(shop: Terminal, left: Queue) -> None:
     assert {path.name: path.read_bytes() for path in left.directory.iterdir()} == before
 
 
-def test_the_answer_in_words(shop: Terminal, left: Queue) -> None:
+def test_the_answer_in_words(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"a", priority=1), entry(2, b"b"), entry(3, b"c", expires=NOW + 1))
     left.read_up_to(2)
-    ran = shop.run("import", "ledgerq", str(left), "--queue", "orders")
+    ran = orders_cli.run("import", "ledgerq", str(left), "--queue", "orders")
     assert ran.out.splitlines() == ["1 item imported", "1 left out: given out by LedgerQ already", "1 left out: expired"]
     assert ran.err.count("\n") == 1 and "--all takes them all" in ran.err
 
 
-def test_all_of_them(shop: Terminal, left: Queue) -> None:
+def test_all_of_them(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"a"), entry(2, b"b"))
     left.read_up_to(3)
-    assert shop.json("import", "ledgerq", str(left), "--queue", "orders")["imported"] == 0
-    assert shop.json("import", "ledgerq", str(left), "--queue", "orders", "--all")["imported"] == 2
+    assert orders_cli.json("import", "ledgerq", str(left), "--queue", "orders")["imported"] == 0
+    assert orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--all")["imported"] == 2
 
 
-def test_the_order_is_kept_over_many_batches(shop: Terminal, left: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_is_kept_over_many_batches(orders_cli: CommandLine, left: LedgerQDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgerq_import, "BATCH", 7)
     for first in range(1, 101, 20):
         left.add(*(entry(id, str(id).encode(), headers={b"customer": b"ann"}) for id in range(first, first + 20)))
-    assert shop.json("import", "ledgerq", str(left), "--queue", "orders", "--key-header", "customer")["imported"] == 100
-    items = shop.json("items", "orders")
+    assert orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--key-header", "customer")["imported"] == 100
+    items = orders_cli.json("items", "orders")
     assert [item["payload"] for item in items] == [str(id) for id in range(1, 101)]
     assert {item["key"] for item in items} == {"ann"}
 
 
-def test_a_crash_left_a_torn_end_and_no_metadata(shop: Terminal, left: Queue) -> None:
+def test_a_crash_left_a_torn_end_and_no_metadata(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     path = left.add(entry(1, b"whole"), entry(2, b"torn"))
     os.truncate(path, path.stat().st_size - 10)
-    found = shop.json("import", "ledgerq", str(left), "--queue", "orders")
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders")
     assert found["imported"] == 1 and found["torn"] == 1
     (skipped,) = found["skipped"]
     assert skipped == {"file": path.name, "byte": 64 + 35, "size": 24, "why": "cut off at the end", "torn": True}
     assert "there is no metadata.dat" in found["notes"][0]
 
 
-def test_damage_is_passed_over_and_told(shop: Terminal, left: Queue) -> None:
+def test_damage_is_passed_over_and_told(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     path = left.add(entry(1, b"one"), entry(2, b"two"), entry(3, b"three"))
     data = bytearray(path.read_bytes())
     data[64 + 33 + 25] ^= 1
     path.write_bytes(data)
     left.read_up_to(1)
-    ran = shop.run("import", "ledgerq", str(left), "--queue", "orders", code=1)
+    ran = orders_cli.run("import", "ledgerq", str(left), "--queue", "orders", code=1)
     assert ran.out.splitlines() == ["2 items imported", f"! {path.name}, byte 97: damaged (33 bytes)"]
-    assert [item["payload"] for item in shop.json("items", "orders")] == ["one", "three"]
+    assert [item["payload"] for item in orders_cli.json("items", "orders")] == ["one", "three"]
 
 
-def test_a_damaged_header_hides_nothing(shop: Terminal, left: Queue) -> None:
+def test_a_damaged_header_hides_nothing(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     path = left.add(entry(1, b"one"))
     data = bytearray(path.read_bytes())
     data[20] ^= 1
     path.write_bytes(data)
-    found = shop.json("import", "ledgerq", str(left), "--queue", "orders", code=1)
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", code=1)
     assert found["imported"] == 1 and found["skipped"][0]["why"] == "the header is damaged"
 
 
-def test_files_that_are_not_ours_or_not_known(shop: Terminal, left: Queue) -> None:
+def test_files_that_are_not_ours_or_not_known(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"one"))
     (left.directory / f"{5:020d}.log").write_bytes(b"something else entirely, but as long as the header of a segment must be")
     (left.directory / f"{6:020d}.log").write_bytes(b"")
     (left.directory / "notes.log").write_bytes(b"")
-    found = shop.json("import", "ledgerq", str(left), "--queue", "orders", code=1)
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", code=1)
     assert found["imported"] == 1
     assert [one["why"] for one in found["skipped"]] == ["it is not a segment of LedgerQ", "the header is cut off"]
 
 
-def test_what_our_limits_refuse_is_told(shop: Terminal, left: Queue) -> None:
+def test_what_our_limits_refuse_is_told(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"a", headers={b"customer": b"k" * 2000}), entry(2, b"b", headers={b"customer": b"ann"}))
-    found = shop.json("import", "ledgerq", str(left), "--queue", "orders", "--key-header", "customer", code=1)
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--key-header", "customer", code=1)
     assert found["imported"] == 1
     assert found["skipped"][0]["why"].startswith("message 1 is not taken: a key has 2000 bytes")
 
 
-def test_a_dry_run_stores_nothing(shop: Terminal, left: Queue) -> None:
+def test_a_dry_run_stores_nothing(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"one"))
-    before = shop.tree()
-    assert shop.run("import", "ledgerq", str(left), "--queue", "orders", "--dry-run").out == "1 item would be imported\n"
-    assert shop.tree() == before
+    before = orders_cli.tree()
+    assert orders_cli.run("import", "ledgerq", str(left), "--queue", "orders", "--dry-run").out == "1 item would be imported\n"
+    assert orders_cli.tree() == before
 
 
-def test_going_on_behind_a_message(shop: Terminal, left: Queue) -> None:
+def test_going_on_behind_a_message(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(*(entry(id, b"x") for id in range(1, 11)))
     left.read_up_to(1)
-    assert shop.json("import", "ledgerq", str(left), "--queue", "orders", "--after", "6")["imported"] == 4
+    assert orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--after", "6")["imported"] == 4
 
 
-def test_an_import_cut_short_says_how_to_go_on(shop: Terminal, left: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_cut_short_says_how_to_go_on(orders_cli: CommandLine, left: LedgerQDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgerq_import, "BATCH", 3)
     left.add(*(entry(id, b"x") for id in range(1, 11)))
     left.read_up_to(1)
-    shop.run("queue", "create", "small", "--max-items", "6")
-    with shop.open() as broker:
+    orders_cli.run("queue", "create", "small", "--max-items", "6")
+    with orders_cli.open() as broker:
         broker.queue("small").pause(lease=False)
-    said = shop.refused("import", "ledgerq", str(left), "--queue", "small", code=9)
+    said = orders_cli.refused("import", "ledgerq", str(left), "--queue", "small", code=9)
     assert "0 items imported before; go on with --after 0" in said
 
 
-def test_metadata_that_cannot_be_used(shop: Terminal, left: Queue) -> None:
+def test_metadata_that_cannot_be_used(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"one"))
     (left.directory / "metadata.dat").write_bytes(b"short")
-    found = shop.json("import", "ledgerq", str(left), "--queue", "orders")
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders")
     assert found["imported"] == 1 and "it has 5 bytes instead of 24" in found["notes"][0]
 
 
-def test_wrong_places(shop: Terminal, left: Queue, tmp_path: Path) -> None:
-    assert "cannot be read" in shop.refused("import", "ledgerq", str(tmp_path / "nowhere"), "--queue", "orders", code=5)
-    assert "holds no segment" in shop.refused("import", "ledgerq", str(left), "--queue", "orders", code=5)
+def test_wrong_places(orders_cli: CommandLine, left: LedgerQDirectory, tmp_path: Path) -> None:
+    assert "cannot be read" in orders_cli.refused("import", "ledgerq", str(tmp_path / "nowhere"), "--queue", "orders", code=5)
+    assert "holds no segment" in orders_cli.refused("import", "ledgerq", str(left), "--queue", "orders", code=5)
     left.add(entry(1, b"one"))
-    assert "there is no queue" in shop.refused("import", "ledgerq", str(left), "--queue", "nope", code=5)
-    assert "missing option '--queue'" in shop.refused("import", "ledgerq", str(left))
+    assert "there is no queue" in orders_cli.refused("import", "ledgerq", str(left), "--queue", "nope", code=5)
+    assert "missing option '--queue'" in orders_cli.refused("import", "ledgerq", str(left))

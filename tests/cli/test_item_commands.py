@@ -7,13 +7,13 @@ import pytest
 
 import penstock
 from penstock.cli import stats
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import CommandLine
 
 
 @pytest.fixture
-def busy(shop: Terminal) -> Terminal:
+def busy(orders_cli: CommandLine) -> CommandLine:
     """Orders in every state: one of ann's is leased and one waits behind it, one was buried, one is scheduled, one completed."""
-    with shop.still() as broker:
+    with orders_cli.still() as broker:
         orders = broker.queue("orders")
         orders.produce({"n": 0}, kind="order")
         orders.lease().complete()
@@ -23,7 +23,7 @@ def busy(shop: Terminal) -> Terminal:
         orders.produce(b"\xff\x00", key="bob", headers={"a": "1", "raw": b"\xff"}, reference="r", ttl=3600)
         orders.lease()[0].bury("no\ngood")
         orders.produce("later", at=32_503_680_000)
-    return shop
+    return orders_cli
 
 
 LOOKS = [
@@ -45,7 +45,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
-def test_looking_writes_nothing_and_takes_no_lock(busy: Terminal, args: list[str]) -> None:
+def test_looking_writes_nothing_and_takes_no_lock(busy: CommandLine, args: list[str]) -> None:
     with busy.open() as broker:
         broker.queue("orders").stats()
         before = busy.tree()
@@ -55,7 +55,7 @@ def test_looking_writes_nothing_and_takes_no_lock(busy: Terminal, args: list[str
 
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
-def test_looking_at_nothing_makes_nothing(cli: Terminal, args: list[str]) -> None:
+def test_looking_at_nothing_makes_nothing(cli: CommandLine, args: list[str]) -> None:
     assert "there is no directory" in cli.refused(*args, code=5)
     cli.target.mkdir()
     assert "holds no broker" in cli.refused(*args, code=5)
@@ -65,7 +65,7 @@ def test_looking_at_nothing_makes_nothing(cli: Terminal, args: list[str]) -> Non
 # -- counts ------------------------------------------------------------------------------------------
 
 
-def test_stats_of_all(busy: Terminal) -> None:
+def test_stats_of_all(busy: CommandLine) -> None:
     heading, orders, dead, *_ = busy.out("stats").splitlines()
     assert heading.split() == ["QUEUE", "READY", "SCHEDULED", "LEASED", "BURIED", "MOVING", "COMPLETED", "PRODUCED", "OLDEST"]
     assert orders.split()[:6] == ["orders", "1", "1", "1", "0", "0"] and orders.split()[7] == "5"
@@ -73,7 +73,7 @@ def test_stats_of_all(busy: Terminal) -> None:
     assert [(one["name"], one["depth"]) for one in busy.json("stats")] == [("orders", 3), ("orders.dead", 1)]
 
 
-def test_stats_of_one(busy: Terminal) -> None:
+def test_stats_of_one(busy: CommandLine) -> None:
     text = busy.out("stats", "orders")
     assert "consumers  me (1)" in text
     found = busy.json("stats", "orders")
@@ -81,18 +81,18 @@ def test_stats_of_one(busy: Terminal) -> None:
     assert sum(one["scheduled"] for one in found["partitions"]) == found["scheduled"] == 1
 
 
-def test_warnings_are_shown(shop: Terminal) -> None:
-    shop.run("produce", "orders", "x")
-    assert "! orders: 1 items are ready and no consumer is there; start one" in shop.out("stats").splitlines()
-    shop.run("queue", "pause", "orders")
-    assert any("paused" in line for line in shop.out("watch", "--once").splitlines())
-    assert "active (lease and produce paused)" in shop.out("stats", "orders")
+def test_warnings_are_shown(orders_cli: CommandLine) -> None:
+    orders_cli.run("produce", "orders", "x")
+    assert "! orders: 1 items are ready and no consumer is there; start one" in orders_cli.out("stats").splitlines()
+    orders_cli.run("queue", "pause", "orders")
+    assert any("paused" in line for line in orders_cli.out("watch", "--once").splitlines())
+    assert "active (lease and produce paused)" in orders_cli.out("stats", "orders")
 
 
 # -- items -------------------------------------------------------------------------------------------
 
 
-def test_items(busy: Terminal) -> None:
+def test_items(busy: CommandLine) -> None:
     found = busy.json("items", "orders")
     assert {one["state"] for one in found} == {"completed", "leased", "ready", "scheduled"}
     assert [one["value"] for one in busy.json("items", "orders", "--state", "ready", "--state", "leased")] == [{"n": 1}, {"n": 2}]
@@ -102,7 +102,7 @@ def test_items(busy: Terminal) -> None:
     assert busy.out("items", "orders", "--state", "buried") == "there are none"
 
 
-def test_pages_of_items(busy: Terminal) -> None:
+def test_pages_of_items(busy: CommandLine) -> None:
     ran = busy.run("items", "orders", "--limit", "2")
     last = ran.out.splitlines()[-1].split()[0]
     assert ran.err == f"penstock: there may be more: --after {last}\n"
@@ -110,7 +110,7 @@ def test_pages_of_items(busy: Terminal) -> None:
     assert len(rest) >= 2 and last not in [one["id"] for one in rest]
 
 
-def test_an_item_with_its_history(busy: Terminal) -> None:
+def test_an_item_with_its_history(busy: CommandLine) -> None:
     (leased,) = busy.json("items", "orders", "--state", "leased")
     found = busy.json("item", "orders", leased["id"])
     assert [event["event"] for event in found["history"]] == ["produced", "leased"]
@@ -120,7 +120,7 @@ def test_an_item_with_its_history(busy: Terminal) -> None:
     assert "state     leased by me" in text and "payload   {" in text
 
 
-def test_a_history_through_two_queues(busy: Terminal) -> None:
+def test_a_history_through_two_queues(busy: CommandLine) -> None:
     (letter,) = busy.json("dead", "list", "orders.dead")
     found = busy.json("item", "orders.dead", letter["id"])
     assert [(event["event"], event["queue"]) for event in found["history"]][:3] == [
@@ -135,7 +135,7 @@ def test_a_history_through_two_queues(busy: Terminal) -> None:
     assert r"no\ngood" in text and "header raw" in text and "<2 bytes>" in text
 
 
-def test_explain(busy: Terminal) -> None:
+def test_explain(busy: CommandLine) -> None:
     leased, waiting = busy.json("items", "orders", "--state", "ready", "--state", "leased")
     assert busy.out("explain", "orders", waiting["id"]).startswith(f"{waiting['id']} is ready: its key is held: item ")
     assert busy.json("explain", "orders", waiting["id"])["held_by"] == leased["id"]
@@ -145,7 +145,7 @@ def test_explain(busy: Terminal) -> None:
 
 
 @pytest.mark.parametrize("command", ["item", "explain"])
-def test_ids_that_are_none(busy: Terminal, command: str) -> None:
+def test_ids_that_are_none(busy: CommandLine, command: str) -> None:
     assert "is not the id of an item" in busy.refused(command, "orders", "x")
     assert "there is no item" in busy.refused(command, "orders", "0-999", code=5)
     assert "has no partition 9" in busy.refused(command, "orders", "9-0", code=5)
@@ -155,7 +155,7 @@ def test_ids_that_are_none(busy: Terminal, command: str) -> None:
 # -- keys --------------------------------------------------------------------------------------------
 
 
-def test_held_keys(busy: Terminal) -> None:
+def test_held_keys(busy: CommandLine) -> None:
     (held,) = busy.json("keys", "held", "orders")
     assert (held["key"], held["why"]) == ("ann", "leased")
     assert busy.out("keys", "held", "orders").splitlines()[1].split() == [
@@ -165,7 +165,7 @@ def test_held_keys(busy: Terminal) -> None:
     assert busy.out("keys", "held", "orders.dead") == "no key is held"
 
 
-def test_a_parked_key_is_released(cli: Terminal) -> None:
+def test_a_parked_key_is_released(cli: CommandLine) -> None:
     with cli.open() as broker:
         parking = broker.create_queue("parking", on_bury="park")
         parking.produce_many([penstock.NewItem(b"1", key=b"k\xff"), penstock.NewItem(b"2", key=b"k\xff"), penstock.NewItem(b"3", key="b")])
@@ -183,7 +183,7 @@ def test_a_parked_key_is_released(cli: Terminal) -> None:
 # -- dead letters ------------------------------------------------------------------------------------
 
 
-def test_dead_letters(busy: Terminal) -> None:
+def test_dead_letters(busy: CommandLine) -> None:
     assert busy.json("dead", "list") == [
         {"queue": "orders", "dead_queue": "orders.dead", "buried": 0, "waiting": 0},
         {"queue": "orders.dead", "dead_queue": None, "buried": 0, "waiting": 1},
@@ -198,7 +198,7 @@ def test_dead_letters(busy: Terminal) -> None:
         assert r"no\ngood" in busy.out("dead", "list", queue)
 
 
-def test_what_is_buried_in_place(cli: Terminal) -> None:
+def test_what_is_buried_in_place(cli: CommandLine) -> None:
     with cli.open() as broker:
         queue = broker.create_queue("q")
         queue.produce_many(["a", "b", "c"])
@@ -214,7 +214,7 @@ def test_what_is_buried_in_place(cli: Terminal) -> None:
     assert cli.out("dead", "list", "q") == "there are no dead letters"
 
 
-def test_redrive_with_a_filter(cli: Terminal) -> None:
+def test_redrive_with_a_filter(cli: CommandLine) -> None:
     with cli.still() as broker:
         broker.create_queue("dead")
         queue = broker.create_queue("q", dead_queue="dead")
@@ -241,20 +241,20 @@ def test_redrive_with_a_filter(cli: Terminal) -> None:
         ([], 2, "missing option '--to'"),
     ],
 )
-def test_a_wrong_redrive(busy: Terminal, args: list[str], code: int, said: str) -> None:
+def test_a_wrong_redrive(busy: CommandLine, args: list[str], code: int, said: str) -> None:
     assert said in busy.refused("dead", "redrive", "orders.dead", *args, code=code)
 
 
 # -- watch -------------------------------------------------------------------------------------------
 
 
-class Looks:
+class ScriptedEvent:
     """In place of an Event: instead of waiting, something happens in the queue; after three looks the user has seen enough."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         self._steps = steps
 
-    def __call__(self) -> "Looks":
+    def __call__(self) -> "ScriptedEvent":
         return self
 
     def wait(self, seconds: float) -> None:
@@ -262,16 +262,16 @@ class Looks:
             raise KeyboardInterrupt
 
 
-def produced(terminal: Terminal) -> Iterator[None]:
+def produced(terminal: CommandLine) -> Iterator[None]:
     with terminal.open() as broker:
         for number in (10, 20):
             broker.queue("orders").produce_many([b"x"] * number)
             yield
 
 
-def test_watching_shows_what_changes(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats, "Event", Looks(produced(shop)))
-    ran = shop.run("watch", "--json", code=130)
+def test_watching_shows_what_changes(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "Event", ScriptedEvent(produced(orders_cli)))
+    ran = orders_cli.run("watch", "--json", code=130)
     looks = [json.loads(line) for line in ran.out.splitlines()]
     assert ran.err == ""
     assert [look["queues"][0]["ready"] for look in looks] == [0, 10, 30]
@@ -279,12 +279,12 @@ def test_watching_shows_what_changes(shop: Terminal, monkeypatch: pytest.MonkeyP
     assert all(look["queues"][0]["produced_per_second"] > 0 for look in looks[1:])
 
 
-def test_watching_in_a_pipe(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats, "Event", Looks(produced(shop)))
-    lines = shop.run("watch", "orders", "--interval", "5s", code=130).out.splitlines()
+def test_watching_in_a_pipe(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "Event", ScriptedEvent(produced(orders_cli)))
+    lines = orders_cli.run("watch", "orders", "--interval", "5s", code=130).out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("orders ")] == ["0", "10", "30"]
 
 
-def test_watching_wrongly(shop: Terminal) -> None:
-    assert "--interval is '0'" in shop.refused("watch", "--interval", "0")
-    assert "there is no queue 'nope'" in shop.refused("watch", "nope", "--once", code=5)
+def test_watching_wrongly(orders_cli: CommandLine) -> None:
+    assert "--interval is '0'" in orders_cli.refused("watch", "--interval", "0")
+    assert "there is no queue 'nope'" in orders_cli.refused("watch", "nope", "--once", code=5)

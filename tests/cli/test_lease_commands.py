@@ -4,17 +4,17 @@ import re
 
 import pytest
 
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import CommandLine
 
 
 @pytest.fixture
-def four(shop: Terminal) -> Terminal:
-    shop.run("produce", "orders", "--lines", "--key", "k", input="a\n")
-    shop.run("produce", "orders", "--lines", input="b\nc\nd\n")
-    return shop
+def four(orders_cli: CommandLine) -> CommandLine:
+    orders_cli.run("produce", "orders", "--lines", "--key", "k", input="a\n")
+    orders_cli.run("produce", "orders", "--lines", input="b\nc\nd\n")
+    return orders_cli
 
 
-def test_lease_and_complete(four: Terminal) -> None:
+def test_lease_and_complete(four: CommandLine) -> None:
     lines = four.out("lease", "orders", "2").splitlines()
     assert lines[0].split() == ["ID", "KEY", "ATTEMPTS", "PAYLOAD", "TOKEN"]
     token = lines[1].split()[-1]
@@ -23,7 +23,7 @@ def test_lease_and_complete(four: Terminal) -> None:
     assert four.json("stats", "orders")["completed"] == 1
 
 
-def test_lease_as_json(four: Terminal) -> None:
+def test_lease_as_json(four: CommandLine) -> None:
     found = four.json("lease", "orders", "10", "--consumer", "me", "--lease-timeout", "5m")
     assert len(found) == 4
     assert {one["payload"] for one in found} == {"a", "b", "c", "d"}
@@ -31,19 +31,19 @@ def test_lease_as_json(four: Terminal) -> None:
     assert four.json("stats", "orders")["consumers"] == {"me": 4}
 
 
-def test_nothing_to_lease(shop: Terminal) -> None:
-    assert shop.out("lease", "orders", code=1) == "nothing is ready"
-    assert shop.out("lease", "orders", "--tokens", "--wait", "1ms", code=1) == ""
-    assert shop.json("lease", "orders", code=1) == []
+def test_nothing_to_lease(orders_cli: CommandLine) -> None:
+    assert orders_cli.out("lease", "orders", code=1) == "nothing is ready"
+    assert orders_cli.out("lease", "orders", "--tokens", "--wait", "1ms", code=1) == ""
+    assert orders_cli.json("lease", "orders", code=1) == []
 
 
-def test_tokens_through_a_pipe(four: Terminal) -> None:
+def test_tokens_through_a_pipe(four: CommandLine) -> None:
     tokens = four.out("lease", "orders", "10", "--tokens")
     assert len(tokens.split()) == 4
     assert four.json("complete", "-", input=tokens) == {"completed": 4, "lost": []}
 
 
-def test_retry(four: Terminal) -> None:
+def test_retry(four: CommandLine) -> None:
     first, second, *_ = four.out("lease", "orders", "4", "--tokens").split()
     assert four.out("retry", first, "--reason", "card declined") == "1 item retried"
     assert four.out("retry", second, "--delay", "1h", "--uncounted") == "1 item retried"
@@ -52,20 +52,20 @@ def test_retry(four: Terminal) -> None:
     assert by_state["scheduled"]["attempts"] == 0
 
 
-def test_bury(four: Terminal) -> None:
+def test_bury(four: CommandLine) -> None:
     tokens = four.out("lease", "orders", "2", "--tokens").split()
     assert four.json("bury", *tokens, "--reason", "no good") == {"buried": 2, "lost": []}
     assert {one["origin"]["reason"] for one in four.json("dead", "list", "orders")} == {"no good"}
 
 
-def test_extend(four: Terminal) -> None:
+def test_extend(four: CommandLine) -> None:
     (one,) = four.json("lease", "orders", "--lease-timeout", "2s")
     assert four.out("extend", one["token"], "--timeout", "1h") == "1 item extended"
     found = re.search(r"for another ([0-9.]+) s", four.json("explain", "orders", one["id"])["why"])
     assert found is not None and 3000 < float(found[1]) <= 3600
 
 
-def test_a_lease_that_is_lost(four: Terminal) -> None:
+def test_a_lease_that_is_lost(four: CommandLine) -> None:
     old, other, *_ = four.out("lease", "orders", "4", "--tokens").split()
     four.run("retry", old)
     (new,) = four.out("lease", "orders", "--tokens").split()
@@ -75,7 +75,7 @@ def test_a_lease_that_is_lost(four: Terminal) -> None:
     assert four.json("stats", "orders")["completed"] == 2
 
 
-def test_tokens_of_several_queues_and_of_none(four: Terminal) -> None:
+def test_tokens_of_several_queues_and_of_none(four: CommandLine) -> None:
     four.run("produce", "orders.dead", "z")
     (one,) = four.out("lease", "orders.dead", "--tokens").split()
     (two, *_) = four.out("lease", "orders", "--tokens").split()
@@ -97,5 +97,5 @@ def test_tokens_of_several_queues_and_of_none(four: Terminal) -> None:
         (["extend", "xyz", "--timeout", "1d"], "not a lease token"),
     ],
 )
-def test_wrong_input_is_one_line(shop: Terminal, args: list[str], said: str) -> None:
-    assert said in shop.refused(*args, input="")
+def test_wrong_input_is_one_line(orders_cli: CommandLine, args: list[str], said: str) -> None:
+    assert said in orders_cli.refused(*args, input="")

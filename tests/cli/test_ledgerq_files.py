@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli import ledgerq_files
-from penstock.cli.ledgerq_files import LedgerEntry, Skipped
+from penstock.cli.ledgerq_files import LedgerEntry, SkippedBytes
 from penstock.words.limits import MAX_PAYLOAD_BYTES
 from tests.cli.ledgerq_files import NOW, crc, entry, metadata, segment, zipped
 
 A, B, C = entry(1, b"alpha"), entry(2, b"beta"), entry(3, b"gamma")
 
 
-def read(data: bytes) -> list[LedgerEntry | Skipped]:
+def read(data: bytes) -> list[LedgerEntry | SkippedBytes]:
     return list(ledgerq_files.entries(data))
 
 
@@ -63,7 +63,7 @@ def test_compressed_payloads() -> None:
 
 def test_a_bomb_does_not_go_off() -> None:
     (bomb, after) = read(segment(zipped(1, bytes(MAX_PAYLOAD_BYTES + 1)), B))
-    assert isinstance(bomb, Skipped) and "more than 16,777,216 bytes" in bomb.why
+    assert isinstance(bomb, SkippedBytes) and "more than 16,777,216 bytes" in bomb.why
     assert isinstance(after, LedgerEntry)
 
 
@@ -85,7 +85,7 @@ def test_a_bomb_does_not_go_off() -> None:
 def test_whole_entries_that_cannot_be_used_are_told(given: bytes, why: str) -> None:
     first, bad, last = read(segment(A, given, C))
     assert isinstance(first, LedgerEntry) and isinstance(last, LedgerEntry)
-    assert isinstance(bad, Skipped)
+    assert isinstance(bad, SkippedBytes)
     assert bad.id == 9 and why in bad.why and bad.why.startswith("message 9 is not taken") and not bad.torn
     assert bad.where == 64 + len(A) and bad.size == len(given) - 4
 
@@ -95,7 +95,7 @@ def test_compressed_and_cut_off_inside() -> None:
     body = whole[4:-8]
     shorter = struct.pack("<I", len(body) - 6 + 8) + body[:-6]
     (found,) = read(segment(shorter + crc(shorter) + bytes(4)))
-    assert isinstance(found, Skipped) and "cut off" in found.why
+    assert isinstance(found, SkippedBytes) and "cut off" in found.why
 
 
 def test_cut_at_every_byte() -> None:
@@ -105,7 +105,7 @@ def test_cut_at_every_byte() -> None:
         found = read(data[:cut])
         whole = sum(cut >= end for end in ends)
         assert [one.id for one in found if isinstance(one, LedgerEntry)] == [1, 2, 3][:whole]
-        rest = [one for one in found if isinstance(one, Skipped)]
+        rest = [one for one in found if isinstance(one, SkippedBytes)]
         assert all(one.torn for one in rest) and len(rest) <= 1
         assert bool(rest) == (cut > 64 and cut not in range(ends[whole - 1], ends[whole - 1] + 5) if whole else cut > 64)
 
@@ -119,13 +119,13 @@ def test_every_bit_of_an_entry_in_the_middle() -> None:
             broken[place] ^= 1 << bit
             found = read(bytes(broken))
             assert [one.payload for one in found if isinstance(one, LedgerEntry)] == [b"alpha", b"gamma"]
-            (gap,) = [one for one in found if isinstance(one, Skipped)]
+            (gap,) = [one for one in found if isinstance(one, SkippedBytes)]
             assert gap.where == start and not gap.torn and gap.why == "damaged"
 
 
 def test_rubbish_between_entries() -> None:
     found = read(segment(A, b"\x01\x02\x03" * 40, B))
-    assert [type(one).__name__ for one in found] == ["LedgerEntry", "Skipped", "LedgerEntry"]
+    assert [type(one).__name__ for one in found] == ["LedgerEntry", "SkippedBytes", "LedgerEntry"]
 
 
 def test_zeros_at_the_end_are_nothing() -> None:

@@ -21,13 +21,13 @@ from penstock.cli.failures import CommandFailed
     ],
 )
 def test_a_duration(text: str, seconds: float) -> None:
-    assert option_values.duration(text, "--ttl") == seconds
+    assert option_values.parse_duration(text, "--ttl") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "-5", "-5s", "5x", "5 m", "m5", "1h 30m", "1:30", "five", "5mm", "nan", "inf", "1e3", "½h"])
 def test_not_a_duration(text: str) -> None:
     with pytest.raises(CommandFailed, match=r"^--ttl is .*; give seconds"):
-        option_values.duration(text, "--ttl")
+        option_values.parse_duration(text, "--ttl")
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_not_a_duration(text: str) -> None:
     ],
 )
 def test_a_size(text: str, size: int) -> None:
-    assert option_values.size(text, "--max-bytes") == size
+    assert option_values.parse_size(text, "--max-bytes") == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1 parsec", "1KiB2", "none"])
 def test_not_a_size(text: str) -> None:
     with pytest.raises(CommandFailed, match=r"^--max-bytes is .*; give bytes"):
-        option_values.size(text, "--max-bytes")
+        option_values.parse_size(text, "--max-bytes")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_not_a_size(text: str) -> None:
         (option_values.size_or_none, "1k", 1024),
         (option_values.number_or_none, "none", None),
         (option_values.number_or_none, "1,000", 1000),
-        (option_values.number, "10_000", 10_000),
+        (option_values.parse_number, "10_000", 10_000),
     ],
 )
 def test_none_is_a_word(read: Callable[[str, str], Any], text: str, value: float | None) -> None:
@@ -71,41 +71,41 @@ def test_none_is_a_word(read: Callable[[str, str], Any], text: str, value: float
 
 def test_not_a_number() -> None:
     with pytest.raises(CommandFailed, match="give a whole number"):
-        option_values.number("1.5", "--max-items")
+        option_values.parse_number("1.5", "--max-items")
 
 
 def test_a_time_with_an_offset() -> None:
-    assert option_values.instant("2030-01-31T08:00:00Z", "--at") == datetime(2030, 1, 31, 8, tzinfo=UTC)
-    assert option_values.instant("2030-01-31T08:00:00+02:00", "--at") == datetime(2030, 1, 31, 6, tzinfo=UTC)
+    assert option_values.parse_time("2030-01-31T08:00:00Z", "--at") == datetime(2030, 1, 31, 8, tzinfo=UTC)
+    assert option_values.parse_time("2030-01-31T08:00:00+02:00", "--at") == datetime(2030, 1, 31, 6, tzinfo=UTC)
 
 
 def test_a_time_without_an_offset_is_local() -> None:
-    assert option_values.instant("2030-01-31T08:00:00", "--at") == datetime(2030, 1, 31, 8).astimezone()
-    assert option_values.instant("2030-01-31", "--at") == datetime(2030, 1, 31).astimezone()
+    assert option_values.parse_time("2030-01-31T08:00:00", "--at") == datetime(2030, 1, 31, 8).astimezone()
+    assert option_values.parse_time("2030-01-31", "--at") == datetime(2030, 1, 31).astimezone()
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "08:00", "2030-13-01", "1735689600.5.5", "9999-12-31T23:59:59-23:59x"])
 def test_not_a_time(text: str) -> None:
     with pytest.raises(CommandFailed, match=r"^--at is .*; give a time as 2030"):
-        option_values.instant(text, "--at")
+        option_values.parse_time(text, "--at")
 
 
 def test_pairs() -> None:
-    assert option_values.pairs(["a=1", "b=", "c=x=y"], "--header", "NAME=VALUE") == {"a": "1", "b": "", "c": "x=y"}
+    assert option_values.parse_pairs(["a=1", "b=", "c=x=y"], "--header", "NAME=VALUE") == {"a": "1", "b": "", "c": "x=y"}
     for wrong in (["a"], ["=1"], ["a=1", "a=2"]):
         with pytest.raises(CommandFailed, match=r"^--header"):
-            option_values.pairs(wrong, "--header", "NAME=VALUE")
+            option_values.parse_pairs(wrong, "--header", "NAME=VALUE")
 
 
 def test_weights() -> None:
-    assert option_values.weights(["orders=3", "mail"], "--queue") == {"orders": 3, "mail": 1}
+    assert option_values.parse_weights(["orders=3", "mail"], "--queue") == {"orders": 3, "mail": 1}
     for wrong in (["a=0"], ["a=-1"], ["a=x"], ["a="], ["=1"], ["a", "a=2"], ["a=1.5"]):
         with pytest.raises(CommandFailed, match="give each queue once"):
-            option_values.weights(wrong, "--queue")
+            option_values.parse_weights(wrong, "--queue")
 
 
 @given(st.text(max_size=12))
 def test_whatever_is_typed_is_read_or_refused(text: str) -> None:
-    for read in (option_values.duration, option_values.size, option_values.number, option_values.instant):
+    for read in (option_values.parse_duration, option_values.parse_size, option_values.parse_number, option_values.parse_time):
         with suppress(CommandFailed):
             read(text, "--it")

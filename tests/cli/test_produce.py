@@ -5,121 +5,121 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import produce
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import CommandLine
 
 
-def test_a_value(shop: Terminal) -> None:
-    assert shop.out("produce", "orders", "hello", "--key", "a").count("-") == 1
-    assert set(shop.json("produce", "orders", "world", "--key", "a")) == {"id"}
-    assert [(one["payload"], one["encoding"], one["key"]) for one in shop.json("items", "orders")] == [
+def test_a_value(orders_cli: CommandLine) -> None:
+    assert orders_cli.out("produce", "orders", "hello", "--key", "a").count("-") == 1
+    assert set(orders_cli.json("produce", "orders", "world", "--key", "a")) == {"id"}
+    assert [(one["payload"], one["encoding"], one["key"]) for one in orders_cli.json("items", "orders")] == [
         ("hello", "text", "a"),
         ("world", "text", "a"),
     ]
 
 
-def test_every_option_of_an_item(shop: Terminal) -> None:
-    shop.run(
+def test_every_option_of_an_item(orders_cli: CommandLine) -> None:
+    orders_cli.run(
         "produce", "orders", '{"a": [1]}', "--as", "json", "--key", "k", "--kind", "invoice", "--reference", "r-1", "--priority", "2",
         "--at", "2999-01-01T00:00:00Z", "--ttl", "2h", "--header", "a=1", "--header", "b=x=y", "--dedup", "d",
     )  # fmt: skip
-    (one,) = shop.json("items", "orders")
+    (one,) = orders_cli.json("items", "orders")
     expected = {
         "payload": '{"a": [1]}', "value": {"a": [1]}, "encoding": "json", "key": "k", "kind": "invoice", "reference": "r-1", "priority": 2,
         "at": "2999-01-01T00:00:00Z", "ttl": 7200, "headers": {"a": "1", "b": "x=y"}, "state": "scheduled",
     }  # fmt: skip
     assert {name: one[name] for name in expected} == expected
-    again = shop.json("produce", "orders", "other", "--key", "k", "--dedup", "d")
+    again = orders_cli.json("produce", "orders", "other", "--key", "k", "--dedup", "d")
     assert again == {"id": one["id"]}
 
 
-def test_a_delay(shop: Terminal) -> None:
-    shop.run("produce", "orders", "x", "--delay", "1h", "--encoding", "mine")
-    (one,) = shop.json("items", "orders", "--state", "scheduled")
+def test_a_delay(orders_cli: CommandLine) -> None:
+    orders_cli.run("produce", "orders", "x", "--delay", "1h", "--encoding", "mine")
+    (one,) = orders_cli.json("items", "orders", "--state", "scheduled")
     assert one["encoding"] == "mine"
-    assert 3500 < shop.json("explain", "orders", one["id"])["ready_in_seconds"] <= 3600
+    assert 3500 < orders_cli.json("explain", "orders", one["id"])["ready_in_seconds"] <= 3600
 
 
-def test_whole_stdin_is_one_item(shop: Terminal) -> None:
-    shop.run("produce", "orders", input="two\nlines\n")
-    shop.run("produce", "orders", "-", "--as", "bytes", input=b"\xff\x00")
-    shop.run("produce", "orders", "", input="")
-    found = sorted(shop.json("items", "orders"), key=lambda one: one["produced_at"])
+def test_whole_stdin_is_one_item(orders_cli: CommandLine) -> None:
+    orders_cli.run("produce", "orders", input="two\nlines\n")
+    orders_cli.run("produce", "orders", "-", "--as", "bytes", input=b"\xff\x00")
+    orders_cli.run("produce", "orders", "", input="")
+    found = sorted(orders_cli.json("items", "orders"), key=lambda one: one["produced_at"])
     assert [one.get("payload", one.get("payload_base64")) for one in found] == ["two\nlines\n", "/wA=", ""]
-    assert "is not UTF-8" in shop.refused("produce", "orders", input=b"\xff")
-    assert "is not JSON" in shop.refused("produce", "orders", "{", "--as", "json")
+    assert "is not UTF-8" in orders_cli.refused("produce", "orders", input=b"\xff")
+    assert "is not JSON" in orders_cli.refused("produce", "orders", "{", "--as", "json")
 
 
-def test_a_file(shop: Terminal, tmp_path: Path) -> None:
+def test_a_file(orders_cli: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\n\nc")
-    assert shop.out("produce", "orders", "--from", str(path), "--lines") == "3 items produced"
-    assert shop.json("stats", "orders")["ready"] == 3
-    assert "No such file" in shop.refused("produce", "orders", "--from", str(tmp_path / "no"), "--lines", code=5)
-    assert "directory" in shop.refused("produce", "orders", "--from", str(tmp_path), code=5)
+    assert orders_cli.out("produce", "orders", "--from", str(path), "--lines") == "3 items produced"
+    assert orders_cli.json("stats", "orders")["ready"] == 3
+    assert "No such file" in orders_cli.refused("produce", "orders", "--from", str(tmp_path / "no"), "--lines", code=5)
+    assert "directory" in orders_cli.refused("produce", "orders", "--from", str(tmp_path), code=5)
 
 
-def test_json_lines_with_keys(shop: Terminal) -> None:
+def test_json_lines_with_keys(orders_cli: CommandLine) -> None:
     text = "".join(f'{{"customer": "c{number % 3}", "n": {number}}}\n' for number in range(9))
-    assert shop.json("produce", "orders", "--jsonl", "--key-field", "customer", input=text) == {"produced": 9, "bad": 0}
-    found = shop.json("items", "orders")
+    assert orders_cli.json("produce", "orders", "--jsonl", "--key-field", "customer", input=text) == {"produced": 9, "bad": 0}
+    found = orders_cli.json("items", "orders")
     assert all(one["key"] == one["value"]["customer"] for one in found)
     for customer in ("c0", "c1", "c2"):
         assert [one["value"]["n"] % 3 for one in found if one["key"] == customer] == [int(customer[1])] * 3
 
 
-def test_csv_with_keys_and_kinds(shop: Terminal) -> None:
+def test_csv_with_keys_and_kinds(orders_cli: CommandLine) -> None:
     text = "id;who;what\n1;ann;buy\n2;bob;sell\n"
-    shop.run("produce", "orders", "--csv", "--key-column", "who", "--kind-column", "what", "--delimiter", ";", input=text)
-    assert {(one["key"], one["kind"], one["value"]["id"]) for one in shop.json("items", "orders")} == {
+    orders_cli.run("produce", "orders", "--csv", "--key-column", "who", "--kind-column", "what", "--delimiter", ";", input=text)
+    assert {(one["key"], one["kind"], one["value"]["id"]) for one in orders_cli.json("items", "orders")} == {
         ("ann", "buy", "1"),
         ("bob", "sell", "2"),
     }
-    shop.run("produce", "orders", "--csv", "--columns", "a, b", "--delimiter", "tab", input="1\t2\n")
-    assert any(one["value"] == {"a": "1", "b": "2"} for one in shop.json("items", "orders"))
+    orders_cli.run("produce", "orders", "--csv", "--columns", "a, b", "--delimiter", "tab", input="1\t2\n")
+    assert any(one["value"] == {"a": "1", "b": "2"} for one in orders_cli.json("items", "orders"))
 
 
-def test_a_bad_line_stops_and_everything_before_it_is_stored(shop: Terminal) -> None:
-    said = shop.refused("produce", "orders", "--jsonl", input='{"n":1}\n{"n":2}\n{bad\n{"n":4}\n')
+def test_a_bad_line_stops_and_everything_before_it_is_stored(orders_cli: CommandLine) -> None:
+    said = orders_cli.refused("produce", "orders", "--jsonl", input='{"n":1}\n{"n":2}\n{bad\n{"n":4}\n')
     assert said.startswith("line 3 is not JSON")
     assert said.endswith("; mend it and go on from there, or leave such lines out with --skip-bad; 2 items stored before")
-    assert sorted(one["value"]["n"] for one in shop.json("items", "orders")) == [1, 2]
+    assert sorted(one["value"]["n"] for one in orders_cli.json("items", "orders")) == [1, 2]
 
 
-def test_bad_lines_are_left_out_and_counted(shop: Terminal) -> None:
+def test_bad_lines_are_left_out_and_counted(orders_cli: CommandLine) -> None:
     text = '{"k":"a"}\n' + "nonsense\n" * 15 + '{"other":1}\n{"k":"b"}\n'
-    ran = shop.run("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text)
+    ran = orders_cli.run("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text)
     assert ran.out == "2 items produced, 16 bad lines left out\n"
     assert ran.err.splitlines()[0].startswith("penstock: line 2 is not JSON")
     assert len(ran.err.splitlines()) == 10
-    assert shop.json("produce", "orders", "--jsonl", "--skip-bad", input="x\n") == {"produced": 0, "bad": 1}
+    assert orders_cli.json("produce", "orders", "--jsonl", "--skip-bad", input="x\n") == {"produced": 0, "bad": 1}
 
 
-def test_what_the_queue_would_refuse_is_a_bad_line_too(shop: Terminal) -> None:
+def test_what_the_queue_would_refuse_is_a_bad_line_too(orders_cli: CommandLine) -> None:
     long = "k" * 2000
     text = f'{{"k":"a"}}\n{{"k":"{long}"}}\n{{"k":"b"}}\n'
-    said = shop.refused("produce", "orders", "--jsonl", "--key-field", "k", input=text)
+    said = orders_cli.refused("produce", "orders", "--jsonl", "--key-field", "k", input=text)
     assert said.startswith("line 2 is refused (a key has 2000 bytes") and said.endswith("1 item stored before")
-    assert [one["key"] for one in shop.json("items", "orders")] == ["a"]
-    assert shop.json("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text) == {"produced": 2, "bad": 1}
+    assert [one["key"] for one in orders_cli.json("items", "orders")] == ["a"]
+    assert orders_cli.json("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text) == {"produced": 2, "bad": 1}
 
 
-def test_batches_keep_the_order(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_keep_the_order(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "BATCH_BYTES", 50)
     text = "".join(f"{number}\n" for number in range(100))
     for batch in ("7", "10000"):
-        shop.run("produce", "orders", "--lines", "--key", "k", "--batch", batch, input=text)
-    assert [one["payload"] for one in shop.json("items", "orders", "--limit", "1000")] == [str(number) for number in range(100)] * 2
+        orders_cli.run("produce", "orders", "--lines", "--key", "k", "--batch", batch, input=text)
+    assert [one["payload"] for one in orders_cli.json("items", "orders", "--limit", "1000")] == [str(number) for number in range(100)] * 2
 
 
-def test_a_full_queue_says_how_far_it_came(shop: Terminal) -> None:
-    shop.run("queue", "create", "small", "--max-items", "10")
-    said = shop.refused("produce", "small", "--lines", "--batch", "4", "--timeout", "0s", input="x\n" * 20, code=9)
+def test_a_full_queue_says_how_far_it_came(orders_cli: CommandLine) -> None:
+    orders_cli.run("queue", "create", "small", "--max-items", "10")
+    said = orders_cli.refused("produce", "small", "--lines", "--batch", "4", "--timeout", "0s", input="x\n" * 20, code=9)
     assert "full" in said and said.endswith("; 8 items stored before")
-    assert shop.json("stats", "small")["ready"] == 8
+    assert orders_cli.json("stats", "small")["ready"] == 8
 
 
-def test_progress_does_not_touch_the_answer(shop: Terminal) -> None:
-    ran = shop.run("produce", "orders", "--lines", "--progress", "--json", input="a\nb\n")
+def test_progress_does_not_touch_the_answer(orders_cli: CommandLine) -> None:
+    ran = orders_cli.run("produce", "orders", "--lines", "--progress", "--json", input="a\nb\n")
     assert ran.out.split() == ["{", '"produced":', "2,", '"bad":', "0", "}"]
     assert "producing" in ran.err
 
@@ -150,11 +150,11 @@ def test_progress_does_not_touch_the_answer(shop: Terminal) -> None:
         (["x", "--timeout", "1h"], "--timeout is 3600"),
     ],
 )
-def test_wrong_input_is_one_line_and_stores_nothing(shop: Terminal, args: list[str], said: str) -> None:
-    before = shop.json("stats", "orders")["produced"]
-    assert said in shop.refused("produce", "orders", *args, input="x\ny\n")
-    assert shop.json("stats", "orders")["produced"] == before
+def test_wrong_input_is_one_line_and_stores_nothing(orders_cli: CommandLine, args: list[str], said: str) -> None:
+    before = orders_cli.json("stats", "orders")["produced"]
+    assert said in orders_cli.refused("produce", "orders", *args, input="x\ny\n")
+    assert orders_cli.json("stats", "orders")["produced"] == before
 
 
-def test_no_such_queue(shop: Terminal) -> None:
-    assert "there is no queue 'nope'" in shop.refused("produce", "nope", "x", code=5)
+def test_no_such_queue(orders_cli: CommandLine) -> None:
+    assert "there is no queue 'nope'" in orders_cli.refused("produce", "nope", "x", code=5)

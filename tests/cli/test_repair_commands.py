@@ -4,50 +4,51 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import CommandLine
 
 
 @pytest.fixture
-def damaged(shop: Terminal) -> Terminal:
+def damaged(orders_cli: CommandLine) -> CommandLine:
     """A log with a hole in the middle."""
-    with shop.open() as broker:
+    with orders_cli.open() as broker:
         for number in range(20):
             broker.queue("orders.dead").produce(f"item {number}")
-    path = log_of(shop, "orders.dead")
+    path = log_of(orders_cli, "orders.dead")
     data = bytearray(path.read_bytes())
     at = data.index(b"item 7")
     data[at] ^= 1
     path.write_bytes(data)
-    return shop
+    return orders_cli
 
 
-def log_of(terminal: Terminal, queue: str) -> Path:
+def log_of(terminal: CommandLine, queue: str) -> Path:
     incarnation = terminal.json("queue", "info", queue)["incarnation"]
     found: Path = next((terminal.target / "logs" / incarnation / "00000").glob("*.log"))
     return found
 
 
-def test_sound_logs(shop: Terminal) -> None:
-    lines = shop.out("verify").splitlines()
+def test_sound_logs(orders_cli: CommandLine) -> None:
+    lines = orders_cli.out("verify").splitlines()
     assert [line.split()[:3] for line in lines] == [
         ["QUEUE", "PARTITION", "STATE"],
         ["(catalog)", "0", "sound"],
         *sorted(
-            [["orders", "0", "sound"], ["orders", "1", "sound"], ["orders.dead", "0", "sound"]], key=lambda row: order_of(shop, row[0])
+            [["orders", "0", "sound"], ["orders", "1", "sound"], ["orders.dead", "0", "sound"]],
+            key=lambda row: order_of(orders_cli, row[0]),
         ),
     ]
-    found = shop.json("verify", "orders")
+    found = orders_cli.json("verify", "orders")
     assert found["sound"] and [log["partition"] for log in found["logs"]] == [0, 1]
-    assert len(shop.json("verify", "orders", "--partition", "1")["logs"]) == 1
-    assert shop.out("repair") == "nothing needs mending"
-    assert shop.json("repair")["mended"] == 0
+    assert len(orders_cli.json("verify", "orders", "--partition", "1")["logs"]) == 1
+    assert orders_cli.out("repair") == "nothing needs mending"
+    assert orders_cli.json("repair")["mended"] == 0
 
 
-def order_of(terminal: Terminal, queue: str) -> str:
+def order_of(terminal: CommandLine, queue: str) -> str:
     return str(terminal.json("queue", "info", queue)["incarnation"])
 
 
-def test_damage_is_found_mended_and_known(damaged: Terminal) -> None:
+def test_damage_is_found_mended_and_known(damaged: CommandLine) -> None:
     text = damaged.out("verify", code=1)
     assert "! orders.dead 0: " in text and "items 0-7 to 0-7 lost" in text
     found = damaged.json("verify", code=1)
@@ -68,18 +69,18 @@ def test_damage_is_found_mended_and_known(damaged: Terminal) -> None:
     assert payloads == [f"item {number}" for number in range(20) if number != 7]
 
 
-def test_repair_of_one_queue_as_json(damaged: Terminal) -> None:
+def test_repair_of_one_queue_as_json(damaged: CommandLine) -> None:
     assert damaged.json("repair", "orders")["mended"] == 0
     found = damaged.json("repair", "orders.dead", "--partition", "0", "--discard", "--yes")
     assert found["mended"] == 1 and found["failed"] == 0
     assert found["logs"][0]["changed"] and found["logs"][0]["copies"] == []
 
 
-def test_discarding_wants_a_word(damaged: Terminal) -> None:
+def test_discarding_wants_a_word(damaged: CommandLine) -> None:
     assert "add --yes" in damaged.refused("repair", "--discard")
 
 
-def test_a_log_that_cannot_be_mended(damaged: Terminal) -> None:
+def test_a_log_that_cannot_be_mended(damaged: CommandLine) -> None:
     damaged.run("produce", "orders", "an item, so that there is a log")
     path = log_of(damaged, "orders.dead")
     data = bytearray(path.read_bytes())
@@ -92,31 +93,31 @@ def test_a_log_that_cannot_be_mended(damaged: Terminal) -> None:
     assert "does not open" in damaged.out("verify", code=1)
 
 
-def test_a_damaged_catalog_is_looked_at_all_the_same(shop: Terminal) -> None:
-    path = next((shop.target / "logs" / f"{0:016x}" / "00000").glob("*.log"))
+def test_a_damaged_catalog_is_looked_at_all_the_same(orders_cli: CommandLine) -> None:
+    path = next((orders_cli.target / "logs" / f"{0:016x}" / "00000").glob("*.log"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    ran = shop.run("verify", code=1)
+    ran = orders_cli.run("verify", code=1)
     assert "(catalog)" in ran.out
 
 
-def test_a_torn_end_is_no_damage(shop: Terminal) -> None:
-    shop.run("produce", "orders.dead", "x")
-    path = log_of(shop, "orders.dead")
+def test_a_torn_end_is_no_damage(orders_cli: CommandLine) -> None:
+    orders_cli.run("produce", "orders.dead", "x")
+    path = log_of(orders_cli, "orders.dead")
     with path.open("ab") as file:
         file.write(b"\x01\x02\x03")
-    assert "3 bytes of a write that was cut off at the end" in shop.out("verify")
+    assert "3 bytes of a write that was cut off at the end" in orders_cli.out("verify")
 
 
-def test_verify_and_repair_while_another_owns_it(damaged: Terminal) -> None:
+def test_verify_and_repair_while_another_owns_it(damaged: CommandLine) -> None:
     with damaged.open():
         assert damaged.json("verify", "orders")["sound"]
         assert "is in use by " in damaged.refused("repair", code=4)
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
-def test_what_is_not_there(shop: Terminal, command: str) -> None:
-    assert "there is no queue 'nope' with a log" in shop.refused(command, "nope", code=5)
-    assert "there is no log of partition 9" in shop.refused(command, "orders", "--partition", "9", code=5)
-    assert "'x' is no whole number" in shop.refused(command, "--partition", "x")
+def test_what_is_not_there(orders_cli: CommandLine, command: str) -> None:
+    assert "there is no queue 'nope' with a log" in orders_cli.refused(command, "nope", code=5)
+    assert "there is no log of partition 9" in orders_cli.refused(command, "orders", "--partition", "9", code=5)
+    assert "'x' is no whole number" in orders_cli.refused(command, "--partition", "x")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import spark
-from penstock.cli.command_context import Session
-from tests.cli.conftest import Ran, Terminal
+from penstock.cli.command_context import CommandContext
+from tests.cli.conftest import CommandLine, CommandResult
 from tests.cli.test_usage import process
 
 COMMANDS = {
@@ -20,15 +20,15 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_without_spark_it_says_what_to_install(shop: Terminal, words: tuple[str, str]) -> None:
-    line = [*words, *COMMANDS[words], "--broker", str(shop.target)]
+def test_without_spark_it_says_what_to_install(orders_cli: CommandLine, words: tuple[str, str]) -> None:
+    line = [*words, *COMMANDS[words], "--broker", str(orders_cli.target)]
     ran = process(*line, code="import sys; sys.modules['pyspark'] = sys.modules['pyarrow'] = None")
-    assert ran == Ran(3, "", "penstock: Spark is not installed (no module pyspark); pip install 'penstock[spark]'\n")
+    assert ran == CommandResult(3, "", "penstock: Spark is not installed (no module pyspark); pip install 'penstock[spark]'\n")
 
 
-def test_without_spark_the_others_work(shop: Terminal) -> None:
+def test_without_spark_the_others_work(orders_cli: CommandLine) -> None:
     code = "import sys; sys.modules['pyspark'] = sys.modules['pyarrow'] = sys.modules['pandas'] = None"
-    ran = process("produce", "orders", "x", "--broker", str(shop.target), code=code)
+    ran = process("produce", "orders", "x", "--broker", str(orders_cli.target), code=code)
     assert (ran.code, ran.err) == (0, "")
 
 
@@ -38,7 +38,7 @@ def test_no_command_line_loads_spark() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_broker_that_is_not_there(cli: Terminal, words: tuple[str, str]) -> None:
+def test_a_broker_that_is_not_there(cli: CommandLine, words: tuple[str, str]) -> None:
     assert "there is no directory" in cli.refused(*words, *COMMANDS[words], code=5)
     assert not cli.target.exists()
 
@@ -56,8 +56,8 @@ def test_a_broker_that_is_not_there(cli: Terminal, words: tuple[str, str]) -> No
         ("redrive orders --where true --timeout soon", 2, "--timeout is 'soon'"),
     ],
 )
-def test_wrong_input_is_one_line(shop: Terminal, line: str, code: int, said: str) -> None:
-    assert said in shop.refused("spark", *shlex.split(line), code=code)
+def test_wrong_input_is_one_line(orders_cli: CommandLine, line: str, code: int, said: str) -> None:
+    assert said in orders_cli.refused("spark", *shlex.split(line), code=code)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_wrong_input_is_one_line(shop: Terminal, line: str, code: int, said: str
     ],
 )
 def test_what_is_wrong_is_said_before_spark_is_started(
-    shop: Terminal, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
+    orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
 ) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.setattr(import_module("penstock.spark.session"), "session", lambda **_: pytest.fail("Spark was started"))
-    monkeypatch.chdir(shop.target.parent)
-    assert said in shop.refused("spark", *shlex.split(line), code=code)
+    monkeypatch.chdir(orders_cli.target.parent)
+    assert said in orders_cli.refused("spark", *shlex.split(line), code=code)
     assert not Path("lake").exists()
 
 
-def test_a_spark_that_does_not_start(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_that_does_not_start(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("pyspark.errors")
 
     def fail(**_: object) -> None:
@@ -102,7 +102,7 @@ def test_a_spark_that_does_not_start(shop: Terminal, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(import_module("penstock.spark.session"), "session", fail)
     line = ("spark", "archive", "orders", "lake", "--master", "spark://nowhere:1")
-    assert "starting Spark failed (no master answers)" in shop.refused(*line, code=6)
+    assert "starting Spark failed (no master answers)" in orders_cli.refused(*line, code=6)
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,23 @@ def test_a_spark_that_does_not_start(shop: Terminal, monkeypatch: pytest.MonkeyP
 )
 def test_masters_that_can_be_meant(master: str) -> None:
     pytest.importorskip("pyspark")
-    assert spark.ready(master, ["a=b"]) == {"a": "b"}
+    assert spark.check_spark(master, ["a=b"]) == {"a": "b"}
 
 
-def test_storage_roots_go_with_the_broker(shop: Terminal, tmp_path: Path) -> None:
-    target = str(shop.target)
-    assert spark.broker_of(Session(target)) == target
-    assert spark.broker_of(Session(target, ["more"])) == f'["{target}", "more"]'
+def test_storage_roots_go_with_the_broker(orders_cli: CommandLine, tmp_path: Path) -> None:
+    target = str(orders_cli.target)
+    assert spark.broker_option(CommandContext(target)) == target
+    assert spark.broker_option(CommandContext(target, ["more"])) == f'["{target}", "more"]'
 
 
 def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session("x")
-    with spark.bar(session) as said:
+    session = CommandContext("x")
+    with spark.job_progress_bar(session) as said:
         assert said is None  # stderr is no terminal here
     monkeypatch.setattr(type(session.err), "is_terminal", property(lambda _: True))
-    with spark.bar(session) as said:
+    with spark.job_progress_bar(session) as said:
         assert said is not None
         said("loading [x]", 1, 0)
         said("loading [x]", 2, 3)
-    with spark.bar(Session("x", as_json=True)) as said:
+    with spark.job_progress_bar(CommandContext("x", as_json=True)) as said:
         assert said is None

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from penstock.api.items import NewItem
 from penstock.cli import text_input
 from penstock.cli.failures import CommandFailed
-from penstock.cli.text_input import Lines, RecordFields
+from penstock.cli.text_input import InputLines, RecordFields
 
 
 def make(payload: bytes, **own: Any) -> NewItem:
     return NewItem(payload, **own)
 
 
-def of(found: Iterator[text_input.Found]) -> list[tuple[int, Any, Any]]:
+def of(found: Iterator[text_input.NumberedItem]) -> list[tuple[int, Any, Any]]:
     """Line, payload or what is wrong, key."""
     return [(line, one, None) if isinstance(one, str) else (line, one.payload, one.key) for line, one in found]
 
@@ -33,17 +33,17 @@ def of(found: Iterator[text_input.Found]) -> list[tuple[int, Any, Any]]:
 def test_lines_come_back_as_they_were(lines: list[bytes], ended: bool) -> None:
     data = b"\n".join(lines) + (b"\n" if ended and lines else b"")
     expected = data.split(b"\n")
-    assert list(Lines(BytesIO(data))) == (expected[:-1] if expected[-1] == b"" else expected)
+    assert list(InputLines(BytesIO(data))) == (expected[:-1] if expected[-1] == b"" else expected)
 
 
 def test_ends_of_lines_of_other_systems() -> None:
-    assert list(Lines(BytesIO(b"\xef\xbb\xbfa\r\nb\nc\r\n"))) == [b"a", b"b", b"c"]
+    assert list(InputLines(BytesIO(b"\xef\xbb\xbfa\r\nb\nc\r\n"))) == [b"a", b"b", b"c"]
 
 
 def test_a_line_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_input, "MAX_LINE_BYTES", 3 * text_input.CHUNK)
     with pytest.raises(CommandFailed, match=r"line 2 is longer than 3 MiB"):
-        list(Lines(BytesIO(b"short\n" + b"x" * 5 * text_input.CHUNK)))
+        list(InputLines(BytesIO(b"short\n" + b"x" * 5 * text_input.CHUNK)))
 
 
 def test_it_says_when_it_has_to_wait_for_more() -> None:
@@ -61,7 +61,7 @@ def test_it_says_when_it_has_to_wait_for_more() -> None:
     watchdog = Timer(20, os.close, [writes])  # only a reader that says nothing waits so long
     watchdog.start()
     with os.fdopen(reads, "rb") as stream:
-        lines = Lines(stream, waits)
+        lines = InputLines(stream, waits)
         assert list(lines) == [b"one", b"two", b"three"]
     watchdog.cancel()
     assert said == [2, 3]
@@ -69,32 +69,32 @@ def test_it_says_when_it_has_to_wait_for_more() -> None:
 
 def test_what_was_read_is_counted() -> None:
     sizes: list[int] = []
-    list(Lines(BytesIO(b"a\nbc\n"), moved=sizes.append))
+    list(InputLines(BytesIO(b"a\nbc\n"), moved=sizes.append))
     assert sum(sizes) == 5
 
 
 def test_each_line_an_item() -> None:
-    found = text_input.lines(Lines(BytesIO("one\n\n  two \nkākā\n".encode())), "text", make)
+    found = text_input.line_items(InputLines(BytesIO("one\n\n  two \nkākā\n".encode())), "text", make)
     assert of(found) == [(1, b"one", None), (3, b"  two ", None), (4, "kākā".encode(), None)]
 
 
 def test_lines_of_other_forms() -> None:
     data = b"1\n\xff\n"
-    assert of(text_input.lines(Lines(BytesIO(data)), "bytes", make)) == [(1, b"1", None), (2, b"\xff", None)]
-    assert of(text_input.lines(Lines(BytesIO(data)), "text", make))[1][1].startswith("is not UTF-8")
-    assert of(text_input.lines(Lines(BytesIO(data)), "json", make))[1][1].startswith("is not JSON")
+    assert of(text_input.line_items(InputLines(BytesIO(data)), "bytes", make)) == [(1, b"1", None), (2, b"\xff", None)]
+    assert of(text_input.line_items(InputLines(BytesIO(data)), "text", make))[1][1].startswith("is not UTF-8")
+    assert of(text_input.line_items(InputLines(BytesIO(data)), "json", make))[1][1].startswith("is not JSON")
 
 
 @pytest.mark.parametrize(("form", "encoding"), [("text", "text"), ("json", "json"), ("bytes", None)])
 def test_the_form_is_the_encoding(form: str, encoding: str | None) -> None:
-    assert text_input.whole(b"17", form, make) == NewItem(b"17", encoding=encoding)
+    assert text_input.single_item(b"17", form, make) == NewItem(b"17", encoding=encoding)
 
 
 # -- JSON lines --------------------------------------------------------------------------------------
 
 
 def jsonl(text: str, **fields: str) -> list[tuple[int, Any, Any]]:
-    return of(text_input.json_lines(Lines(BytesIO(text.encode())), fields, make))
+    return of(text_input.json_items(InputLines(BytesIO(text.encode())), fields, make))
 
 
 def test_json_is_stored_as_it_is_written() -> None:
@@ -130,8 +130,8 @@ def test_a_bad_json_line_is_named(line: str, why: str) -> None:
 
 
 def test_every_field() -> None:
-    (_, found), *_ = text_input.json_lines(
-        Lines(BytesIO(b'{"k":"a","t":"b","r":"c","d":"d"}')), {"key": "k", "kind": "t", "reference": "r", "dedup": "d"}, make
+    (_, found), *_ = text_input.json_items(
+        InputLines(BytesIO(b'{"k":"a","t":"b","r":"c","d":"d"}')), {"key": "k", "kind": "t", "reference": "r", "dedup": "d"}, make
     )
     assert isinstance(found, NewItem)
     assert (found.key, found.kind, found.reference, found.dedup) == ("a", "b", "c", "d")
@@ -141,7 +141,7 @@ def test_every_field() -> None:
 
 
 def rows(data: bytes, fields: RecordFields = MappingProxyType({}), **options: Any) -> list[tuple[int, Any, Any]]:
-    return of(text_input.csv_rows(Lines(BytesIO(data)), fields, make, **options))
+    return of(text_input.csv_items(InputLines(BytesIO(data)), fields, make, **options))
 
 
 def test_rows_become_objects() -> None:

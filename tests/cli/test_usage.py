@@ -14,7 +14,7 @@ import penstock
 from penstock.cli import command_tree, failures, queues, reference
 from penstock.cli.app import app
 from penstock.cli.failures import EXIT_CODES, exit_code_of
-from tests.cli.conftest import Ran, Terminal
+from tests.cli.conftest import CommandLine, CommandResult
 
 ROOT = Path(__file__).parent.parent.parent
 LEAVES = dict(reference.commands(typer.main.get_command(app)))
@@ -27,12 +27,12 @@ CHANGING = [
 ]  # fmt: skip
 
 
-def process(*args: str, code: str = "", **options: object) -> Ran:
+def process(*args: str, code: str = "", **options: object) -> CommandResult:
     """A command as a process of its own."""
     command = [sys.executable, "-c", f"{code}\nfrom penstock.cli.main import main; main()", *args]
     environment = {**os.environ, "PENSTOCK_BROKER": "", **(options.pop("env", {}))}  # type: ignore[dict-item]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, **options)  # type: ignore[call-overload]
-    return Ran(found.returncode, found.stdout, found.stderr)
+    return CommandResult(found.returncode, found.stdout, found.stderr)
 
 
 # -- every command -----------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_every_command_is_tried_here_or_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("path", LEAVES)
-def test_every_command_has_help_and_the_common_options(cli: Terminal, path: str) -> None:
+def test_every_command_has_help_and_the_common_options(cli: CommandLine, path: str) -> None:
     text = cli.out(*path.split()[1:], "--help")
     assert text.startswith(f"Usage: {path} ")
     for option in ("--broker", "--json", "--help"):
@@ -55,7 +55,7 @@ def test_every_command_has_help_and_the_common_options(cli: Terminal, path: str)
 
 
 @pytest.mark.parametrize("path", LEAVES)
-def test_every_command_wants_a_broker(cli: Terminal, path: str) -> None:
+def test_every_command_wants_a_broker(cli: CommandLine, path: str) -> None:
     words = path.split()[1:]
     arguments = [one for one in LEAVES[path].params if one.required]
     given = [
@@ -75,16 +75,16 @@ def test_every_command_wants_a_broker(cli: Terminal, path: str) -> None:
 
 
 @pytest.mark.parametrize("line", CHANGING)
-def test_what_changes_something_wants_to_be_alone(shop: Terminal, line: str) -> None:
-    with shop.open():
-        before = shop.tree()
-        said = shop.refused(*shlex.split(line), code=4, input="")
+def test_what_changes_something_wants_to_be_alone(orders_cli: CommandLine, line: str) -> None:
+    with orders_cli.open():
+        before = orders_cli.tree()
+        said = orders_cli.refused(*shlex.split(line), code=4, input="")
         assert "is in use by " in said
-        assert shop.tree() == before
+        assert orders_cli.tree() == before
 
 
 @pytest.mark.parametrize("line", [line for line in CHANGING if not line.startswith("queue create")])
-def test_only_create_makes_a_directory(cli: Terminal, line: str) -> None:
+def test_only_create_makes_a_directory(cli: CommandLine, line: str) -> None:
     assert "there is no directory" in cli.refused(*shlex.split(line), code=5, input="")
     assert not cli.target.exists()
 
@@ -134,14 +134,14 @@ def test_only_create_makes_a_directory(cli: Terminal, line: str) -> None:
         ("--root nowhere/at/all stats", 2, "nowhere"),
     ],
 )
-def test_wrong_input_is_one_line(shop: Terminal, line: str, code: int, said: str) -> None:
-    before = [shop.json("queue", "list"), [one["produced"] for one in shop.json("stats")]]
-    assert said in shop.refused(*shlex.split(line), code=code, input="")
-    assert [shop.json("queue", "list"), [one["produced"] for one in shop.json("stats")]] == before
+def test_wrong_input_is_one_line(orders_cli: CommandLine, line: str, code: int, said: str) -> None:
+    before = [orders_cli.json("queue", "list"), [one["produced"] for one in orders_cli.json("stats")]]
+    assert said in orders_cli.refused(*shlex.split(line), code=code, input="")
+    assert [orders_cli.json("queue", "list"), [one["produced"] for one in orders_cli.json("stats")]] == before
 
 
 @pytest.mark.parametrize("line", ["../evil", "a --ttl x", "a --lease-timeout 1ms", "a --partitions 0", "a --on-bury x", "a --dead-queue b"])
-def test_a_queue_that_cannot_be_makes_no_directory(cli: Terminal, line: str) -> None:
+def test_a_queue_that_cannot_be_makes_no_directory(cli: CommandLine, line: str) -> None:
     cli.refused("queue", "create", *line.split(), code=5 if "dead" in line else 2)
     assert not cli.target.exists()
 
@@ -149,12 +149,12 @@ def test_a_queue_that_cannot_be_makes_no_directory(cli: Terminal, line: str) -> 
 # -- brokers -----------------------------------------------------------------------------------------
 
 
-def test_the_broker_may_be_named_before_or_behind(shop: Terminal) -> None:
-    target = str(shop.target)
+def test_the_broker_may_be_named_before_or_behind(orders_cli: CommandLine) -> None:
+    target = str(orders_cli.target)
     for args in (["--broker", target, "queue", "list"], ["queue", "list", "--broker", target], ["queue", "list", "-b", target]):
-        assert "orders.dead" in shop.run(*args, broker="elsewhere").out
-    assert "orders.dead" in shop.run("--broker", "elsewhere", "queue", "list", "--broker", target, broker="").out
-    assert json.loads(shop.run("--json", "queue", "list").out) == shop.json("queue", "list")
+        assert "orders.dead" in orders_cli.run(*args, broker="elsewhere").out
+    assert "orders.dead" in orders_cli.run("--broker", "elsewhere", "queue", "list", "--broker", target, broker="").out
+    assert json.loads(orders_cli.run("--json", "queue", "list").out) == orders_cli.json("queue", "list")
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_the_broker_may_be_named_before_or_behind(shop: Terminal) -> None:
         ("/etc", 2, "is not a Penstock directory"),
     ],
 )
-def test_places_that_are_no_brokers(cli: Terminal, broker: str, code: int, said: str) -> None:
+def test_places_that_are_no_brokers(cli: CommandLine, broker: str, code: int, said: str) -> None:
     assert said in cli.refused("queue", "list", broker=broker, code=code)
     assert said in cli.refused("queue", "create", "x", broker=broker, code=code)
 
 
-def test_further_storage_roots(cli: Terminal, tmp_path: Path) -> None:
+def test_further_storage_roots(cli: CommandLine, tmp_path: Path) -> None:
     more = str(tmp_path / "more")
     with penstock.open(cli.target, roots=[more]) as broker:
         broker.create_queue("wide", partitions=4).produce_many([penstock.NewItem(b"x", key=str(number)) for number in range(50)])
@@ -186,52 +186,54 @@ def test_further_storage_roots(cli: Terminal, tmp_path: Path) -> None:
 
 def test_every_error_has_an_exit_code_that_is_told() -> None:
     kinds = [getattr(penstock.errors, name) for name in penstock.errors.__all__ if name != "PenstockError"]
-    assert all(exit_code_of(kind("what; do")) in set(EXIT_CODES) - {failures.BUG, failures.OK} for kind in kinds)
-    assert exit_code_of(RuntimeError()) == failures.BUG
+    assert all(exit_code_of(kind("what; do")) in set(EXIT_CODES) - {failures.INTERNAL_ERROR, failures.OK} for kind in kinds)
+    assert exit_code_of(RuntimeError()) == failures.INTERNAL_ERROR
 
 
-def test_what_nobody_thought_of_is_one_line_too(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_thought_of_is_one_line_too(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> object:
         raise RuntimeError("two\nlines")
 
     monkeypatch.setattr(queues, "all_queues", broken)
-    said = shop.refused("queue", "list", code=70)
+    said = orders_cli.refused("queue", "list", code=70)
     assert said.startswith("unexpected RuntimeError: two lines; this is a bug in Penstock")
     monkeypatch.setenv(command_tree.DEBUG, "1")
     with pytest.raises(AssertionError, match="Traceback"):
-        shop.run("queue", "list", code=70)
+        orders_cli.run("queue", "list", code=70)
 
 
-def test_ctrl_c_is_quiet(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_quiet(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> object:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(queues, "all_queues", interrupted)
-    assert shop.run("queue", "list", code=130) == Ran(130, "", "")
+    assert orders_cli.run("queue", "list", code=130) == CommandResult(130, "", "")
 
 
-def test_asked_and_answered(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asked_and_answered(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
-    ran = shop.run("queue", "delete", "orders", input="n\n", code=1)
+    ran = orders_cli.run("queue", "delete", "orders", input="n\n", code=1)
     assert "This removes queue orders with 0 unresolved items. Go on?" in ran.err and "nothing was changed" in ran.err
-    assert shop.run("queue", "delete", "orders", input="y\n").out.endswith("queue orders is gone\n")
+    assert orders_cli.run("queue", "delete", "orders", input="y\n").out.endswith("queue orders is gone\n")
 
 
 def test_without_what_it_needs_it_says_what_to_install() -> None:
     for missing in ("typer", "rich"):
         ran = process("queue", "list", code=f"import sys; sys.modules['{missing}'] = None")
-        assert ran == Ran(3, "", f"penstock: the command line needs {missing}, which is not installed; pip install 'penstock[cli]'\n")
+        assert ran == CommandResult(
+            3, "", f"penstock: the command line needs {missing}, which is not installed; pip install 'penstock[cli]'\n"
+        )
 
 
-def test_a_reader_that_goes_away(shop: Terminal) -> None:
-    shop.run("produce", "orders", "--lines", input="x\n" * 3000)
+def test_a_reader_that_goes_away(orders_cli: CommandLine) -> None:
+    orders_cli.run("produce", "orders", "--lines", input="x\n" * 3000)
     command = f"{sys.executable} -m penstock.cli items orders --limit 3000 | head -1; exit ${{PIPESTATUS[0]}}"
-    environment = {**os.environ, "PENSTOCK_BROKER": str(shop.target), "PYTHONUNBUFFERED": ""}
+    environment = {**os.environ, "PENSTOCK_BROKER": str(orders_cli.target), "PYTHONUNBUFFERED": ""}
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
     assert (found.returncode, found.stderr) == (141, "") and found.stdout.startswith("ID")
 
 
-def test_help_and_version(cli: Terminal) -> None:
+def test_help_and_version(cli: CommandLine) -> None:
     assert cli.out("--version") == f"penstock {penstock.__version__}"
     assert "Commands:" in cli.out("--help")
     for args in ([], ["queue"], ["dead"], ["keys"], ["import"]):
@@ -253,8 +255,8 @@ def test_help_and_version(cli: Terminal) -> None:
         ("penstock stats --broker nowhere or", set()),
     ],
 )
-def test_completion(shop: Terminal, line: str, expected: set[str]) -> None:
-    ran = shop.run(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(line.split()) - 1))
+def test_completion(orders_cli: CommandLine, line: str, expected: set[str]) -> None:
+    ran = orders_cli.run(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(line.split()) - 1))
     assert ran.err == "" and set(ran.out.split()) == expected
 
 
@@ -276,7 +278,7 @@ def test_the_document_tells_every_command_and_exit_code(tmp_path: Path) -> None:
         assert f"\n### `{path}" in document.read_text()
 
 
-def test_the_commands_in_the_document_are_commands(shop: Terminal) -> None:
+def test_the_commands_in_the_document_are_commands(orders_cli: CommandLine) -> None:
     lines = [line.partition(" | ")[0] for line in (ROOT / "docs" / "cli.md").read_text().splitlines() if line.startswith("$ penstock ")]
     assert len(lines) >= 8
     for line in lines:

@@ -13,8 +13,8 @@ from threading import Timer
 import pytest
 
 from penstock.cli.failures import CommandFailed
-from penstock.cli.work import load
-from tests.cli.conftest import Terminal
+from penstock.cli.work import import_function
+from tests.cli.conftest import CommandLine
 
 PATIENCE = 60.0
 """Seconds for something that certainly comes: only a broken test waits so long."""
@@ -60,42 +60,42 @@ def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_work_until_nothing_is_left(shop: Terminal, handlers: Path) -> None:
-    shop.run("produce", "orders", "--lines", input="a\nb\nc\n")
-    shop.run("produce", "orders.dead", "d")
-    ran = shop.run("work", "shop_handlers:handle", "--queue", "orders=3", "-q", "orders.dead", "--until-empty", "-c", "2")
+def test_work_until_nothing_is_left(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "--lines", input="a\nb\nc\n")
+    orders_cli.run("produce", "orders.dead", "d")
+    ran = orders_cli.run("work", "shop_handlers:handle", "--queue", "orders=3", "-q", "orders.dead", "--until-empty", "-c", "2")
     *handled, answer = ran.out.splitlines()
     assert sorted(handled) == ["handled a", "handled b", "handled c", "handled d"] and answer == "4 done"
-    assert [one["depth"] for one in shop.json("stats")] == [0, 0]
+    assert [one["depth"] for one in orders_cli.json("stats")] == [0, 0]
 
 
-def test_the_answer_as_json_is_alone_on_stdout(shop: Terminal, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shop.run("produce", "orders", "--lines", input="a\nb\nc\n")
-    found = shop.json("work", "shop_handlers:handle", "-q", "orders", "--until-empty", "--name", "me")
+def test_the_answer_as_json_is_alone_on_stdout(orders_cli: CommandLine, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    orders_cli.run("produce", "orders", "--lines", input="a\nb\nc\n")
+    found = orders_cli.json("work", "shop_handlers:handle", "-q", "orders", "--until-empty", "--name", "me")
     assert found["handled"] == 3 and found["failed"] == 0
-    assert shop.json("work", "shop_handlers:later", "-q", "orders", "--until-empty")["handled"] == 0
+    assert orders_cli.json("work", "shop_handlers:later", "-q", "orders", "--until-empty")["handled"] == 0
 
 
-def test_async_batch_and_process_handlers(shop: Terminal, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_async_batch_and_process_handlers(orders_cli: CommandLine, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for target, *options in (
         ["shop_handlers:later", "-c", "3"],
         ["shop_handlers:many", "--batch", "10"],
         ["shop_handlers:Shop.handle", "--processes", "1"],
     ):
-        shop.run("produce", "orders", "--lines", input="a\nb\nc\n")
-        assert shop.json("work", target, "-q", "orders", "--until-empty", *options)["handled"] == 3
+        orders_cli.run("produce", "orders", "--lines", input="a\nb\nc\n")
+        assert orders_cli.json("work", target, "-q", "orders", "--until-empty", *options)["handled"] == 3
 
 
-def test_what_fails_is_retried_and_given_up(shop: Terminal, handlers: Path) -> None:
-    shop.run("produce", "orders", "x")
-    found = shop.json("work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms")
+def test_what_fails_is_retried_and_given_up(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "x")
+    found = orders_cli.json("work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms")
     assert found["handled"] == 0 and found["failed"] == 2
-    (letter,) = shop.json("dead", "list", "orders")
+    (letter,) = orders_cli.json("dead", "list", "orders")
     assert letter["origin"]["attempts"] == 2 and "ValueError: no " in letter["origin"]["reason"]
 
 
 @contextmanager
-def penstock(handlers: Path, broker: Terminal, *args: str) -> "Iterator[subprocess.Popen[str]]":
+def penstock(handlers: Path, broker: CommandLine, *args: str) -> "Iterator[subprocess.Popen[str]]":
     """A command as a process of its own, which does not outlive the test whatever happens."""
     command = [sys.executable, "-m", "penstock.cli", *args]
     environment = {**os.environ, "PENSTOCK_BROKER": str(broker.target)}
@@ -122,9 +122,9 @@ def held_back(handlers: Path) -> "Iterator[Callable[[], None]]":
         raise
 
 
-def test_failures_are_told_in_a_line_each(shop: Terminal, handlers: Path) -> None:
-    shop.run("produce", "orders", "x")
-    with penstock(handlers, shop, "work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms") as process:
+def test_failures_are_told_in_a_line_each(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "x")
+    with penstock(handlers, orders_cli, "work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms") as process:
         out, err = process.communicate()
     assert process.returncode == 0
     assert out in ("2 retried\n", "1 retried, 1 buried\n")
@@ -133,33 +133,35 @@ def test_failures_are_told_in_a_line_each(shop: Terminal, handlers: Path) -> Non
     assert "attempt 2" in second
 
 
-def test_what_processes_print_is_not_in_the_document(shop: Terminal, handlers: Path) -> None:
-    shop.run("produce", "orders", "a")
-    with penstock(handlers, shop, "work", "shop_handlers:handle", "-q", "orders", "--processes", "1", "--until-empty", "--json") as process:
+def test_what_processes_print_is_not_in_the_document(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "a")
+    with penstock(
+        handlers, orders_cli, "work", "shop_handlers:handle", "-q", "orders", "--processes", "1", "--until-empty", "--json"
+    ) as process:
         out, err = process.communicate()
     assert json.loads(out)["handled"] == 1 and err == "handled a\n"
 
 
-def test_a_signal_lets_it_drain(shop: Terminal, handlers: Path) -> None:
-    shop.run("produce", "orders", "x")
-    with held_back(handlers) as go_on, penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders") as process:
+def test_a_signal_lets_it_drain(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "x")
+    with held_back(handlers) as go_on, penstock(handlers, orders_cli, "work", "shop_handlers:slow", "-q", "orders") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "began\n"
         process.send_signal(signal.SIGTERM)
         go_on()
         out, err = process.communicate()
     assert (process.returncode, out, err) == (0, "1 done\n", "")
-    assert shop.json("stats", "orders")["completed"] == 1
+    assert orders_cli.json("stats", "orders")["completed"] == 1
 
 
-def test_while_it_works_the_directory_is_its_own_and_can_be_looked_at(shop: Terminal, handlers: Path) -> None:
-    shop.run("produce", "orders", "x")
-    with held_back(handlers) as go_on, penstock(handlers, shop, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:
+def test_while_it_works_the_directory_is_its_own_and_can_be_looked_at(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "x")
+    with held_back(handlers) as go_on, penstock(handlers, orders_cli, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "began\n"
-        said = shop.refused("produce", "orders", "y", code=4)
+        said = orders_cli.refused("produce", "orders", "y", code=4)
         assert f"is in use by process {process.pid} on " in said
-        assert len(shop.json("queue", "list")) == 2
+        assert len(orders_cli.json("queue", "list")) == 2
         process.send_signal(signal.SIGINT)
         go_on()
         out, _ = process.communicate()
@@ -184,8 +186,8 @@ def test_while_it_works_the_directory_is_its_own_and_can_be_looked_at(shop: Term
         ("shop_needy:handle", 5, "cannot be imported: there is no module 'nothing_of_that_name'; install it"),
     ],
 )
-def test_functions_that_are_not_there(shop: Terminal, handlers: Path, target: str, code: int, said: str) -> None:
-    assert said in shop.refused("work", target, "-q", "orders", code=code)
+def test_functions_that_are_not_there(orders_cli: CommandLine, handlers: Path, target: str, code: int, said: str) -> None:
+    assert said in orders_cli.refused("work", target, "-q", "orders", code=code)
 
 
 @pytest.mark.parametrize(
@@ -202,12 +204,12 @@ def test_functions_that_are_not_there(shop: Terminal, handlers: Path, target: st
         (["-q", "orders", "--retry-delay", "-1"], 2, "--retry-delay is '-1'"),
     ],
 )
-def test_wrong_options(shop: Terminal, handlers: Path, args: list[str], code: int, said: str) -> None:
-    assert said in shop.refused("work", "shop_handlers:handle", *args, code=code)
+def test_wrong_options(orders_cli: CommandLine, handlers: Path, args: list[str], code: int, said: str) -> None:
+    assert said in orders_cli.refused("work", "shop_handlers:handle", *args, code=code)
 
 
 def test_a_worker_is_no_function(handlers: Path) -> None:
     made = "worker = Worker(penstock.open('memory://').create_queue('q'))"
     (handlers / "shop_worker.py").write_text(f"import penstock\nfrom penstock.worker.worker import Worker\n{made}\n")
     with pytest.raises(CommandFailed, match="is Worker; name a function"):
-        load("shop_worker:worker")
+        import_function("shop_worker:worker")

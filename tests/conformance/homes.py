@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import msgspec
 
 from penstock import operations
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.inbox_client import InboxClient
-from penstock.logs.log import Readable
-from penstock.operations import A, Cancel, Done, Home, Operation, Staging, answer_type
+from penstock.logs.log import ReadableLog
+from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, Staging, answer_type
 from penstock.words.errors import PenstockError
 
 
-class Ground:
+class HomeUnderTest:
     """A new broker, and the home under test: of the broker itself, or of somebody who only reaches it."""
 
     keeps: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class Ground:
 
     def __init__(self, folder: Path) -> None:
         self.stack = ExitStack()
-        self.owner = Embedded.open(self.target(folder))
+        self.owner = EmbeddedBroker.open(self.target(folder))
         self.stack.callback(self.owner.close)
         self.home = self.open(folder)
 
@@ -39,25 +39,25 @@ class Ground:
         return self.owner
 
 
-class InMemory(Ground):
+class MemoryHomeUnderTest(HomeUnderTest):
     """The broker of this process, in memory."""
 
     def target(self, folder: Path) -> str:
         return "memory://"
 
 
-class InDirectory(Ground):
+class DirectoryHomeUnderTest(HomeUnderTest):
     """The broker of this process, in a directory."""
 
 
-class OverBytes(Ground):
+class EncodedHomeUnderTest(HomeUnderTest):
     """A home that sends operations and answers as bytes, as every wire does."""
 
     def open(self, folder: Path) -> Home:
-        return Bytes(self.owner)
+        return EncodingHome(self.owner)
 
 
-class BesideOwner(Ground):
+class InboxHomeUnderTest(HomeUnderTest):
     """A directory that another process owns."""
 
     keeps = False
@@ -69,15 +69,15 @@ class BesideOwner(Ground):
         return client
 
 
-HOMES: dict[str, Callable[[Path], Ground]] = {
-    "memory": InMemory,
-    "directory": InDirectory,
-    "bytes": OverBytes,
-    "inbox": BesideOwner,
+HOMES: dict[str, Callable[[Path], HomeUnderTest]] = {
+    "memory": MemoryHomeUnderTest,
+    "directory": DirectoryHomeUnderTest,
+    "bytes": EncodedHomeUnderTest,
+    "inbox": InboxHomeUnderTest,
 }
 
 
-class Bytes:
+class EncodingHome:
     """Passes everything on as bytes."""
 
     def __init__(self, home: Home) -> None:
@@ -90,7 +90,7 @@ class Bytes:
         passed: A = msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=answer_type(type(operation)))
         return passed
 
-    def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         def tell(answer: Any) -> None:
             if done is not None and not isinstance(answer, PenstockError):
                 answer = msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=answer_type(type(operation)))
@@ -99,7 +99,7 @@ class Bytes:
 
         return self._home.submit(operations.decode(operations.encode(operation)), tell)
 
-    def log(self, queue: int, partition: int, /) -> Readable:
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
         return self._home.log(queue, partition)
 
     def staging(self) -> Staging:

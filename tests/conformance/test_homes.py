@@ -12,7 +12,7 @@ from penstock import operations
 from penstock.broker.snapshot import Snapshot
 from penstock.logs.columns import encode
 from penstock.logs.store import StagedPart, write_name
-from penstock.loop.requests import Handed, LeasePart
+from penstock.loop.requests import LeaseResult, SettlePart
 from penstock.operations import (
     OPERATIONS,
     AwaitItems,
@@ -33,7 +33,6 @@ from penstock.operations import (
     ListItems,
     ListQueues,
     MoveCursor,
-    NoteProgress,
     Operation,
     PauseQueue,
     ProduceItems,
@@ -49,6 +48,7 @@ from penstock.operations import (
     ReleaseCursor,
     ReleaseKey,
     RenewStream,
+    ReportProgress,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
@@ -63,17 +63,17 @@ from penstock.rules.records import Produced
 from penstock.rules.routing import key_id
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueNotFound, Refused, StorageFailed
-from tests.conformance.homes import HOMES, Ground
+from tests.conformance.homes import HOMES, HomeUnderTest
 from tests.partition_under_test import items
 
 SAMPLES: list[Operation[Any]] = [
     ProduceItems(queue=1, batch=items(["a"], keys=["k"]), wait=5, request=b"r"),
     LeaseItems(queue=1, count=3, wait=7, consumer="c", timeout=9, per_key=2, request=b"r"),
     SettleItems(
-        queue=1, action="retry", parts=[LeasePart(0, 5, [1, 2]), LeasePart(1, 6)], delay=3, reason="x", counted=False, request=b"r"
+        queue=1, action="retry", parts=[SettlePart(0, 5, [1, 2]), SettlePart(1, 6)], delay=3, reason="x", counted=False, request=b"r"
     ),
-    SettleItems(queue=1, action="complete", parts=[LeasePart(0, 5)], then=[(2, items(["b"]))]),
-    NoteProgress(queue=1, partition=0, lease=5, offset=7, text="half"),
+    SettleItems(queue=1, action="complete", parts=[SettlePart(0, 5)], then=[(2, items(["b"]))]),
+    ReportProgress(queue=1, partition=0, lease=5, offset=7, text="half"),
     FindQueue(name="q"),
     ListQueues(prefix="a", after="b", limit=3),
     CreateQueue(name="q", options={"max_attempts": 3}, partitions=2, exist_ok=True, given={"partitions": 2}),
@@ -114,14 +114,14 @@ SAMPLES: list[Operation[Any]] = [
 
 
 @pytest.fixture(params=list(HOMES))
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HomeUnderTest]:
     ground = HOMES[request.param](tmp_path)
     with ground.stack:
         yield ground
 
 
 @pytest.fixture
-def home(ground: Ground) -> Home:
+def home(ground: HomeUnderTest) -> Home:
     return ground.home
 
 
@@ -136,18 +136,18 @@ def produce(home: Home, queue: int, *texts: str, **options: Any) -> list[int]:
     return [*placed.stored.offsets]
 
 
-def lease(home: Home, queue: int, count: int = 1, **options: Any) -> Handed:
+def lease(home: Home, queue: int, count: int = 1, **options: Any) -> LeaseResult:
     (handed,) = home.call(LeaseItems(queue=queue, count=count, **options))
     return handed
 
 
-def settle(home: Home, queue: int, action: Any, handed: Handed, **options: Any) -> Settled | Refused:
-    parts = [LeasePart(handed.partition, handed.granted.lease)]
+def settle(home: Home, queue: int, action: Any, handed: LeaseResult, **options: Any) -> Settled | Refused:
+    parts = [SettlePart(handed.partition, handed.granted.lease)]
     (answer,) = home.call(SettleItems(queue=queue, action=action, parts=parts, **options))
     return answer
 
 
-def texts(handed: Handed) -> list[str]:
+def texts(handed: LeaseResult) -> list[str]:
     return [payload.decode() for part in handed.items for payload in part.batch.payloads]
 
 
@@ -220,7 +220,7 @@ def test_items_are_produced_leased_and_settled(home: Home) -> None:
     assert isinstance(lost, Refused) and isinstance(lost.error(), LeaseLost)
     again = lease(home, queue, 2)
     assert settle(home, queue, "extend", again, timeout=30 * SECOND) == Settled(2)
-    home.call(NoteProgress(queue=queue, partition=0, lease=again.granted.lease, offset=1, text="half"))
+    home.call(ReportProgress(queue=queue, partition=0, lease=again.granted.lease, offset=1, text="half"))
     assert settle(home, queue, "bury", again, reason="bad") == Settled(2)
     assert [(one.offset, one.state, one.reason) for one in home.call(ListItems(queue=queue, states=["buried"]))] == [
         (1, "buried", "bad"),
@@ -232,7 +232,7 @@ def test_a_part_that_is_refused_says_why_and_the_others_are_done(home: Home) -> 
     queue = create(home)
     produce(home, queue, "a")
     handed = lease(home, queue)
-    parts = [LeasePart(0, 999_999), LeasePart(0, handed.granted.lease)]
+    parts = [SettlePart(0, 999_999), SettlePart(0, handed.granted.lease)]
     lost, done = home.call(SettleItems(queue=queue, action="complete", parts=parts))
     assert isinstance(lost, Refused) and lost.code == LeaseLost.code and done == Settled(1)
 
@@ -253,9 +253,9 @@ def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
     assert texts(leased_soon(home, other)) == ["next"]
 
 
-def leased_soon(home: Home, queue: int) -> Handed:
+def leased_soon(home: Home, queue: int) -> LeaseResult:
     """What is on its way."""
-    found: list[Handed] = []
+    found: list[LeaseResult] = []
     while not found:
         found = home.call(LeaseItems(queue=queue, wait=SECOND))
     return found[0]
@@ -357,7 +357,7 @@ def test_a_stream_takes_grants_and_completes_them(home: Home) -> None:
     assert texts(lease(home, queue)) == ["c"]
 
 
-def test_a_staged_write_becomes_items_once(ground: Ground) -> None:
+def test_a_staged_write_becomes_items_once(ground: HomeUnderTest) -> None:
     home, queue = ground.home, create(ground.home)
     query = FindWrite(queue=queue, source="job", number=1)
     assert home.call(query) == "unknown"
@@ -389,7 +389,7 @@ def test_submit_tells_the_answer_or_the_error(home: Home) -> None:
     assert isinstance(answers.get(timeout=20), QueueNotFound)
 
 
-def test_submit_without_anybody_who_waits_is_done_all_the_same(ground: Ground) -> None:
+def test_submit_without_anybody_who_waits_is_done_all_the_same(ground: HomeUnderTest) -> None:
     home, queue = ground.home, create(ground.home)
     produce(home, queue, "a")
     home.submit(MoveCursor(queue=queue, name="audit", to={0: 1}))
@@ -397,7 +397,7 @@ def test_submit_without_anybody_who_waits_is_done_all_the_same(ground: Ground) -
         ground.owner.inbox.look()
 
 
-def test_a_lease_that_waits_is_answered_or_given_up(ground: Ground) -> None:
+def test_a_lease_that_waits_is_answered_or_given_up(ground: HomeUnderTest) -> None:
     if not ground.waits:
         return
     home, queue = ground.home, create(ground.home)
@@ -412,7 +412,7 @@ def test_a_lease_that_waits_is_answered_or_given_up(ground: Ground) -> None:
     assert texts(found[0]) == ["a"] and home.call(ReadStats(queue=queue)).consumers == {"stays": 1}
 
 
-def test_a_lease_is_kept_until_it_is_let_go(ground: Ground) -> None:
+def test_a_lease_is_kept_until_it_is_let_go(ground: HomeUnderTest) -> None:
     home, queue = ground.home, create(ground.home)
     produce(home, queue, "a")
     handed = lease(home, queue)
@@ -465,7 +465,7 @@ def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) 
 # -- what goes wrong -----------------------------------------------------------------------------------
 
 
-def test_a_write_whose_parts_are_gone_is_not_published(ground: Ground) -> None:
+def test_a_write_whose_parts_are_gone_is_not_published(ground: HomeUnderTest) -> None:
     """Else its items would be taken for stored."""
     home, queue, staging = ground.home, create(ground.home), ground.home.staging()
     write = write_name(ground.owner.clock.read().wall)
@@ -494,7 +494,7 @@ def test_a_callback_that_raises_harms_nobody(home: Home) -> None:
     assert {answers.get(timeout=20).partitions, answers.get(timeout=20).partitions} <= {1, 2}
 
 
-def test_what_is_submitted_to_a_closed_broker_is_refused(ground: Ground) -> None:
+def test_what_is_submitted_to_a_closed_broker_is_refused(ground: HomeUnderTest) -> None:
     queue = create(ground.owner)
     ground.owner.close()
     for operation in (FindQueue(name="q"), ReadStats(queue=queue), ResizeQueue(queue=queue, partitions=2)):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.log import FrameType
-from tests.logs.backends import base_draft, draft, told
+from tests.logs.backends import base_draft, comparable, draft
 
 INCARNATION, PARTITION = 1, 0
 GROUP = 3
@@ -27,13 +27,13 @@ SEGMENT_BYTES = 20_000
 @contextlib.contextmanager
 def recovered(root: str) -> Iterator[tuple[FileLog, int]]:
     """The log, and the next offset, checked: frames in order, groups whole, nothing missing in the middle."""
-    with contextlib.closing(Directory.open([root])) as directory, contextlib.closing(directory.log(INCARNATION, PARTITION)) as log:
+    with contextlib.closing(FileStore.open([root])) as directory, contextlib.closing(directory.log(INCARNATION, PARTITION)) as log:
         list(log.recover())
         yield log, check(log)
 
 
 def check(log: FileLog) -> int:
-    everything = told(log.frames())
+    everything = comparable(log.frames())
     assert [frame.sequence for frame in everything] == list(range(1, len(everything) + 1))
     items = [frame for frame in everything if frame.type is FrameType.DATA]
     assert [frame.base for frame in items] == list(range(len(items)))

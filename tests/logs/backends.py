@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.filesystem import Files, SystemFiles
 from penstock.logs.log import Buffer, Draft, Frame, FrameType, Gap, Log
@@ -21,7 +21,7 @@ INCARNATION = 0x0123_4567_89AB_CDEF
 PARTITION = 7
 
 
-class Told(NamedTuple):
+class ComparableFrame(NamedTuple):
     """A frame with its body as bytes: two frames are the same when these are equal."""
 
     type: FrameType
@@ -34,17 +34,19 @@ class Told(NamedTuple):
     body: bytes
 
 
-def told(frames: Iterable[Frame | Gap]) -> list[Told]:
+def comparable(frames: Iterable[Frame | Gap]) -> list[ComparableFrame]:
     """Frames to compare. A Gap fails the test: these are for logs that nothing has happened to."""
     found = list(frames)
     gaps = [frame for frame in found if isinstance(frame, Gap)]
     assert gaps == []
-    return [Told(*frame[:-1], bytes(frame[-1])) for frame in found if isinstance(frame, Frame)]
+    return [ComparableFrame(*frame[:-1], bytes(frame[-1])) for frame in found if isinstance(frame, Frame)]
 
 
-def expected(drafts: Iterable[Draft], first_sequence: int = 1) -> list[Told]:
+def expected(drafts: Iterable[Draft], first_sequence: int = 1) -> list[ComparableFrame]:
     """What must be read back when these were appended."""
-    return [Told(draft[0], sequence, *draft[1:-1], b"".join(draft.parts)) for sequence, draft in enumerate(drafts, first_sequence)]
+    return [
+        ComparableFrame(draft[0], sequence, *draft[1:-1], b"".join(draft.parts)) for sequence, draft in enumerate(drafts, first_sequence)
+    ]
 
 
 def draft(base: int, count: int = 1, *parts: Buffer, type: FrameType = FrameType.DATA) -> Draft:
@@ -66,7 +68,7 @@ def noise(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-class Home(ABC):
+class LogBackend(ABC):
     """Where a backend's logs live."""
 
     @abstractmethod
@@ -84,7 +86,7 @@ class Home(ABC):
         return log
 
 
-class MemoryHome(Home):
+class MemoryLogBackend(LogBackend):
     """Lists, handed from one owner of a log to the next."""
 
     def __init__(self) -> None:
@@ -97,13 +99,13 @@ class MemoryHome(Home):
         return self.open(log.incarnation, log.partition)
 
 
-class FileHome(Home):
+class FileLogBackend(LogBackend):
     """A directory, on any `Files`."""
 
     def __init__(self, root: str, files: Files) -> None:
         self.files = files
         self._root = root
-        self._directory = Directory.open([root], files=files)
+        self._directory = FileStore.open([root], files=files)
 
     def open(self, incarnation: int = INCARNATION, partition: int = PARTITION) -> Log:
         return self._directory.log(incarnation, partition)
@@ -112,14 +114,14 @@ class FileHome(Home):
         if isinstance(log, FileLog):
             log.abandon()
         self._directory.close()
-        self._directory = Directory.open([self._root], files=self.files)
+        self._directory = FileStore.open([self._root], files=self.files)
         return self.open(log.incarnation, log.partition)
 
 
-HOMES: dict[str, Callable[[Path], Home]] = {
-    "memory": lambda path: MemoryHome(),
-    "files": lambda path: FileHome(str(path / "data"), SystemFiles()),
-    "simulated files": lambda path: FileHome("/data", SimulatedFiles()),
+LOG_BACKENDS: dict[str, Callable[[Path], LogBackend]] = {
+    "memory": lambda path: MemoryLogBackend(),
+    "files": lambda path: FileLogBackend(str(path / "data"), SystemFiles()),
+    "simulated files": lambda path: FileLogBackend("/data", SimulatedFiles()),
 }
 
 

@@ -11,14 +11,14 @@ from itertools import chain
 from penstock.logs.files.repair import RepairReport, repair
 from penstock.logs.log import Frame, Gap
 from penstock.testing import ManualClock, SimulatedFiles
-from tests.logs.backends import INCARNATION, PARTITION, Told, state_draft, told
+from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame, comparable, state_draft
 from tests.logs.items import fill, items_draft, payload
 from tests.logs.scripted_owner import FOLDER, open_log, segments
 
 STOP = 120
 
 
-def whole(seed: int = 0) -> SimulatedFiles:
+def undamaged(seed: int = 0) -> SimulatedFiles:
     """A closed log of five segments; the last one ends with a group of three frames."""
     return _whole(seed).copy()
 
@@ -35,7 +35,7 @@ def _whole(seed: int) -> SimulatedFiles:
     return files
 
 
-def lose(files: SimulatedFiles, *contents: bytes) -> None:
+def flip_frames_with(files: SimulatedFiles, *contents: bytes) -> None:
     """Damage the frames that hold these bytes."""
     for content in contents:
         path = next(path for path in segments(files) if content in files.content(path))
@@ -57,18 +57,18 @@ def zero(files: SimulatedFiles, path: str, start: int, stop: int) -> None:
 
 
 def lose_position(files: SimulatedFiles) -> None:
-    lose(files, payload(100))
+    flip_frames_with(files, payload(100))
     files.remove(f"{FOLDER}/synced")
 
 
 DAMAGES: dict[str, Callable[[SimulatedFiles], None]] = {
-    "an item frame": lambda files: lose(files, payload(30)),
-    "an item frame of the newest": lambda files: lose(files, payload(100)),
-    "a state frame": lambda files: lose(files, b"state after 30"),
-    "a Base": lambda files: lose(files, b"Base 3"),
-    "the newest Base": lambda files: lose(files, b"Base 4"),
-    "the first frame of all": lambda files: lose(files, payload(3)),
-    "the last frame": lambda files: lose(files, payload(STOP + 3)),
+    "an item frame": lambda files: flip_frames_with(files, payload(30)),
+    "an item frame of the newest": lambda files: flip_frames_with(files, payload(100)),
+    "a state frame": lambda files: flip_frames_with(files, b"state after 30"),
+    "a Base": lambda files: flip_frames_with(files, b"Base 3"),
+    "the newest Base": lambda files: flip_frames_with(files, b"Base 4"),
+    "the first frame of all": lambda files: flip_frames_with(files, payload(3)),
+    "the last frame": lambda files: flip_frames_with(files, payload(STOP + 3)),
     "the end": lambda files: cut(files, segments(files)[-1], 900),
     "the end of an old one": lambda files: cut(files, segments(files)[1], 1_000),
     "an old one whole": lambda files: files.remove(segments(files)[2]),
@@ -76,14 +76,14 @@ DAMAGES: dict[str, Callable[[SimulatedFiles], None]] = {
     "everything": lambda files: remove(files, segments(files)),
     "an old one's content": lambda files: cut(files, segments(files)[1], 0),
     "a stretch over two frames": lambda files: zero(files, segments(files)[3], 600, 1_000),
-    "two segments": lambda files: lose(files, payload(30), payload(80)),
+    "two segments": lambda files: flip_frames_with(files, payload(30), payload(80)),
     "the synced position too": lose_position,
 }
 
 
 def damaged(name: str, seed: int = 0) -> SimulatedFiles:
     """A disk with that damage, which a power cut does not undo."""
-    files = whole(seed)
+    files = undamaged(seed)
     DAMAGES[name](files)
     for path, data in files.contents().items():
         if not path.endswith("/"):
@@ -91,23 +91,23 @@ def damaged(name: str, seed: int = 0) -> SimulatedFiles:
     return files
 
 
-def mend(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
+def run_repair(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
     files.kill()
     return repair(files, FOLDER, INCARNATION, PARTITION, discard=discard, clock=ManualClock())
 
 
-def listed(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
+def listed(files: SimulatedFiles) -> tuple[list[ComparableFrame], list[Gap]]:
     """Everything that a reader of the whole log is given, once it has been opened."""
     log = open_log(files.copy())
     list(log.recover())
     found = list(log.frames())
-    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
+    return comparable(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
 
 
-def opened(files: SimulatedFiles) -> tuple[list[Told], list[Gap]]:
+def opened(files: SimulatedFiles) -> tuple[list[ComparableFrame], list[Gap]]:
     """What recovery says."""
     found = list(open_log(files).recover())
-    return told(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
+    return comparable(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
 
 
 def lost(gaps: list[Gap]) -> tuple[set[int], set[int]]:
@@ -137,7 +137,7 @@ def check_goes_on(files: SimulatedFiles) -> None:
 def check_again(files: SimulatedFiles) -> None:
     """Repairing twice changes nothing the second time."""
     before = without_lock(files)
-    done = mend(files)
+    done = run_repair(files)
     assert not done.changed
     assert done.gaps == []
     assert without_lock(files) == before

@@ -11,17 +11,17 @@ from penstock.testing import SimulatedFiles
 READS = {"pread", "list"}
 
 
-class Calls(NamedTuple):
+class FileCalls(NamedTuple):
     """Numbers of file calls, counted from the first that a piece of work makes."""
 
     all: list[int]
     changing: list[int]
 
 
-def calls_of(files: SimulatedFiles, work: Callable[[], object]) -> Calls:
+def calls_of(files: SimulatedFiles, work: Callable[[], object]) -> FileCalls:
     """The calls that the work makes when nothing goes wrong."""
     before = files.calls
     work()
     made = [line.split() for line in files.trace if int(line.split()[0]) > before]
     assert len(made) == files.calls - before, "the trace holds them all"
-    return Calls([int(line[0]) - before for line in made], [int(line[0]) - before for line in made if line[1] not in READS])
+    return FileCalls([int(line[0]) - before for line in made], [int(line[0]) - before for line in made if line[1] not in READS])

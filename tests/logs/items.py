@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from penstock.logs import columns
-from penstock.logs.columns import Columns
+from penstock.logs.columns import FrameColumns
 from penstock.logs.log import Draft, Frame, FrameType, Gap, Log
 from penstock.rules import routing
 from penstock.rules.records import Produced
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from tests.logs.backends import Told, base_draft, state_draft, told
+from tests.logs.backends import ComparableFrame, base_draft, comparable, state_draft
 
 START = 1_767_225_600_000_000
 SECOND = 1_000_000
@@ -65,7 +65,7 @@ def fill(log: Log, segments: int = 5, frames: int = 4, count: int = 6) -> int:
 
 
 @dataclass
-class Served:
+class ServedItems:
     """What a log serves."""
 
     items: dict[int, bytes] = field(default_factory=dict)
@@ -73,23 +73,23 @@ class Served:
     gaps: list[Gap] = field(default_factory=list)
 
 
-def served(found: Iterable[Frame | Gap]) -> Served:
+def served_items(found: Iterable[Frame | Gap]) -> ServedItems:
     """What frames hold; fails when an item is there twice, or is neither as it was produced nor blank."""
-    result = Served()
+    result = ServedItems()
     for frame in found:
         if isinstance(frame, Gap):
             result.gaps.append(frame)
         elif frame.type is FrameType.DATA:
-            content = payloads(Told(*frame[:-1], bytes(frame.body)))
+            content = payloads(ComparableFrame(*frame[:-1], bytes(frame.body)))
             assert not content.keys() & result.items.keys(), "items are there twice"
             result.items.update(content)
     return result
 
 
 @cache
-def payloads(frame: Told) -> dict[int, bytes]:
+def payloads(frame: ComparableFrame) -> dict[int, bytes]:
     """By offset. Each item must be as it was produced, plain or not, or blank."""
-    found, content = Columns(Frame(*frame[:-1], memoryview(frame.body))), {}
+    found, content = FrameColumns(Frame(*frame[:-1], memoryview(frame.body))), {}
     for offset in range(found.base, found.stop):
         one = found.batch(offset, offset + 1).compact()
         assert one in (batch(offset, offset + 1), Batch([payload(offset)]), Batch([b""])), f"{offset} is {one}"
@@ -97,9 +97,9 @@ def payloads(frame: Told) -> dict[int, bytes]:
     return content
 
 
-def recovered(log: Log) -> list[Told]:
+def recovered(log: Log) -> list[ComparableFrame]:
     """What recovery says, which must be without gaps."""
-    return told(log.recover())
+    return comparable(log.recover())
 
 
 def runs(offsets: Sequence[int]) -> list[int]:

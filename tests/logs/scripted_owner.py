@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.frame import HEADER_BYTES, parse_header
 from penstock.logs.log import Draft, Durability, FrameType
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.backends import INCARNATION, PARTITION, Told, base_draft, draft, expected, noise, state_draft, told
+from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame, base_draft, comparable, draft, expected, noise, state_draft
 
 ROOT = "/data"
 FOLDER = f"{ROOT}/logs/{INCARNATION:016x}/{PARTITION:05}"
@@ -57,10 +57,10 @@ STEPS = [
 def open_log(files: SimulatedFiles, durability: Durability = "fsync") -> FileLog:
     """A new owner's log, not yet recovered; the last owner is gone."""
     files.kill()
-    return Directory.open([ROOT], files=files, durability=durability).log(INCARNATION, PARTITION)
+    return FileStore.open([ROOT], files=files, durability=durability).log(INCARNATION, PARTITION)
 
 
-class Owner:
+class ScriptedOwner:
     """Runs steps on a log and keeps account: groups in `promised` are synced; those in `offered` were appended after them."""
 
     def __init__(self, files: SimulatedFiles, promised: Groups = (), offered: Groups = ()) -> None:
@@ -110,12 +110,12 @@ class Owner:
 
     def _believe(self) -> None:
         """What the log shows is from now on what it promised: everything promised before, and of the rest some first groups, whole."""
-        stored = told(self.log.frames())
+        stored = comparable(self.log.frames())
         self.promised = groups_stored(stored, self.promised, self.offered)
         self.offered = []
 
     def _do(self, step: Step) -> None:
-        group = placed(step.drafts, next_offset(self.promised + self.offered))
+        group = with_offsets(step.drafts, next_offset(self.promised + self.offered))
         match step.verb:
             case "append":
                 self.offered.append(group)
@@ -140,14 +140,14 @@ class Owner:
     def _read_everything(self) -> None:
         groups = self.promised + self.offered
         wanted = [frame for frame in expected(chain(*groups)) if frame.type is FrameType.DATA]
-        assert told(self.log.read(0, next_offset(groups))) == wanted
+        assert comparable(self.log.read(0, next_offset(groups))) == wanted
 
 
 def next_offset(groups: Groups) -> int:
     return sum(step.count for step in chain(*groups) if step.type is FrameType.DATA)
 
 
-def placed(drafts: Sequence[Draft], offset: int) -> list[Draft]:
+def with_offsets(drafts: Sequence[Draft], offset: int) -> list[Draft]:
     """The drafts with the offsets they get when the next one to be given is `offset`."""
     group = []
     for step in drafts:
@@ -156,7 +156,7 @@ def placed(drafts: Sequence[Draft], offset: int) -> list[Draft]:
     return group
 
 
-def groups_stored(stored: list[Told], promised: Groups, offered: Groups) -> list[Sequence[Draft]]:
+def groups_stored(stored: list[ComparableFrame], promised: Groups, offered: Groups) -> list[Sequence[Draft]]:
     """The groups that these frames are; fails unless they are all those promised and some first ones of those offered."""
     for kept in range(len(offered) + 1):
         groups = [*promised, *offered[:kept]]
@@ -167,26 +167,26 @@ def groups_stored(stored: list[Told], promised: Groups, offered: Groups) -> list
     raise AssertionError(f"stored {brief(stored)}\npromised {brief(promise)}\noffered {brief(offer)}")
 
 
-def brief(frames: Sequence[Told]) -> list[tuple[str, int, bytes]]:
+def brief(frames: Sequence[ComparableFrame]) -> list[tuple[str, int, bytes]]:
     return [(frame.type.name, frame.sequence, frame.body[:12]) for frame in frames]
 
 
 def check_survivors(files: SimulatedFiles, promised: Groups, offered: Groups) -> None:
     """Open the disk anew: everything promised is there, groups are whole, replay agrees with the log, and the log takes more."""
     log = open_log(files)
-    recovered = told(log.recover())
-    stored = told(log.frames())
+    recovered = comparable(log.recover())
+    stored = comparable(log.frames())
     groups = groups_stored(stored, promised, offered)
     check_replay(recovered, stored)
-    more = [placed([draft(0, 1, b"life goes on")], next_offset(groups))]
+    more = [with_offsets([draft(0, 1, b"life goes on")], next_offset(groups))]
     if log.wants_base:
-        more.insert(0, placed([base_draft(0, b"wanted")], next_offset(groups)))
+        more.insert(0, with_offsets([base_draft(0, b"wanted")], next_offset(groups)))
         log.rotate(more[0][0])
     log.append(more[-1])
     log.sync()
     again = open_log(files)
-    check_replay(told(again.recover()), told(again.frames()))
-    assert told(again.frames()) == expected(chain(*groups, *more))
+    check_replay(comparable(again.recover()), comparable(again.frames()))
+    assert comparable(again.frames()) == expected(chain(*groups, *more))
     check_bases(files)
 
 
@@ -201,7 +201,7 @@ def segments(files: SimulatedFiles) -> list[str]:
     return [path for path in sorted(files.contents()) if path.startswith(FOLDER) and path.endswith(".log")]
 
 
-def check_replay(recovered: list[Told], stored: list[Told]) -> None:
+def check_replay(recovered: list[ComparableFrame], stored: list[ComparableFrame]) -> None:
     """Replay gives the end of the log, from its start, from a Base in it or from a checkpoint beside it."""
     if not recovered:
         assert stored == []

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.api.arrow import from_arrow, read_columns
 from penstock.logs import arrow_batch
-from penstock.logs.arrow_batch import FREE, Sheet, cuts, to_arrow
-from penstock.logs.columns import Columns, encode
+from penstock.logs.arrow_batch import ANY_PARTITION, ArrowBatch, batch_boundaries, to_arrow
+from penstock.logs.columns import FrameColumns, encode
 from penstock.logs.log import FrameType
 from penstock.rules import slots
 from penstock.rules.records import Produced
@@ -51,8 +51,8 @@ MIXED = Batch(
 )
 
 
-def columns(batch: Batch) -> Columns:
-    return Columns(framed(encode([Produced(0, batch)], Moment(1, 1))))
+def columns(batch: Batch) -> FrameColumns:
+    return FrameColumns(framed(encode([Produced(0, batch)], Moment(1, 1))))
 
 
 @given(batches())
@@ -74,7 +74,7 @@ def test_types_do_not_depend_on_whether_a_column_is_constant() -> None:
 def test_nothing_is_copied() -> None:
     body = bytearray(b"".join(encode([Produced(0, MIXED)], Moment(1, 1)).parts))
     frame = framed(encode([Produced(0, MIXED)], Moment(1, 1)))._replace(body=memoryview(body))
-    found = to_arrow(Columns(frame))
+    found = to_arrow(FrameColumns(frame))
     low = pa.py_buffer(body).address
     shared = {name: [low <= buffer.address < low + len(body) for buffer in _buffers(found, name)] for name in found.schema.names}
     priority = shared.pop("priority")  # one byte an item, which rules want as bytes
@@ -86,7 +86,7 @@ def test_every_buffer_is_aligned_for_arrow() -> None:
     """The body itself starts 8-aligned in a frame; within it every buffer does."""
     body = bytearray(b"".join(encode([Produced(0, MIXED)], Moment(1, 1)).parts))
     frame = framed(encode([Produced(0, MIXED)], Moment(1, 1)))._replace(body=memoryview(body))
-    found = to_arrow(Columns(frame))
+    found = to_arrow(FrameColumns(frame))
     low = pa.py_buffer(body).address
     for name in set(found.schema.names) - {"priority"}:
         assert [(buffer.address - low) % 8 for buffer in _buffers(found, name)] == [0] * len(_buffers(found, name)), name
@@ -97,7 +97,7 @@ def _buffers(batch: Any, name: str) -> list[Any]:
 
 
 NOW = Moment(12, 34)
-OWNERS = slots.first([0, 2, 5]).owners
+OWNERS = slots.first_map([0, 2, 5]).owners
 TEXT_PAYLOADS = st.lists(st.text(max_size=5), min_size=1, max_size=9).map(lambda texts: pa.table({"payload": pa.array(texts)}))
 
 
@@ -107,15 +107,15 @@ def expected(table: Any) -> tuple[int, int, bytes]:
     return draft.count, draft.columns, b"".join(draft.parts)
 
 
-def drafted(sheet: Sheet) -> tuple[int, int, bytes]:
+def drafted(sheet: ArrowBatch) -> tuple[int, int, bytes]:
     draft = sheet.draft(NOW)
     assert draft.type is FrameType.DATA and (draft.base, draft.elapsed, draft.wall) == (0, 12, 34)
     assert all(len(memoryview(part).cast("B")) == len(part) for part in draft.parts)  # the log counts their bytes so
     return draft.count, draft.columns, b"".join(draft.parts)
 
 
-def sheet_of(table: Any) -> Sheet:
-    return Sheet.of(read_columns(table))
+def sheet_of(table: Any) -> ArrowBatch:
+    return ArrowBatch.of(read_columns(table))
 
 
 @given(tables().map(lambda case: case[0]) | TEXT_PAYLOADS)
@@ -141,13 +141,13 @@ def test_rows_can_be_taken_in_any_order(table: Any, data: st.DataObject) -> None
 def test_a_table_in_many_pieces_and_sheets_joined(pieces: list[Any]) -> None:
     whole = pa.concat_tables(pieces, promote_options="default")
     assert drafted(sheet_of(whole)) == expected(whole)
-    assert drafted(Sheet.join([sheet_of(piece) for piece in pieces])) == expected(whole)
+    assert drafted(ArrowBatch.join([sheet_of(piece) for piece in pieces])) == expected(whole)
 
 
 @given(tables().map(lambda case: case[0]))
 def test_a_frame_can_be_made_a_sheet_again(table: Any) -> None:
     draft = sheet_of(table).draft(NOW)
-    assert drafted(Sheet.read(framed(draft))) == (draft.count, draft.columns, b"".join(draft.parts))
+    assert drafted(ArrowBatch.read(framed(draft))) == (draft.count, draft.columns, b"".join(draft.parts))
 
 
 def test_what_lies_under_a_null_is_not_stored() -> None:
@@ -164,11 +164,11 @@ def test_homes_are_where_producing_would_store_the_items(table: Any) -> None:
     (batch,) = from_arrow(table)
     keys, names = batch.keys or [None] * len(batch), batch.dedups or [None] * len(batch)
     meant = [
-        OWNERS[dedup_slot(name)] if name is not None else FREE if key is None else OWNERS[key_id(key) & SLOT_MASK]
+        OWNERS[dedup_slot(name)] if name is not None else ANY_PARTITION if key is None else OWNERS[key_id(key) & SLOT_MASK]
         for key, name in zip(keys, names, strict=True)
     ]
     assert sheet_of(table).homes(OWNERS).to_pylist() == meant
-    assert sheet_of(table).homes(slots.first([7]).owners).to_pylist() == [7] * len(batch)
+    assert sheet_of(table).homes(slots.first_map([7]).owners).to_pylist() == [7] * len(batch)
 
 
 def test_a_dedup_id_without_a_key_has_a_home() -> None:
@@ -189,14 +189,14 @@ def test_frames_can_be_asked_to_hold_fewer_bytes() -> None:
     sheet = sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 99, b""]}))
     assert sheet.steps(10) == [0, 2, 3, 4, 5]  # an item alone may be larger
     assert sheet.steps(3) == [0, 1, 2, 3, 4, 5]
-    assert cuts(pa.array([], pa.int64()), 10) == [0]
+    assert batch_boundaries(pa.array([], pa.int64()), 10) == [0]
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 30), st.integers(1, 7))
 def test_pieces_are_as_large_as_they_may_be(sizes: list[int], most_bytes: int, most_items: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrow_batch, "MAX_BATCH_ITEMS", most_items)
-        found = cuts(pa.array(sizes, pa.int64()), most_bytes)
+        found = batch_boundaries(pa.array(sizes, pa.int64()), most_bytes)
     assert found[0] == 0 and found[-1] == len(sizes)
     for start, stop in pairwise(found):
         piece = sizes[start:stop]
@@ -220,7 +220,7 @@ def test_what_is_hashed_in_pieces_is_the_same(table: Any) -> None:
 def test_the_items_come_back() -> None:
     table = pa.table({"payload": [b"x", b"y"], "key": ["k", None], "at": pa.array([5, None], pa.int64())})
     (batch,) = from_arrow(table)
-    assert Columns(framed(sheet_of(table).draft(NOW))).batch() == batch
+    assert FrameColumns(framed(sheet_of(table).draft(NOW))).batch() == batch
 
 
 def test_a_missing_payload_is_named_by_its_row() -> None:

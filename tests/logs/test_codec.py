@@ -10,41 +10,41 @@ from penstock.logs.log import Frame, FrameType
 from penstock.logs.memory import MemoryLog
 from penstock.rules import base, machine
 from penstock.rules.records import (
-    Aged,
-    Answered,
-    Barrier,
     Buried,
     Cleared,
     Completed,
+    CompletedUnleased,
     Configured,
-    Consumed,
     CursorMoved,
     CursorReleased,
     Delivered,
     Dropped,
     Due,
-    Expired,
     Extended,
-    Fenced,
-    Head,
+    FenceLifted,
+    FenceNarrowed,
+    FencesAdded,
+    FenceSpec,
+    FollowUpSent,
+    LaneTake,
     Leased,
-    Lifted,
+    LeaseExpired,
+    LineTake,
     Lost,
-    Narrowed,
-    Noted,
     Opened,
-    Passed,
+    ParkedKeyReleased,
+    PassedOver,
     Paused,
     Produced,
-    Promised,
+    ProgressSet,
     Record,
     RedrivenInPlace,
-    Released,
+    RequestAnswered,
     Retried,
     Sent,
     Sought,
     StateRecord,
-    Take,
+    TtlChecked,
     pack_keys,
     unpack_keys,
 )
@@ -53,32 +53,32 @@ from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
 from penstock.words.limits import Policy
-from tests.full_history import everything
+from tests.full_history import write_every_record
 from tests.logs.batches import framed
-from tests.partition_under_test import Bench, MemoryHome
+from tests.partition_under_test import MemoryPartitionBackend, PartitionUnderTest
 
 NOW = Moment(5, 6)
 KEYS = pack_keys([1, (1 << 64) - 1])
-TAKE = Take(5, 0, 9, [0, 2], KEYS, [3, 5], KEYS, [7, 8])
+TAKE = LaneTake(5, 0, 9, [0, 2], KEYS, [3, 5], KEYS, [7, 8])
 SAMPLES: list[Record] = [
     Opened(3, "boot", -7, True),
     Configured(Policy(1_000_000, 3, 5, 6, 7, "park")),
-    Leased(1 << 40, 9, 8, "wörker", [TAKE, Take(9, 3, 4)], [Head((1 << 64) - 1, 2, 5, 6)]),
+    Leased(1 << 40, 9, 8, "wörker", [TAKE, LaneTake(9, 3, 4)], [LineTake((1 << 64) - 1, 2, 5, 6)]),
     Leased(1, 2, 3, ""),
-    Passed([TAKE]),
+    PassedOver([TAKE]),
     Completed(1, [0, 2, 5, 6]),
     Completed(1),
     Retried(1, [0, 1], 7, "because", False, [1, 2]),
     Retried(1, [0, 1]),
-    Expired(1),
+    LeaseExpired(1),
     Extended(1, 1 << 60),
     Buried(1, [0, 2], "why", KEYS, [3, 4], True),
     Buried(0, [0, 1], ""),
-    Answered(bytes(16), 2, 1 << 40, [1], [2], [3]),
-    Answered(bytes(16)),
+    RequestAnswered(bytes(16), 2, 1 << 40, [1], [2], [3]),
+    RequestAnswered(bytes(16)),
     Due(True, 9, 8, [0, 1, 2, 3], [5, 21]),
-    Aged(9, 8, [0, 1]),
-    Aged(9, 8),
+    TtlChecked(9, 8, [0, 1]),
+    TtlChecked(9, 8),
     Paused(True, False),
     Cleared([0, 1], [2, 3], [4, 5], [6, 7]),
     Sought([0, 9]),
@@ -87,18 +87,18 @@ SAMPLES: list[Record] = [
     Dropped([0, 9]),
     CursorMoved("audit", 1 << 60),
     CursorReleased("audit"),
-    Fenced(3, [Barrier(1, 2, 1 << 40, 5, b"\x01\x00", KEYS), Barrier(2, 2, 0, 5, None)], [(bytes(16), 9, 1 << 60)]),
-    Fenced(1, []),
-    Narrowed(1, KEYS),
-    Lifted(1, KEYS),
+    FencesAdded(3, [FenceSpec(1, 2, 1 << 40, 5, b"\x01\x00", KEYS), FenceSpec(2, 2, 0, 5, None)], [(bytes(16), 9, 1 << 60)]),
+    FencesAdded(1, []),
+    FenceNarrowed(1, KEYS),
+    FenceLifted(1, KEYS),
     Sent(b"there", 1 << 40, [0, 2], KEYS),
     Sent(b"there", 1, [0, 2]),
-    Promised(b"there", 2, b"items"),
+    FollowUpSent(b"there", 2, b"items"),
     Delivered(b"there", 1, 7),
     Delivered(b"there", 1),
-    Released((1 << 64) - 1),
-    Noted(3, 5, "half way"),
-    Consumed([4, 6], "spark:c0ffee", pack_keys([0, 9])),
+    ParkedKeyReleased((1 << 64) - 1),
+    ProgressSet(3, 5, "half way"),
+    CompletedUnleased([4, 6], "spark:c0ffee", pack_keys([0, 9])),
 ]
 
 
@@ -107,7 +107,7 @@ def produced(base: int, *payloads: bytes) -> Produced:
 
 
 def there_and_back(records: list[Record]) -> list[Record]:
-    return [record for draft in codec.drafts(records, NOW, 100) for record in codec.records(framed(draft))]
+    return [record for draft in codec.encode_records(records, NOW, 100) for record in codec.decode_frame(framed(draft))]
 
 
 def test_there_is_a_sample_of_every_record() -> None:
@@ -126,7 +126,7 @@ def test_records_of_all_kinds_come_back_in_their_order() -> None:
 
 def test_neighbours_share_a_frame_and_frames_say_where_they_stand() -> None:
     mixed: list[Record] = [SAMPLES[0], produced(7, b"a"), produced(8, b"b", b"c"), SAMPLES[1], SAMPLES[2]]
-    frames = [(draft.type, draft.base, draft.count) for draft in codec.drafts(mixed, NOW, 10)]
+    frames = [(draft.type, draft.base, draft.count) for draft in codec.encode_records(mixed, NOW, 10)]
     assert frames == [(FrameType.STATE, 7, 1), (FrameType.DATA, 7, 3), (FrameType.STATE, 10, 2)]
 
 
@@ -136,11 +136,11 @@ def test_key_ids_are_packed_eight_bytes_each() -> None:
 
 
 def history() -> tuple[State, list[Frame]]:
-    bench = Bench(MemoryHome())
-    everything(bench)
-    log = bench.partition.log
+    partition = PartitionUnderTest(MemoryPartitionBackend())
+    write_every_record(partition)
+    log = partition.partition.log
     assert isinstance(log, MemoryLog)
-    return bench.partition.state, log.kept
+    return partition.partition.state, log.kept
 
 
 def test_an_outline_tells_replay_all_it_needs() -> None:
@@ -148,15 +148,15 @@ def test_an_outline_tells_replay_all_it_needs() -> None:
     for outline in (False, True):
         state = State()
         for frame in frames:
-            for record in codec.records(frame, outline=outline):
+            for record in codec.decode_frame(frame, outline=outline):
                 machine.apply(state, record, Moment(frame.elapsed, frame.wall))
         assert base.dump(state) == base.dump(live)
 
 
 def test_an_outline_leaves_payloads_keys_and_texts_unread() -> None:
     record = Produced(0, Batch([b"a"], [b"k"], [1], [b"h"], ["kind"], ttls=[5], origins=[b"o"]))
-    [frame] = [framed(draft) for draft in codec.drafts([record], NOW, 1)]
-    [outline] = codec.records(frame, outline=True)
+    [frame] = [framed(draft) for draft in codec.encode_records([record], NOW, 1)]
+    [outline] = codec.decode_frame(frame, outline=True)
     assert isinstance(outline, Produced)
     batch = outline.batch
     assert (len(batch), list(batch.key_ids or []), list(batch.ttls or [])) == (1, [1], [5])
@@ -167,20 +167,20 @@ def test_an_outline_leaves_payloads_keys_and_texts_unread() -> None:
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([[99, 1]]), msgspec.msgpack.encode([["x"]])])
 def test_a_frame_that_makes_no_sense_is_refused_with_a_word_on_what_to_do(body: bytes) -> None:
     with pytest.raises(CorruptLog, match=r"^frame 4 is whole but cannot be understood .*; use a newer Penstock$"):
-        codec.records(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body)))
+        codec.decode_frame(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body)))
 
 
 def test_a_column_from_a_newer_penstock_is_refused() -> None:
-    [frame] = [framed(draft) for draft in codec.drafts([produced(0, b"a")], NOW, 1)]
+    [frame] = [framed(draft) for draft in codec.encode_records([produced(0, b"a")], NOW, 1)]
     with pytest.raises(CorruptLog, match="; use a newer Penstock"):
-        codec.records(frame._replace(columns=columns.KNOWN + 1))
+        codec.decode_frame(frame._replace(columns=columns.KNOWN + 1))
 
 
 def test_a_field_added_at_the_end_by_a_newer_penstock_is_passed_over() -> None:
     body = msgspec.msgpack.encode([[7, 42, "new"]])
-    assert codec.records(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body))) == [Expired(42)]
+    assert codec.decode_frame(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body))) == [LeaseExpired(42)]
 
 
 def test_a_base_is_a_frame_of_its_own() -> None:
-    draft = codec.base(b"state", NOW, 7)
+    draft = codec.base_draft(b"state", NOW, 7)
     assert (draft.type, draft.base, draft.count, draft.parts) == (FrameType.BASE, 7, 1, [b"state"])

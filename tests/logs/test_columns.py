@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.logs.columns import Columns, encode, trimmed
+from penstock.logs.columns import FrameColumns, encode, trim_frame
 from penstock.logs.log import Frame, FrameType
 from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, from_offsets
@@ -41,20 +41,20 @@ def encoded(*records: Produced) -> Frame:
 def test_a_batch_comes_back_as_it_was(batch: Batch, base: int) -> None:
     frame = encoded(Produced(base, batch))
     assert (frame.type, frame.base, frame.count, frame.elapsed, frame.wall) == (FrameType.DATA, base, len(batch), NOW.elapsed, NOW.wall)
-    assert Columns(frame).batch() == batch
+    assert FrameColumns(frame).batch() == batch
 
 
 @pytest.mark.parametrize("size", range(len(OPTIONAL) + 1))
 def test_every_combination_of_columns_comes_back(size: int) -> None:
     for chosen in itertools.combinations(OPTIONAL, size):
         batch = Batch(FULL.payloads, **{name: getattr(FULL, name) for names in chosen for name in names})
-        assert Columns(encoded(Produced(0, batch))).batch() == batch, chosen
+        assert FrameColumns(encoded(Produced(0, batch))).batch() == batch, chosen
 
 
 @given(batches(), st.integers(0, 19), st.integers(0, 19))
 def test_a_part_of_a_frame_is_that_part_of_the_batch(batch: Batch, start: int, stop: int) -> None:
     start, stop = sorted((start % len(batch), stop % len(batch) + 1))
-    columns = Columns(encoded(Produced(100, batch)))
+    columns = FrameColumns(encoded(Produced(100, batch)))
     assert columns.batch(100 + start, 100 + stop) == batch.pick(range(start, stop))
     assert columns.payloads(100 + start, 100 + stop) == list(batch.payloads[start:stop])
 
@@ -70,13 +70,13 @@ def test_produces_of_one_frame_come_back_apart_with_what_is_remembered_of_them(s
         places = data.draw(st.none() | st.lists(st.integers(0, 1 << 60), min_size=2, max_size=6))
         records.append(Produced(base, batch, request, ids, source, sequence, places))
         base += len(batch)
-    assert Columns(encoded(*records)).records() == records
+    assert FrameColumns(encoded(*records)).records() == records
 
 
 @given(batches(), st.data())
 def test_places_come_back_in_an_outline_too(batch: Batch, data: st.DataObject) -> None:
     places = data.draw(st.none() | st.lists(st.integers(0, 1 << 60), min_size=2))
-    [outline] = Columns(encoded(Produced(9, batch, places=places))).records(outline=True)
+    [outline] = FrameColumns(encoded(Produced(9, batch, places=places))).records(outline=True)
     assert (outline.base, len(outline.batch), outline.places) == (9, len(batch), places)
 
 
@@ -87,15 +87,15 @@ def test_a_part_without_places_is_read_as_it_was_written_before_there_were_any()
     assert with_places in bytes(frame.body)
     size = len(with_places).to_bytes(4, "little"), len(without).to_bytes(4, "little")
     body = bytes(frame.body).replace(size[0] + with_places, size[1] + without)
-    assert Columns(frame._replace(body=memoryview(body))).records() == [Produced(0, Batch([b"a"]), bytes(16), source=b"s", sequence=3)]
+    assert FrameColumns(frame._replace(body=memoryview(body))).records() == [Produced(0, Batch([b"a"]), bytes(16), source=b"s", sequence=3)]
 
 
 @given(batches(), st.data())
 def test_a_trimmed_frame_has_what_is_kept_as_it_was_and_nothing_of_the_rest(batch: Batch, data: st.DataObject) -> None:
     kept = sorted(data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1)))
-    draft = trimmed(encoded(Produced(50, batch, bytes(16), places=[50, 7])), RunSet(from_offsets(50 + index for index in kept)))
+    draft = trim_frame(encoded(Produced(50, batch, bytes(16), places=[50, 7])), RunSet(from_offsets(50 + index for index in kept)))
     assert draft is not None
-    [record] = Columns(framed(draft)).records()
+    [record] = FrameColumns(framed(draft)).records()
     assert (record.base, record.request, record.places) == (50 + kept[0], None, None)
     assert record.batch.pick([index - kept[0] for index in kept]).compact() == batch.pick(kept).compact()
     others = sorted(set(range(kept[0], kept[-1])) - set(kept))
@@ -111,7 +111,7 @@ def test_every_buffer_starts_aligned(batch: Batch) -> None:
 
 @given(batches())
 def test_rules_see_key_ids_and_priorities_of_a_frame(batch: Batch) -> None:
-    block = Columns(encoded(Produced(10, batch))).block()
+    block = FrameColumns(encoded(Produced(10, batch))).block()
     assert (block.base, block.stop, block.lost) == (10, 10 + len(batch), False)
     assert (block.key_ids, block.priorities) == (batch.key_ids, batch.priorities)
 

@@ -9,32 +9,44 @@ from hypothesis import strategies as st
 
 from penstock.logs.log import Buffer, Draft, FrameType, Log
 from penstock.words.errors import PenstockError
-from tests.logs.backends import HOMES, INCARNATION, PARTITION, Home, append_all, base_draft, draft, expected, noise, state_draft, told
+from tests.logs.backends import (
+    INCARNATION,
+    LOG_BACKENDS,
+    PARTITION,
+    LogBackend,
+    append_all,
+    base_draft,
+    comparable,
+    draft,
+    expected,
+    noise,
+    state_draft,
+)
 
-NewHome = Callable[[], Home]
+NewHome = Callable[[], LogBackend]
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module", params=HOMES)
+@pytest.fixture(scope="module", params=LOG_BACKENDS)
 def new_home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewHome:
     """Makes a fresh place of one backend: a test with many examples needs many."""
-    make = HOMES[request.param]
+    make = LOG_BACKENDS[request.param]
     return lambda: make(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
-def home(new_home: NewHome) -> Home:
+def home(new_home: NewHome) -> LogBackend:
     return new_home()
 
 
 @pytest.fixture
-def log(home: Home) -> Log:
+def log(home: LogBackend) -> Log:
     return home.start()
 
 
-def survives(home: Home, log: Log) -> list[object]:
+def survives(home: LogBackend, log: Log) -> list[object]:
     """What a new owner recovers."""
-    return list(told(home.reopen(log).recover()))
+    return list(comparable(home.reopen(log).recover()))
 
 
 # -- round trips -------------------------------------------------------------------------------------
@@ -55,23 +67,23 @@ def test_what_was_appended_is_read_back(new_home: NewHome, groups: list[list[Dra
     log = home.start()
     append_all(log, groups)
     wanted = expected(itertools.chain.from_iterable(groups))
-    assert told(log.frames()) == wanted
+    assert comparable(log.frames()) == wanted
     log.sync()
-    assert told(log.frames()) == wanted
+    assert comparable(log.frames()) == wanted
     assert survives(home, log) == wanted
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4_096, 65_537, 8 * MIB])
 @pytest.mark.parametrize("make", [noise, bytes], ids=["noise", "zeros"])
-def test_bodies_of_any_size(home: Home, log: Log, size: int, make: Callable[[int], bytes]) -> None:
+def test_bodies_of_any_size(home: LogBackend, log: Log, size: int, make: Callable[[int], bytes]) -> None:
     drafts = [draft(0, 3, make(size)), draft(3, 1, b"after")]
     log.append(drafts)
     log.sync()
-    assert told(log.read(0, 4)) == expected(drafts)
+    assert comparable(log.read(0, 4)) == expected(drafts)
     assert survives(home, log) == expected(drafts)
 
 
-def test_a_body_of_more_parts_than_a_system_call_takes(home: Home, log: Log) -> None:
+def test_a_body_of_more_parts_than_a_system_call_takes(home: LogBackend, log: Log) -> None:
     parts = [noise(number % 4, number) for number in range(5_000)]
     log.append([draft(0, 5_000, *parts)])
     log.sync()
@@ -81,7 +93,7 @@ def test_a_body_of_more_parts_than_a_system_call_takes(home: Home, log: Log) -> 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_parts_of_every_kind_of_buffer(log: Log, kind: Callable[[bytes], Buffer]) -> None:
     log.append([draft(0, 1, kind(b"one"), kind(b"two"))])
-    assert told(log.frames()) == expected([draft(0, 1, b"onetwo")])
+    assert comparable(log.frames()) == expected([draft(0, 1, b"onetwo")])
 
 
 @pytest.mark.parametrize("size", [5, 5_000])
@@ -89,13 +101,13 @@ def test_what_the_caller_does_to_a_buffer_later_does_not_matter(log: Log, size: 
     buffer = bytearray(b"x" * size)
     log.append([draft(0, 1, buffer)])
     buffer[:] = b"y" * size
-    assert told(log.read(0, 1)) == expected([draft(0, 1, b"x" * size)])
+    assert comparable(log.read(0, 1)) == expected([draft(0, 1, b"x" * size)])
 
 
-def test_an_empty_log_has_nothing(home: Home) -> None:
+def test_an_empty_log_has_nothing(home: LogBackend) -> None:
     log = home.open()
     assert (log.incarnation, log.partition) == (INCARNATION, PARTITION)
-    assert told(log.recover()) == told(log.frames()) == told(log.read(0, 100)) == []
+    assert comparable(log.recover()) == comparable(log.frames()) == comparable(log.read(0, 100)) == []
     assert not log.unsynced
     assert log.notes == []
 
@@ -103,7 +115,7 @@ def test_an_empty_log_has_nothing(home: Home) -> None:
 # -- sequences, groups, syncs ------------------------------------------------------------------------
 
 
-def test_sequences_have_no_holes_across_owners_and_rotations(home: Home) -> None:
+def test_sequences_have_no_holes_across_owners_and_rotations(home: LogBackend) -> None:
     log = home.start()
     for turn in range(4):
         log.append([draft(turn * 2, 1, b"a"), draft(turn * 2 + 1, 1, b"b")])
@@ -112,37 +124,37 @@ def test_sequences_have_no_holes_across_owners_and_rotations(home: Home) -> None
         log.sync()
         log = home.reopen(log)
         list(log.recover())
-    assert [frame.sequence for frame in told(log.frames())] == list(range(1, 17))
+    assert [frame.sequence for frame in comparable(log.frames())] == list(range(1, 17))
 
 
 def test_appended_frames_are_readable_before_they_are_synced(log: Log) -> None:
     log.append([draft(0, 5, b"items")])
     assert log.unsynced
-    assert told(log.read(0, 5)) == told(log.frames()) == expected([draft(0, 5, b"items")])
+    assert comparable(log.read(0, 5)) == comparable(log.frames()) == expected([draft(0, 5, b"items")])
     log.sync()
     assert not log.unsynced
 
 
-def test_reset_drops_what_is_not_synced_and_goes_on_from_there(home: Home, log: Log) -> None:
+def test_reset_drops_what_is_not_synced_and_goes_on_from_there(home: LogBackend, log: Log) -> None:
     log.append([draft(0, 1, b"kept")])
     log.sync()
     log.append([draft(1, 1, b"dropped"), draft(2, 1, b"dropped too")])
     log.reset()
-    assert told(log.recover()) == expected([draft(0, 1, b"kept")])
+    assert comparable(log.recover()) == expected([draft(0, 1, b"kept")])
     log.append([draft(1, 1, b"instead")])
     log.sync()
     wanted = expected([draft(0, 1, b"kept"), draft(1, 1, b"instead")])
-    assert told(log.frames()) == told(log.read(0, 9)) == wanted
+    assert comparable(log.frames()) == comparable(log.read(0, 9)) == wanted
     assert survives(home, log) == wanted
 
 
 def test_reset_of_a_log_never_synced_leaves_it_empty(log: Log) -> None:
     log.append([draft(0, 1, b"dropped")])
     log.reset()
-    assert told(log.recover()) == told(log.frames()) == []
+    assert comparable(log.recover()) == comparable(log.frames()) == []
     log.append([draft(0, 1, b"first")])
     log.sync()
-    assert told(log.frames()) == expected([draft(0, 1, b"first")])
+    assert comparable(log.frames()) == expected([draft(0, 1, b"first")])
 
 
 def test_a_sync_with_nothing_to_do_is_fine(log: Log) -> None:
@@ -150,16 +162,16 @@ def test_a_sync_with_nothing_to_do_is_fine(log: Log) -> None:
     log.append([draft(0, 1, b"a")])
     log.sync()
     log.sync()
-    assert told(log.frames()) == expected([draft(0, 1, b"a")])
+    assert comparable(log.frames()) == expected([draft(0, 1, b"a")])
 
 
-def test_nothing_is_appended_before_recovery_is_through(home: Home, log: Log) -> None:
+def test_nothing_is_appended_before_recovery_is_through(home: LogBackend, log: Log) -> None:
     log.append([draft(0, 1, b"a"), draft(1, 1, b"b")])
     log.sync()
     log = home.reopen(log)
     with pytest.raises(PenstockError, match="recover"):
         log.append([draft(2, 1, b"too early")])
-    assert told(log.recover()) == expected([draft(0, 1, b"a"), draft(1, 1, b"b")])
+    assert comparable(log.recover()) == expected([draft(0, 1, b"a"), draft(1, 1, b"b")])
     log.append([draft(2, 1, b"now")])
 
 
@@ -179,23 +191,23 @@ def rotated(log: Log) -> list[Draft]:
     return drafts
 
 
-def test_recovery_starts_at_the_latest_base(home: Home, log: Log) -> None:
+def test_recovery_starts_at_the_latest_base(home: LogBackend, log: Log) -> None:
     drafts = rotated(log)
     log = home.reopen(log)
-    assert told(log.recover()) == expected(drafts)[4:]
-    assert told(log.frames()) == expected(drafts)
+    assert comparable(log.recover()) == expected(drafts)[4:]
+    assert comparable(log.frames()) == expected(drafts)
 
 
-def test_rotation_syncs_both_sides(home: Home, log: Log) -> None:
+def test_rotation_syncs_both_sides(home: LogBackend, log: Log) -> None:
     log.append([draft(0, 10, b"one")])
     log.rotate(base_draft(10))
     assert not log.unsynced
-    assert told(home.reopen(log).recover()) == expected([base_draft(10)], first_sequence=2)
+    assert comparable(home.reopen(log).recover()) == expected([base_draft(10)], first_sequence=2)
 
 
 def test_reading_crosses_segments(log: Log) -> None:
     drafts = rotated(log)
-    assert told(log.read(5, 21)) == [frame for frame in expected(drafts) if frame.type is FrameType.DATA]
+    assert comparable(log.read(5, 21)) == [frame for frame in expected(drafts) if frame.type is FrameType.DATA]
 
 
 def test_rotation_starts_a_segment_anew(log: Log) -> None:
@@ -206,15 +218,15 @@ def test_rotation_starts_a_segment_anew(log: Log) -> None:
     assert before >= 50_000
 
 
-def test_rotations_at_the_same_offset(home: Home, log: Log) -> None:
+def test_rotations_at_the_same_offset(home: LogBackend, log: Log) -> None:
     drafts = [base_draft(0, b"first"), base_draft(0, b"second"), base_draft(0, b"third")]
     for step in drafts:
         log.rotate(step)
     log.append([draft(0, 1, b"a")])
     log.sync()
     log = home.reopen(log)
-    assert told(log.recover()) == expected([*drafts, draft(0, 1, b"a")])[2:]
-    assert told(log.frames()) == expected([*drafts, draft(0, 1, b"a")])
+    assert comparable(log.recover()) == expected([*drafts, draft(0, 1, b"a")])[2:]
+    assert comparable(log.frames()) == expected([*drafts, draft(0, 1, b"a")])
 
 
 def test_reset_keeps_a_rotation(log: Log) -> None:
@@ -222,7 +234,7 @@ def test_reset_keeps_a_rotation(log: Log) -> None:
     log.rotate(base_draft(1))
     log.append([draft(1, 1, b"dropped")])
     log.reset()
-    assert told(log.recover()) == expected([base_draft(1)], first_sequence=2)
+    assert comparable(log.recover()) == expected([base_draft(1)], first_sequence=2)
 
 
 # -- reading ranges ----------------------------------------------------------------------------------
@@ -233,9 +245,9 @@ def test_read_gives_the_data_frames_that_overlap(log: Log) -> None:
     log.append(drafts)
     one, _, two, three = expected(drafts)
     ranges = {(0, 1): [one], (9, 10): [one], (9, 11): [one, two], (10, 11): [two], (11, 12): [three], (0, 20): [one, two, three]}
-    assert {asked: told(log.read(*asked)) for asked in ranges} == ranges
-    assert told(log.read(19, 10_000)) == [three]
-    assert told(log.read(20, 30)) == told(log.read(5, 5)) == []
+    assert {asked: comparable(log.read(*asked)) for asked in ranges} == ranges
+    assert comparable(log.read(19, 10_000)) == [three]
+    assert comparable(log.read(20, 30)) == comparable(log.read(5, 5)) == []
 
 
 @settings(max_examples=40, deadline=None)
@@ -248,20 +260,20 @@ def test_any_range_in_any_order(new_home: NewHome, counts: list[int], data: st.D
         log.append([step])
         if number % 9 == 8:
             log.rotate(base_draft(step.base + step.count))
-    frames = [frame for frame in told(log.frames()) if frame.type is FrameType.DATA]
+    frames = [frame for frame in comparable(log.frames()) if frame.type is FrameType.DATA]
     assert [frame.body for frame in frames] == [step.parts[0] for step in drafts]
     for _ in range(8):
         start = data.draw(st.integers(0, ends[-1]))
         stop = data.draw(st.integers(start, ends[-1] + 5))
         wanted = [frame for frame in frames if frame.base < stop and frame.base + frame.count > start] if start < stop else []
-        assert told(log.read(start, stop)) == wanted
+        assert comparable(log.read(start, stop)) == wanted
 
 
 def test_reading_on_from_where_the_last_read_ended(log: Log) -> None:
     drafts = [draft(number * 10, 10, noise(1_000, number)) for number in range(300)]
     for step in drafts:
         log.append([step])
-    assert [told(log.read(start, start + 10)) for start in range(0, 3_000, 10)] == [[frame] for frame in expected(drafts)]
+    assert [comparable(log.read(start, start + 10)) for start in range(0, 3_000, 10)] == [[frame] for frame in expected(drafts)]
 
 
 def test_reads_do_not_disturb_appends(log: Log) -> None:
@@ -269,13 +281,13 @@ def test_reads_do_not_disturb_appends(log: Log) -> None:
         log.append([draft(number, 1, noise(300, number))])
         assert len(log.read(0, number + 1)) == number + 1
     log.sync()
-    assert told(log.frames()) == expected(draft(number, 1, noise(300, number)) for number in range(20))
+    assert comparable(log.frames()) == expected(draft(number, 1, noise(300, number)) for number in range(20))
 
 
 # -- the end -----------------------------------------------------------------------------------------
 
 
-def test_close_syncs_and_may_be_repeated(home: Home, log: Log) -> None:
+def test_close_syncs_and_may_be_repeated(home: LogBackend, log: Log) -> None:
     log.append([draft(0, 1, b"a")])
     log.close()
     log.close()
@@ -291,11 +303,11 @@ def test_a_closed_log_refuses(log: Log, call: str) -> None:
         list(getattr(log, call)(*arguments.get(call, ())) or [])
 
 
-def test_logs_of_other_partitions_and_incarnations_do_not_meet(home: Home) -> None:
+def test_logs_of_other_partitions_and_incarnations_do_not_meet(home: LogBackend) -> None:
     places = [(1, 0), (1, 1), (2, 0), (2**64 - 1, 1_023)]
     logs = [home.start(*place) for place in places]
     for number, log in enumerate(logs):
         log.append([draft(0, 1, b"of %d" % number)])
         log.sync()
-    assert [told(log.frames()) for log in logs] == [expected([draft(0, 1, b"of %d" % number)]) for number in range(len(logs))]
+    assert [comparable(log.frames()) for log in logs] == [expected([draft(0, 1, b"of %d" % number)]) for number in range(len(logs))]
     assert [(log.incarnation, log.partition) for log in logs] == places

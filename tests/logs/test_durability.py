@@ -10,14 +10,14 @@ import pytest
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.log import Draft, Durability, Frame, Gap
 from penstock.testing import Halt, SimulatedFiles
-from tests.logs.backends import base_draft, draft, expected, noise, state_draft, told
-from tests.logs.scripted_owner import open_log, placed
+from tests.logs.backends import base_draft, comparable, draft, expected, noise, state_draft
+from tests.logs.scripted_owner import open_log, with_offsets
 
 CALLS = 45
 """More file calls than the history below makes."""
 
 
-class Relaxed:
+class OwnerWithoutFsync:
     """An owner that syncs without fsync, flushes now and then, and may be halted at any file call."""
 
     def __init__(self, durability: Durability, call: int, seed: int) -> None:
@@ -44,12 +44,12 @@ class Relaxed:
                 log.flush()
                 self.flushed = self.synced
             if turn == 5:
-                self.appended.append(placed([base_draft(0)], 3 * turn + 3))
+                self.appended.append(with_offsets([base_draft(0)], 3 * turn + 3))
                 log.rotate(self.appended[-1][0])
                 self.synced = self.flushed = len(self.appended)
 
     def _append(self, log: FileLog, turn: int) -> None:
-        group = placed([draft(0, 2, noise(300, turn)), state_draft(0), draft(0, 1, b"x")], 3 * turn)
+        group = with_offsets([draft(0, 2, noise(300, turn)), state_draft(0), draft(0, 1, b"x")], 3 * turn)
         self.appended.append(group)
         log.append(group)
 
@@ -57,10 +57,10 @@ class Relaxed:
 @pytest.mark.parametrize("durability", ["os", "interval"])
 def test_a_kill_loses_nothing_that_was_synced(durability: Durability) -> None:
     for call in range(1, CALLS):
-        owner = Relaxed(durability, call, seed=call)
+        owner = OwnerWithoutFsync(durability, call, seed=call)
         log = owner.open()
         list(log.recover())
-        stored = told(log.frames())
+        stored = comparable(log.frames())
         assert stored in [expected(chain(*owner.appended[:count])) for count in range(owner.synced, len(owner.appended) + 1)]
 
 
@@ -68,7 +68,7 @@ def test_a_kill_loses_nothing_that_was_synced(durability: Durability) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_power_cut_loses_nothing_that_was_flushed_and_tells_what_else_it_took(durability: Durability, seed: int) -> None:
     for call in range(1, CALLS):
-        owner = Relaxed(durability, call, seed)
+        owner = OwnerWithoutFsync(durability, call, seed)
         owner.files.crash()
         log = owner.open()
         list(log.recover())
@@ -77,7 +77,7 @@ def test_a_power_cut_loses_nothing_that_was_flushed_and_tells_what_else_it_took(
 
 def check_what_is_left(found: list[Frame | Gap], appended: list[Sequence[Draft]], flushed: int) -> None:
     """Whole groups, the flushed ones among them; before the last one served, what is not served is in a gap."""
-    served = told(frame for frame in found if isinstance(frame, Frame))
+    served = comparable(frame for frame in found if isinstance(frame, Frame))
     gaps = [gap for gap in found if isinstance(gap, Gap)]
     numbers = {frame.sequence for frame in served}
     named = {number for gap in gaps for number in range(gap.first_sequence, gap.last_sequence + 1)}

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.backends import base_draft, draft, expected, told
-from tests.logs.scripted_owner import Owner, check_survivors, open_log
+from tests.logs.backends import base_draft, comparable, draft, expected
+from tests.logs.scripted_owner import ScriptedOwner, check_survivors, open_log
 
 FAULTS: dict[str, Fault] = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "short": "short", "torn": "torn"}
 
@@ -22,18 +22,18 @@ FAULTS: dict[str, Fault] = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "short": "
 def calls_of_a_life() -> int:
     """How many file calls the history makes when nothing goes wrong."""
     files = SimulatedFiles()
-    owner = Owner(files)
+    owner = ScriptedOwner(files)
     owner.run()
     assert owner.failures == []
     check_survivors(files.copy(), owner.promised, owner.offered)
     return files.calls
 
 
-def lived_until(call: int, how: Fault, seed: int = 0) -> Owner:
+def lived_until(call: int, how: Fault, seed: int = 0) -> ScriptedOwner:
     """An owner whose n-th file call went wrong."""
     files = SimulatedFiles(random.Random(seed))
     files.fail(call, how)
-    owner = Owner(files)
+    owner = ScriptedOwner(files)
     try:
         owner.run()
     except Halt:
@@ -77,15 +77,15 @@ def test_what_was_found_after_a_failure_and_a_kill_is_found_again_after_a_power_
         files.fail(call, errno.EIO)
         files.fail(call + ahead, "halt")
         with suppress(Halt):
-            Owner(files).run()
+            ScriptedOwner(files).run()
         files.mend()
         log = open_log(files)
         list(log.recover())
-        found = told(log.frames())
+        found = comparable(log.frames())
         files.crash()
         log = open_log(files)
         list(log.recover())
-        assert told(log.frames()) == found, f"call {call}"
+        assert comparable(log.frames()) == found, f"call {call}"
 
 
 def test_a_failed_sync_is_never_taken_back() -> None:
@@ -104,7 +104,7 @@ def test_a_failed_sync_is_never_taken_back() -> None:
         with pytest.raises(StorageFailed, match="reset"):
             refused()
     log.reset()
-    assert told(log.recover()) == expected([draft(0, 1, b"safe")])
+    assert comparable(log.recover()) == expected([draft(0, 1, b"safe")])
     assert log.wants_base, "the file that failed is not written to again"
     log.rotate(base_draft(1))
     log.append([draft(1, 1, b"instead")])
@@ -112,7 +112,7 @@ def test_a_failed_sync_is_never_taken_back() -> None:
     files.crash()
     log = open_log(files)
     list(log.recover())
-    assert told(log.frames()) == expected([draft(0, 1, b"safe"), base_draft(1), draft(1, 1, b"instead")])
+    assert comparable(log.frames()) == expected([draft(0, 1, b"safe"), base_draft(1), draft(1, 1, b"instead")])
 
 
 @pytest.mark.long

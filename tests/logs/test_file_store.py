@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import SystemFiles, filesystem_in, filesystem_in_mount
 from penstock.logs.files.root import Root
 from penstock.logs.files.segment import LogId
@@ -16,32 +16,32 @@ from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, Stor
 from tests.logs.backends import draft
 
 
-def spread(directory: Directory) -> Counter[str]:
+def spread(directory: FileStore) -> Counter[str]:
     roots = [directory.root_of(*owner) for owner in directory.logs()]
     return Counter(root.path for root in roots if root is not None)
 
 
 def test_partitions_are_spread_by_weight_and_found_again() -> None:
     files = SimulatedFiles()
-    directory = Directory.open(["/a", ("/b", 3.0)], files=files)
+    directory = FileStore.open(["/a", ("/b", 3.0)], files=files)
     for partition in range(8):
         directory.log(1, partition)
     assert spread(directory) == {"/a": 2, "/b": 6}
     where = {owner: directory.root_of(*owner) for owner in directory.logs()}
     directory.close()
-    again = Directory.open([("/b", 3.0), "/a"], files=files)
+    again = FileStore.open([("/b", 3.0), "/a"], files=files)
     assert {owner: again.root_of(*owner) for owner in again.logs()} == where
     assert again.broker_id == directory.broker_id
 
 
 def test_a_read_only_root_takes_no_new_partitions_but_serves_old_ones() -> None:
     files = SimulatedFiles()
-    directory = Directory.open(["/a"], files=files)
+    directory = FileStore.open(["/a"], files=files)
     old = directory.log(1, 0)
     list(old.recover())
     old.close()
     directory.close()
-    directory = Directory.open([Root("/a", read_only=True), "/b"], files=files)
+    directory = FileStore.open([Root("/a", read_only=True), "/b"], files=files)
     for partition in (1, 2):
         directory.log(1, partition)
     assert spread(directory) == {"/a": 1, "/b": 2}
@@ -51,33 +51,33 @@ def test_a_read_only_root_takes_no_new_partitions_but_serves_old_ones() -> None:
     old.close()
     directory.close()
     with pytest.raises(StorageFailed, match="read-only; add"):
-        Directory.open([Root("/a", read_only=True)], files=files).log(1, 9)
+        FileStore.open([Root("/a", read_only=True)], files=files).log(1, 9)
 
 
 def test_a_lost_marker_is_written_anew_with_the_id_that_another_root_knows() -> None:
     files = SimulatedFiles()
-    directory = Directory.open(["/a", "/b"], files=files)
+    directory = FileStore.open(["/a", "/b"], files=files)
     directory.log(1, 0)
     directory.close()
     files.remove("/a/penstock.json")
-    again = Directory.open(["/a", "/b"], files=files)
+    again = FileStore.open(["/a", "/b"], files=files)
     assert again.broker_id == directory.broker_id == json.loads(files.content("/a/penstock.json"))["broker"]
     assert again.logs() == [LogId(1, 0)]
 
 
 def test_a_partition_in_two_roots_is_refused() -> None:
     files = SimulatedFiles()
-    directory = Directory.open(["/a", "/b"], files=files)
+    directory = FileStore.open(["/a", "/b"], files=files)
     directory.log(1, 0)
     directory.close()
     files.make_directory(f"/b/logs/{1:016x}/{0:05}")
     with pytest.raises(CorruptLog, match="both /a and /b"):
-        Directory.open(["/a", "/b"], files=files)
-    Directory.open(["/a"], files=files)  # and no lock was left behind
+        FileStore.open(["/a", "/b"], files=files)
+    FileStore.open(["/a"], files=files)  # and no lock was left behind
 
 
 def test_a_missing_log_is_named() -> None:
-    directory = Directory.open(["/a"], files=SimulatedFiles())
+    directory = FileStore.open(["/a"], files=SimulatedFiles())
     with pytest.raises(CorruptLog, match="partition 4 of incarnation 00000000000000ff has no log"):
         directory.log(255, 4, create=False)
 
@@ -85,16 +85,16 @@ def test_a_missing_log_is_named() -> None:
 @pytest.mark.parametrize("roots", [[], ["/a", "/a/"], [("/a", 0.0)], [("/a", -1.0)]])
 def test_roots_that_make_no_sense(roots: list[str]) -> None:
     with pytest.raises(InvalidRequest, match="; give"):
-        Directory.open(roots, files=SimulatedFiles())
+        FileStore.open(roots, files=SimulatedFiles())
 
 
 def test_reading_only_needs_a_directory_and_writes_nothing() -> None:
     files = SimulatedFiles()
     with pytest.raises(InvalidRequest, match="does not exist"):
-        Directory.open(["/a"], files=files, read_only=True)
+        FileStore.open(["/a"], files=files, read_only=True)
     assert files.contents() == SimulatedFiles().contents()
-    Directory.open(["/a"], files=files).close()
-    directory = Directory.open(["/a"], files=files, read_only=True)
+    FileStore.open(["/a"], files=files).close()
+    directory = FileStore.open(["/a"], files=files, read_only=True)
     with pytest.raises(InvalidRequest, match="read-only"):
         directory.log(1, 0)
     with pytest.raises(CorruptLog, match="no log"):
@@ -103,17 +103,17 @@ def test_reading_only_needs_a_directory_and_writes_nothing() -> None:
 
 def test_closed_is_closed_and_the_lock_is_free() -> None:
     files = SimulatedFiles()
-    directory = Directory.open(["/a"], files=files)
+    directory = FileStore.open(["/a"], files=files)
     directory.close()
     directory.close()
     with pytest.raises(BrokerClosed, match="open it again"):
         directory.log(1, 0)
-    Directory.open(["/a"], files=files)
+    FileStore.open(["/a"], files=files)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_neither_appends_nor_keeps_the_lock(tmp_path: Path) -> None:
-    directory = Directory.open(tmp_path / "data")
+    directory = FileStore.open(tmp_path / "data")
     log = directory.log(1, 0)
     list(log.recover())
     told_reading, told_writing = os.pipe()
@@ -135,7 +135,7 @@ def test_a_forked_child_neither_appends_nor_keeps_the_lock(tmp_path: Path) -> No
         log.append([draft(0, 1, b"from the parent")])
         log.close()
         directory.close()
-        Directory.open(tmp_path / "data").close()  # while the child lives
+        FileStore.open(tmp_path / "data").close()  # while the child lives
         os.close(wait_writing)
         os.waitpid(child, 0)
     os.close(wait_reading)

@@ -20,12 +20,12 @@ from penstock.logs.frame import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_SKIPPED,
-    MORE,
+    MORE_IN_GROUP,
     ZSTD,
     Compressor,
-    Damaged,
-    Encoder,
-    expand,
+    DamagedFrame,
+    FrameEncoder,
+    decompress,
     frame_bytes,
     gap_draft,
     parse_header,
@@ -36,7 +36,7 @@ from penstock.logs.log import Buffer, Draft, Frame, FrameType, Gap
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest
-from tests.logs.backends import INCARNATION, PARTITION, base_draft, draft, expected, told
+from tests.logs.backends import INCARNATION, PARTITION, base_draft, comparable, draft, expected
 from tests.logs.scripted_owner import FOLDER, open_log
 
 DRAFT = Draft(FrameType.DATA, base=5, count=2, columns=3, elapsed=-7, wall=1_767_225_600_000_000, parts=[b"abc", b"defg"])
@@ -44,7 +44,7 @@ DRAFT = Draft(FrameType.DATA, base=5, count=2, columns=3, elapsed=-7, wall=1_767
 
 def encoded(draft: Draft, flags: int = 0, compression: bool = True) -> bytes:
     vector: list[Buffer] = []
-    size = Encoder(0x1122334455667788, 9, compression).encode(draft, 77, flags, vector)
+    size = FrameEncoder(0x1122334455667788, 9, compression).encode(draft, 77, flags, vector)
     data = b"".join(vector)
     assert len(data) == size
     return data
@@ -60,7 +60,7 @@ def test_the_layout_is_the_documented_one() -> None:
     body = b"abcdefg"
     header = struct.pack("<4sBBHIIIIIQQQqq", b"PSTK", 1, 1, 1, 7, 7, 2, 9, 3, 0x1122334455667788, 77, 5, 1_767_225_600_000_000, -7)
     whole = resealed(header) + body + value(body).to_bytes(4, "little")
-    assert encoded(DRAFT, MORE) == whole + bytes(-len(whole) % 8)
+    assert encoded(DRAFT, MORE_IN_GROUP) == whole + bytes(-len(whole) % 8)
     assert HEADER_BYTES == 72
 
 
@@ -88,7 +88,7 @@ def test_every_flipped_bit_of_a_header_shows() -> None:
     for bit in range(8 * HEADER_BYTES):
         flipped = bytearray(header)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedFrame):
             parse_header(bytes(flipped))
 
 
@@ -112,7 +112,7 @@ def test_a_body_is_compressed_when_that_saves_space() -> None:
 def test_a_compressed_body_of_another_size_than_claimed_is_damage(claimed: int) -> None:
     data = encoded(DRAFT._replace(parts=[b"0123456789" * 100]))
     header = parse_header(data[:HEADER_BYTES])._replace(raw_bytes=claimed)
-    with pytest.raises(Damaged, match="expand"):
+    with pytest.raises(DamagedFrame, match="expand"):
         unpack_body(header, data[HEADER_BYTES : HEADER_BYTES + header.stored_bytes + 4])
 
 
@@ -122,7 +122,7 @@ def test_a_compressed_body_of_another_size_than_claimed_is_damage(claimed: int) 
 def test_a_number_that_does_not_fit_is_refused_and_nothing_added(wrong: Draft) -> None:
     vector: list[Buffer] = []
     with pytest.raises(InvalidRequest, match="; "):
-        Encoder(1, 1).encode(wrong, 1, 0, vector)
+        FrameEncoder(1, 1).encode(wrong, 1, 0, vector)
     assert vector == []
 
 
@@ -139,7 +139,7 @@ def test_what_shrinks_comes_back_as_it_was() -> None:
     packed = Compressor().shrink([TEXT[:100], TEXT[100:]], len(TEXT))
     assert packed is not None
     assert len(packed) < len(TEXT) // 10
-    assert expand(memoryview(packed), len(TEXT)) == TEXT
+    assert decompress(memoryview(packed), len(TEXT)) == TEXT
 
 
 def test_noise_is_stored_as_it_is_and_soon_not_even_looked_at() -> None:
@@ -161,11 +161,11 @@ def test_a_saving_below_five_percent_is_not_taken() -> None:
 def test_what_expands_to_another_size_is_refused() -> None:
     packed = Compressor().shrink([bytes(1 << 20)], 1 << 20)
     assert packed is not None
-    assert expand(memoryview(packed), 1000) is None
-    assert expand(memoryview(packed), (1 << 20) + 1) is None
-    assert expand(memoryview(packed + b"more"), 1 << 20) is None
-    assert expand(memoryview(packed[:-1]), 1 << 20) is None
-    assert expand(memoryview(b"not zstd at all"), 10) is None
+    assert decompress(memoryview(packed), 1000) is None
+    assert decompress(memoryview(packed), (1 << 20) + 1) is None
+    assert decompress(memoryview(packed + b"more"), 1 << 20) is None
+    assert decompress(memoryview(packed[:-1]), 1 << 20) is None
+    assert decompress(memoryview(b"not zstd at all"), 10) is None
 
 
 LOST = Gap(3, 5, 10, 17, "elsewhere", "a frame body does not match its checksum", mended=True)
@@ -185,7 +185,7 @@ GAP = packed(5, 8, 1, 5, 17, msgspec.msgpack.encode([3, 5, 10, 17, LOST.why]))
 
 def framed(drafted: object, sequence: int, flags: int = 0) -> bytes:
     vector: list[bytes | bytearray | memoryview] = []
-    Encoder(INCARNATION, PARTITION).encode(drafted, sequence, flags, vector)  # type: ignore[arg-type]
+    FrameEncoder(INCARNATION, PARTITION).encode(drafted, sequence, flags, vector)  # type: ignore[arg-type]
     return b"".join(vector)
 
 
@@ -221,7 +221,7 @@ def test_without_them_a_hole_is_damage() -> None:
 
 
 def test_a_skip_accounts_for_a_hole_and_is_not_handed_out() -> None:
-    found = told(planted(SKIP))
+    found = comparable(planted(SKIP))
     assert [(frame.type, frame.sequence) for frame in found] == [(FrameType.DATA, 1), (FrameType.DATA, 2), (FrameType.BASE, 6)]
     assert found[:2] == expected([draft(0, 10, b"first"), draft(10, 0, b"second")])
 

@@ -12,20 +12,20 @@ import pytest
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
 from tests.logs.backends import base_draft, draft
-from tests.logs.scripted_owner import STEPS, Owner, Step, check_survivors
+from tests.logs.scripted_owner import STEPS, ScriptedOwner, Step, check_survivors
 
 GENERATIONS = 6
 TROUBLES: list[Fault] = ["halt", "halt", "torn", "short", errno.EIO, errno.EIO, errno.ENOSPC]
 
 
-class Hasty(Owner):
+class OwnerWithoutRecovery(ScriptedOwner):
     """An owner that dies of its first storage error instead of going back."""
 
     def _go_back(self, verb: str) -> None:
         raise StorageFailed(f"{verb} failed; the process ends")
 
 
-def live(owner: Owner, rng: random.Random) -> None:
+def live(owner: ScriptedOwner, rng: random.Random) -> None:
     """Do some steps in any order, with a fault at some call on the way."""
     steps: list[Step] = rng.choices(STEPS, k=rng.randint(0, 12))
     owner.files.fail(owner.files.calls + rng.randint(1, 90), rng.choice(TROUBLES))
@@ -43,9 +43,9 @@ def end(files: SimulatedFiles, rng: random.Random) -> None:
 
 def check_generations(seed: int) -> None:
     rng = random.Random(seed)
-    owner = Owner(SimulatedFiles(rng))
+    owner = ScriptedOwner(SimulatedFiles(rng))
     for _ in range(GENERATIONS):
-        kind = rng.choice([Owner, Hasty])
+        kind = rng.choice([ScriptedOwner, OwnerWithoutRecovery])
         owner = kind(owner.files, owner.promised, owner.offered)
         live(owner, rng)
         end(owner.files, rng)
@@ -65,7 +65,7 @@ def test_owner_after_owner(first: int) -> None:
 
 
 def test_a_first_rotation_leaves_one_segment() -> None:
-    owner = Owner(SimulatedFiles())
+    owner = ScriptedOwner(SimulatedFiles())
     owner.run([Step("rotate", [base_draft(0)])])
     assert [facts.first_sequence for facts in owner.log.segments()] == [1]
 
@@ -75,13 +75,13 @@ def test_a_first_rotation_killed_then_carried_on_then_a_power_cut() -> None:
     for seed in range(20):
         for call in range(1, 12):
             files = SimulatedFiles(random.Random(seed))
-            first = Owner(files)
+            first = ScriptedOwner(files)
             first.run([])
             files.fail(files.calls + call, "halt")
             with contextlib.suppress(Halt):
                 first.log.rotate(base_draft(0))
             files.mend()
-            heir = Owner(files, offered=[[base_draft(0)]])
+            heir = ScriptedOwner(files, offered=[[base_draft(0)]])
             heir.run([Step("append", [draft(0, 1, b"promised")]), Step("sync")])
             files.crash()
             check_survivors(files, heir.promised, heir.offered)

@@ -13,40 +13,40 @@ import pyarrow as pa
 import pytest
 
 from penstock.api.arrow import read_columns
-from penstock.logs.arrow_batch import Sheet
-from penstock.logs.columns import Columns
+from penstock.logs.arrow_batch import ArrowBatch
+from penstock.logs.columns import FrameColumns
 from penstock.logs.files.filesystem import Mode, SystemFiles
-from penstock.logs.files.inbox import MANIFEST, FileInbox, StagedReader, StagedWriter, drop_file, frames
-from penstock.logs.frame import Encoder
+from penstock.logs.files.inbox import MANIFEST, FileInbox, StagedReader, StagedWriter, published_write_path, read_part
+from penstock.logs.frame import FrameEncoder
 from penstock.logs.log import Draft, FrameType
-from penstock.logs.store import DropManifest, Inbox, StagedPart, Waiting, write_name
+from penstock.logs.store import Inbox, InboxEntry, StagedPart, WriteManifest, write_name
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown, StorageFailed
 from tests.broker.broker_under_test import batch_of
-from tests.broker.other_process import ROOT, Outsider, ended_in
+from tests.broker.other_process import ROOT, OtherProcess, cut_at_each_call
 
 QUEUE, OTHER = 0x0A, 0x0B
 
 
 @pytest.fixture(params=["simulated", "real"])
-def one(request: pytest.FixtureRequest, tmp_path: Path) -> Outsider:
+def other_process(request: pytest.FixtureRequest, tmp_path: Path) -> OtherProcess:
     """Somebody with an inbox, on each kind of disk."""
     if request.param == "real":
-        return Outsider(SystemFiles(), str(tmp_path / "data"))
-    return Outsider(SimulatedFiles())
+        return OtherProcess(SystemFiles(), str(tmp_path / "data"))
+    return OtherProcess(SimulatedFiles())
 
 
-def texts(inbox: Inbox, drop: Waiting) -> list[str]:
+def texts(inbox: Inbox, drop: InboxEntry) -> list[str]:
     """All that a drop holds, read as its owner reads it."""
     found = []
     for part in inbox.manifest(drop).parts:
         for frame in inbox.frames(drop, part):
-            found += [payload.decode() for payload in Columns(frame).batch().payloads]
+            found += [payload.decode() for payload in FrameColumns(frame).batch().payloads]
     return found
 
 
-def only(inbox: Inbox) -> Waiting:
+def only(inbox: Inbox) -> InboxEntry:
     (found,) = inbox.waiting()
     return found
 
@@ -54,71 +54,71 @@ def only(inbox: Inbox) -> Waiting:
 # -- publishing ----------------------------------------------------------------------------------------
 
 
-def test_what_is_published_waits_for_its_owner(one: Outsider) -> None:
-    assert not one.inbox.pending(QUEUE, "s", 1)
-    assert one.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
-    drop = only(one.inbox)
+def test_what_is_published_waits_for_its_owner(other_process: OtherProcess) -> None:
+    assert not other_process.inbox.pending(QUEUE, "s", 1)
+    assert other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
+    drop = only(other_process.inbox)
     assert (drop.incarnation, drop.is_errand) == (QUEUE, False)
-    assert texts(one.inbox, drop) == ["a", "b", "c"]
-    assert [part.items for part in one.inbox.manifest(drop).parts] == [2, 1]
-    assert one.inbox.pending(QUEUE, "s", 1)
-    assert not one.inbox.pending(QUEUE, "s", 2) and not one.inbox.pending(OTHER, "s", 1)
-    one.inbox.done(drop)
-    assert not one.inbox.pending(QUEUE, "s", 1) and one.left() == []
+    assert texts(other_process.inbox, drop) == ["a", "b", "c"]
+    assert [part.items for part in other_process.inbox.manifest(drop).parts] == [2, 1]
+    assert other_process.inbox.pending(QUEUE, "s", 1)
+    assert not other_process.inbox.pending(QUEUE, "s", 2) and not other_process.inbox.pending(OTHER, "s", 1)
+    other_process.inbox.done(drop)
+    assert not other_process.inbox.pending(QUEUE, "s", 1) and other_process.left() == []
 
 
-def test_what_is_staged_is_nobodys_yet(one: Outsider) -> None:
-    one.stage(QUEUE, [[batch_of("a")]])
-    assert one.inbox.waiting() == []
+def test_what_is_staged_is_nobodys_yet(other_process: OtherProcess) -> None:
+    other_process.stage(QUEUE, [[batch_of("a")]])
+    assert other_process.inbox.waiting() == []
 
 
-def test_the_same_one_is_in_the_inbox_once(one: Outsider) -> None:
-    assert one.publish(QUEUE, batch_of("first"))
-    assert not one.publish(QUEUE, batch_of("second"))
-    assert texts(one.inbox, only(one.inbox)) == ["first"]
-    assert one.left() == [only(one.inbox).label]
-    assert one.publish(QUEUE, batch_of("other number"), number=2)
-    assert one.publish(QUEUE, batch_of("other source"), source="t")
-    assert one.publish(OTHER, batch_of("other queue"))
-    assert len(one.inbox.waiting()) == 4
+def test_the_same_one_is_in_the_inbox_once(other_process: OtherProcess) -> None:
+    assert other_process.publish(QUEUE, batch_of("first"))
+    assert not other_process.publish(QUEUE, batch_of("second"))
+    assert texts(other_process.inbox, only(other_process.inbox)) == ["first"]
+    assert other_process.left() == [only(other_process.inbox).label]
+    assert other_process.publish(QUEUE, batch_of("other number"), number=2)
+    assert other_process.publish(QUEUE, batch_of("other source"), source="t")
+    assert other_process.publish(OTHER, batch_of("other queue"))
+    assert len(other_process.inbox.waiting()) == 4
 
 
-def test_a_write_may_be_begun_twice_and_given_up_twice(one: Outsider) -> None:
-    write, _ = one.stage(QUEUE, [[batch_of("a")]])
-    one.inbox.begin(write)
-    one.inbox.begin(write)
-    one.inbox.abandon(write)
-    one.inbox.abandon(write)
-    assert one.left() == []
+def test_a_write_may_be_begun_twice_and_given_up_twice(other_process: OtherProcess) -> None:
+    write, _ = other_process.stage(QUEUE, [[batch_of("a")]])
+    other_process.inbox.begin(write)
+    other_process.inbox.begin(write)
+    other_process.inbox.abandon(write)
+    other_process.inbox.abandon(write)
+    assert other_process.left() == []
 
 
-def test_a_write_of_nothing_is_a_drop_all_the_same(one: Outsider) -> None:
-    assert one.publish(QUEUE, parts=1)
-    assert one.inbox.manifest(only(one.inbox)).parts == [StagedPart("part-0.frames", 0, 0)]
+def test_a_write_of_nothing_is_a_drop_all_the_same(other_process: OtherProcess) -> None:
+    assert other_process.publish(QUEUE, parts=1)
+    assert other_process.inbox.manifest(only(other_process.inbox)).parts == [StagedPart("part-0.frames", 0, 0)]
 
 
 @pytest.mark.parametrize(
-    "wrong", [DropManifest([], "s", 0), DropManifest([], "s", -1), DropManifest([], "", 1), DropManifest([], "s", 1 << 63)]
+    "wrong", [WriteManifest([], "s", 0), WriteManifest([], "s", -1), WriteManifest([], "", 1), WriteManifest([], "s", 1 << 63)]
 )
-def test_what_the_ledger_could_not_hold_is_not_published(one: Outsider, wrong: DropManifest) -> None:
+def test_what_the_ledger_could_not_hold_is_not_published(other_process: OtherProcess, wrong: WriteManifest) -> None:
     with pytest.raises(InvalidRequest, match="a number from 1 on"):
-        one.inbox.publish(write_name(1), QUEUE, wrong)
-    assert one.left() == []
+        other_process.inbox.publish(write_name(1), QUEUE, wrong)
+    assert other_process.left() == []
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..\\x", "ü", "a" * 151, "a b"])
-def test_what_cannot_be_a_file_name_is_refused(one: Outsider, name: str) -> None:
+def test_what_cannot_be_a_file_name_is_refused(other_process: OtherProcess, name: str) -> None:
     if name:
         with pytest.raises(InvalidRequest, match="file name"):
-            one.inbox.begin(name)
+            other_process.inbox.begin(name)
         with pytest.raises(InvalidRequest, match="file name"):
-            one.inbox.put_errand(QUEUE, name, b"")
-    assert one.left() == []
+            other_process.inbox.put_errand(QUEUE, name, b"")
+    assert other_process.left() == []
 
 
-def test_it_is_known_when_a_write_began(one: Outsider) -> None:
-    one.publish(QUEUE, batch_of("a"), write=write_name(1234))
-    assert one.inbox.manifest(only(one.inbox)).began == 1234
+def test_it_is_known_when_a_write_began(other_process: OtherProcess) -> None:
+    other_process.publish(QUEUE, batch_of("a"), write=write_name(1234))
+    assert other_process.inbox.manifest(only(other_process.inbox)).began == 1234
 
 
 # -- cut off -------------------------------------------------------------------------------------------
@@ -126,49 +126,49 @@ def test_it_is_known_when_a_write_began(one: Outsider) -> None:
 
 def test_publishing_is_all_or_nothing() -> None:
     files = SimulatedFiles()
-    Outsider(files).publish(QUEUE, batch_of("before"), number=1)
+    OtherProcess(files).publish(QUEUE, batch_of("before"), number=1)
 
     def publish(disk: SimulatedFiles) -> None:
-        Outsider(disk).publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2)
+        OtherProcess(disk).publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2)
 
     met = set()
-    for disk, done in ended_in(files, publish):
-        one = Outsider(disk)
-        found = sorted(texts(one.inbox, drop) for drop in one.inbox.waiting())
+    for disk, done in cut_at_each_call(files, publish):
+        other_process = OtherProcess(disk)
+        found = sorted(texts(other_process.inbox, drop) for drop in other_process.inbox.waiting())
         assert found in ([["a", "b", "c"], ["before"]], [["before"]])
         assert len(found) == 2 or not done, "what was answered is there"
         met.add((len(found), done))
-        one.publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2, write="again")
-        assert sorted(texts(one.inbox, drop) for drop in one.inbox.waiting()) == [["a", "b", "c"], ["before"]]
-        one.inbox.sweep(1 << 62, {QUEUE})
-        assert len(one.left()) == 2
+        other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2, write="again")
+        assert sorted(texts(other_process.inbox, drop) for drop in other_process.inbox.waiting()) == [["a", "b", "c"], ["before"]]
+        other_process.inbox.sweep(1 << 62, {QUEUE})
+        assert len(other_process.left()) == 2
     assert met == {(1, False), (2, False), (2, True)}
 
 
 def test_a_drop_is_taken_out_at_one_stroke() -> None:
     files = SimulatedFiles()
-    Outsider(files).publish(QUEUE, batch_of("a"), batch_of("b"), parts=2)
+    OtherProcess(files).publish(QUEUE, batch_of("a"), batch_of("b"), parts=2)
 
     def remove(disk: SimulatedFiles) -> None:
         inbox = FileInbox(disk, ROOT)
         inbox.done(only(inbox))
 
     met = set()
-    for disk, done in ended_in(files, remove):
-        one = Outsider(disk)
-        found = [texts(one.inbox, drop) for drop in one.inbox.waiting()]
+    for disk, done in cut_at_each_call(files, remove):
+        other_process = OtherProcess(disk)
+        found = [texts(other_process.inbox, drop) for drop in other_process.inbox.waiting()]
         assert found in ([], [["a", "b"]])
         assert not (found and done)
         met.add(len(found))
-        one.inbox.sweep(0, {QUEUE})
-        assert one.left() == [drop.label for drop in one.inbox.waiting()]
+        other_process.inbox.sweep(0, {QUEUE})
+        assert other_process.left() == [drop.label for drop in other_process.inbox.waiting()]
     assert met == {0, 1}
 
 
 def test_an_errand_is_there_or_not() -> None:
     files = SimulatedFiles()
     FileInbox(files, ROOT).put_errand(QUEUE, "e", b"old word")
-    for disk, done in ended_in(files, lambda disk: FileInbox(disk, ROOT).put_errand(QUEUE, "e", b"new word")):
+    for disk, done in cut_at_each_call(files, lambda disk: FileInbox(disk, ROOT).put_errand(QUEUE, "e", b"new word")):
         inbox = FileInbox(disk, ROOT)
         body = inbox.body(only(inbox))
         assert body == b"new word" or (body == b"old word" and not done)
@@ -183,89 +183,92 @@ def test_a_name_that_may_not_stay_is_said_so() -> None:
                 raise OSError(errno.EIO, "Input/output error", path)
             super().sync_directory(path)
 
-    one = Outsider(Forgetful())
+    other_process = OtherProcess(Forgetful())
     with pytest.raises(OutcomeUnknown, match="look whether its items come"):
-        one.publish(QUEUE, batch_of("a"))
-    assert texts(one.inbox, only(one.inbox)) == ["a"]
+        other_process.publish(QUEUE, batch_of("a"))
+    assert texts(other_process.inbox, only(other_process.inbox)) == ["a"]
 
 
 # -- removing ------------------------------------------------------------------------------------------
 
 
-def test_a_drop_comes_again_whose_removal_failed_half_way(one: Outsider) -> None:
-    one.publish(QUEUE, batch_of("a"))
-    drop = only(one.inbox)
-    one.files.rename(f"{one.root}/inbox/{drop.label}", f"{one.root}/inbox/{drop.label}.gone")
-    one.publish(QUEUE, batch_of("a"))
-    one.inbox.done(drop)
-    assert one.left() == []
+def test_a_drop_comes_again_whose_removal_failed_half_way(other_process: OtherProcess) -> None:
+    other_process.publish(QUEUE, batch_of("a"))
+    drop = only(other_process.inbox)
+    other_process.files.rename(f"{other_process.root}/inbox/{drop.label}", f"{other_process.root}/inbox/{drop.label}.gone")
+    other_process.publish(QUEUE, batch_of("a"))
+    other_process.inbox.done(drop)
+    assert other_process.left() == []
 
 
-def test_what_was_left_behind_is_swept_away(one: Outsider) -> None:
-    one.stage(QUEUE, [[batch_of("a")]], write_name(999))
-    young, _ = one.stage(QUEUE, [[batch_of("b")]], write_name(1000))
-    unnamed, _ = one.stage(QUEUE, [[batch_of("c")]], "by-hand")
-    one.publish(QUEUE, batch_of("d"))
-    one.inbox.put_errand(QUEUE, "e", b"")
-    one.inbox.put_note(QUEUE, "known", b"")
-    one.inbox.put_note(OTHER, "of a queue that is no more".replace(" ", "-"), b"")
-    one.inbox.sweep(1000, {QUEUE})
-    assert one.left() == sorted([f"{young}.staged", f"{unnamed}.staged", *(each.label for each in one.inbox.waiting())])
-    assert len(one.inbox.waiting()) == 2
-    assert one.answers() == [f"{QUEUE:016x}-known"]
-    one.inbox.sweep(1000, {QUEUE})
+def test_what_was_left_behind_is_swept_away(other_process: OtherProcess) -> None:
+    other_process.stage(QUEUE, [[batch_of("a")]], write_name(999))
+    young, _ = other_process.stage(QUEUE, [[batch_of("b")]], write_name(1000))
+    unnamed, _ = other_process.stage(QUEUE, [[batch_of("c")]], "by-hand")
+    other_process.publish(QUEUE, batch_of("d"))
+    other_process.inbox.put_errand(QUEUE, "e", b"")
+    other_process.inbox.put_note(QUEUE, "known", b"")
+    other_process.inbox.put_note(OTHER, "of a queue that is no more".replace(" ", "-"), b"")
+    other_process.inbox.sweep(1000, {QUEUE})
+    assert other_process.left() == sorted([f"{young}.staged", f"{unnamed}.staged", *(each.label for each in other_process.inbox.waiting())])
+    assert len(other_process.inbox.waiting()) == 2
+    assert other_process.answers() == [f"{QUEUE:016x}-known"]
+    other_process.inbox.sweep(1000, {QUEUE})
 
 
-def test_an_inbox_that_is_not_there_is_empty(one: Outsider) -> None:
-    assert one.inbox.waiting() == []
-    assert one.inbox.notes(QUEUE, "") == []
-    assert one.inbox.note(QUEUE, "x") is None
-    one.inbox.remove_note(QUEUE, "x")
-    one.inbox.withdraw(QUEUE, "x")
-    one.inbox.sweep(1 << 62, ())
+def test_an_inbox_that_is_not_there_is_empty(other_process: OtherProcess) -> None:
+    assert other_process.inbox.waiting() == []
+    assert other_process.inbox.notes(QUEUE, "") == []
+    assert other_process.inbox.note(QUEUE, "x") is None
+    other_process.inbox.remove_note(QUEUE, "x")
+    other_process.inbox.withdraw(QUEUE, "x")
+    other_process.inbox.sweep(1 << 62, ())
 
 
 # -- errands and answers -------------------------------------------------------------------------------
 
 
-def test_errands_come_before_drops_and_are_replaced(one: Outsider) -> None:
-    one.publish(QUEUE, batch_of("a"))
-    one.inbox.put_errand(QUEUE, "zz", b"1")
-    one.inbox.put_errand(QUEUE, "zz", b"2")
-    one.inbox.put_errand(OTHER, "aa", b"3")
-    assert [(each.is_errand, each.incarnation, each.name) for each in one.inbox.waiting()][:2] == [(True, QUEUE, "zz"), (True, OTHER, "aa")]
-    assert one.inbox.body(one.inbox.waiting()[0]) == b"2"
-    one.inbox.withdraw(QUEUE, "zz")
-    assert [each.name for each in one.inbox.waiting() if each.is_errand] == ["aa"]
+def test_errands_come_before_drops_and_are_replaced(other_process: OtherProcess) -> None:
+    other_process.publish(QUEUE, batch_of("a"))
+    other_process.inbox.put_errand(QUEUE, "zz", b"1")
+    other_process.inbox.put_errand(QUEUE, "zz", b"2")
+    other_process.inbox.put_errand(OTHER, "aa", b"3")
+    assert [(each.is_errand, each.incarnation, each.name) for each in other_process.inbox.waiting()][:2] == [
+        (True, QUEUE, "zz"),
+        (True, OTHER, "aa"),
+    ]
+    assert other_process.inbox.body(other_process.inbox.waiting()[0]) == b"2"
+    other_process.inbox.withdraw(QUEUE, "zz")
+    assert [each.name for each in other_process.inbox.waiting() if each.is_errand] == ["aa"]
 
 
-def test_an_errand_taken_back_says_nothing(one: Outsider) -> None:
-    one.inbox.put_errand(QUEUE, "e", b"1")
-    errand = only(one.inbox)
-    one.inbox.withdraw(QUEUE, "e")
-    assert one.inbox.body(errand) is None
-    one.inbox.done(errand)
+def test_an_errand_taken_back_says_nothing(other_process: OtherProcess) -> None:
+    other_process.inbox.put_errand(QUEUE, "e", b"1")
+    errand = only(other_process.inbox)
+    other_process.inbox.withdraw(QUEUE, "e")
+    assert other_process.inbox.body(errand) is None
+    other_process.inbox.done(errand)
 
 
-def test_answers_are_read_by_name_and_forgotten(one: Outsider) -> None:
-    one.inbox.put_note(QUEUE, "grant.s.1", b"first")
-    one.inbox.put_note(QUEUE, "grant.s.1", b"again")
-    one.inbox.put_note(QUEUE, "grant.t.1", b"")
-    one.inbox.put_note(OTHER, "grant.s.1", b"")
-    assert one.inbox.note(QUEUE, "grant.s.1") == b"again"
-    assert one.inbox.notes(QUEUE, "grant.s.") == ["grant.s.1"]
-    one.inbox.remove_note(QUEUE, "grant.s.1")
-    assert one.inbox.note(QUEUE, "grant.s.1") is None
-    assert one.inbox.notes(QUEUE, "grant.") == ["grant.t.1"]
+def test_answers_are_read_by_name_and_forgotten(other_process: OtherProcess) -> None:
+    other_process.inbox.put_note(QUEUE, "grant.s.1", b"first")
+    other_process.inbox.put_note(QUEUE, "grant.s.1", b"again")
+    other_process.inbox.put_note(QUEUE, "grant.t.1", b"")
+    other_process.inbox.put_note(OTHER, "grant.s.1", b"")
+    assert other_process.inbox.note(QUEUE, "grant.s.1") == b"again"
+    assert other_process.inbox.notes(QUEUE, "grant.s.") == ["grant.s.1"]
+    other_process.inbox.remove_note(QUEUE, "grant.s.1")
+    assert other_process.inbox.note(QUEUE, "grant.s.1") is None
+    assert other_process.inbox.notes(QUEUE, "grant.") == ["grant.t.1"]
 
 
 @pytest.mark.parametrize("name", ["nonsense", "x-y.drop", "0a.drop", "-x.errand", "000000000000000a-x.errand.tmp", "LOCK"])
-def test_what_is_not_ours_is_passed_over(one: Outsider, name: str) -> None:
-    one.files.make_directory(f"{one.root}/inbox")
-    one.files.close(one.files.open(f"{one.root}/inbox/{name}", "append"))
-    assert one.inbox.waiting() == []
-    one.inbox.sweep(1 << 62, ())
-    assert one.left() == [name]
+def test_what_is_not_ours_is_passed_over(other_process: OtherProcess, name: str) -> None:
+    other_process.files.make_directory(f"{other_process.root}/inbox")
+    other_process.files.close(other_process.files.open(f"{other_process.root}/inbox/{name}", "append"))
+    assert other_process.inbox.waiting() == []
+    other_process.inbox.sweep(1 << 62, ())
+    assert other_process.left() == [name]
 
 
 # -- a manifest that is not right ------------------------------------------------------------------------
@@ -273,20 +276,20 @@ def test_what_is_not_ours_is_passed_over(one: Outsider, name: str) -> None:
 
 def test_a_manifest_cut_anywhere_or_with_a_flipped_bit_is_not_taken_for_another() -> None:
     files = SimulatedFiles()
-    one = Outsider(files)
-    one.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
-    drop = only(one.inbox)
+    other_process = OtherProcess(files)
+    other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
+    drop = only(other_process.inbox)
     path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
-    good, whole = files.content(path), one.inbox.manifest(drop)
+    good, whole = files.content(path), other_process.inbox.manifest(drop)
     for size in range(len(good)):
         files.plant(path, good[:size])
         with pytest.raises(CorruptLog, match="cannot be read"):
-            one.inbox.manifest(drop)
+            other_process.inbox.manifest(drop)
     for bit in range(8 * len(good)):
         files.plant(path, good)
         files.flip(path, bit)
         try:
-            found = one.inbox.manifest(drop)
+            found = other_process.inbox.manifest(drop)
         except CorruptLog:
             continue
         assert (found.source, found.number) == (whole.source, whole.number)  # what is left shows when the parts are read
@@ -309,22 +312,22 @@ def test_a_manifest_cut_anywhere_or_with_a_flipped_bit_is_not_taken_for_another(
 )
 def test_a_manifest_that_is_not_that_of_its_drop_is_refused(changes: dict[str, object]) -> None:
     files = SimulatedFiles()
-    one = Outsider(files)
-    one.publish(QUEUE, batch_of("a"))
-    drop = only(one.inbox)
+    other_process = OtherProcess(files)
+    other_process.publish(QUEUE, batch_of("a"))
+    drop = only(other_process.inbox)
     path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
     files.plant(path, msgspec.json.encode({**msgspec.json.decode(files.content(path)), **changes}))
     with pytest.raises(CorruptLog, match=r"write it again|newer Penstock"):
-        one.inbox.manifest(drop)
+        other_process.inbox.manifest(drop)
 
 
-def test_a_part_is_looked_for_in_its_drop_alone(one: Outsider) -> None:
-    one.publish(QUEUE, batch_of("a"))
-    drop = only(one.inbox)
+def test_a_part_is_looked_for_in_its_drop_alone(other_process: OtherProcess) -> None:
+    other_process.publish(QUEUE, batch_of("a"))
+    drop = only(other_process.inbox)
     with pytest.raises(InvalidRequest, match="file name"):
-        one.inbox.frames(drop, StagedPart("../../penstock.json", 1, 1))
+        other_process.inbox.frames(drop, StagedPart("../../penstock.json", 1, 1))
     with pytest.raises(CorruptLog, match="lacks its part"):
-        one.inbox.frames(drop, StagedPart("another.frames", 1, 1))
+        other_process.inbox.frames(drop, StagedPart("another.frames", 1, 1))
 
 
 def test_a_target_that_appears_meanwhile_is_not_overwritten() -> None:
@@ -334,50 +337,50 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten() -> None:
         def exists(self, path: str) -> bool:
             return super().exists(path) and not path.endswith(".drop")
 
-    one = Outsider(Late())
-    one.publish(QUEUE, batch_of("first"))
-    assert not one.publish(QUEUE, batch_of("second"))
-    assert one.left() == [drop_file(QUEUE, "s", 1)]
-    assert texts(one.inbox, only(one.inbox)) == ["first"]
+    other_process = OtherProcess(Late())
+    other_process.publish(QUEUE, batch_of("first"))
+    assert not other_process.publish(QUEUE, batch_of("second"))
+    assert other_process.left() == [published_write_path(QUEUE, "s", 1)]
+    assert texts(other_process.inbox, only(other_process.inbox)) == ["first"]
 
 
 def test_any_other_failure_of_the_rename_is_told() -> None:
     files = SimulatedFiles()
-    one = Outsider(files)
-    write, said = one.stage(QUEUE, [[batch_of("a")]])
+    other_process = OtherProcess(files)
+    write, said = other_process.stage(QUEUE, [[batch_of("a")]])
     twin = files.copy()
-    Outsider(twin).inbox.publish(write, QUEUE, DropManifest(said, "s", 1))
+    OtherProcess(twin).inbox.publish(write, QUEUE, WriteManifest(said, "s", 1))
     rename = next(int(line.split()[0]) for line in twin.trace if " rename " in line)
     files.fail(rename, errno.EIO)
     with pytest.raises(StorageFailed, match="Input/output"):
-        one.inbox.publish(write, QUEUE, DropManifest(said, "s", 1))
-    assert one.inbox.waiting() == []
-    assert one.inbox.publish(write, QUEUE, DropManifest(said, "s", 1))
+        other_process.inbox.publish(write, QUEUE, WriteManifest(said, "s", 1))
+    assert other_process.inbox.waiting() == []
+    assert other_process.inbox.publish(write, QUEUE, WriteManifest(said, "s", 1))
 
 
 INCARNATION = 0xABCDEF
 
 
 def draft(*payloads: bytes) -> Draft:
-    return Sheet.of(read_columns(pa.table({"payload": pa.array(payloads)}))).draft(Moment(1, 2))
+    return ArrowBatch.of(read_columns(pa.table({"payload": pa.array(payloads)}))).draft(Moment(1, 2))
 
 
 def staged(path: Path, *drafts: Draft, partition: int = 0) -> str:
     writer = StagedWriter(SystemFiles(), str(path), INCARNATION)
-    for one in drafts:
-        writer.add(one, partition)
-    assert writer.finish() == StagedPart(path.name, len(drafts), sum(one.count for one in drafts))
+    for other_process in drafts:
+        writer.add(other_process, partition)
+    assert writer.finish() == StagedPart(path.name, len(drafts), sum(other_process.count for other_process in drafts))
     return str(path)
 
 
 def read(path: str) -> list[list[bytes]]:
-    return [Columns(frame).batch().payloads for frame in frames(SystemFiles(), path, INCARNATION)]  # type: ignore[misc]
+    return [FrameColumns(frame).batch().payloads for frame in read_part(SystemFiles(), path, INCARNATION)]  # type: ignore[misc]
 
 
 def test_frames_are_read_back_in_order(tmp_path: Path) -> None:
     path = staged(tmp_path / "part", draft(b"a", b"bc"), draft(b"d" * 10_000), draft(b""))
     assert read(path) == [[b"a", b"bc"], [b"d" * 10_000], [b""]]
-    assert [frame.sequence for frame in frames(SystemFiles(), path, INCARNATION)] == [1, 2, 3]
+    assert [frame.sequence for frame in read_part(SystemFiles(), path, INCARNATION)] == [1, 2, 3]
 
 
 def test_a_frame_is_found_where_it_was_said_to_begin(tmp_path: Path) -> None:
@@ -387,7 +390,7 @@ def test_a_frame_is_found_where_it_was_said_to_begin(tmp_path: Path) -> None:
     reader = StagedReader(SystemFiles(), writer.path, INCARNATION)
     found = [reader.with_header(place, sequence) for sequence, place in enumerate(places, 1)]
     reader.close()
-    assert [(header.partition, len(Columns(frame).batch().payloads[0])) for header, frame in found] == [(3, 1), (4, 5_000), (5, 2)]
+    assert [(header.partition, len(FrameColumns(frame).batch().payloads[0])) for header, frame in found] == [(3, 1), (4, 5_000), (5, 2)]
 
 
 def test_nothing_added_is_no_file(tmp_path: Path) -> None:
@@ -437,12 +440,12 @@ def test_a_part_with_something_behind_it_is_not_whole(tmp_path: Path) -> None:
 def test_a_part_of_another_queue_is_refused(tmp_path: Path) -> None:
     path = staged(tmp_path / "part", draft(b"a"))
     with pytest.raises(CorruptLog, match="is not the one that should be there"):
-        list(frames(SystemFiles(), path, INCARNATION + 1))
+        list(read_part(SystemFiles(), path, INCARNATION + 1))
 
 
 def test_a_frame_of_another_type_is_refused(tmp_path: Path) -> None:
     vector: list[Any] = []
-    Encoder(INCARNATION, 0).encode(draft(b"a")._replace(type=FrameType.STATE), 1, 0, vector)
+    FrameEncoder(INCARNATION, 0).encode(draft(b"a")._replace(type=FrameType.STATE), 1, 0, vector)
     (tmp_path / "part").write_bytes(b"".join(vector))
     with pytest.raises(CorruptLog, match="is not the one that should be there"):
         read(str(tmp_path / "part"))
@@ -464,7 +467,7 @@ def test_a_missing_part_and_a_missing_folder_are_said(tmp_path: Path) -> None:
         writer.finish()
 
 
-class Syncs(SystemFiles):
+class SyncRecordingFiles(SystemFiles):
     """Notes what is synced; the device of a file may be full."""
 
     def __init__(self, failing: bool = False) -> None:
@@ -483,7 +486,7 @@ class Syncs(SystemFiles):
 
 
 def test_a_finished_part_is_synced_and_so_is_its_name(tmp_path: Path) -> None:
-    files = Syncs()
+    files = SyncRecordingFiles()
     writer = StagedWriter(files, str(tmp_path / "part"), INCARNATION)
     writer.add(draft(b"a"))
     writer.finish()
@@ -491,7 +494,7 @@ def test_a_finished_part_is_synced_and_so_is_its_name(tmp_path: Path) -> None:
 
 
 def test_a_sync_that_fails_is_no_finish(tmp_path: Path) -> None:
-    writer = StagedWriter(Syncs(failing=True), str(tmp_path / "part"), INCARNATION)
+    writer = StagedWriter(SyncRecordingFiles(failing=True), str(tmp_path / "part"), INCARNATION)
     writer.add(draft(b"a"))
     with pytest.raises(StorageFailed, match="the disk is full"):
         writer.finish()
@@ -499,7 +502,7 @@ def test_a_sync_that_fails_is_no_finish(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-class Full(SystemFiles):
+class FullDiskFiles(SystemFiles):
     """A disk that takes a few bytes of whatever is written."""
 
     def write(self, handle: int, parts: Any) -> int:
@@ -508,7 +511,7 @@ class Full(SystemFiles):
 
 
 def test_a_part_that_failed_in_its_first_frame_is_discarded(tmp_path: Path) -> None:
-    writer = StagedWriter(Full(), str(tmp_path / "part"), INCARNATION)
+    writer = StagedWriter(FullDiskFiles(), str(tmp_path / "part"), INCARNATION)
     writer.add(draft(b"a"))
     with pytest.raises(StorageFailed, match="the disk is full"):
         writer.finish()

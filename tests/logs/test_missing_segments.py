@@ -6,7 +6,7 @@ from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import verify
-from penstock.logs.log import DURABILITIES, Durability, Frame, Gap, Readable
+from penstock.logs.log import DURABILITIES, Durability, Frame, Gap, ReadableLog
 from penstock.testing import Halt, ManualClock, SimulatedFiles
 from tests.logs.backends import INCARNATION, PARTITION, base_draft, draft
 from tests.logs.scripted_owner import FOLDER, open_log, segments
@@ -104,7 +104,7 @@ def test_missing_segments_at_the_front_are_mended_by_one_that_stands_for_them() 
     files.remove(segments(files)[0])
     told: list[int] = []
 
-    def lost_front(log: Readable, first_offset: int) -> list[Gap]:
+    def lost_front(log: ReadableLog, first_offset: int) -> list[Gap]:
         told.append(first_offset)
         return [Gap(1, 0, 2, ITEMS, FOLDER, "missing")]  # the first two were dropped on purpose
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.logs.files.verify import verify
 from penstock.logs.log import Durability, Frame, Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.backends import INCARNATION, PARTITION, base_draft, draft, expected, told
+from tests.logs.backends import INCARNATION, PARTITION, base_draft, comparable, draft, expected
 from tests.logs.scripted_owner import FOLDER, open_log, segments
 
 DRAFTS = [draft(number, 1, b"item %d" % number) for number in range(6)]
@@ -49,7 +49,7 @@ def test_without_either_the_last_frame_may_be_torn() -> None:
     files = written()
     lose(files, 5)
     frames, gaps, _ = opened(files)
-    assert told(frames) == expected(DRAFTS[:5])
+    assert comparable(frames) == expected(DRAFTS[:5])
     assert gaps == []
 
 
@@ -124,7 +124,7 @@ def test_and_counts_for_no_other_log() -> None:
     for step in others:
         log.append([step])
     log.sync()
-    assert told(open_log(files).recover()) == expected(others)
+    assert comparable(open_log(files).recover()) == expected(others)
 
 
 @pytest.mark.parametrize("durability", ["interval", "os"])
@@ -138,4 +138,4 @@ def test_in_every_mode_a_checkpoint_rests_on_synced_frames(durability: Durabilit
         log.append([step])
     log.write_checkpoint(b"the state", 1, 2, 6)
     files.crash()
-    assert [frame.body for frame in told(open_log(files, durability).recover())] == [b"the state"]
+    assert [frame.body for frame in comparable(open_log(files, durability).recover())] == [b"the state"]

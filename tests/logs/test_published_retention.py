@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.log import Frame, FrameType, Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.backends import INCARNATION, PARTITION, base_draft, told
-from tests.logs.items import SECOND, START, fill, items_draft, runs, served
+from tests.logs.backends import INCARNATION, PARTITION, base_draft, comparable
+from tests.logs.items import SECOND, START, fill, items_draft, runs, served_items
 from tests.logs.scripted_owner import FOLDER, ROOT
 
 STOP = 120
@@ -33,7 +33,7 @@ ACTIONS: dict[str, Callable[[FileLog], object]] = {
 STILL_THERE = {"drop": range(48, STOP), "rewrite": range(72, STOP), "both": range(72, STOP), "rotate and drop all before": range(0)}
 
 
-class Meddled:
+class InterceptedFiles:
     """Files in whose n-th call, just before it is done, something else happens."""
 
     def __init__(self, files: SimulatedFiles, call: int, meddle: Callable[[], object]) -> None:
@@ -59,7 +59,7 @@ class Meddled:
 
 def owned() -> tuple[SimulatedFiles, FileLog]:
     files = SimulatedFiles()
-    log = Directory.open([ROOT], files=files).log(INCARNATION, PARTITION)
+    log = FileStore.open([ROOT], files=files).log(INCARNATION, PARTITION)
     list(log.recover())
     fill(log)
     return files, log
@@ -67,7 +67,7 @@ def owned() -> tuple[SimulatedFiles, FileLog]:
 
 def check(found: Iterable[Frame | Gap], action: str) -> None:
     """Nothing wrong, nothing twice, nothing missing but what was let go; what is gone without a word was removed by a rewrite."""
-    result = served(found)
+    result = served_items(found)
     assert all("retention" in gap.why for gap in result.gaps)
     excused = {offset for gap in result.gaps for offset in range(gap.start, gap.stop)}
     missing = set(range(STOP)) - {offset for offset, content in result.items.items() if content} - excused
@@ -92,12 +92,12 @@ def test_at_every_call_of_a_reader(action: str, read: str) -> None:
     while True:
         call += 1
         files, log = owned()
-        meddled = Meddled(files, call, lambda log=log: ACTIONS[action](log))  # type: ignore[misc]
+        meddled = InterceptedFiles(files, call, lambda log=log: ACTIONS[action](log))  # type: ignore[misc]
         reader = PublishedLog(meddled, FOLDER, INCARNATION, PARTITION)
         found = list(READS[read](reader))
         if read == "reads":
             found = list(dict.fromkeys(found))  # what retention dropped is said in each
-        assert STOP not in served(found).items, "what is not synced is not shown"
+        assert STOP not in served_items(found).items, "what is not synced is not shown"
         check(found, action)
         check(dict.fromkeys(READS[read](reader)), action)
         if not meddled.done:
@@ -110,8 +110,8 @@ def test_recovery_at_every_call(action: str) -> None:
     while True:
         call += 1
         files, log = owned()
-        meddled = Meddled(files, call, lambda log=log: ACTIONS[action](log))  # type: ignore[misc]
-        found = told(PublishedLog(meddled, FOLDER, INCARNATION, PARTITION).recover())
+        meddled = InterceptedFiles(files, call, lambda log=log: ACTIONS[action](log))  # type: ignore[misc]
+        found = comparable(PublishedLog(meddled, FOLDER, INCARNATION, PARTITION).recover())
         assert found[0].type is FrameType.BASE
         assert found[-1].sequence in (44, 45)
         assert [frame.sequence for frame in found] == list(range(found[0].sequence, found[-1].sequence + 1))
@@ -130,10 +130,10 @@ def test_in_the_middle_of_a_listing(action: str, begun: int) -> None:
     ACTIONS[action](log)
     log.append([items_draft(STOP + 1, STOP + 2)])
     log.sync()
-    assert STOP + 1 in served(reader.read(STOP, STOP + 2)).items
+    assert STOP + 1 in served_items(reader.read(STOP, STOP + 2)).items
     found += listing
     check(found, action)
-    assert [frame.sequence for frame in told(frame for frame in found if not isinstance(frame, Gap))] == sorted(
+    assert [frame.sequence for frame in comparable(frame for frame in found if not isinstance(frame, Gap))] == sorted(
         {frame.sequence for frame in found if not isinstance(frame, Gap)}
     )
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import pytest
 
 from penstock.logs.files.repair import repair
-from penstock.logs.files.verify import Report, verify
+from penstock.logs.files.verify import VerifyReport, verify
 from penstock.logs.frame import HEADER_BYTES, frame_bytes, parse_header
 from penstock.logs.log import Frame, FrameType, Gap
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import CorruptLog
-from tests.logs.backends import INCARNATION, PARTITION, Told, base_draft, noise, state_draft, told
+from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame, base_draft, comparable, noise, state_draft
 from tests.logs.items import START, items_draft, plain_draft
 from tests.logs.scripted_owner import FOLDER, open_log, segments
 
@@ -22,7 +22,7 @@ SECTOR = 512
 # -- a life, and where its frames lie ----------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class WrittenFrame(NamedTuple):
     """Where a frame was written."""
 
     path: str
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     sequence: int
 
 
-class Life:
+class RandomLog:
     """A log that was filled, thinned out and closed, as chance has it; its disk, its frames, and where they lie."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -61,8 +61,8 @@ class Life:
         if rng.random() < 0.5:
             log.write_checkpoint(b"a checkpoint", 1, 2, offset)
         log.close()
-        self.frames = {frame.sequence: frame for frame in told(log_frames(self.files))}
-        settle(self.files)
+        self.frames = {frame.sequence: frame for frame in comparable(log_frames(self.files))}
+        make_durable(self.files)
         self.places = [place for path in segments(self.files) for place in places_in(self.files, path)]
 
 
@@ -72,7 +72,7 @@ def log_frames(files: SimulatedFiles) -> list[Frame | Gap]:
     return list(log.frames())
 
 
-def settle(files: SimulatedFiles) -> None:
+def make_durable(files: SimulatedFiles) -> None:
     """Nobody has the disk open, and a power cut would change nothing."""
     files.kill()
     for path, data in files.contents().items():
@@ -80,13 +80,13 @@ def settle(files: SimulatedFiles) -> None:
             files.plant(path, data)
 
 
-def places_in(files: SimulatedFiles, path: str) -> list[Place]:
+def places_in(files: SimulatedFiles, path: str) -> list[WrittenFrame]:
     content, at, found = files.content(path), 0, []
     while at < len(content):
         header = parse_header(content[at : at + HEADER_BYTES])
         end = at + frame_bytes(header.stored_bytes)
         if header.type in (FrameType.DATA, FrameType.STATE, FrameType.BASE):
-            found.append(Place(path, at, end, header.sequence))
+            found.append(WrittenFrame(path, at, end, header.sequence))
         at = end
     return found
 
@@ -121,28 +121,28 @@ def delete(files: SimulatedFiles, path: str, rng: random.Random) -> None:
 DAMAGES: list[Callable[[SimulatedFiles, str, random.Random], None]] = [flip, flip, flip, cut, zero_sectors, zero_sectors, lengthen, delete]
 
 
-def hurt(files: SimulatedFiles, rng: random.Random) -> None:
+def damage_files(files: SimulatedFiles, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 4)):
         paths = [path for path in sorted(files.contents()) if path.startswith(FOLDER) and not path.endswith("/")]
         logs = [path for path in paths if path.endswith(".log")]
         if paths:
             rng.choice(DAMAGES)(files, rng.choice(logs if logs and rng.random() < 0.7 else paths), rng)
-    settle(files)
+    make_durable(files)
 
 
 # -- what must hold ----------------------------------------------------------------------------------
 
 
-class Opened(NamedTuple):
+class OpenedLog(NamedTuple):
     """What an owner finds."""
 
-    recovered: list[Told]
+    recovered: list[ComparableFrame]
     missed: list[Gap]
-    frames: list[Told]
+    frames: list[ComparableFrame]
     gaps: list[Gap]
 
 
-def opened(files: SimulatedFiles) -> Opened | None:
+def opened(files: SimulatedFiles) -> OpenedLog | None:
     """Open a twin of the disk; None when it does not open."""
     log = open_log(files.copy())
     try:
@@ -150,18 +150,18 @@ def opened(files: SimulatedFiles) -> Opened | None:
     except CorruptLog:
         return None
     frames = list(log.frames())
-    return Opened(only_frames(recovered), only_gaps(recovered), only_frames(frames), only_gaps(frames))
+    return OpenedLog(only_frames(recovered), only_gaps(recovered), only_frames(frames), only_gaps(frames))
 
 
-def only_frames(found: list[Frame | Gap]) -> list[Told]:
-    return told(frame for frame in found if isinstance(frame, Frame))
+def only_frames(found: list[Frame | Gap]) -> list[ComparableFrame]:
+    return comparable(frame for frame in found if isinstance(frame, Frame))
 
 
 def only_gaps(found: list[Frame | Gap]) -> list[Gap]:
     return [gap for gap in found if isinstance(gap, Gap)]
 
 
-def looked_at(files: SimulatedFiles) -> Report:
+def looked_at(files: SimulatedFiles) -> VerifyReport:
     before = files.contents()
     files.readonly()
     report = verify(files, FOLDER, INCARNATION, PARTITION)
@@ -170,7 +170,7 @@ def looked_at(files: SimulatedFiles) -> Report:
     return report
 
 
-def check_damaged(life: Life, files: SimulatedFiles) -> None:
+def check_damaged(life: RandomLog, files: SimulatedFiles) -> None:
     report, found = looked_at(files), opened(files)
     assert report.opens == (found is not None), report.errors
     if found is not None:
@@ -180,13 +180,13 @@ def check_damaged(life: Life, files: SimulatedFiles) -> None:
     check_repair(life, files.copy(), report, found)
 
 
-def check_right(life: Life, found: Opened) -> None:
+def check_right(life: RandomLog, found: OpenedLog) -> None:
     """What is served is what was written."""
     assert all(life.frames.get(frame.sequence) == frame for frame in found.frames)
     assert all(life.frames.get(frame.sequence) == frame for frame in found.recovered if frame.body != b"a checkpoint")
 
 
-def check_told(report: Report, found: Opened) -> None:
+def check_told(report: VerifyReport, found: OpenedLog) -> None:
     """verify lists what recovery, which begins at a Base, says; but for Bases, which recovery can do without."""
     begun = found.recovered[0].sequence if found.recovered and found.recovered[0].type is FrameType.BASE else 0
     bases = [gap for gap in report.gaps if gap.start == gap.stop and gap.first_sequence == gap.last_sequence]
@@ -194,7 +194,7 @@ def check_told(report: Report, found: Opened) -> None:
     assert [gap for gap in later if gap not in bases] == [gap for gap in found.missed if gap not in bases]
 
 
-def check_nothing_whole_is_lost(life: Life, files: SimulatedFiles, found: Opened) -> None:
+def check_nothing_whole_is_lost(life: RandomLog, files: SimulatedFiles, found: OpenedLog) -> None:
     """A frame whose bytes are as they were is served. Where it is not known how far the log was synced, its last segment may be torn."""
     known = files.contents().get(f"{FOLDER}/synced") == life.files.content(f"{FOLDER}/synced")
     there = segments(files)
@@ -205,7 +205,7 @@ def check_nothing_whole_is_lost(life: Life, files: SimulatedFiles, found: Opened
             assert not whole or place.sequence in served, place
 
 
-def check_repair(life: Life, files: SimulatedFiles, report: Report, before: Opened | None) -> None:
+def check_repair(life: RandomLog, files: SimulatedFiles, report: VerifyReport, before: OpenedLog | None) -> None:
     done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock())
     assert done.opens == report.opens
     assert done.gaps == report.damage
@@ -252,11 +252,11 @@ def check_goes_on(files: SimulatedFiles) -> None:
 
 def check_seed(seed: int) -> None:
     rng = random.Random(seed)
-    life = Life(rng)
+    life = RandomLog(rng)
     assert looked_at(life.files).sound
     for _ in range(4):
         files = life.files.copy()
-        hurt(files, rng)
+        damage_files(files, rng)
         check_damaged(life, files)
 
 

@@ -8,7 +8,7 @@ from penstock.logs.files.filelog import FileLog
 from penstock.logs.log import Draft, Frame, Gap
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.backends import base_draft, draft, expected, told
+from tests.logs.backends import base_draft, comparable, draft, expected
 from tests.logs.scripted_owner import FOLDER, open_log
 
 FIRST = f"{FOLDER}/{0:020}-{1:020}.log"
@@ -124,10 +124,10 @@ def test_a_rotation_that_was_cut_off_leaves_no_trace() -> None:
     files = written(synced_each=True)
     files.plant(f"{FOLDER}/{6:020}-{7:020}.log", b"PSTK, and then the power went")
     log = open_log(files)
-    assert told(log.recover()) == expected(GROUPS)
+    assert comparable(log.recover()) == expected(GROUPS)
     assert "rotation" in log.notes[0]
     log.rotate(base_draft(6))
-    assert told(log.frames()) == expected([*GROUPS, base_draft(6)])
+    assert comparable(log.frames()) == expected([*GROUPS, base_draft(6)])
 
 
 def test_what_is_handed_out_after_a_failed_sync_of_a_dead_process_is_made_to_last() -> None:
@@ -138,10 +138,10 @@ def test_what_is_handed_out_after_a_failed_sync_of_a_dead_process_is_made_to_las
     files.fail(files.calls + 1, errno.EIO)
     with pytest.raises(StorageFailed):
         log.sync()
-    handed_out = told(open_log(files).recover())
+    handed_out = comparable(open_log(files).recover())
     assert handed_out == expected(GROUPS[:1])
     files.crash()
-    assert told(open_log(files).recover()) == handed_out
+    assert comparable(open_log(files).recover()) == handed_out
 
 
 def test_reading_on_costs_few_calls() -> None:
@@ -152,5 +152,5 @@ def test_reading_on_costs_few_calls() -> None:
         log.append([one])
     before = files.calls
     frames = [frame for start in range(0, 3_000, 10) for frame in log.read(start, start + 10)]
-    assert told(frames) == expected(drafts)
+    assert comparable(frames) == expected(drafts)
     assert files.calls - before < 30

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
 from tests.logs.backends import draft
-from tests.logs.scripted_owner import ROOT, Owner, open_log
+from tests.logs.scripted_owner import ROOT, ScriptedOwner, open_log
 
 MARKER = f"{ROOT}/penstock.json"
 
 
 def ours() -> SimulatedFiles:
     """A disk with a broker's directory on it, nobody in it."""
-    owner = Owner(SimulatedFiles())
+    owner = ScriptedOwner(SimulatedFiles())
     owner.run()
     owner.log.close()
     owner.files.kill()
@@ -32,7 +32,7 @@ def ours() -> SimulatedFiles:
 def check_refused(files: SimulatedFiles, error: type[PenstockError], *says: str) -> None:
     before = files.contents()
     with pytest.raises(error) as caught:
-        Directory.open([ROOT], files=files)
+        FileStore.open([ROOT], files=files)
     assert files.contents() == before
     check_sentence(str(caught.value), *says)
 
@@ -65,11 +65,11 @@ def test_a_newer_format() -> None:
 
 def test_a_root_of_another_broker() -> None:
     files = SimulatedFiles()
-    Directory.open([ROOT], files=files).close()
-    Directory.open(["/other"], files=files).close()
+    FileStore.open([ROOT], files=files).close()
+    FileStore.open(["/other"], files=files).close()
     before = files.contents()
     with pytest.raises(InvalidRequest) as caught:
-        Directory.open([ROOT, "/other"], files=files)
+        FileStore.open([ROOT, "/other"], files=files)
     assert files.contents() == before
     check_sentence(str(caught.value), "/other", "another broker")
 
@@ -81,7 +81,7 @@ def test_a_network_file_system(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "apfs", "tmpfs", "overlay", ""])
 def test_a_local_file_system_is_fine(kind: str) -> None:
-    Directory.open([ROOT], files=SimulatedFiles(filesystem_type=kind)).close()
+    FileStore.open([ROOT], files=SimulatedFiles(filesystem_type=kind)).close()
 
 
 @pytest.mark.parametrize("make", [SimulatedFiles, ours], ids=["empty", "ours"])
@@ -116,15 +116,15 @@ def test_a_disk_that_fills_up_while_in_use() -> None:
 
 def test_a_directory_in_use() -> None:
     files = SimulatedFiles()
-    held = Directory.open([ROOT], files=files)
+    held = FileStore.open([ROOT], files=files)
     check_refused(files, BrokerLocked, ROOT, "this very process")
     held.close()
-    Directory.open([ROOT], files=files).close()
+    FileStore.open([ROOT], files=files).close()
 
 
 def hold(path: str, line: Connection) -> None:
     """Hold a directory until told to stop."""
-    with contextlib.closing(Directory.open([path])):
+    with contextlib.closing(FileStore.open([path])):
         line.send(os.getpid())
         line.recv()
 
@@ -154,17 +154,17 @@ def test_a_directory_in_use_by_another_process(tmp_path: Path) -> None:
     with holder(str(root)) as pid:
         before = contents(root)
         with pytest.raises(BrokerLocked) as caught:
-            Directory.open([str(root)], files=SystemFiles())
+            FileStore.open([str(root)], files=SystemFiles())
         assert contents(root) == before
         check_sentence(str(caught.value), str(root), str(pid))
-    Directory.open([str(root)]).close()
+    FileStore.open([str(root)]).close()
 
 
 def test_readers_are_welcome_and_write_nothing() -> None:
     files = ours()
-    holder = Directory.open([ROOT], files=files)
+    holder = FileStore.open([ROOT], files=files)
     before, calls = files.contents(), files.calls
-    reader = Directory.open([ROOT], files=files, read_only=True)
+    reader = FileStore.open([ROOT], files=files, read_only=True)
     log = reader.reader(*reader.logs()[0])
     assert list(log.recover()) != []
     log.close()
@@ -178,7 +178,7 @@ def test_readers_are_welcome_and_write_nothing() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_cannot_use_its_parents_directory(tmp_path: Path) -> None:
     stuck = [stuck_directory() for _ in range(20)]  # of these letting go fails: the others are let go of all the same
-    directory = Directory.open([str(tmp_path / "data")])
+    directory = FileStore.open([str(tmp_path / "data")])
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -196,9 +196,9 @@ def test_a_forked_child_cannot_use_its_parents_directory(tmp_path: Path) -> None
     assert len(stuck) == 20
 
 
-def stuck_directory() -> Directory:
+def stuck_directory() -> FileStore:
     """A directory whose handles cannot be closed any more."""
     files = SimulatedFiles()
-    directory = Directory.open([ROOT], files=files)
+    directory = FileStore.open([ROOT], files=files)
     files.kill()
     return directory

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from google_crc32c import value
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.repair import repair
 from penstock.logs.files.sidefiles import unpack_synced
 from penstock.logs.files.verify import verify
@@ -21,16 +21,16 @@ from tests.logs.damaged_logs import (
     check_goes_on,
     cut,
     damaged,
+    flip_frames_with,
     listed,
-    lose,
     lost,
-    mend,
     opened,
-    whole,
+    run_repair,
+    undamaged,
     without_lock,
     zero,
 )
-from tests.logs.items import fill, items_draft, payload, runs, served
+from tests.logs.items import fill, items_draft, payload, runs, served_items
 from tests.logs.scripted_owner import FOLDER, ROOT, open_log, segments
 
 
@@ -39,7 +39,7 @@ def test_what_is_mended(name: str) -> None:
     files = damaged(name)
     report = verify(files, FOLDER, INCARNATION, PARTITION)
     before, recovered_before = listed(files), opened(files.copy())
-    done = mend(files)
+    done = run_repair(files)
     assert done.gaps == report.damage
     assert done.opens
     assert done.errors == []
@@ -62,7 +62,7 @@ def test_what_is_mended(name: str) -> None:
 def test_the_damaged_original_is_kept(name: str) -> None:
     files = damaged(name)
     before = files.contents()
-    done = mend(files)
+    done = run_repair(files)
     (copy,) = done.copies
     original = copy.removesuffix(".damaged")
     assert copy.endswith(".log.damaged")
@@ -72,7 +72,7 @@ def test_the_damaged_original_is_kept(name: str) -> None:
 
 def test_unless_told_otherwise() -> None:
     files = damaged("two segments")
-    done = mend(files, discard=True)
+    done = run_repair(files, discard=True)
     assert len(done.segments) == 2
     assert done.copies == []
     assert not any("damaged" in path for path in files.contents())
@@ -80,10 +80,10 @@ def test_unless_told_otherwise() -> None:
 
 def test_damage_after_a_repair_is_kept_beside_the_earlier() -> None:
     files = damaged("an item frame")
-    first = mend(files)
-    lose(files, payload(26))
+    first = run_repair(files)
+    flip_frames_with(files, payload(26))
     kept = files.content(segments(files)[1])
-    second = mend(files)
+    second = run_repair(files)
     assert [path.rpartition(".log")[2] for path in first.copies + second.copies] == [".damaged", ".damaged-2"]
     assert files.content(second.copies[0]) == kept
     assert sorted(gap[:4] for gap in listed(files)[1]) == [(10, 10, 24, 30), (12, 12, 30, 36)]
@@ -92,7 +92,7 @@ def test_damage_after_a_repair_is_kept_beside_the_earlier() -> None:
 def test_the_report_is_a_file() -> None:
     files = damaged("two segments")
     files.plant(f"{FOLDER}/checkpoint", b"not one")
-    done = mend(files)
+    done = run_repair(files)
     assert done.path == f"{FOLDER}/repair-1.json"
     told_there = json.loads(files.content(done.path))
     assert [gap["start"] for gap in told_there["gaps"]] == [30, 78]
@@ -100,45 +100,45 @@ def test_the_report_is_a_file() -> None:
     assert told_there["copies"] == done.copies
     assert told_there["side_files"] == ["checkpoint: the checkpoint is damaged and was ignored"]
     assert told_there["at"] == ManualClock().read().wall
-    lose(files, payload(0))
-    assert mend(files).path == f"{FOLDER}/repair-2.json"
+    flip_frames_with(files, payload(0))
+    assert run_repair(files).path == f"{FOLDER}/repair-2.json"
 
 
 def test_a_sound_log_is_left_as_it_is() -> None:
-    files = whole()
+    files = undamaged()
     before = without_lock(files)
-    done = mend(files)
+    done = run_repair(files)
     assert (done.changed, done.opens, done.gaps, done.segments) == (False, True, [], [])
     assert without_lock(files) == before
 
 
 def test_what_is_torn_is_left_to_the_next_opening() -> None:
-    files = whole()
+    files = undamaged()
     log = open_log(files)
     list(log.recover())
     log.append([items_draft(STOP + 4, STOP + 9)])
     cut(files, segments(files)[-1], len(files.content(segments(files)[-1])) - 20)
     before = without_lock(files)
-    assert not mend(files).changed
+    assert not run_repair(files).changed
     assert without_lock(files) == before
 
 
 def test_a_wrong_synced_position_is_set_right() -> None:
-    files = whole()
+    files = undamaged()
     path = f"{FOLDER}/synced"
     synced = unpack_synced(files.content(path))
     assert synced is not None
     files.plant(path, msgspec.structs.replace(synced, position=synced.position + 16).pack())
-    assert mend(files).side_files == ["synced: does not fit the log"]
+    assert run_repair(files).side_files == ["synced: does not fit the log"]
     assert unpack_synced(files.content(path)) == synced
     check_again(files)
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "synced", f"{0:020}-{1:020}.idx"])
 def test_wrong_side_files_are_dropped(name: str) -> None:
-    files = whole()
+    files = undamaged()
     files.plant(f"{FOLDER}/{name}", b"nonsense")
-    done = mend(files)
+    done = run_repair(files)
     assert len(done.side_files) == 1
     assert not files.exists(f"{FOLDER}/{name}")
     assert done.opens
@@ -147,7 +147,7 @@ def test_wrong_side_files_are_dropped(name: str) -> None:
 
 def test_a_checkpoint_behind_the_damage_still_counts() -> None:
     """It knows what the lost records said: a repair that moves frames must not make the log forget it."""
-    files = whole()
+    files = undamaged()
     log = open_log(files)
     list(log.recover())
     log.write_checkpoint(b"the state", 1, 2, STOP + 4)
@@ -156,30 +156,30 @@ def test_a_checkpoint_behind_the_damage_still_counts() -> None:
     DAMAGES["an item frame of the newest"](files)
     before = opened(files.copy())
     assert before[0][0].body == b"the state"
-    mend(files)
+    run_repair(files)
     assert opened(files.copy()) == before
     assert verify(files, FOLDER, INCARNATION, PARTITION).side_files == []
 
 
 def test_a_checkpoint_whose_last_frame_is_damaged() -> None:
     """Its header is sound, so it counts before the repair, and after it, when a GAP stands there."""
-    files = whole()
+    files = undamaged()
     log = open_log(files)
     list(log.recover())
     log.append([items_draft(STOP + 4, STOP + 5)])
     log.write_checkpoint(b"the state", 1, 2, STOP + 5)
     log.append([items_draft(STOP + 5, STOP + 6)])
     log.close()
-    lose(files, payload(STOP + 4))
+    flip_frames_with(files, payload(STOP + 4))
     before = opened(files.copy())
-    mend(files)
+    run_repair(files)
     assert opened(files)[0] == before[0]
     assert before[0][0].body == b"the state"
 
 
 def test_a_checkpoint_that_did_not_fit_never_comes_to_fit() -> None:
     """An owner that ignored it went on from another state."""
-    files = whole()
+    files = undamaged()
     log = open_log(files)
     list(log.recover())
     log.append([items_draft(STOP + 4, STOP + 5)])
@@ -196,20 +196,20 @@ def test_a_checkpoint_that_did_not_fit_never_comes_to_fit() -> None:
         killed = files.copy()
         killed.fail(killed.calls + number, "halt")
         try:
-            mend(killed)
+            run_repair(killed)
         except Halt:
             killed.kill()
         assert opened(killed)[0] == before[0]
 
 
 def test_a_rewritten_segment_is_known_for_one_after_its_repair() -> None:
-    files = whole()
+    files = undamaged()
     log = open_log(files)
     list(log.recover())
     log.rewrite(1, 2, runs([30, 50, 60]))
     log.close()
     files.flip(segments(files)[1], 8 * 20)
-    mend(files)
+    run_repair(files)
     for path in segments(files)[2:]:
         files.flip(path, 8 * 75)
     with pytest.raises(CorruptLog, match="no Base"):
@@ -221,12 +221,12 @@ GROUPED = {"first": payload(STOP), "middle": b"what happened", "last": payload(S
 
 @pytest.mark.parametrize("which", GROUPED)
 def test_what_is_left_of_a_group_stays_also_without_the_synced_position(which: str) -> None:
-    files = whole()
+    files = undamaged()
     newest = segments(files)[-1]
     files.flip(newest, 8 * files.content(newest).rindex(GROUPED[which]))
     before = listed(files)[0]
     assert {frame.sequence for frame in before} & {45, 46, 47} == {45, 46, 47} - {45 + list(GROUPED).index(which)}
-    mend(files)
+    run_repair(files)
     files.remove(f"{FOLDER}/synced")
     assert listed(files)[0] == before
     assert opened(files)[0][-1].sequence == before[-1].sequence
@@ -234,16 +234,16 @@ def test_what_is_left_of_a_group_stays_also_without_the_synced_position(which: s
 
 def test_damage_before_a_gap_is_never_a_torn_tail() -> None:
     """The published position may lag behind after a power cut: a GAP frame, which was synced, vouches for what is before it."""
-    files = whole()
+    files = undamaged()
     log = open_log(files)
     list(log.recover())
     lagging = files.content(f"{FOLDER}/synced")
     for offset in (STOP + 4, STOP + 5, STOP + 6):
         log.append([items_draft(offset, offset + 1)])
     log.close()
-    lose(files, payload(STOP + 6))
-    mend(files)
-    lose(files, payload(STOP + 4))
+    flip_frames_with(files, payload(STOP + 6))
+    run_repair(files)
+    flip_frames_with(files, payload(STOP + 4))
     files.plant(f"{FOLDER}/synced", lagging)
     frames, gaps = opened(files)
     assert [(gap.first_sequence, gap.last_sequence, gap.mended) for gap in gaps] == [(48, 48, False), (50, 50, True)]
@@ -262,7 +262,7 @@ def refused(files: SimulatedFiles, error: type[Exception], match: str) -> None:
 
 def test_a_directory_in_use() -> None:
     files = damaged("an item frame")
-    Directory.open([ROOT], files=files)
+    FileStore.open([ROOT], files=files)
     refused(files, BrokerLocked, "in use by")
 
 
@@ -282,7 +282,7 @@ def test_a_newer_format() -> None:
 
 def test_another_partitions_file() -> None:
     files = damaged("an item frame")
-    other = Directory.open([ROOT], files=files).log(INCARNATION, PARTITION + 1)
+    other = FileStore.open([ROOT], files=files).log(INCARNATION, PARTITION + 1)
     list(other.recover())
     fill(other)
     other.close()
@@ -292,15 +292,15 @@ def test_another_partitions_file() -> None:
 
 
 def test_without_a_base_it_is_mended_and_does_not_open() -> None:
-    files = whole()
+    files = undamaged()
     files.remove(segments(files)[0])
     for path in segments(files):
         files.flip(path, 8 * 75)
-    done = mend(files)
+    done = run_repair(files)
     assert not done.opens
     assert "no Base" in done.errors[0]
     assert len(done.segments) == 4
-    found = list(Directory.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).frames())
+    found = list(FileStore.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).frames())
     assert [frame.type for frame in found if isinstance(frame, Frame)].count(FrameType.DATA) == 18
     assert all(gap.mended for gap in found if isinstance(gap, Gap))
     check_again(files)
@@ -308,12 +308,12 @@ def test_without_a_base_it_is_mended_and_does_not_open() -> None:
 
 def test_a_log_that_goes_on_after_a_repair_rotates_and_drops() -> None:
     files = damaged("the end")
-    mend(files)
+    run_repair(files)
     log = open_log(files)
     list(log.recover())
     log.rotate(base_draft(STOP + 4))
     log.rewrite(0, 3, runs([30, 100, STOP + 3]))
-    found = served(log.read(0, STOP + 4))
+    found = served_items(log.read(0, STOP + 4))
     assert 30 in found.items
     assert [gap.mended for gap in found.gaps] == [True], "what is wanted and lost stays known as lost"
     log.drop(2)

@@ -10,43 +10,43 @@ import pytest
 from penstock.logs.files.verify import verify
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
-from tests.logs.backends import INCARNATION, PARTITION, Told
+from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame
 from tests.logs.damaged_logs import (
     check_again,
     check_goes_on,
     damaged,
     listed,
     lost,
-    mend,
     opened,
+    run_repair,
 )
-from tests.logs.file_calls import Calls, calls_of
+from tests.logs.file_calls import FileCalls, calls_of
 from tests.logs.scripted_owner import FOLDER
 
 STEPWISE = ["two segments", "the end", "the newest whole", "everything", "the synced position too"]
 
 
 @cache
-def calls(name: str) -> Calls:
+def calls(name: str) -> FileCalls:
     files = damaged(name)
-    return calls_of(files, lambda: mend(files))
+    return calls_of(files, lambda: run_repair(files))
 
 
-class Before(NamedTuple):
+class DamageReport(NamedTuple):
     """What a damaged log says before anything is done about it."""
 
-    frames: list[Told]
-    state: list[Told]
+    frames: list[ComparableFrame]
+    state: list[ComparableFrame]
     missed: tuple[set[int], set[int]]
     """By recovery."""
     lost: tuple[set[int], set[int]]
 
 
 @cache
-def before_repair(name: str) -> Before:
+def before_repair(name: str) -> DamageReport:
     files = damaged(name)
     state, gaps = opened(files.copy())
-    return Before(listed(files)[0], state, lost(gaps), lost(verify(files, FOLDER, INCARNATION, PARTITION).damage))
+    return DamageReport(listed(files)[0], state, lost(gaps), lost(verify(files, FOLDER, INCARNATION, PARTITION).damage))
 
 
 def check_survives(files: SimulatedFiles, name: str) -> None:
@@ -55,7 +55,7 @@ def check_survives(files: SimulatedFiles, name: str) -> None:
     state, gaps = opened(files.copy())
     assert state == before.state
     assert lost(gaps) == before.missed
-    assert mend(files).opens
+    assert run_repair(files).opens
     frames, gaps = listed(files)
     assert frames == before.frames
     assert lost(gaps) == before.lost
@@ -85,7 +85,7 @@ def test_any_call_may_fail(name: str, how: Fault) -> None:
         files = damaged(name)
         files.fail(files.calls + number, how)
         with contextlib.suppress(StorageFailed):
-            mend(files)
+            run_repair(files)
         files.mend()
         check_survives(files, name)
 
@@ -94,6 +94,6 @@ def ended_at(name: str, number: int, seed: int) -> SimulatedFiles:
     files = damaged(name, seed)
     files.fail(files.calls + number, "halt")
     with pytest.raises(Halt):
-        mend(files)
+        run_repair(files)
     files.kill()
     return files

@@ -9,33 +9,33 @@ from hypothesis import strategies as st
 
 from penstock.logs.log import FrameType, Gap, Log
 from penstock.words.errors import InvalidRequest
-from tests.logs.backends import HOMES, Home, base_draft, draft, expected, state_draft, told
-from tests.logs.items import SECOND, START, fill, items_draft, payload, plain_draft, recovered, runs, served
+from tests.logs.backends import LOG_BACKENDS, LogBackend, base_draft, comparable, draft, expected, state_draft
+from tests.logs.items import SECOND, START, fill, items_draft, payload, plain_draft, recovered, runs, served_items
 
-NewHome = Callable[[], Home]
+NewHome = Callable[[], LogBackend]
 PER_SEGMENT = 24
 """Items in each of the five segments that `fill` makes."""
 
 
-@pytest.fixture(scope="module", params=HOMES)
+@pytest.fixture(scope="module", params=LOG_BACKENDS)
 def new_home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewHome:
-    make = HOMES[request.param]
+    make = LOG_BACKENDS[request.param]
     return lambda: make(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
-def home(new_home: NewHome) -> Home:
+def home(new_home: NewHome) -> LogBackend:
     return new_home()
 
 
 @pytest.fixture
-def log(home: Home) -> Log:
+def log(home: LogBackend) -> Log:
     log = home.start()
     fill(log)
     return log
 
 
-def reopened(home: Home, log: Log) -> Log:
+def reopened(home: LogBackend, log: Log) -> Log:
     log = home.reopen(log)
     list(log.recover())
     return log
@@ -44,7 +44,7 @@ def reopened(home: Home, log: Log) -> Log:
 # -- segments ----------------------------------------------------------------------------------------
 
 
-def test_an_empty_log_is_one_empty_segment(home: Home) -> None:
+def test_an_empty_log_is_one_empty_segment(home: LogBackend) -> None:
     log = home.start()
     assert log.segments() == [log.newest()] == [(0, 1, 0, 0, 0, False, -1)]
     log.append([draft(0, 1, b"a")])
@@ -54,7 +54,7 @@ def test_an_empty_log_is_one_empty_segment(home: Home) -> None:
     assert segment.first_wall == segment.last_wall == draft(0, 1).wall
 
 
-def test_rotations_are_segments(home: Home, log: Log) -> None:
+def test_rotations_are_segments(home: LogBackend, log: Log) -> None:
     found = log.segments()
     assert [(segment.base, segment.first_sequence) for segment in found] == [(0, 1), (24, 9), (48, 18), (72, 27), (96, 36)]
     walls = [(segment.first_wall - START, segment.last_wall - START) for segment in found]
@@ -68,32 +68,32 @@ def test_rotations_are_segments(home: Home, log: Log) -> None:
 # -- drop --------------------------------------------------------------------------------------------
 
 
-def test_what_is_dropped_is_gone_and_said_to_be(home: Home, log: Log) -> None:
+def test_what_is_dropped_is_gone_and_said_to_be(home: LogBackend, log: Log) -> None:
     before, state = log.segments(), recovered(home.reopen(log))
     log = reopened(home, log)
     assert log.drop(2) == before[0].size_bytes + before[1].size_bytes
     for _ in range(2):
         assert log.segments() == before[2:]
-        everything = told(log.frames())
+        everything = comparable(log.frames())
         assert (everything[0].type, everything[0].sequence) == (FrameType.BASE, 18)
         gap, *rest = log.read(40, 60)
         assert isinstance(gap, Gap)
         assert gap[:4] == (1, 17, 0, 48)
         assert "retention" in gap.why
-        assert served(rest).items == {offset: payload(offset) for offset in range(48, 60)}
+        assert served_items(rest).items == {offset: payload(offset) for offset in range(48, 60)}
         assert log.read(0, 48) == [gap]
-        assert told(log.read(48, 54)) == [frame for frame in everything if frame.type is FrameType.DATA][:1]
+        assert comparable(log.read(48, 54)) == [frame for frame in everything if frame.type is FrameType.DATA][:1]
         log = home.reopen(log)
         assert recovered(log) == state
 
 
-def test_a_log_goes_on_after_a_drop(home: Home, log: Log) -> None:
+def test_a_log_goes_on_after_a_drop(home: LogBackend, log: Log) -> None:
     log.drop(4)
     log.append([items_draft(120, 121)])
     log.sync()
     log = home.reopen(log)
     assert recovered(log)[-1].sequence == 45
-    assert served(log.read(96, 200)).items == {offset: payload(offset) for offset in range(96, 121)}
+    assert served_items(log.read(96, 200)).items == {offset: payload(offset) for offset in range(96, 121)}
     log.rotate(base_draft(121))
     log.drop(1)
     assert [segment.base for segment in log.segments()] == [121]
@@ -101,25 +101,25 @@ def test_a_log_goes_on_after_a_drop(home: Home, log: Log) -> None:
 
 def test_reading_on_after_a_drop(log: Log) -> None:
     """What the log remembers of its last read is of no use when segments have gone."""
-    assert served(log.read(96, 102)).items
+    assert served_items(log.read(96, 102)).items
     log.drop(2)
-    assert list(served(log.read(102, 108)).items) == list(range(102, 108))
+    assert list(served_items(log.read(102, 108)).items) == list(range(102, 108))
 
 
 @pytest.mark.parametrize("count", [-1, 5, 6])
 def test_the_newest_segment_is_never_dropped(log: Log, count: int) -> None:
-    before = told(log.frames())
+    before = comparable(log.frames())
     with pytest.raises(InvalidRequest, match="; give"):
         log.drop(count)
     assert log.drop(0) == 0
-    assert told(log.frames()) == before
+    assert comparable(log.frames()) == before
 
 
-def test_a_drop_syncs_what_was_appended(home: Home, log: Log) -> None:
+def test_a_drop_syncs_what_was_appended(home: LogBackend, log: Log) -> None:
     log.append([items_draft(120, 122)])
     log.drop(1)
     assert not log.unsynced
-    assert 121 in served(reopened(home, log).read(0, 200)).items
+    assert 121 in served_items(reopened(home, log).read(0, 200)).items
 
 
 def test_frames_that_are_dropped_while_they_are_listed(log: Log) -> None:
@@ -128,7 +128,7 @@ def test_frames_that_are_dropped_while_they_are_listed(log: Log) -> None:
     first = list(itertools.islice(listing, 3))
     log.drop(3)
     rest = list(listing)
-    found, gaps = told(frame for frame in [*first, *rest] if not isinstance(frame, Gap)), served(rest).gaps
+    found, gaps = comparable(frame for frame in [*first, *rest] if not isinstance(frame, Gap)), served_items(rest).gaps
     counted = [frame.sequence for frame in found] + [number for gap in gaps for number in range(gap.first_sequence, gap.last_sequence + 1)]
     assert sorted(counted) == list(range(1, 45))
     assert all("retention" in gap.why for gap in gaps)
@@ -137,24 +137,24 @@ def test_frames_that_are_dropped_while_they_are_listed(log: Log) -> None:
 # -- rewrite -----------------------------------------------------------------------------------------
 
 
-def test_a_rewrite_keeps_items_where_they_were(home: Home, log: Log) -> None:
-    before, history = log.segments(), told(log.frames())
+def test_a_rewrite_keeps_items_where_they_were(home: LogBackend, log: Log) -> None:
+    before, history = log.segments(), comparable(log.frames())
     state = recovered(home.reopen(log))
     log = reopened(home, log)
     keep = [1, 2, 3, 5, 14, 15, 30, 36]
     freed = log.rewrite(0, 1, keep)
     kept = {1, 3, 4, 14, *range(30, 36)}
     for _ in range(2):
-        found = served(log.read(0, 48))
+        found = served_items(log.read(0, 48))
         assert found.gaps == []
         assert {offset for offset, content in found.items.items() if content} == kept
         assert set(found.items) == kept | {2}, "only what lies between kept items of a frame is there besides them, blank"
-        assert [(frame.sequence, frame.wall, frame.elapsed) for frame in told(log.read(0, 48))] == [
+        assert [(frame.sequence, frame.wall, frame.elapsed) for frame in comparable(log.read(0, 48))] == [
             (frame.sequence, frame.wall, frame.elapsed) for frame in history if frame.sequence in (1, 5, 12)
         ]
-        rest = [frame for frame in told(log.frames()) if frame.sequence >= 18]
+        rest = [frame for frame in comparable(log.frames()) if frame.sequence >= 18]
         assert rest == [frame for frame in history if frame.sequence >= 18]
-        assert [frame.type for frame in told(log.frames())[:3]] == [FrameType.DATA] * 3
+        assert [frame.type for frame in comparable(log.frames())[:3]] == [FrameType.DATA] * 3
         facts = log.segments()
         assert [segment.rewritten for segment in facts] == [True, False, False, False]
         assert facts[0][:2] == (0, 1)
@@ -164,10 +164,10 @@ def test_a_rewrite_keeps_items_where_they_were(home: Home, log: Log) -> None:
         assert recovered(log) == state
 
 
-def test_a_rewrite_that_keeps_nothing(home: Home, log: Log) -> None:
+def test_a_rewrite_that_keeps_nothing(home: LogBackend, log: Log) -> None:
     log.rewrite(1, 2, [])
     for _ in range(2):
-        found = served(log.read(0, 200))
+        found = served_items(log.read(0, 200))
         assert found.gaps == []
         assert sorted(found.items) == [*range(24), *range(72, 120)]
         assert log.read(30, 50) == []
@@ -175,13 +175,13 @@ def test_a_rewrite_that_keeps_nothing(home: Home, log: Log) -> None:
         log = reopened(home, log)
 
 
-def test_rewriting_what_was_rewritten(home: Home, log: Log) -> None:
+def test_rewriting_what_was_rewritten(home: LogBackend, log: Log) -> None:
     log.rewrite(0, 0, runs([0, 7, 20]))
     log.rewrite(1, 2, runs([25, 60]))
     assert [segment.rewritten for segment in log.segments()] == [True, True, False, False]
     log.rewrite(0, 1, runs([7, 60]))
     for _ in range(2):
-        found = served(log.read(0, 72))
+        found = served_items(log.read(0, 72))
         assert found.items == {7: payload(7), 60: payload(60)}
         assert found.gaps == []
         assert [segment.base for segment in log.segments()] == [0, 72, 96]
@@ -192,29 +192,29 @@ def test_rewriting_what_was_rewritten(home: Home, log: Log) -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0, 3), (3, 3), (4, 4), (2, 1), (-1, 0), (0, 9)])
 def test_the_newest_two_are_never_rewritten(log: Log, first: int, last: int) -> None:
-    before = told(log.frames())
+    before = comparable(log.frames())
     with pytest.raises(InvalidRequest, match="; give"):
         log.rewrite(first, last, [0, 1])
-    assert told(log.frames()) == before
+    assert comparable(log.frames()) == before
 
 
-def test_a_frame_that_cannot_be_taken_apart_is_kept_as_it_is(home: Home) -> None:
+def test_a_frame_that_cannot_be_taken_apart_is_kept_as_it_is(home: LogBackend) -> None:
     log = home.start()
     drafts = [draft(0, 3, b"not columns"), state_draft(3), base_draft(3), base_draft(3), base_draft(3)]
     log.append(drafts[:2])
     for step in drafts[2:]:
         log.rotate(step)
     log.rewrite(0, 0, [1, 2])
-    assert told(log.read(0, 3)) == expected(drafts[:1])
+    assert comparable(log.read(0, 3)) == expected(drafts[:1])
 
 
 def test_frames_that_are_rewritten_while_they_are_listed(log: Log) -> None:
     listing = log.frames()
-    begun = told(itertools.islice(listing, 3))
+    begun = comparable(itertools.islice(listing, 3))
     log.rewrite(0, 2, runs([0, 50]))
     rest = list(listing)
-    assert served(rest).gaps == []
-    numbers = [frame.sequence for frame in [*begun, *told(rest)]]
+    assert served_items(rest).gaps == []
+    numbers = [frame.sequence for frame in [*begun, *comparable(rest)]]
     assert numbers == sorted(set(numbers))
     assert {1, 2, 3, *range(27, 45)} <= set(numbers)
 
@@ -240,19 +240,19 @@ def test_any_rewrite(new_home: NewHome, data: st.DataObject) -> None:
         log.rewrite(first, last, runs(sorted(wanted)))
         kept -= set(range(low, high)) - wanted
     for _ in range(2):
-        found = served(log.read(0, stop))
+        found = served_items(log.read(0, stop))
         assert found.gaps == []
         assert {offset for offset, content in found.items.items() if content} == kept
-        assert served(log.frames()) == found
+        assert served_items(log.frames()) == found
         for offset in sorted(kept)[:: max(1, len(kept) // 10)]:
-            assert served(log.read(offset, offset + 1)).items[offset] == payload(offset)
+            assert served_items(log.read(offset, offset + 1)).items[offset] == payload(offset)
         log = home.reopen(log)
         assert recovered(log) == state
 
 
 def test_keep_may_reach_beyond_the_segments(log: Log) -> None:
     log.rewrite(1, 1, [0, 30, 40, 500])
-    assert {offset for offset, content in served(log.read(0, 120)).items.items() if content} == {*range(30), *range(40, 120)}
+    assert {offset for offset, content in served_items(log.read(0, 120)).items.items() if content} == {*range(30), *range(40, 120)}
 
 
 # -- time --------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_where_a_time_lies(log: Log) -> None:
     assert log.offset_at(START + 19 * SECOND + 1) == 120
 
 
-def test_where_a_time_lies_in_what_is_left(home: Home, log: Log) -> None:
+def test_where_a_time_lies_in_what_is_left(home: LogBackend, log: Log) -> None:
     log.drop(1)
     log.rewrite(0, 1, runs([30, 50]))
     for _ in range(2):
@@ -286,14 +286,14 @@ def test_a_time_with_only_records_behind_it(log: Log) -> None:
     assert log.offset_at(START + 100 * SECOND) == 121
 
 
-def test_an_empty_log_has_no_time(home: Home) -> None:
+def test_an_empty_log_has_no_time(home: LogBackend) -> None:
     log = home.start()
     assert log.offset_at(0) == 0
     log.append([state_draft(0)])
     assert log.offset_at(0) == 0
 
 
-def test_times_in_a_long_segment(home: Home) -> None:
+def test_times_in_a_long_segment(home: LogBackend) -> None:
     """Many index steps: the place is found in each, also where a step holds many frames."""
     log = home.start()
     for number in range(400):
@@ -305,7 +305,7 @@ def test_times_in_a_long_segment(home: Home) -> None:
     assert [log.offset_at(START + number * SECOND - 1) for number in range(400)] == [number * 3 for number in range(400)]
 
 
-def test_a_clock_that_stepped_back(home: Home) -> None:
+def test_a_clock_that_stepped_back(home: LogBackend) -> None:
     """What is found was written at or after the time; and the latest such frames are never missed."""
     log = home.start()
     walls = [*range(50), *range(20, 90)]

@@ -14,16 +14,16 @@ from penstock.logs.files.verify import verify
 from penstock.logs.log import FrameType
 from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
-from tests.logs.backends import INCARNATION, PARTITION, Told, base_draft, told
-from tests.logs.file_calls import Calls, calls_of
-from tests.logs.items import fill, items_draft, payload, recovered, runs, served
+from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame, base_draft, comparable
+from tests.logs.file_calls import FileCalls, calls_of
+from tests.logs.items import fill, items_draft, payload, recovered, runs, served_items
 from tests.logs.scripted_owner import FOLDER, open_log, segments
 
 STOP = 120
 KEPT = [0, 14, 15, 30, 50, 70]
 
 
-class Work(NamedTuple):
+class RetentionStep(NamedTuple):
     """Something that lets go of segments, and the items that must be there whatever came of it."""
 
     do: Callable[[FileLog], int]
@@ -33,15 +33,15 @@ class Work(NamedTuple):
 
 
 WORKS = {
-    "drop": Work(lambda log: log.drop(2), set(range(48, STOP)), 3),
-    "rewrite": Work(lambda log: log.rewrite(0, 2, runs(KEPT)), {*KEPT, *range(72, STOP)}, 3),
-    "rewrite of one": Work(lambda log: log.rewrite(1, 1, runs(KEPT)), {*range(24), 30, *range(48, STOP)}, 5),
-    "rewrite to nothing": Work(lambda log: log.rewrite(1, 2, []), {*range(24), *range(72, STOP)}, 4),
+    "drop": RetentionStep(lambda log: log.drop(2), set(range(48, STOP)), 3),
+    "rewrite": RetentionStep(lambda log: log.rewrite(0, 2, runs(KEPT)), {*KEPT, *range(72, STOP)}, 3),
+    "rewrite of one": RetentionStep(lambda log: log.rewrite(1, 1, runs(KEPT)), {*range(24), 30, *range(48, STOP)}, 5),
+    "rewrite to nothing": RetentionStep(lambda log: log.rewrite(1, 2, []), {*range(24), *range(72, STOP)}, 4),
 }
 
 
 @cache
-def filled(seed: int = 0) -> tuple[SimulatedFiles, tuple[Told, ...]]:
+def filled(seed: int = 0) -> tuple[SimulatedFiles, tuple[ComparableFrame, ...]]:
     """A closed log of five segments, and what recovery says of it."""
     files = SimulatedFiles(random.Random(seed))
     log = open_log(files)
@@ -60,7 +60,7 @@ def opened(seed: int = 0) -> tuple[SimulatedFiles, FileLog]:
 
 
 @cache
-def calls(work: str) -> Calls:
+def calls(work: str) -> FileCalls:
     files, log = opened()
     made = calls_of(files, lambda: WORKS[work].do(log))
     check(files.copy(), work)
@@ -84,7 +84,7 @@ def check(files: SimulatedFiles, work: str) -> None:
     log.sync()
     log = open_log(files)
     list(log.recover())
-    assert served(log.read(STOP, STOP + 1)).items == {STOP: payload(STOP)}
+    assert served_items(log.read(STOP, STOP + 1)).items == {STOP: payload(STOP)}
     leftovers = [path for path in files.contents() if path.startswith(FOLDER) and path.endswith(".tmp")]
     assert leftovers in ([], [f"{FOLDER}/checkpoint.tmp"])
 
@@ -101,13 +101,13 @@ def complete(log: FileLog, work: str) -> None:
 
 def check_serves(log: FileLog, work: str) -> None:
     """By every way of reading."""
-    found = served(log.read(0, STOP))
+    found = served_items(log.read(0, STOP))
     assert WORKS[work].kept <= {offset for offset, content in found.items.items() if content}
     assert all("retention" in gap.why for gap in found.gaps)
-    assert served(log.frames()).gaps == []
-    assert served(log.frames()).items == found.items
+    assert served_items(log.frames()).gaps == []
+    assert served_items(log.frames()).items == found.items
     for offset in sorted(WORKS[work].kept)[::7]:
-        assert served(log.read(offset, offset + 1)).items[offset] == payload(offset)
+        assert served_items(log.read(offset, offset + 1)).items[offset] == payload(offset)
     assert all(not gap.start <= offset < gap.stop for gap in found.gaps for offset in WORKS[work].kept)
 
 
@@ -143,7 +143,7 @@ def check_goes_on(log: FileLog, work: str) -> None:
     with contextlib.suppress(StorageFailed):
         log.append([items_draft(STOP, STOP + 1)])
     log.reset()
-    assert told(log.recover()) == list(filled()[1])
+    assert comparable(log.recover()) == list(filled()[1])
     check_serves(log, work)
 
 

@@ -7,12 +7,12 @@ import struct
 
 import pytest
 
-from penstock.logs.files.segment import EVERY_BYTES, LogId, Piece, Segment, SegmentName, SparseIndex, unpack_index, walk
-from penstock.logs.frame import Encoder
+from penstock.logs.files.segment import EVERY_BYTES, LogId, Piece, Segment, SegmentName, SparseIndex, scan, unpack_index
+from penstock.logs.frame import FrameEncoder
 from penstock.logs.log import Buffer, Draft, FrameType
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog
-from tests.logs.backends import base_draft, draft, expected, noise, told
+from tests.logs.backends import base_draft, comparable, draft, expected, noise
 from tests.logs.scripted_owner import FOLDER, open_log
 
 OWNER = LogId(0xABC, 2)
@@ -21,7 +21,7 @@ PATH = "/segment.log"
 
 def encoded(sequence: int, body: bytes, owner: LogId = OWNER) -> bytes:
     vector: list[Buffer] = []
-    Encoder(*owner).encode(Draft(FrameType.DATA, sequence, 1, 0, 1, 2, [body]), sequence, 0, vector)
+    FrameEncoder(*owner).encode(Draft(FrameType.DATA, sequence, 1, 0, 1, 2, [body]), sequence, 0, vector)
     return b"".join(vector)
 
 
@@ -29,7 +29,7 @@ def walked(data: bytes, first_sequence: int = 1) -> list[Piece]:
     files = SimulatedFiles()
     files.plant(PATH, data)
     segment = Segment(files, PATH, SegmentName(0, first_sequence), files.open(PATH, "read"))
-    return list(walk(segment, 0, OWNER))
+    return list(scan(segment, 0, OWNER))
 
 
 def sequences(pieces: list[Piece]) -> list[int | None]:
@@ -124,7 +124,7 @@ def check_reads(files: SimulatedFiles, offsets: list[int]) -> None:
     log = open_log(files)
     list(log.recover())
     for offset in reversed(offsets):
-        assert told(log.read(offset, offset + 1)) == expected([draft(offset, 1, noise(1_000, offset))], offset + 1)
+        assert comparable(log.read(offset, offset + 1)) == expected([draft(offset, 1, noise(1_000, offset))], offset + 1)
     log.close()
 
 

@@ -13,18 +13,18 @@ from google_crc32c import value
 
 from penstock.logs.files.segment import LogId as Whose
 from penstock.logs.files.segment import SegmentName, parse_name
-from penstock.logs.files.sidefiles import Synced, pack_checkpoint, unpack_checkpoint, unpack_synced
+from penstock.logs.files.sidefiles import SyncedPosition, pack_checkpoint, unpack_checkpoint, unpack_synced
 from penstock.logs.log import Draft, FrameType
 from penstock.testing import SimulatedFiles
-from tests.logs.backends import expected, told
-from tests.logs.scripted_owner import STEPS, Owner, Step, check_replay, open_log
+from tests.logs.backends import comparable, expected
+from tests.logs.scripted_owner import STEPS, ScriptedOwner, Step, check_replay, open_log
 
 KINDS = ("idx", "checkpoint", "synced", "json")
 
 
-def lived(steps: Sequence[Step]) -> Owner:
+def lived(steps: Sequence[Step]) -> ScriptedOwner:
     """An owner at the end of its life, everything synced and closed."""
-    owner = Owner(SimulatedFiles())
+    owner = ScriptedOwner(SimulatedFiles())
     owner.run([*steps, Step("sync")])
     owner.log.close()
     owner.files.kill()
@@ -32,7 +32,7 @@ def lived(steps: Sequence[Step]) -> Owner:
 
 
 @cache
-def whole_life() -> Owner:
+def whole_life() -> ScriptedOwner:
     return lived(STEPS)
 
 
@@ -46,10 +46,10 @@ def check_same(files: SimulatedFiles) -> None:
     promised: list[Sequence[Draft]] = whole_life().promised
     wanted = expected(chain(*promised))
     log = open_log(files)
-    found = told(log.recover())
-    assert told(log.frames()) == wanted
+    found = comparable(log.recover())
+    assert comparable(log.frames()) == wanted
     check_replay(found, wanted)
-    assert told(log.read(0, 1_000)) == [frame for frame in wanted if frame.type is FrameType.DATA]
+    assert comparable(log.read(0, 1_000)) == [frame for frame in wanted if frame.type is FrameType.DATA]
 
 
 def with_file(path: str, content: bytes) -> SimulatedFiles:
@@ -94,7 +94,7 @@ def test_put_back_from_an_earlier_day(age: int) -> None:
 
 
 NAME = SegmentName(400, 17)
-SYNCED = Synced(NAME, 4_096, 21, 450, "interval")
+SYNCED = SyncedPosition(NAME, 4_096, 21, 450, "interval")
 BASE = Draft(FrameType.BASE, 450, 1, 0, 5, 6, [b"state" * 200])
 OWNER = Whose(0xFEED, 3)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from penstock.logs.log import Draft, FrameType
-from tests.logs.backends import HOMES, Told, base_draft, draft, expected, noise, state_draft, told
-from tests.logs.scripted_owner import check_replay, groups_stored, next_offset, placed
+from tests.logs.backends import LOG_BACKENDS, ComparableFrame, base_draft, comparable, draft, expected, noise, state_draft
+from tests.logs.scripted_owner import check_replay, groups_stored, next_offset, with_offsets
 
 DRAFTS = st.one_of(
     st.builds(lambda count, size: draft(0, count, noise(size, size)), st.integers(1, 50), st.sampled_from([0, 1, 100, 3_000, 9_000])),
@@ -20,7 +20,7 @@ DRAFTS = st.one_of(
 )
 
 
-class LogBesideAList(RuleBasedStateMachine):
+class LogStateMachine(RuleBasedStateMachine):
     """A log, and the groups it should hold: those synced, and those only appended."""
 
     backend: str
@@ -28,14 +28,14 @@ class LogBesideAList(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.home = HOMES[self.backend](Path(self._folder.name))
+        self.home = LOG_BACKENDS[self.backend](Path(self._folder.name))
         self.log = self.home.start()
         self.synced: list[Sequence[Draft]] = []
         self.appended: list[Sequence[Draft]] = []
 
     @rule(drafts=st.lists(DRAFTS, min_size=1, max_size=4))
     def append(self, drafts: list[Draft]) -> None:
-        group = placed(drafts, next_offset(self.groups))
+        group = with_offsets(drafts, next_offset(self.groups))
         self.log.append(group)
         self.appended.append(group)
 
@@ -46,7 +46,7 @@ class LogBesideAList(RuleBasedStateMachine):
 
     @rule()
     def rotate(self) -> None:
-        base = placed([base_draft(0)], next_offset(self.groups))
+        base = with_offsets([base_draft(0)], next_offset(self.groups))
         self.log.rotate(base[0])
         self.appended.append(base)
         self._all_synced()
@@ -68,11 +68,11 @@ class LogBesideAList(RuleBasedStateMachine):
         start = data.draw(st.integers(0, end))
         stop = data.draw(st.integers(start + 1, end + 10))
         wanted = [frame for frame in self.frames if frame.type is FrameType.DATA and frame.base < stop and frame.base + frame.count > start]
-        assert told(self.log.read(start, stop)) == wanted
+        assert comparable(self.log.read(start, stop)) == wanted
 
     @invariant()
     def holds_what_it_should(self) -> None:
-        assert told(self.log.frames()) == self.frames
+        assert comparable(self.log.frames()) == self.frames
         assert self.log.unsynced == bool(self.appended)
 
     def teardown(self) -> None:
@@ -84,20 +84,20 @@ class LogBesideAList(RuleBasedStateMachine):
         return self.synced + self.appended
 
     @property
-    def frames(self) -> list[Told]:
+    def frames(self) -> list[ComparableFrame]:
         return expected(chain(*self.groups))
 
     def _all_synced(self) -> None:
         self.synced, self.appended = self.groups, []
 
     def _recover(self) -> None:
-        recovered = told(self.log.recover())
-        self.synced, self.appended = groups_stored(told(self.log.frames()), self.synced, self.appended), []
+        recovered = comparable(self.log.recover())
+        self.synced, self.appended = groups_stored(comparable(self.log.frames()), self.synced, self.appended), []
         check_replay(recovered, self.frames)
         assert self.log.notes == []
 
 
-@pytest.mark.parametrize("backend", HOMES)
+@pytest.mark.parametrize("backend", LOG_BACKENDS)
 def test_a_log_is_a_list_of_groups(backend: str) -> None:
-    machine = type("Machine", (LogBesideAList,), {"backend": backend})
+    machine = type("Machine", (LogStateMachine,), {"backend": backend})
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))

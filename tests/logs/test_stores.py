@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from penstock.logs.backends import open_read_only
-from penstock.logs.columns import Columns, encode
-from penstock.logs.files.file_store import Directory
+from penstock.logs.columns import FrameColumns, encode
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import Files, SystemFiles
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.log import Log
 from penstock.logs.memory import MemoryStore
-from penstock.logs.store import LASTING_SWEEPS, DropManifest, Inbox, ReadStore, StagedPart, Store, Waiting, write_name
+from penstock.logs.store import LASTING_SWEEPS, Inbox, InboxEntry, ReadStore, StagedPart, Store, WriteManifest, write_name
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
@@ -24,7 +24,7 @@ from tests.logs.backends import base_draft, draft, state_draft
 QUEUE, OTHER = 0x0A, 0x0B
 
 
-class StoreHome:
+class StoreBackend:
     """A place of a store, which outlives it. A store joins by a subclass and a line in HOMES."""
 
     def own(self) -> Store:
@@ -40,7 +40,7 @@ class StoreHome:
         return None
 
 
-class InMemory(StoreHome):
+class MemoryStoreBackend(StoreBackend):
     def __init__(self) -> None:
         self._store = MemoryStore()
 
@@ -51,13 +51,13 @@ class InMemory(StoreHome):
         return self._store.inbox
 
 
-class InFiles(StoreHome):
+class FileStoreBackend(StoreBackend):
     def __init__(self, root: str, files: Files) -> None:
         self._root = root
         self._files = files
 
     def own(self) -> Store:
-        return Directory.open(self._root, files=self._files)
+        return FileStore.open(self._root, files=self._files)
 
     def beside(self) -> Inbox:
         return FileInbox(self._files, self._root)
@@ -66,26 +66,26 @@ class InFiles(StoreHome):
         return open_read_only(self._root, self._files)
 
 
-HOMES: dict[str, Callable[[Path], StoreHome]] = {
-    "memory": lambda path: InMemory(),
-    "files": lambda path: InFiles(str(path / "data"), SystemFiles()),
-    "simulated files": lambda path: InFiles("/data", SimulatedFiles()),
+STORE_BACKENDS: dict[str, Callable[[Path], StoreBackend]] = {
+    "memory": lambda path: MemoryStoreBackend(),
+    "files": lambda path: FileStoreBackend(str(path / "data"), SystemFiles()),
+    "simulated files": lambda path: FileStoreBackend("/data", SimulatedFiles()),
 }
 
 
-@pytest.fixture(params=HOMES)
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHome:
-    return HOMES[request.param](tmp_path)
+@pytest.fixture(params=STORE_BACKENDS)
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
+    return STORE_BACKENDS[request.param](tmp_path)
 
 
 @pytest.fixture
-def store(home: StoreHome) -> Iterator[Store]:
+def store(home: StoreBackend) -> Iterator[Store]:
     with closing(home.own()) as found:
         yield found
 
 
 @pytest.fixture
-def inbox(home: StoreHome, store: Store) -> Inbox:
+def inbox(home: StoreBackend, store: Store) -> Inbox:
     return home.beside()
 
 
@@ -98,7 +98,7 @@ def started(store: Store, incarnation: int = QUEUE, partition: int = 0) -> Log:
 # -- logs ------------------------------------------------------------------------------------------------
 
 
-def test_a_log_is_found_again(home: StoreHome, store: Store) -> None:
+def test_a_log_is_found_again(home: StoreBackend, store: Store) -> None:
     log = started(store)
     log.append([draft(0, 3, b"abc")])
     log.sync()
@@ -108,7 +108,7 @@ def test_a_log_is_found_again(home: StoreHome, store: Store) -> None:
         assert len([*again.log(QUEUE, 0, create=False).recover()]) == 1
 
 
-def test_what_is_published_is_read_beside_the_owner(home: StoreHome, store: Store) -> None:
+def test_what_is_published_is_read_beside_the_owner(home: StoreBackend, store: Store) -> None:
     log = started(store)
     log.append([base_draft(0), draft(0, 3, b"abc"), state_draft(3)])
     log.sync()
@@ -145,7 +145,7 @@ def test_how_far_a_log_goes_that_retention_went_over(store: Store) -> None:
         assert [*reader.recover()] and reader.published() == log.published()
 
 
-def test_the_logs_of_an_incarnation_are_removed(home: StoreHome, store: Store) -> None:
+def test_the_logs_of_an_incarnation_are_removed(home: StoreBackend, store: Store) -> None:
     store.make(QUEUE, 0, 1)
     for incarnation, partition in ((QUEUE, 0), (QUEUE, 1), (OTHER, 0)):
         log = started(store, incarnation, partition)
@@ -197,12 +197,12 @@ def stage(inbox: Inbox, write: str, *parts: list[str]) -> list[StagedPart]:
 
 def publish(inbox: Inbox, *parts: list[str], write: str = "", number: int = 1) -> bool:
     write = write or write_name(1_000)
-    return inbox.publish(write, QUEUE, DropManifest(stage(inbox, write, *parts), "s", number))
+    return inbox.publish(write, QUEUE, WriteManifest(stage(inbox, write, *parts), "s", number))
 
 
-def texts(inbox: Inbox, drop: Waiting) -> list[str]:
+def texts(inbox: Inbox, drop: InboxEntry) -> list[str]:
     frames = [frame for part in inbox.manifest(drop).parts for frame in inbox.frames(drop, part)]
-    return [payload.decode() for frame in frames for payload in Columns(frame).batch().payloads]
+    return [payload.decode() for frame in frames for payload in FrameColumns(frame).batch().payloads]
 
 
 def test_what_is_published_waits_for_the_owner(store: Store, inbox: Inbox) -> None:
@@ -228,7 +228,7 @@ def test_the_same_drop_waits_once(store: Store, inbox: Inbox) -> None:
 def test_only_what_the_manifest_names_is_handed_over(store: Store, inbox: Inbox) -> None:
     write = write_name(1)
     parts = stage(inbox, write, ["a"], ["of an attempt that failed"])
-    inbox.publish(write, QUEUE, DropManifest(parts[:1], "s", 1))
+    inbox.publish(write, QUEUE, WriteManifest(parts[:1], "s", 1))
     (drop,) = store.inbox.waiting()
     assert texts(store.inbox, drop) == ["a"]
     with pytest.raises(CorruptLog, match="lacks its part"):
@@ -254,7 +254,7 @@ def test_a_write_that_is_abandoned_is_nobodys(store: Store, inbox: Inbox) -> Non
 
 def texts_of_part(inbox: Inbox, write: str, name: str) -> str:
     with closing(inbox.part(write, name, QUEUE)) as part:
-        return Columns(part.at(0, 1)).batch().payloads[0].decode()
+        return FrameColumns(part.at(0, 1)).batch().payloads[0].decode()
 
 
 def test_a_part_that_is_discarded_is_not_there(inbox: Inbox) -> None:
@@ -276,7 +276,7 @@ def test_frames_are_read_where_they_were_said_to_begin(inbox: Inbox) -> None:
     assert writer.finish() == StagedPart("p", 3, 3)
     with closing(inbox.part("w", "p", QUEUE)) as part:
         found = [part.at(place, sequence) for sequence, place in enumerate(places, 1)]
-        assert [Columns(frame).batch().payloads[0] for frame in found] == [b"a", b"bb", b"c"]
+        assert [FrameColumns(frame).batch().payloads[0] for frame in found] == [b"a", b"bb", b"c"]
         assert [frame.sequence for frame in found] == [1, 2, 3]
         with pytest.raises(CorruptLog):
             part.at(places[1], 3)
@@ -369,4 +369,4 @@ def test_sidecars_lie_beside_parts_until_they_are_published(tmp_path: Path) -> N
             file.write(b"some notes")
         with inbox.sidecar("w", "p") as file:
             assert file.read() == b"some notes"
-        assert inbox.publish("w", QUEUE, DropManifest([writer.finish()], "s", 1))
+        assert inbox.publish("w", QUEUE, WriteManifest([writer.finish()], "s", 1))

@@ -11,8 +11,8 @@ from penstock.logs.files.filelog import FileLog
 from penstock.logs.frame import HEADER_BYTES
 from penstock.logs.log import Frame, FrameType, Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.backends import Told, base_draft, draft, expected, noise, state_draft, told
-from tests.logs.scripted_owner import FOLDER, Owner, check_survivors, open_log, segments
+from tests.logs.backends import ComparableFrame, base_draft, comparable, draft, expected, noise, state_draft
+from tests.logs.scripted_owner import FOLDER, ScriptedOwner, check_survivors, open_log, segments
 
 GROUPS = [
     [draft(0, 3, b"first")],
@@ -24,7 +24,7 @@ GROUPS = [
 ]
 
 
-class Written:
+class WrittenSegment:
     """A disk with `GROUPS` in one segment, and where in the file each frame and each group ends."""
 
     def __init__(self, synced: int) -> None:
@@ -52,8 +52,8 @@ class Written:
 
 
 @cache
-def written(synced: int = len(GROUPS)) -> Written:
-    return Written(synced)
+def written(synced: int = len(GROUPS)) -> WrittenSegment:
+    return WrittenSegment(synced)
 
 
 def newest_segment(files: SimulatedFiles) -> str:
@@ -65,8 +65,8 @@ def recovered(files: SimulatedFiles) -> tuple[FileLog, list[Frame | Gap]]:
     return log, list(log.recover())
 
 
-def frames_in(found: Sequence[Frame | Gap]) -> list[Told]:
-    return told(frame for frame in found if isinstance(frame, Frame))
+def frames_in(found: Sequence[Frame | Gap]) -> list[ComparableFrame]:
+    return comparable(frame for frame in found if isinstance(frame, Frame))
 
 
 def gaps_in(found: Sequence[Frame | Gap]) -> list[Gap]:
@@ -87,7 +87,7 @@ def test_cut_at_every_byte_beyond_what_was_promised(promise: str) -> None:
             files.remove(f"{FOLDER}/synced")
         whole = disk.whole_groups(size)
         log, found = recovered(files.copy())
-        assert told(found) == expected(chain(*GROUPS[:whole]))
+        assert comparable(found) == expected(chain(*GROUPS[:whole]))
         torn_bytes = size - disk.group_ends[whole]
         assert any(str(torn_bytes) in note for note in log.notes) == (torn_bytes > 0), log.notes
         if size % 16 == 0:
@@ -102,7 +102,7 @@ def test_cut_at_every_byte_below_what_was_promised() -> None:
         log, found = recovered(files)
         *frames, gap = found
         assert isinstance(gap, Gap), f"cut to {size}: silence"
-        served = told(frames)
+        served = comparable(frames)
         assert served == expected(chain(*GROUPS))[: len(served)]
         assert len(served) >= len(list(chain(*GROUPS[: disk.whole_groups(size)])))
         assert (gap.first_sequence, gap.last_sequence) == (len(served) + 1, 8)
@@ -119,10 +119,10 @@ def test_after_promised_bytes_are_gone_the_log_goes_on_in_a_new_segment() -> Non
     log.append([draft(13, 1, b"goes on")])
     log.sync()
     again, found = recovered(files)
-    assert told(found) == expected([base_draft(13), draft(13, 1, b"goes on")], first_sequence=9)
+    assert comparable(found) == expected([base_draft(13), draft(13, 1, b"goes on")], first_sequence=9)
     everything = list(again.frames())
     assert [(gap.first_sequence, gap.last_sequence, gap.start, gap.stop) for gap in gaps_in(everything)] == [(8, 8, 12, 13)]
-    assert frames_in(everything) == expected(chain(*GROUPS))[:-1] + told(found)
+    assert frames_in(everything) == expected(chain(*GROUPS))[:-1] + comparable(found)
 
 
 def test_what_is_cut_off_stays_off() -> None:
@@ -131,18 +131,18 @@ def test_what_is_cut_off_stays_off() -> None:
     files = disk.cut(disk.group_ends[-1] - 3)
     log, _ = recovered(files)
     log.append([draft(12, 1, b"another")])
-    assert told(log.read(12, 13)) == expected([draft(12, 1, b"another")], first_sequence=8)
+    assert comparable(log.read(12, 13)) == expected([draft(12, 1, b"another")], first_sequence=8)
     log.sync()
     files.crash()
     again, found = recovered(files)
-    assert told(found) == expected([*chain(*GROUPS[:-1]), draft(12, 1, b"another")])
+    assert comparable(found) == expected([*chain(*GROUPS[:-1]), draft(12, 1, b"another")])
     assert again.notes == []
 
 
 # -- flip --------------------------------------------------------------------------------------------
 
 
-def flipped(disk: Written, bits: Iterator[int]) -> Iterator[tuple[int, SimulatedFiles]]:
+def flipped(disk: WrittenSegment, bits: Iterator[int]) -> Iterator[tuple[int, SimulatedFiles]]:
     for bit in bits:
         files = disk.files.copy()
         files.flip(disk.path, bit)
@@ -213,7 +213,7 @@ def test_a_damaged_base_falls_back_to_the_one_before() -> None:
     files, history = lived()
     files.flip(newest_segment(files), HEADER_BYTES * 8)
     log, found = recovered(files)
-    replayed = told(found)
+    replayed = comparable(found)
     (gap,) = gaps_in(everything := list(log.frames()))
     assert gap.first_sequence == gap.last_sequence
     assert history[gap.first_sequence - 1].type is FrameType.BASE
@@ -225,9 +225,9 @@ def test_a_damaged_base_falls_back_to_the_one_before() -> None:
     assert any("Base" in note for note in log.notes)
 
 
-def lived() -> tuple[SimulatedFiles, list[Told]]:
+def lived() -> tuple[SimulatedFiles, list[ComparableFrame]]:
     """A disk with several segments and no checkpoint, and all the frames on it."""
-    owner = Owner(SimulatedFiles())
+    owner = ScriptedOwner(SimulatedFiles())
     owner.run()
     owner.files.remove(f"{FOLDER}/checkpoint")
     return owner.files, expected(chain(*owner.promised, *owner.offered))

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.sidefiles import unpack_synced
-from penstock.logs.files.verify import Report, verify, verify_all
+from penstock.logs.files.verify import VerifyReport, verify, verify_all
 from penstock.logs.log import Gap
 from penstock.testing import SimulatedFiles
 from tests.logs.backends import INCARNATION, PARTITION
@@ -29,7 +29,7 @@ def whole() -> SimulatedFiles:
     return files
 
 
-def look(files: SimulatedFiles) -> Report:
+def look(files: SimulatedFiles) -> VerifyReport:
     """Verify a disk that refuses every write, and see that nothing changed."""
     files.kill()
     files.readonly()
@@ -208,7 +208,7 @@ def move_position(files: SimulatedFiles, shift: int) -> None:
 
 def test_frames_of_another_partition_are_told_of() -> None:
     files = whole().copy()
-    other = Directory.open([ROOT], files=files).log(INCARNATION, PARTITION + 1)
+    other = FileStore.open([ROOT], files=files).log(INCARNATION, PARTITION + 1)
     list(other.recover())
     fill(other)
     other.close()
@@ -231,7 +231,7 @@ def test_a_disk_that_cannot_be_read() -> None:
 
 def test_every_log_of_a_directory(tmp_path: Path) -> None:
     root, files = str(tmp_path / "data"), SystemFiles()
-    with_two = Directory.open([root], files=files)
+    with_two = FileStore.open([root], files=files)
     for partition in (0, 3):
         log = with_two.log(INCARNATION, partition)
         list(log.recover())

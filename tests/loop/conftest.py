@@ -1,5 +1,5 @@
 """The loop is tested on the same bench as the rules."""
 
-from tests.rules.conftest import bench
+from tests.rules.conftest import partition
 
-__all__ = ["bench"]
+__all__ = ["partition"]

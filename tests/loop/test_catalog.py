@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.repair import repair
 from penstock.logs.log import Draft, Frame, FrameType, Log
@@ -14,7 +14,7 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog
 from penstock.rules import catalog
-from penstock.rules.catalog import Created, Deleted, Entry
+from penstock.rules.catalog import Created, Deleted, QueueEntry
 from penstock.rules.options import Options
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueExists, QueueNotFound
@@ -106,7 +106,7 @@ def test_records_of_one_run_stand_together(reopen: Opener) -> None:
 
 def test_the_log_of_incarnation_nought_lies_in_a_directory_like_any_other(tmp_path: Path) -> None:
     for expected in ([], ["queue-0"]):
-        directory = Directory.open(tmp_path)
+        directory = FileStore.open(tmp_path)
         found = Catalog(directory.log(loop_catalog.INCARNATION, loop_catalog.PARTITION), ManualClock())
         assert names(found) == expected
         found.create("queue-0", Options(), incarnation=1, exist_ok=True)
@@ -117,7 +117,7 @@ def test_the_log_of_incarnation_nought_lies_in_a_directory_like_any_other(tmp_pa
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
 def test_a_change_survives_a_power_cut_in_every_durability_mode(durability: str) -> None:
     files = SimulatedFiles()
-    directory = Directory.open("/data", files=files, durability=durability)  # type: ignore[arg-type]
+    directory = FileStore.open("/data", files=files, durability=durability)  # type: ignore[arg-type]
     fill(Catalog(directory.log(0, 0), ManualClock()), range(3))
     files.crash()
     assert names(in_files(files)()) == ["queue-0", "queue-1", "queue-2"]
@@ -174,7 +174,7 @@ def test_a_damaged_catalog_does_not_open_until_it_is_repaired() -> None:
     found.update(2, {"max_attempts": 3})
     found.close()
     damaged(files, "queue-1")
-    directory = Directory.open("/data", files=files)
+    directory = FileStore.open("/data", files=files)
     for log in (directory.log(0, 0), None):  # held here, but no longer open
         with pytest.raises(CorruptLog, match=r"the catalog is damaged at .*; run verify, then repair"):
             Catalog(log or directory.log(0, 0), ManualClock())
@@ -222,7 +222,7 @@ def test_a_closed_catalog_says_so(reopen: Opener) -> None:
     found.close()
     found.close()
     assert repr(found) == "Catalog(closed, 1 queues)"
-    uses: list[Callable[[], Entry | None]] = [
+    uses: list[Callable[[], QueueEntry | None]] = [
         lambda: found.create("queue-0", Options(), incarnation=2),
         lambda: found.update(1, {}),
         lambda: found.reshape(1, [0], read_only=[], marks={}, keep_since=0),

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog
@@ -56,8 +56,8 @@ def told() -> list[bytes]:
     return dumps
 
 
-def place(files: SimulatedFiles) -> Directory:
-    return Directory.open("/data", files=files, clock=ManualClock(), entropy=bytes)
+def place(files: SimulatedFiles) -> FileStore:
+    return FileStore.open("/data", files=files, clock=ManualClock(), entropy=bytes)
 
 
 def reopened(files: SimulatedFiles) -> bytes:
@@ -70,7 +70,7 @@ def reopened(files: SimulatedFiles) -> bytes:
     return dumps[0]
 
 
-class Life:
+class CatalogRun:
     """A catalog that takes every step, repeating one that was refused."""
 
     def __init__(self, files: SimulatedFiles) -> None:
@@ -112,17 +112,17 @@ class Life:
 
 @cache
 def calls_of_a_life() -> range:
-    life = Life(SimulatedFiles())
+    life = CatalogRun(SimulatedFiles())
     life.run()
     assert life.refusals == []
     assert any(" remove " in call and call.endswith(".log") for call in life.files.trace), "segments are dropped"
     return range(life.begun + 1, life.files.calls + 1)
 
 
-def lives(how: Fault, seed: int = 0) -> Iterator[Life]:
+def lives(how: Fault, seed: int = 0) -> Iterator[CatalogRun]:
     """One life for each call, in which that call goes wrong."""
     for call in calls_of_a_life():
-        life = Life(SimulatedFiles(random.Random(seed)))
+        life = CatalogRun(SimulatedFiles(random.Random(seed)))
         life.files.fail(call, how)
         try:
             life.run()

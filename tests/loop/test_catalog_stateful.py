@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.log import Frame, Log
 from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
@@ -24,7 +24,7 @@ CHANGES = st.fixed_dictionaries({}, optional={"ttl": st.integers(0, 3), "max_ite
 FIRST: dict[str, Any] = {"ttl": 0, "max_items": 0, "dead_queue": "", "begun": 0, "adopting": {}, "adopted": {}, "holder": ""}
 
 
-class CatalogBesideADict(RuleBasedStateMachine):
+class CatalogStateMachine(RuleBasedStateMachine):
     """A catalog, and what it should hold: by name the incarnation, three options, the active partitions and how many there ever were, what
     was adopted, and who holds the consumer right."""
 
@@ -43,7 +43,7 @@ class CatalogBesideADict(RuleBasedStateMachine):
     def log(self) -> Log:
         if self.backend == "memory":
             return MemoryLog(0, 0, self.kept)
-        return Directory.open("/data", files=self.files, clock=self.clock, entropy=bytes).log(0, 0)
+        return FileStore.open("/data", files=self.files, clock=self.clock, entropy=bytes).log(0, 0)
 
     # -- what is asked -------------------------------------------------------------------------------
 
@@ -190,5 +190,5 @@ class CatalogBesideADict(RuleBasedStateMachine):
 @pytest.mark.parametrize("backend", ["memory", "files"])
 def test_a_catalog_is_a_dict_of_queues(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 600)
-    machine = type("Machine", (CatalogBesideADict,), {"backend": backend})
+    machine = type("Machine", (CatalogStateMachine,), {"backend": backend})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))

@@ -4,19 +4,19 @@ import random
 
 import pytest
 
-from penstock.rules.commands import Granted
-from tests.partition_under_test import Bench, given
+from penstock.rules.commands import LeaseAnswer
+from tests.partition_under_test import PartitionUnderTest, granted_offsets
 
 KEYS, ITEMS, CONSUMERS = 20, 20, 16
 MOST_TURNS = 50_000
 
 
-class Consumer:
+class LeasingConsumer:
     """Holds a lease for a while, then fails what fails for the first time and completes the rest, in order."""
 
-    def __init__(self, bench: Bench, per_key: int) -> None:
-        self._bench, self._per_key = bench, per_key
-        self.granted: Granted | None = None
+    def __init__(self, partition: PartitionUnderTest, per_key: int) -> None:
+        self._bench, self._per_key = partition, per_key
+        self.granted: LeaseAnswer | None = None
 
     def act(self, failed: set[int], done: list[int]) -> None:
         if self.granted is None:
@@ -38,11 +38,13 @@ class Consumer:
 
 @pytest.mark.parametrize("per_key", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_keys_never_overlap_and_keep_their_order_though_every_item_fails_once(bench: Bench, seed: int, per_key: int) -> None:
+def test_keys_never_overlap_and_keep_their_order_though_every_item_fails_once(
+    partition: PartitionUnderTest, seed: int, per_key: int
+) -> None:
     chance = random.Random(seed)
     names = [str(key) for key in range(KEYS)] * ITEMS
-    bench.produce(*names, keys=names)
-    consumers = [Consumer(bench, per_key) for _ in range(CONSUMERS)]
+    partition.produce(*names, keys=names)
+    consumers = [LeasingConsumer(partition, per_key) for _ in range(CONSUMERS)]
     failed: set[int] = set()
     done: list[int] = []
     for _ in range(MOST_TURNS):
@@ -51,12 +53,12 @@ def test_keys_never_overlap_and_keep_their_order_though_every_item_fails_once(be
         chance.choice(consumers).act(failed, done)
         _no_key_has_two_holders(consumers)
         if chance.random() < 0.1:
-            bench.advance(chance.choice([1, 5]))
+            partition.advance(chance.choice([1, 5]))
     for key in range(KEYS):
         assert [offset for offset in done if offset % KEYS == key] == list(range(key, KEYS * ITEMS, KEYS))
     assert len(failed) == KEYS * ITEMS
 
 
-def _no_key_has_two_holders(consumers: list[Consumer]) -> None:
-    held = [{offset % KEYS for offset in given(consumer.granted)} for consumer in consumers if consumer.granted is not None]
+def _no_key_has_two_holders(consumers: list[LeasingConsumer]) -> None:
+    held = [{offset % KEYS for offset in granted_offsets(consumer.granted)} for consumer in consumers if consumer.granted is not None]
     assert sum(map(len, held)) == len(set().union(*held))

@@ -14,15 +14,15 @@ from penstock.logs.files.verify import verify
 from penstock.logs.log import Log
 from penstock.loop import item_cache
 from penstock.loop.partition import Partition
-from penstock.loop.partition_reader import Lookable, Reader
-from penstock.loop.recovery import lost_front
+from penstock.loop.partition_reader import PartitionReader, ReadablePartition
+from penstock.loop.recovery import find_missing_front
 from penstock.rules.explain import LOST
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.runs import offsets
 from penstock.testing import ManualClock
 from penstock.words.clock import SystemClock
 from penstock.words.limits import Retention
-from tests.partition_under_test import INCARNATION, PARTITION, Bench, FileHome
+from tests.partition_under_test import INCARNATION, PARTITION, FilePartitionBackend, PartitionUnderTest
 
 FRAMES, IN_A_FRAME = 20, 50
 DAMAGED = set(range(5 * IN_A_FRAME, 6 * IN_A_FRAME))
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-class Ground(FileHome):
+class UncompressedFileBackend(FilePartitionBackend):
     """A log in that directory."""
 
     def __init__(self, folder: Path) -> None:
@@ -49,21 +49,21 @@ class Ground(FileHome):
 
 
 @pytest.fixture
-def bench(folder: Path) -> Iterator[Bench]:
+def partition(folder: Path) -> Iterator[PartitionUnderTest]:
     """Twenty frames of fifty items, of which the sixth is damaged, opened from a checkpoint: it is not known yet."""
-    bench = filled(folder, key=None)
+    partition = filled(folder, key=None)
     flip(folder, 5)
-    bench.open()
-    yield bench
-    bench.home.kill(bench.partition.log)
+    partition.open()
+    yield partition
+    partition.home.kill(partition.partition.log)
 
 
-def filled(folder: Path, key: str | None) -> Bench:
-    bench = Bench(Ground(folder))
+def filled(folder: Path, key: str | None) -> PartitionUnderTest:
+    partition = PartitionUnderTest(UncompressedFileBackend(folder))
     for number in range(FRAMES):
-        bench.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)), **({} if key is None else {"key": key}))
-    bench.partition.close()
-    return bench
+        partition.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)), **({} if key is None else {"key": key}))
+    partition.partition.close()
+    return partition
 
 
 def payload(offset: int) -> bytes:
@@ -78,7 +78,7 @@ def flip(folder: Path, frame: int) -> None:
     path.write_bytes(data)
 
 
-def everything(partition: Lookable, limit: int) -> list[int]:
+def everything(partition: ReadablePartition, limit: int) -> list[int]:
     """The offsets that a cursor is given, page by page; its position passes nothing else than the damaged."""
     at, found = 0, list[int]()
     while True:
@@ -92,19 +92,19 @@ def everything(partition: Lookable, limit: int) -> list[int]:
         at, found = stop, found + new
 
 
-def lost(partition: Lookable) -> set[int]:
+def lost(partition: ReadablePartition) -> set[int]:
     return set(offsets(partition.state.lost.runs))
 
 
 @pytest.mark.parametrize("limit", [1, 7, 50, 64, 100, 1_000, 10_000])
-def test_a_cursor_passes_the_damaged_items_and_no_others(bench: Bench, limit: int) -> None:
-    assert everything(bench.partition, limit) == WHOLE
-    assert lost(bench.partition) == DAMAGED
+def test_a_cursor_passes_the_damaged_items_and_no_others(partition: PartitionUnderTest, limit: int) -> None:
+    assert everything(partition.partition, limit) == WHOLE
+    assert lost(partition.partition) == DAMAGED
 
 
 @pytest.mark.parametrize("limit", [1, 50, 1_000])
-def test_a_reader_passes_the_damaged_items_and_no_others(bench: Bench, folder: Path, limit: int) -> None:
-    reader = Reader(PublishedLog(SystemFiles(), str(folder), INCARNATION, PARTITION), SystemClock())
+def test_a_reader_passes_the_damaged_items_and_no_others(partition: PartitionUnderTest, folder: Path, limit: int) -> None:
+    reader = PartitionReader(PublishedLog(SystemFiles(), str(folder), INCARNATION, PARTITION), SystemClock())
     assert everything(reader, limit) == WHOLE
     assert reader.explain(min(DAMAGED)).why == LOST
     assert lost(reader) == set(), "the state is its owner's to change"
@@ -114,75 +114,75 @@ def test_a_reader_passes_the_damaged_items_and_no_others(bench: Bench, folder: P
 @pytest.mark.parametrize("want", [1, 10, 60, 1_000])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_leases_get_everything_else(folder: Path, want: int, key: str | None) -> None:
-    bench = filled(folder, key)
+    partition = filled(folder, key)
     flip(folder, 5)
-    bench.open()
+    partition.open()
     found: list[int] = []
-    while (granted := bench.lease(want, per_key=want)).lease:
-        there = [part.start + index for part in bench.partition.items(granted.runs) for index in range(len(part.batch))]
+    while (granted := partition.lease(want, per_key=want)).lease:
+        there = [part.start + index for part in partition.partition.items(granted.runs) for index in range(len(part.batch))]
         found += there
         if there:
-            bench.complete(granted.lease)
+            partition.complete(granted.lease)
     assert found == WHOLE
-    assert lost(bench.partition) == DAMAGED
-    bench.home.kill(bench.partition.log)
+    assert lost(partition.partition) == DAMAGED
+    partition.home.kill(partition.partition.log)
 
 
 def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little is fetched at a time, a read goes on to the end of its range."""
-    bench = filled(folder, None)
+    partition = filled(folder, None)
     flip(folder, 5)
     flip(folder, 7)
     monkeypatch.setattr(item_cache, "FETCH_BYTES", 100)
     monkeypatch.setattr(item_cache, "READ_AHEAD_ITEMS", 3)
-    bench.open()
-    found = [part.start + index for part in bench.partition.items([200, 700]) for index in range(len(part.batch))]
+    partition.open()
+    found = [part.start + index for part in partition.partition.items([200, 700]) for index in range(len(part.batch))]
     assert found == [*range(200, 250), *range(300, 350), *range(400, 700)]
-    assert lost(bench.partition) == DAMAGED | set(range(350, 400))
-    bench.home.kill(bench.partition.log)
+    assert lost(partition.partition) == DAMAGED | set(range(350, 400))
+    partition.home.kill(partition.partition.log)
 
 
-def test_what_was_met_is_recorded_for_good_and_told_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_met_is_recorded_for_good_and_told_once(partition: PartitionUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "penstock")
-    bench.partition.items([260, 261])
-    bench.partition.items([250, 300])
-    everything(bench.partition, 1_000)
-    assert lost(bench.partition) == DAMAGED, "all that the gap took, not only what was asked for"
+    partition.partition.items([260, 261])
+    partition.partition.items([250, 300])
+    everything(partition.partition, 1_000)
+    assert lost(partition.partition) == DAMAGED, "all that the gap took, not only what was asked for"
     (told,) = [record.getMessage() for record in caplog.records]
     assert f"items {PARTITION}-250 to {PARTITION}-299 are lost" in told and "run verify, then repair" in told
-    assert [(gap.start, gap.stop) for gap in bench.partition.gaps] == [(250, 300)]
-    bench.restart()
-    assert lost(bench.partition) == DAMAGED
-    everything(bench.partition, 1_000)
+    assert [(gap.start, gap.stop) for gap in partition.partition.gaps] == [(250, 300)]
+    partition.restart()
+    assert lost(partition.partition) == DAMAGED
+    everything(partition.partition, 1_000)
     assert len(caplog.records) == 1
 
 
-def test_damage_is_recorded_with_the_next_commit_and_not_before(bench: Bench) -> None:
-    bench.partition.commit()
-    bench.partition.items([260, 261])
-    assert bench.partition.log.unsynced and bench.partition.owes_sync
-    bench.partition.commit()
-    assert not bench.partition.log.unsynced
+def test_damage_is_recorded_with_the_next_commit_and_not_before(partition: PartitionUnderTest) -> None:
+    partition.partition.commit()
+    partition.partition.items([260, 261])
+    assert partition.partition.log.unsynced and partition.partition.owes_sync
+    partition.partition.commit()
+    assert not partition.partition.log.unsynced
 
 
-def test_an_item_is_explained_as_lost_and_then_is(bench: Bench) -> None:
-    assert bench.partition.explain(270).why == LOST
-    assert lost(bench.partition) == DAMAGED
-    assert bench.life(270) is Life.COMPLETED
-    assert "ready" in bench.partition.explain(300).why
+def test_an_item_is_explained_as_lost_and_then_is(partition: PartitionUnderTest) -> None:
+    assert partition.partition.explain(270).why == LOST
+    assert lost(partition.partition) == DAMAGED
+    assert partition.life(270) is ItemState.COMPLETED
+    assert "ready" in partition.partition.explain(300).why
 
 
 def test_chosen_items_are_redriven_but_for_the_lost(folder: Path) -> None:
-    bench = filled(folder, "k")
-    bench.open()
-    bench.bury(bench.lease(10_000, per_key=10_000).lease)
-    bench.partition.close()
+    partition = filled(folder, "k")
+    partition.open()
+    partition.bury(partition.lease(10_000, per_key=10_000).lease)
+    partition.partition.close()
     flip(folder, 5)
-    bench.open()
-    assert bench.redrive(240, 260, 310) == 2
-    assert (bench.life(240), bench.life(260), bench.life(310)) == (Life.READY, Life.COMPLETED, Life.READY)
-    assert lost(bench.partition) == DAMAGED
-    bench.home.kill(bench.partition.log)
+    partition.open()
+    assert partition.redrive(240, 260, 310) == 2
+    assert (partition.life(240), partition.life(260), partition.life(310)) == (ItemState.READY, ItemState.COMPLETED, ItemState.READY)
+    assert lost(partition.partition) == DAMAGED
+    partition.home.kill(partition.partition.log)
 
 
 # -- missing segments ----------------------------------------------------------------------------------
@@ -190,13 +190,13 @@ def test_chosen_items_are_redriven_but_for_the_lost(folder: Path) -> None:
 
 def in_segments(folder: Path) -> list[Path]:
     """Four segments of five frames, and a fifth."""
-    bench = Bench(Ground(folder))
+    partition = PartitionUnderTest(UncompressedFileBackend(folder))
     for number in range(FRAMES):
-        bench.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)))
+        partition.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)))
         if number % 5 == 4:
-            bench.partition._rotate()
-    bench.complete(bench.lease(10).lease)
-    bench.partition.close()
+            partition.partition._rotate()
+    partition.complete(partition.lease(10).lease)
+    partition.partition.close()
     return sorted(folder.glob("*.log"))
 
 
@@ -223,14 +223,14 @@ def test_a_missing_segment_takes_its_own_items(folder: Path, number: int, mended
     paths = in_segments(folder)
     gone = set(range(PER_SEGMENT * number, PER_SEGMENT * (number + 1)))
     where = (SystemFiles(), str(folder), INCARNATION, PARTITION)
-    assert verify(*where, lost_front).sound
+    assert verify(*where, find_missing_front).sound
     paths[number].unlink()
-    report = verify(*where, lost_front)
+    report = verify(*where, find_missing_front)
     assert [(gap.start, gap.stop) for gap in report.damage] == [(min(gone), max(gone) + 1)]
     if mended:
-        done = repair(*where, lost_front=lost_front)
+        done = repair(*where, lost_front=find_missing_front)
         assert done.changed and [(gap.start, gap.stop) for gap in done.gaps] == [(min(gone), max(gone) + 1)]
-        assert verify(*where, lost_front).sound and not repair(*where, lost_front=lost_front).changed
+        assert verify(*where, find_missing_front).sound and not repair(*where, lost_front=find_missing_front).changed
     partition = opened(folder)
     assert served(partition) == [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in gone]
     assert lost(partition) == gone
@@ -240,7 +240,7 @@ def test_a_missing_segment_takes_its_own_items(folder: Path, number: int, mended
 def test_a_missing_oldest_segment_is_noticed_at_opening(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "penstock")
     in_segments(folder)[0].unlink()
-    seen = Reader(PublishedLog(SystemFiles(), str(folder), INCARNATION, PARTITION), SystemClock())
+    seen = PartitionReader(PublishedLog(SystemFiles(), str(folder), INCARNATION, PARTITION), SystemClock())
     assert lost(seen) == set(range(PER_SEGMENT))
     seen.close()
     partition = opened(folder)
@@ -251,23 +251,23 @@ def test_a_missing_oldest_segment_is_noticed_at_opening(folder: Path, caplog: py
     assert again.gaps == [] and lost(again) == set(range(PER_SEGMENT))
     again.close()
     assert len(caplog.records) == 1
-    report = verify(SystemFiles(), str(folder), INCARNATION, PARTITION, lost_front)
+    report = verify(SystemFiles(), str(folder), INCARNATION, PARTITION, find_missing_front)
     assert report.sound and [(gap.start, gap.stop, gap.mended) for gap in report.gaps] == [(0, PER_SEGMENT, True)]
 
 
 def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
-    bench = Bench(Ground(folder))
-    bench.configure(retention=Retention(max_age=0, max_bytes=1, max_segments=1))
+    partition = PartitionUnderTest(UncompressedFileBackend(folder))
+    partition.configure(retention=Retention(max_age=0, max_bytes=1, max_segments=1))
     for number in range(8):
-        bench.produce(*(payload(10 * number + index) for index in range(10)))
-        bench.complete(bench.lease(10).lease)
-        bench.partition.compact()
-    assert bench.partition.log.first_offset > 0
-    bench.partition.close()
-    assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION, lost_front).gaps == []
-    bench.open()
-    assert bench.partition.gaps == [] and lost(bench.partition) == set()
-    bench.home.kill(bench.partition.log)
+        partition.produce(*(payload(10 * number + index) for index in range(10)))
+        partition.complete(partition.lease(10).lease)
+        partition.partition.compact()
+    assert partition.partition.log.first_offset > 0
+    partition.partition.close()
+    assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION, find_missing_front).gaps == []
+    partition.open()
+    assert partition.partition.gaps == [] and lost(partition.partition) == set()
+    partition.home.kill(partition.partition.log)
 
 
 @pytest.mark.parametrize("number", [0, 2])

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
-from penstock.rules.commands import Complete, Granted, Lease, Produce
+from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.errors import QueueFull
@@ -26,9 +26,9 @@ def test_produce_is_refused_near_the_end_of_the_disk_and_the_rest_goes_on() -> N
         produce_for_ever(part)
     assert 100 < part.state.next_offset < 127  # six of the eight megabytes
     part.run(Produce(Batch([b"a transfer was promised"]), source=b"elsewhere", sequence=1))
-    granted = part.run(Lease(1_000))
-    assert isinstance(granted, Granted)
-    part.run(Complete(granted.lease))
+    granted = part.run(AcquireLease(1_000))
+    assert isinstance(granted, LeaseAnswer)
+    part.run(CompleteLeased(granted.lease))
     part.commit()
     part.compact()
     part.run(Produce(Batch([b"room again"])))

@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.frame import DROPPED
-from penstock.logs.log import FrameType, Gap, Readable
-from penstock.loop.item_events import events, item_history, told
+from penstock.logs.log import FrameType, Gap, ReadableLog
+from penstock.loop.item_events import events, frame_events, item_history
 from penstock.loop.partition import Partition
-from penstock.loop.partition_reader import Reader, retained
+from penstock.loop.partition_reader import PartitionReader, retained_runs
 from penstock.loop.recovery import replay
 from penstock.rules import base
 from penstock.rules.events import Event
-from penstock.rules.item_states import TRANSITIONS, Life
-from penstock.rules.item_states import LifeEvent as Kind
+from penstock.rules.item_states import TRANSITIONS, ItemState
+from penstock.rules.item_states import Transition as Kind
 from penstock.testing import ManualClock
 from penstock.words.errors import BrokerClosed
 from penstock.words.limits import Retention
 from simulation.partition.simulation import PartitionSimulation
-from tests.full_history import everything
+from tests.full_history import write_every_record
 from tests.logs.backends import noise
-from tests.partition_under_test import INCARNATION, PARTITION, Bench, FileHome
+from tests.partition_under_test import INCARNATION, PARTITION, FilePartitionBackend, PartitionUnderTest
 
 KEEP_NOTHING = Retention(max_segments=1)
 
@@ -36,43 +36,43 @@ def names(found: list[Event]) -> list[str]:
     return [event.event for event in found]
 
 
-def rotate(bench: Bench) -> None:
+def rotate(partition: PartitionUnderTest) -> None:
     """Begin another segment."""
-    bench.partition._room = 0
-    bench.partition.commit()
+    partition.partition._room = 0
+    partition.partition.commit()
 
 
 @pytest.fixture
-def filed(tmp_path: Path) -> Iterator[Bench]:
+def file_partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
     """A partition in files, of which everything is published that is synced."""
-    bench = Bench(FileHome(tmp_path, "fsync"))
-    yield bench
-    bench.check()
+    partition = PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
+    yield partition
+    partition.check()
 
 
-def published(bench: Bench) -> PublishedLog:
-    log = bench.partition.log
+def published(partition: PartitionUnderTest) -> PublishedLog:
+    log = partition.partition.log
     assert isinstance(log, FileLog)
     return PublishedLog(SystemFiles(), log.directory, INCARNATION, PARTITION)
 
 
-def reader_of(bench: Bench) -> Reader:
-    return Reader(published(bench), bench.clock)
+def reader_of(partition: PartitionUnderTest) -> PartitionReader:
+    return PartitionReader(published(partition), partition.clock)
 
 
 # -- reading a log -------------------------------------------------------------------------------------
 
 
-def test_an_items_history_is_read_from_the_segment_it_was_produced_in(bench: Bench) -> None:
-    bench.produce("other")
-    bench.retry(bench.lease().lease, reason="no")
-    rotate(bench)
-    (offset,) = bench.produce("item")
-    rotate(bench)
-    leased = bench.lease(2)
-    rotate(bench)
-    bench.complete(leased.lease)
-    log = bench.partition.log
+def test_an_items_history_is_read_from_the_segment_it_was_produced_in(partition: PartitionUnderTest) -> None:
+    partition.produce("other")
+    partition.retry(partition.lease().lease, reason="no")
+    rotate(partition)
+    (offset,) = partition.produce("item")
+    rotate(partition)
+    leased = partition.lease(2)
+    rotate(partition)
+    partition.complete(leased.lease)
+    log = partition.partition.log
     assert names(item_history(log, offset)) == ["produced", "leased", "completed"]
     assert [(event.event, event.attempt) for event in item_history(log, 0)] == [
         ("produced", 0), ("leased", 1), ("retried", 1), ("leased", 2), ("completed", 2),
@@ -80,26 +80,26 @@ def test_an_items_history_is_read_from_the_segment_it_was_produced_in(bench: Ben
     assert item_history(log, 2) == []
 
 
-def test_any_stretch_can_be_read_by_itself(bench: Bench) -> None:
-    bench.produce("again")
-    bench.retry(bench.lease().lease, reason="no")
-    rotate(bench)
-    everything(bench)
-    rotate(bench)
-    bench.pause(lease=False)
-    bench.complete(bench.lease().lease)
-    log = bench.partition.log
-    whole = list(told(log))
+def test_any_stretch_can_be_read_by_itself(partition: PartitionUnderTest) -> None:
+    partition.produce("again")
+    partition.retry(partition.lease().lease, reason="no")
+    rotate(partition)
+    write_every_record(partition)
+    rotate(partition)
+    partition.pause(lease=False)
+    partition.complete(partition.lease().lease)
+    log = partition.partition.log
+    whole = list(frame_events(log))
     assert {one.event for _, happenings in whole for one in happenings} == set(Kind) - {Kind.LOST}
     for cut in range(1, max(sequence for sequence, _ in whole) + 2):
-        assert [*told(log, 0, cut), *told(log, cut)] == whole
+        assert [*frame_events(log, 0, cut), *frame_events(log, cut)] == whole
     assert [event for _, happenings in whole for one in happenings for event in one.events()] == list(events(log))
 
 
-def test_a_published_log_tells_the_same(filed: Bench) -> None:
-    everything(filed)
-    filed.partition.rest()
-    assert list(events(published(filed))) == list(events(filed.partition.log))
+def test_a_published_log_tells_the_same(file_partition: PartitionUnderTest) -> None:
+    write_every_record(file_partition)
+    file_partition.partition.rest()
+    assert list(events(published(file_partition))) == list(events(file_partition.partition.log))
 
 
 def test_events_lead_to_the_state() -> None:
@@ -109,7 +109,7 @@ def test_events_lead_to_the_state() -> None:
         simulation = PartitionSimulation(seed)
         simulation.run()
         partition = simulation.harness.partition
-        lives: dict[int, Life] = {}
+        lives: dict[int, ItemState] = {}
         for event in events(partition.log, whole_since(partition.log)):
             lives[event.offset] = life_after(lives.get(event.offset), event)
         assert {offset: partition.state.state_of(offset) for offset in lives} == lives
@@ -117,50 +117,50 @@ def test_events_lead_to_the_state() -> None:
     assert items > 100
 
 
-def whole_since(log: Readable) -> int:
+def whole_since(log: ReadableLog) -> int:
     """The first sequence from which on no segment was thinned out."""
     segments = log.segments()
     return next((after.first_sequence for before, after in reversed([*pairwise(segments)]) if before.rewritten), 0)
 
 
-def life_after(before: Life | None, event: Event) -> Life:
+def life_after(before: ItemState | None, event: Event) -> ItemState:
     """Where the table leads; of an item of which nothing was told before, from wherever it may have been."""
-    found = [TRANSITIONS.get((life, Kind(event.event))) for life in ([before] if before is not None else [None, *Life])]
+    found = [TRANSITIONS.get((life, Kind(event.event))) for life in ([before] if before is not None else [None, *ItemState])]
     known = {life for life in found if life is not None}
     assert len(known) == 1, f"{before}: {event}"
     return known.pop()
 
 
-def test_what_retention_took_is_not_told_but_what_follows_is(bench: Bench) -> None:
-    bench.configure(retention=KEEP_NOTHING)
-    bench.produce("done", "failed")
-    granted = bench.lease(2)
-    bench.complete(granted.lease, [0])
-    bench.retry(granted.lease, [1], reason="no")
-    bench.complete(bench.lease().lease)
+def test_what_retention_took_is_not_told_but_what_follows_is(partition: PartitionUnderTest) -> None:
+    partition.configure(retention=KEEP_NOTHING)
+    partition.produce("done", "failed")
+    granted = partition.lease(2)
+    partition.complete(granted.lease, [0])
+    partition.retry(granted.lease, [1], reason="no")
+    partition.complete(partition.lease().lease)
     for _ in range(3):
-        rotate(bench)
-    (offset,) = bench.produce("kept")
-    assert bench.partition.log.segments()[0].base > 0
-    assert names(item_history(bench.partition.log, 1)) == []
-    assert names(item_history(bench.partition.log, offset)) == ["produced"]
+        rotate(partition)
+    (offset,) = partition.produce("kept")
+    assert partition.partition.log.segments()[0].base > 0
+    assert names(item_history(partition.partition.log, 1)) == []
+    assert names(item_history(partition.partition.log, offset)) == ["produced"]
 
 
-def test_of_a_thinned_out_segment_the_producing_is_told(bench: Bench) -> None:
-    bench.configure(retention=KEEP_NOTHING)
-    (later,) = bench.produce("later", at=bench.after(60))
-    began = bench.wall
-    (held,) = bench.produce("held", priority=0)
-    bench.produce("gone")
-    lease = bench.lease(1, timeout=3600).lease
-    bench.complete(bench.lease(1).lease)
+def test_of_a_thinned_out_segment_the_producing_is_told(partition: PartitionUnderTest) -> None:
+    partition.configure(retention=KEEP_NOTHING)
+    (later,) = partition.produce("later", at=partition.after(60))
+    began = partition.wall
+    (held,) = partition.produce("held", priority=0)
+    partition.produce("gone")
+    lease = partition.lease(1, timeout=3600).lease
+    partition.complete(partition.lease(1).lease)
     for _ in range(4):
-        rotate(bench)
-    bench.partition.compact()
-    assert any(facts.rewritten for facts in bench.partition.log.segments())
-    bench.advance(60)
-    bench.retry(lease, reason="no")
-    log = bench.partition.log
+        rotate(partition)
+    partition.partition.compact()
+    assert any(facts.rewritten for facts in partition.partition.log.segments())
+    partition.advance(60)
+    partition.retry(lease, reason="no")
+    log = partition.partition.log
     assert item_history(log, later)[0] == Event("scheduled", later, began)
     assert names(item_history(log, later)) == ["scheduled", "due"]
     assert [(event.event, event.attempt) for event in item_history(log, held)] == [("produced", 0), ("retried", 1)]
@@ -169,31 +169,31 @@ def test_of_a_thinned_out_segment_the_producing_is_told(bench: Bench) -> None:
 # -- damage --------------------------------------------------------------------------------------------
 
 
-def damaged(bench: Bench, kind: FrameType, count: int) -> PublishedLog:
+def damaged(partition: PartitionUnderTest, kind: FrameType, count: int) -> PublishedLog:
     """The log, published, with one byte wrong in the `count`th frame of a kind."""
-    log = bench.partition.log
+    log = partition.partition.log
     assert isinstance(log, FileLog)
-    bench.partition.rest()
+    partition.partition.rest()
     frame = [found for found in log.frames() if not isinstance(found, Gap) and found.type is kind][count]
     (path,) = Path(log.directory).glob("*.log")
     data = bytearray(path.read_bytes())
     data[data.index(bytes(frame.body))] ^= 0xFF
     path.write_bytes(data)
-    return published(bench)
+    return published(partition)
 
 
 @pytest.fixture
-def doomed(tmp_path: Path) -> Bench:
+def unchecked_partition(tmp_path: Path) -> PartitionUnderTest:
     """A partition whose files will be harmed."""
-    return Bench(FileHome(tmp_path, "fsync"))
+    return PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
 
 
-def test_items_that_damage_took_are_told_as_lost(doomed: Bench) -> None:
-    doomed.produce("a", "b")
-    lost = doomed.produce("c" * 50, "d" * 50)
-    doomed.produce("e")
-    doomed.complete(doomed.lease(1).lease)
-    log = damaged(doomed, FrameType.DATA, 1)
+def test_items_that_damage_took_are_told_as_lost(unchecked_partition: PartitionUnderTest) -> None:
+    unchecked_partition.produce("a", "b")
+    lost = unchecked_partition.produce("c" * 50, "d" * 50)
+    unchecked_partition.produce("e")
+    unchecked_partition.complete(unchecked_partition.lease(1).lease)
+    log = damaged(unchecked_partition, FrameType.DATA, 1)
     for offset in lost:
         (event,) = item_history(log, offset)
         assert event.event == "lost" and event.reason.startswith("damage: ") and ".log bytes " in event.reason
@@ -201,28 +201,28 @@ def test_items_that_damage_took_are_told_as_lost(doomed: Bench) -> None:
     assert names(item_history(log, 4)) == ["produced"]
 
 
-def test_history_goes_on_behind_a_lost_record(doomed: Bench) -> None:
-    doomed.produce("a", "b")
-    granted = doomed.lease(2)
-    doomed.complete(granted.lease, [0])
-    doomed.retry(granted.lease, [1])
-    doomed.complete(doomed.lease(1).lease, [1])
-    log = damaged(doomed, FrameType.STATE, 1)  # the lease
+def test_history_goes_on_behind_a_lost_record(unchecked_partition: PartitionUnderTest) -> None:
+    unchecked_partition.produce("a", "b")
+    granted = unchecked_partition.lease(2)
+    unchecked_partition.complete(granted.lease, [0])
+    unchecked_partition.retry(granted.lease, [1])
+    unchecked_partition.complete(unchecked_partition.lease(1).lease, [1])
+    log = damaged(unchecked_partition, FrameType.STATE, 1)  # the lease
     assert names(item_history(log, 0)) == ["produced", "completed"]
     assert names(item_history(log, 1))[-1] == "completed"
 
 
-def test_a_log_whose_first_base_is_lost_tells_what_can_be_told(doomed: Bench) -> None:
+def test_a_log_whose_first_base_is_lost_tells_what_can_be_told(unchecked_partition: PartitionUnderTest) -> None:
     for text in ("dropped", "first", "second"):
-        doomed.produce(text)
-        doomed.complete(doomed.lease().lease)
-        rotate(doomed)
-    log = doomed.partition.log
+        unchecked_partition.produce(text)
+        unchecked_partition.complete(unchecked_partition.lease().lease)
+        rotate(unchecked_partition)
+    log = unchecked_partition.partition.log
     assert isinstance(log, FileLog)
     dropped, oldest, _, _ = sorted(Path(log.directory).glob("*.log"))
     dropped.unlink()
     oldest.write_bytes(b"\0" * 100 + oldest.read_bytes()[100:])
-    found = list(events(published(doomed)))
+    found = list(events(published(unchecked_partition)))
     assert [(event.event, event.offset) for event in found] == [
         ("produced", 1), ("produced", 2), ("leased", 2), ("completed", 2),
     ]  # fmt: skip
@@ -231,46 +231,48 @@ def test_a_log_whose_first_base_is_lost_tells_what_can_be_told(doomed: Bench) ->
 # -- reading on ----------------------------------------------------------------------------------------
 
 
-READABLE: dict[str, Callable[[Bench], Readable]] = {
+READABLE: dict[str, Callable[[PartitionUnderTest], ReadableLog]] = {
     "owner": lambda bench: bench.partition.log,
     "published": published,
 }
 
 
 @pytest.mark.parametrize("which", READABLE)
-def test_frames_behind_one_are_read_without_the_others(filed: Bench, which: str) -> None:
-    everything(filed)
-    filed.partition.rest()
-    rotate(filed)
-    filed.produce("more")
-    log = READABLE[which](filed)
+def test_frames_behind_one_are_read_without_the_others(file_partition: PartitionUnderTest, which: str) -> None:
+    write_every_record(file_partition)
+    file_partition.partition.rest()
+    rotate(file_partition)
+    file_partition.produce("more")
+    log = READABLE[which](file_partition)
     whole = list(log.frames())
     for place, frame in enumerate(whole):
         assert not isinstance(frame, Gap)
         assert list(log.frames(frame.sequence)) == whole[place + 1 :]
     last = whole[-1]
     assert not isinstance(last, Gap) and list(log.frames(last.sequence)) == []
-    filed.produce("new")
-    rotate(filed)
-    filed.produce("in another segment")
+    file_partition.produce("new")
+    rotate(file_partition)
+    file_partition.produce("in another segment")
     kinds = [frame.type for frame in log.frames(last.sequence) if not isinstance(frame, Gap)]
     assert kinds == [FrameType.DATA, FrameType.BASE, FrameType.DATA]
 
 
-def test_frames_behind_one_in_memory(bench: Bench) -> None:
-    bench.produce("a")
-    bench.produce("b")
-    whole = list(bench.partition.log.frames())
-    assert [list(bench.partition.log.frames(after)) for after in range(1, len(whole) + 1)] == [whole[n:] for n in range(1, len(whole) + 1)]
+def test_frames_behind_one_in_memory(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.produce("b")
+    whole = list(partition.partition.log.frames())
+    assert [list(partition.partition.log.frames(after)) for after in range(1, len(whole) + 1)] == [
+        whole[n:] for n in range(1, len(whole) + 1)
+    ]
 
 
-def test_what_was_dropped_behind_a_frame_is_a_gap(bench: Bench) -> None:
-    bench.configure(retention=KEEP_NOTHING)
-    bench.produce("done")
-    bench.complete(bench.lease().lease)
+def test_what_was_dropped_behind_a_frame_is_a_gap(partition: PartitionUnderTest) -> None:
+    partition.configure(retention=KEEP_NOTHING)
+    partition.produce("done")
+    partition.complete(partition.lease().lease)
     for _ in range(3):
-        rotate(bench)
-    log = bench.partition.log
+        rotate(partition)
+    log = partition.partition.log
     oldest = log.segments()[0].first_sequence
     gap, *rest = log.frames(1)
     assert isinstance(gap, Gap) and (gap.first_sequence, gap.last_sequence, gap.why) == (2, oldest - 1, DROPPED)
@@ -281,28 +283,28 @@ def test_what_was_dropped_behind_a_frame_is_a_gap(bench: Bench) -> None:
 # -- a partition that is only read ---------------------------------------------------------------------
 
 
-def test_a_reader_follows_everything_its_owner_does(filed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of(filed)
-    turn = Bench._turn
+def test_a_reader_follows_everything_its_owner_does(file_partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(file_partition)
+    turn = PartitionUnderTest._turn
 
-    def turn_and_look(bench: Bench, command: Any) -> Any:
-        answer = turn(bench, command)
-        bench.partition.rest()
+    def turn_and_look(partition: PartitionUnderTest, command: Any) -> Any:
+        answer = turn(partition, command)
+        partition.partition.rest()
         reader.refresh()
-        assert base.dump(reader.state) == base.dump(bench.partition.state)
+        assert base.dump(reader.state) == base.dump(partition.partition.state)
         return answer
 
-    monkeypatch.setattr(Bench, "_turn", turn_and_look)
-    everything(filed)
-    rotate(filed)
-    filed.produce("last")
-    assert reader.state.next_offset == filed.partition.state.next_offset
+    monkeypatch.setattr(PartitionUnderTest, "_turn", turn_and_look)
+    write_every_record(file_partition)
+    rotate(file_partition)
+    file_partition.produce("last")
+    assert reader.state.next_offset == file_partition.partition.state.next_offset
 
 
-def test_a_reader_sees_what_its_owner_sees(filed: Bench) -> None:
-    everything(filed)
-    filed.partition.rest()
-    reader, owner = reader_of(filed), filed.partition
+def test_a_reader_sees_what_its_owner_sees(file_partition: PartitionUnderTest) -> None:
+    write_every_record(file_partition)
+    file_partition.partition.rest()
+    reader, owner = reader_of(file_partition), file_partition.partition
     assert reader.now() == owner.now()
     end = owner.state.next_offset
     assert [reader.explain(offset) for offset in range(end)] == [owner.explain(offset) for offset in range(end)]
@@ -310,29 +312,29 @@ def test_a_reader_sees_what_its_owner_sees(filed: Bench) -> None:
     assert [(part.start, part.produced_at, list(part.batch.payloads)) for part in mine] == [
         (part.start, part.produced_at, list(part.batch.payloads)) for part in theirs
     ]
-    assert [reader.offset_at(filed.wall + shift) for shift in (-(1 << 40), 0, 1)] == [
-        owner.offset_at(filed.wall + shift) for shift in (-(1 << 40), 0, 1)
+    assert [reader.offset_at(file_partition.wall + shift) for shift in (-(1 << 40), 0, 1)] == [
+        owner.offset_at(file_partition.wall + shift) for shift in (-(1 << 40), 0, 1)
     ]
 
 
-def test_a_reader_whose_place_is_gone_begins_anew(filed: Bench) -> None:
-    filed.configure(retention=KEEP_NOTHING)
-    filed.produce("done")
-    reader = reader_of(filed)
-    filed.complete(filed.lease().lease)
+def test_a_reader_whose_place_is_gone_begins_anew(file_partition: PartitionUnderTest) -> None:
+    file_partition.configure(retention=KEEP_NOTHING)
+    file_partition.produce("done")
+    reader = reader_of(file_partition)
+    file_partition.complete(file_partition.lease().lease)
     for _ in range(3):
-        rotate(filed)
-    filed.produce("new")
+        rotate(file_partition)
+    file_partition.produce("new")
     reader.refresh()
-    assert base.dump(reader.state) == base.dump(filed.partition.state)
+    assert base.dump(reader.state) == base.dump(file_partition.partition.state)
     assert reader.history(0, 10).items[0].batch.payloads == [b"new"]
 
 
-def test_a_refresh_reads_only_what_is_new(filed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_reads_only_what_is_new(file_partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(20):
-        filed.produce(noise(30_000, seed))
-    reader = reader_of(filed)
-    filed.produce("new")
+        file_partition.produce(noise(30_000, seed))
+    reader = reader_of(file_partition)
+    file_partition.produce("new")
     read: list[int] = []
     pread = SystemFiles.pread
 
@@ -349,24 +351,24 @@ def test_a_refresh_reads_only_what_is_new(filed: Bench, monkeypatch: pytest.Monk
     assert sum(read) > 400_000  # so much there was
 
 
-def test_a_reader_that_failed_begins_anew(filed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    filed.produce("a")
-    reader = reader_of(filed)
-    filed.produce("b")
+def test_a_reader_that_failed_begins_anew(file_partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_partition.produce("a")
+    reader = reader_of(file_partition)
+    file_partition.produce("b")
     monkeypatch.setattr(reader.log, "_closed", True)
     with pytest.raises(BrokerClosed):
         reader.refresh()
     monkeypatch.setattr(reader.log, "_closed", False)
-    filed.produce("c")
+    file_partition.produce("c")
     reader.refresh()
-    assert base.dump(reader.state) == base.dump(filed.partition.state)
+    assert base.dump(reader.state) == base.dump(file_partition.partition.state)
 
 
-def test_a_reader_tells_what_damage_took(doomed: Bench) -> None:
-    doomed.produce("a", "b")
-    doomed.produce("c" * 50)
-    doomed.produce("d")
-    reader = Reader(damaged(doomed, FrameType.DATA, 1), doomed.clock)
+def test_a_reader_tells_what_damage_took(unchecked_partition: PartitionUnderTest) -> None:
+    unchecked_partition.produce("a", "b")
+    unchecked_partition.produce("c" * 50)
+    unchecked_partition.produce("d")
+    reader = PartitionReader(damaged(unchecked_partition, FrameType.DATA, 1), unchecked_partition.clock)
     assert reader.state.lost.runs == [2, 3] and len(reader.gaps) == 1
     assert [list(part.batch.payloads) for part in reader.items([0, 4])] == [[b"a", b"b"], [b"d"]]
     reader.refresh()
@@ -375,11 +377,11 @@ def test_a_reader_tells_what_damage_took(doomed: Bench) -> None:
 
 def test_a_reader_keeps_time_without_an_owner(tmp_path: Path) -> None:
     clock = ManualClock()
-    directory = Directory.open(tmp_path / "data", clock=clock)
+    directory = FileStore.open(tmp_path / "data", clock=clock)
     partition = Partition(directory.log(1, 0), clock)
     partition.close()
     directory.close()
-    reader = Reader(Directory.open(tmp_path / "data", read_only=True).reader(1, 0), clock)
+    reader = PartitionReader(FileStore.open(tmp_path / "data", read_only=True).reader(1, 0), clock)
     before = reader.now()
     clock.advance(5)
     assert reader.now().elapsed == before.elapsed + 5
@@ -388,10 +390,10 @@ def test_a_reader_keeps_time_without_an_owner(tmp_path: Path) -> None:
     assert base.dump(reader.state) == base.dump(replay(reader.log)[0])
 
 
-def test_what_is_retained_is_cut_to_the_limit(bench: Bench) -> None:
-    bench.produce(*"abcdef")
-    bench.complete(bench.lease(2).lease)
-    bench.drop(1, 2)
-    assert retained(bench.partition.state, 0, 3) == [0, 1, 2, 4]
-    assert retained(bench.partition.state, 3, 100) == [3, 6]
-    assert retained(bench.partition.state, 3, 0) == []
+def test_what_is_retained_is_cut_to_the_limit(partition: PartitionUnderTest) -> None:
+    partition.produce(*"abcdef")
+    partition.complete(partition.lease(2).lease)
+    partition.drop(1, 2)
+    assert retained_runs(partition.partition.state, 0, 3) == [0, 1, 2, 4]
+    assert retained_runs(partition.partition.state, 3, 100) == [3, 6]
+    assert retained_runs(partition.partition.state, 3, 0) == []

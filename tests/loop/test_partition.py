@@ -5,130 +5,130 @@ import random
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.log import Frame, FrameType
 from penstock.loop.partition import Partition
 from penstock.rules import base
-from penstock.rules.commands import Complete, Granted, Lease, Produce, Stored
+from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce, Stored
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy
-from tests.full_history import everything
-from tests.partition_under_test import Bench, items
+from tests.full_history import write_every_record
+from tests.partition_under_test import PartitionUnderTest, items
 
 
-def frame_types(bench: Bench) -> list[FrameType]:
-    return [frame.type for frame in bench.partition.log.frames() if isinstance(frame, Frame)]
+def frame_types(partition: PartitionUnderTest) -> list[FrameType]:
+    return [frame.type for frame in partition.partition.log.frames() if isinstance(frame, Frame)]
 
 
-def test_commands_of_a_turn_see_each_other_and_are_one_group(bench: Bench) -> None:
-    bench.partition.run(Produce(items("ab")))
-    granted = bench.partition.run(Lease(10))
-    assert isinstance(granted, Granted)
-    bench.partition.run(Complete(granted.lease))
-    bench.partition.commit()
-    bench.kill()
-    assert bench.counts == (0, 0, 0, 2, 0, 0)
+def test_commands_of_a_turn_see_each_other_and_are_one_group(partition: PartitionUnderTest) -> None:
+    partition.partition.run(Produce(items("ab")))
+    granted = partition.partition.run(AcquireLease(10))
+    assert isinstance(granted, LeaseAnswer)
+    partition.partition.run(CompleteLeased(granted.lease))
+    partition.partition.commit()
+    partition.kill()
+    assert partition.counts == (0, 0, 0, 2, 0, 0)
 
 
-def test_what_was_not_committed_is_not_there(bench: Bench) -> None:
-    bench.produce("a")
-    bench.partition.run(Produce(items("b")))
-    bench.kill()
-    assert bench.take() == ["a"]
+def test_what_was_not_committed_is_not_there(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.partition.run(Produce(items("b")))
+    partition.kill()
+    assert partition.take() == ["a"]
 
 
-def test_produces_of_a_turn_share_a_frame(bench: Bench) -> None:
-    before = frame_types(bench)
+def test_produces_of_a_turn_share_a_frame(partition: PartitionUnderTest) -> None:
+    before = frame_types(partition)
     for letter in "abc":
-        bench.partition.run(Produce(items(letter)))
-    bench.partition.commit()
-    assert frame_types(bench)[len(before) :] == [FrameType.DATA]
+        partition.partition.run(Produce(items(letter)))
+    partition.partition.commit()
+    assert frame_types(partition)[len(before) :] == [FrameType.DATA]
 
 
-def test_a_turn_that_only_leases_owes_no_sync_and_others_do(bench: Bench) -> None:
-    bench.produce("a", "b")
-    granted = bench.lease(1)
-    assert bench.partition.log.unsynced
-    bench.complete(granted.lease)
-    assert not bench.partition.log.unsynced
+def test_a_turn_that_only_leases_owes_no_sync_and_others_do(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    granted = partition.lease(1)
+    assert partition.partition.log.unsynced
+    partition.complete(granted.lease)
+    assert not partition.partition.log.unsynced
 
 
-def test_every_opening_is_an_epoch_of_its_own(bench: Bench) -> None:
+def test_every_opening_is_an_epoch_of_its_own(partition: PartitionUnderTest) -> None:
     epochs = []
     for _ in range(3):
-        epochs.append(bench.partition.state.epoch)
-        bench.kill()
+        epochs.append(partition.partition.state.epoch)
+        partition.kill()
     assert epochs == [1, 2, 3]
 
 
-def test_opening_with_another_policy_applies_it_at_once(bench: Bench) -> None:
-    bench.produce("a")
-    bench.retry(bench.lease().lease)
-    bench.home.kill(bench.partition.log)
-    bench.partition = Partition(bench.home.open(), bench.clock, Policy(max_attempts=1))
-    assert bench.counts.buried == 1
-    bench.kill()
-    assert bench.counts.buried == 1
+def test_opening_with_another_policy_applies_it_at_once(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.retry(partition.lease().lease)
+    partition.home.kill(partition.partition.log)
+    partition.partition = Partition(partition.home.open(), partition.clock, Policy(max_attempts=1))
+    assert partition.counts.buried == 1
+    partition.kill()
+    assert partition.counts.buried == 1
 
 
-def test_a_wrong_policy_is_refused_before_anything_is_written(bench: Bench) -> None:
-    before = frame_types(bench)
-    log = bench.home.open()
+def test_a_wrong_policy_is_refused_before_anything_is_written(partition: PartitionUnderTest) -> None:
+    before = frame_types(partition)
+    log = partition.home.open()
     with pytest.raises(InvalidRequest):
-        Partition(log, bench.clock, Policy(max_attempts=-1))
-    bench.home.kill(log)
-    assert frame_types(bench) == before
+        Partition(log, partition.clock, Policy(max_attempts=-1))
+    partition.home.kill(log)
+    assert frame_types(partition) == before
 
 
-def test_a_partition_rotates_by_size_and_by_age_and_forgets_nothing(bench: Bench) -> None:
-    bench.home.kill(bench.partition.log)
-    bench.partition = Partition(bench.home.open(), bench.clock, segment_bytes=4_000, segment_age=DAY)
+def test_a_partition_rotates_by_size_and_by_age_and_forgets_nothing(partition: PartitionUnderTest) -> None:
+    partition.home.kill(partition.partition.log)
+    partition.partition = Partition(partition.home.open(), partition.clock, segment_bytes=4_000, segment_age=DAY)
     for number in range(20):
-        bench.produce(random.Random(number).randbytes(500))
-    by_size = frame_types(bench).count(FrameType.BASE)
+        partition.produce(random.Random(number).randbytes(500))
+    by_size = frame_types(partition).count(FrameType.BASE)
     assert by_size >= 2
-    bench.clock.advance(DAY)
-    bench.produce("late")
-    assert frame_types(bench).count(FrameType.BASE) == by_size + 1
-    bench.kill()
-    assert len(bench.partition.payloads(bench.lease().runs)) == 21
+    partition.clock.advance(DAY)
+    partition.produce("late")
+    assert frame_types(partition).count(FrameType.BASE) == by_size + 1
+    partition.kill()
+    assert len(partition.partition.payloads(partition.lease().runs)) == 21
 
 
-def test_reopening_after_nothing_failed_gives_the_same_state(bench: Bench) -> None:
-    everything(bench)
-    counts, policy = bench.counts, bench.partition.state.policy
-    bench.partition.reopen()
-    assert (bench.counts, bench.partition.state.policy) == (counts, policy)
+def test_reopening_after_nothing_failed_gives_the_same_state(partition: PartitionUnderTest) -> None:
+    write_every_record(partition)
+    counts, policy = partition.counts, partition.partition.state.policy
+    partition.partition.reopen()
+    assert (partition.counts, partition.partition.state.policy) == (counts, policy)
 
 
-def test_blocks_of_many_small_frames_are_looked_at_in_one_decision(bench: Bench) -> None:
+def test_blocks_of_many_small_frames_are_looked_at_in_one_decision(partition: PartitionUnderTest) -> None:
     for number in range(500):
-        bench.partition.run(Produce(items([str(number)], key=str(number % 50))))
-        bench.partition.commit()
-    first = bench.lease(100)
-    assert [int(text) % 50 for text in bench.texts(first)] == list(range(50))
+        partition.partition.run(Produce(items([str(number)], key=str(number % 50))))
+        partition.partition.commit()
+    first = partition.lease(100)
+    assert [int(text) % 50 for text in partition.texts(first)] == list(range(50))
 
 
-def test_reading_follows_the_order_asked_for(bench: Bench) -> None:
-    bench.produce(*"abc")
-    bench.produce(*"de")
-    assert bench.partition.payloads([4, 5, 0, 2, 3, 4]) == [b"e", b"a", b"b", b"d"]
-    assert [(part.start, list(part.batch.payloads)) for part in bench.partition.items([1, 4])] == [(1, [b"b", b"c"]), (3, [b"d"])]
+def test_reading_follows_the_order_asked_for(partition: PartitionUnderTest) -> None:
+    partition.produce(*"abc")
+    partition.produce(*"de")
+    assert partition.partition.payloads([4, 5, 0, 2, 3, 4]) == [b"e", b"a", b"b", b"d"]
+    assert [(part.start, list(part.batch.payloads)) for part in partition.partition.items([1, 4])] == [(1, [b"b", b"c"]), (3, [b"d"])]
 
 
-def test_a_repr_says_how_it_stands(bench: Bench) -> None:
-    bench.produce("a", "b")
-    bench.lease(1)
-    assert repr(bench.partition) == "Partition(7, State(next=2 ready=1 leased=1 epoch=1))"
+def test_a_repr_says_how_it_stands(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    partition.lease(1)
+    assert repr(partition.partition) == "Partition(7, State(next=2 ready=1 leased=1 epoch=1))"
 
 
 # -- a failing disk ------------------------------------------------------------------------------------
 
 
 def on_disk(files: SimulatedFiles, clock: ManualClock) -> Partition:
-    return Partition(Directory.open(["/data"], files=files).log(1, 7), clock)
+    return Partition(FileStore.open(["/data"], files=files).log(1, 7), clock)
 
 
 def test_a_failed_write_is_never_reported_as_success_and_leaves_what_was_synced() -> None:
@@ -174,7 +174,7 @@ def test_a_partition_that_cannot_even_go_back_says_that_the_outcome_is_unknown_a
     with pytest.raises(OutcomeUnknown, match="; repeat with the same request id"):
         partition.commit()
     with pytest.raises(StorageFailed, match="; reopen it"):
-        partition.run(Lease(1))
+        partition.run(AcquireLease(1))
     assert "failing" in repr(partition)
 
 
@@ -190,11 +190,11 @@ def test_a_failed_partition_closes_without_writing() -> None:
     assert base.dump(partition.state) == before
 
 
-def test_time_passes_while_a_partition_is_closed(bench: Bench) -> None:
-    bench.produce("a")
-    bench.retry(bench.lease().lease, delay=10)
-    bench.partition.close()
-    bench.clock.advance(10 * SECOND)
-    bench.open()
-    bench.settle()
-    assert bench.take() == ["a"]
+def test_time_passes_while_a_partition_is_closed(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.retry(partition.lease().lease, delay=10)
+    partition.partition.close()
+    partition.clock.advance(10 * SECOND)
+    partition.open()
+    partition.settle()
+    assert partition.take() == ["a"]

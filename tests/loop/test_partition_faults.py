@@ -6,12 +6,23 @@ from typing import Any
 
 import pytest
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.log import Frame, FrameType
 from penstock.loop.partition import Partition
 from penstock.rules import base
-from penstock.rules.commands import Complete, Configure, Drop, Extend, Granted, Lease, Pause, Produce, Retry, Stored
+from penstock.rules.commands import (
+    AcquireLease,
+    CompleteLeased,
+    Configure,
+    Drop,
+    ExtendLease,
+    LeaseAnswer,
+    Pause,
+    Produce,
+    RetryLeased,
+    Stored,
+)
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
@@ -28,20 +39,20 @@ WRONG: list[Any] = [
     Produce(Batch([b"x"], ats=[1 << 70])),
     Produce(Batch([b"x"]), request="r"),  # type: ignore[arg-type]
     Produce(Batch([b"x"]), source="s", sequence=1),  # type: ignore[arg-type]
-    Lease(0),
-    Lease(-1),
-    Lease(10**9),
-    Lease(1, consumer=None),  # type: ignore[arg-type]
-    Lease(1, timeout=0.5 * SECOND),  # type: ignore[arg-type]
-    Lease(1, per_key=0),
-    Complete("x"),  # type: ignore[arg-type]
-    Complete(0),
-    Complete(1, ["0"]),  # type: ignore[list-item]
-    Retry(1, delay=0.5),  # type: ignore[arg-type]
-    Retry(1, delay=-1),
-    Retry(1, reason=None),  # type: ignore[arg-type]
-    Retry(1, counted=None),  # type: ignore[arg-type]
-    Extend(1, timeout=1.5),  # type: ignore[arg-type]
+    AcquireLease(0),
+    AcquireLease(-1),
+    AcquireLease(10**9),
+    AcquireLease(1, consumer=None),  # type: ignore[arg-type]
+    AcquireLease(1, timeout=0.5 * SECOND),  # type: ignore[arg-type]
+    AcquireLease(1, per_key=0),
+    CompleteLeased("x"),  # type: ignore[arg-type]
+    CompleteLeased(0),
+    CompleteLeased(1, ["0"]),  # type: ignore[list-item]
+    RetryLeased(1, delay=0.5),  # type: ignore[arg-type]
+    RetryLeased(1, delay=-1),
+    RetryLeased(1, reason=None),  # type: ignore[arg-type]
+    RetryLeased(1, counted=None),  # type: ignore[arg-type]
+    ExtendLease(1, timeout=1.5),  # type: ignore[arg-type]
     Pause(1, 1),  # type: ignore[arg-type]
     Configure(None),  # type: ignore[arg-type]
     Drop([-5, -1]),
@@ -79,7 +90,7 @@ def test_a_failure_within_a_turn_is_said_by_its_commit_too() -> None:
     part.run(Produce(Batch([b"lost with its turn"])))
     files.fail(files.calls + 1, errno.EIO)
     with pytest.raises(StorageFailed):
-        part.run(Lease(2))  # must look at keys, and writes first what the turn has
+        part.run(AcquireLease(2))  # must look at keys, and writes first what the turn has
     files.mend()
     with pytest.raises(StorageFailed, match="undone"):
         part.commit()
@@ -113,7 +124,7 @@ def test_a_closed_partition_says_so() -> None:
     part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
     part.close()
     part.close()
-    for use in (lambda: part.run(Lease(1)), part.commit, part.due, lambda: part.payloads([0, 1]), lambda: part.explain(0)):
+    for use in (lambda: part.run(AcquireLease(1)), part.commit, part.due, lambda: part.payloads([0, 1]), lambda: part.explain(0)):
         with pytest.raises(BrokerClosed):
             use()
 
@@ -131,7 +142,7 @@ def test_a_full_disk_does_not_keep_a_partition_from_closing() -> None:
 
 
 def test_one_log_has_one_owner(tmp_path: Path) -> None:
-    directory = Directory.open(tmp_path)
+    directory = FileStore.open(tmp_path)
     part = Partition(directory.log(1, 0), ManualClock())
     with pytest.raises(BrokerLocked, match="open already"):
         directory.log(1, 0)
@@ -139,7 +150,7 @@ def test_one_log_has_one_owner(tmp_path: Path) -> None:
     part.run(Produce(Batch([b"x"])))
     with pytest.raises(BrokerClosed):
         part.commit()
-    again = Directory.open(tmp_path)
+    again = FileStore.open(tmp_path)
     Partition(again.log(1, 0), ManualClock()).close()
     Partition(again.log(1, 0), ManualClock()).close()
     again.close()
@@ -151,9 +162,9 @@ def test_a_lease_for_one_passes_a_hot_key_in_few_steps() -> None:
         part.run(Produce(Batch([b"hot"] * 1_000, [b"hot"] * 1_000)))
     part.run(Produce(Batch([b"cold"], [b"cold"])))
     part.commit()
-    first, second = part.run(Lease(1)), part.run(Lease(1))
+    first, second = part.run(AcquireLease(1)), part.run(AcquireLease(1))
     part.commit()
-    assert isinstance(first, Granted) and isinstance(second, Granted)
+    assert isinstance(first, LeaseAnswer) and isinstance(second, LeaseAnswer)
     assert part.payloads([*first.runs, *second.runs]) == [b"hot", b"cold"]
     records = sum(frame.count for frame in part.log.frames() if isinstance(frame, Frame) and frame.type is FrameType.STATE)
     assert records < 20
@@ -173,13 +184,13 @@ def test_an_expired_lease_is_refused_even_before_its_items_are_taken_back() -> N
     clock = ManualClock()
     part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), clock)
     part.run(Produce(Batch([b"a", b"b"])))
-    granted = part.run(Lease(2, timeout=10 * SECOND))
-    assert isinstance(granted, Granted)
-    part.run(Complete(granted.lease, [0]))
+    granted = part.run(AcquireLease(2, timeout=10 * SECOND))
+    assert isinstance(granted, LeaseAnswer)
+    part.run(CompleteLeased(granted.lease, [0]))
     part.commit()
     clock.advance(10 * SECOND)
-    late = part.run(Complete(granted.lease, [0, 1]))
+    late = part.run(CompleteLeased(granted.lease, [0, 1]))
     assert (late.done, late.refused) == (1, [1])  # type: ignore[union-attr]
-    for command in (Complete(granted.lease), Retry(granted.lease), Extend(granted.lease)):
+    for command in (CompleteLeased(granted.lease), RetryLeased(granted.lease), ExtendLease(granted.lease)):
         with pytest.raises(PenstockError, match="has ended"):
             part.run(command)

@@ -7,17 +7,27 @@ import pytest
 
 from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
-from penstock.loop.retention import Freed
+from penstock.loop.retention import RetentionResult
 from penstock.rules import base
-from penstock.rules.commands import Bury, Complete, Drop, ForgetCursor, Granted, Lease, Produce, PutCursor, Retry
-from penstock.rules.item_states import Life
+from penstock.rules.commands import (
+    AcquireLease,
+    BuryLeased,
+    CompleteLeased,
+    Drop,
+    ForgetCursor,
+    LeaseAnswer,
+    Produce,
+    PutCursor,
+    RetryLeased,
+)
+from penstock.rules.item_states import ItemState
 from penstock.rules.routing import key_ids
 from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, HOUR
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy, Retention
-from tests.partition_under_test import Bench
+from tests.partition_under_test import PartitionUnderTest
 
 NOW = Policy(retention=Retention(max_segments=1))
 """Everything but the newest segment has had its time."""
@@ -32,188 +42,188 @@ def segment(part: Partition, *texts: str, key: str | None = None) -> None:
 
 
 def work_off(part: Partition, want: int) -> None:
-    granted = part.run(Lease(want, per_key=want))
-    assert isinstance(granted, Granted)
-    part.run(Complete(granted.lease))
+    granted = part.run(AcquireLease(want, per_key=want))
+    assert isinstance(granted, LeaseAnswer)
+    part.run(CompleteLeased(granted.lease))
     part.commit()
 
 
-def configured(bench: Bench, policy: Policy) -> Partition:
-    bench.configure(retention=policy.retention, on_bury=policy.on_bury)
-    return bench.partition
+def configured(partition: PartitionUnderTest, policy: Policy) -> Partition:
+    partition.configure(retention=policy.retention, on_bury=policy.on_bury)
+    return partition.partition
 
 
-def test_segments_of_resolved_items_go_with_age(bench: Bench) -> None:
-    part = configured(bench, Policy(retention=Retention(max_age=DAY, max_bytes=0)))
+def test_segments_of_resolved_items_go_with_age(partition: PartitionUnderTest) -> None:
+    part = configured(partition, Policy(retention=Retention(max_age=DAY, max_bytes=0)))
     segment(part, "old", "older")
     work_off(part, 2)
-    bench.advance(3600)
+    partition.advance(3600)
     segment(part, "young")
-    assert part.retain() == Freed(0, 0, 0, 0)
+    assert part.retain() == RetentionResult(0, 0, 0, 0)
     part._segment_started += DAY  # not by itself
-    bench.advance(23 * 3600)
+    partition.advance(23 * 3600)
     freed = part.retain()
     assert (freed.segments, freed.items) == (1, 2)
     assert freed.size_bytes > 0
-    assert bench.texts(bench.lease()) == ["young"]
+    assert partition.texts(partition.lease()) == ["young"]
 
 
-def test_nothing_unresolved_ever_goes(bench: Bench) -> None:
-    part = configured(bench, NOW)
+def test_nothing_unresolved_ever_goes(partition: PartitionUnderTest) -> None:
+    part = configured(partition, NOW)
     for number in range(5):
         segment(part, f"ready {number}")
     assert part.retain().items == 0
-    assert bench.texts(bench.lease()) == [f"ready {number}" for number in range(5)]
+    assert partition.texts(partition.lease()) == [f"ready {number}" for number in range(5)]
     assert part.retain().items == 0
 
 
-def test_it_comes_by_itself_with_rotation(bench: Bench) -> None:
-    part = configured(bench, NOW)
+def test_it_comes_by_itself_with_rotation(partition: PartitionUnderTest) -> None:
+    part = configured(partition, NOW)
     segment(part, "done")
     work_off(part, 1)
     part._room = 0
-    bench.produce("next")
+    partition.produce("next")
     assert part.state.dropped.runs == [0, 1]
     assert [facts.base for facts in part.log.segments()] == [1, 2]
 
 
-def test_a_few_needed_items_do_not_keep_old_segments(bench: Bench) -> None:
-    part = configured(bench, NOW)
+def test_a_few_needed_items_do_not_keep_old_segments(partition: PartitionUnderTest) -> None:
+    part = configured(partition, NOW)
     for number in range(6):
         segment(part, *(f"{number}.{item}" for item in range(100)))
-    granted = part.run(Lease(600))
-    assert isinstance(granted, Granted)
-    part.run(Retry(granted.lease, [7, 205], delay=HOUR, reason="later"))
-    part.run(Complete(granted.lease))
+    granted = part.run(AcquireLease(600))
+    assert isinstance(granted, LeaseAnswer)
+    part.run(RetryLeased(granted.lease, [7, 205], delay=HOUR, reason="later"))
+    part.run(CompleteLeased(granted.lease))
     part.commit()
     before = sum(facts.size_bytes for facts in part.log.segments())
     freed = part.compact()
     assert (freed.rewritten > 0, freed.items) == (True, 598)
     assert sum(facts.size_bytes for facts in part.log.segments()) == before - freed.size_bytes + part.log.segments()[-1].size_bytes
-    bench.restart()
-    bench.advance(3601)
-    assert bench.texts(bench.lease()) == ["0.7", "2.5"]
-    assert bench.why(8) == "resolved, and let go by retention"
+    partition.restart()
+    partition.advance(3601)
+    assert partition.texts(partition.lease()) == ["0.7", "2.5"]
+    assert partition.why(8) == "resolved, and let go by retention"
 
 
-def test_a_rewritten_stretch_shrinks_again_when_more_of_it_is_resolved(bench: Bench) -> None:
-    part = configured(bench, NOW)
+def test_a_rewritten_stretch_shrinks_again_when_more_of_it_is_resolved(partition: PartitionUnderTest) -> None:
+    part = configured(partition, NOW)
     for number in range(4):
         segment(part, *(f"{number}.{item}" for item in range(50)))
-    granted = part.run(Lease(200))
-    assert isinstance(granted, Granted)
-    part.run(Retry(granted.lease, [3, 60, 61, 62], delay=HOUR))
-    part.run(Complete(granted.lease))
+    granted = part.run(AcquireLease(200))
+    assert isinstance(granted, LeaseAnswer)
+    part.run(RetryLeased(granted.lease, [3, 60, 61, 62], delay=HOUR))
+    part.run(CompleteLeased(granted.lease))
     part.commit()
     part.compact()
-    bench.advance(3601)
-    late = part.run(Lease(3))
-    assert isinstance(late, Granted)
-    part.run(Complete(late.lease))
+    partition.advance(3601)
+    late = part.run(AcquireLease(3))
+    assert isinstance(late, LeaseAnswer)
+    part.run(CompleteLeased(late.lease))
     part.commit()
     assert part.compact().items == 3
-    assert bench.texts(bench.lease()) == ["1.12"]
+    assert partition.texts(partition.lease()) == ["1.12"]
 
 
-def test_a_cursor_holds_retention_back_until_it_has_passed(bench: Bench) -> None:
-    part = configured(bench, NOW)
-    bench.move_cursor("audit", 0)
+def test_a_cursor_holds_retention_back_until_it_has_passed(partition: PartitionUnderTest) -> None:
+    part = configured(partition, NOW)
+    partition.move_cursor("audit", 0)
     for number in range(4):
         segment(part, f"item {number}")
     work_off(part, 4)
     assert part.retain().segments == 0
     assert [item.batch.payloads[0] for item in part.history(0, 2).items] == [b"item 0", b"item 1"]
-    bench.move_cursor("audit", 2)
+    partition.move_cursor("audit", 2)
     assert part.retain().segments == 2
-    bench.restart()
-    part = bench.partition
+    partition.restart()
+    part = partition.partition
     assert [item.start for item in part.history(0, 10).items] == [2, 3]
-    bench.release_cursor("audit")
+    partition.release_cursor("audit")
     part.retain()
     assert part.history(0, 10).items == []
 
 
-def test_a_cursor_reads_whatever_became_of_the_items(bench: Bench) -> None:
-    bench.produce("completed", "buried", "leased", "ready")
-    granted = bench.lease(3)
-    bench.complete(granted.lease, [0])
-    bench.bury(granted.lease, [1], "bad")
-    (found,) = bench.partition.history(0, 10).items
+def test_a_cursor_reads_whatever_became_of_the_items(partition: PartitionUnderTest) -> None:
+    partition.produce("completed", "buried", "leased", "ready")
+    granted = partition.lease(3)
+    partition.complete(granted.lease, [0])
+    partition.bury(granted.lease, [1], "bad")
+    (found,) = partition.partition.history(0, 10).items
     assert list(found.batch.payloads) == [b"completed", b"buried", b"leased", b"ready"]
-    assert [item.start for item in bench.partition.history(2, 1).items] == [2]
-    assert bench.partition.history(4, 10).items == []
+    assert [item.start for item in partition.partition.history(2, 1).items] == [2]
+    assert partition.partition.history(4, 10).items == []
 
 
-def test_a_buried_item_is_kept_as_long_as_a_completed_one(bench: Bench) -> None:
-    part = configured(bench, NOW)
+def test_a_buried_item_is_kept_as_long_as_a_completed_one(partition: PartitionUnderTest) -> None:
+    part = configured(partition, NOW)
     segment(part, "bad")
-    granted = bench.lease()
-    bench.bury(granted.lease, reason="no use")
+    granted = partition.lease()
+    partition.bury(granted.lease, reason="no use")
     segment(part, "next")
     assert part.retain().items == 1
-    assert bench.life(0) is Life.COMPLETED
+    assert partition.life(0) is ItemState.COMPLETED
     with pytest.raises(InvalidRequest, match="cannot be redriven"):
-        bench.redrive(0)
+        partition.redrive(0)
 
 
-def test_a_parked_item_is_kept_for_its_key(bench: Bench) -> None:
-    part = configured(bench, Policy(on_bury="park", retention=NOW.retention))
+def test_a_parked_item_is_kept_for_its_key(partition: PartitionUnderTest) -> None:
+    part = configured(partition, Policy(on_bury="park", retention=NOW.retention))
     segment(part, "bad", "waits behind", key="k")
-    granted = part.run(Lease(1))
-    assert isinstance(granted, Granted)
-    part.run(Bury(granted.lease, reason="no use"))
+    granted = part.run(AcquireLease(1))
+    assert isinstance(granted, LeaseAnswer)
+    part.run(BuryLeased(granted.lease, reason="no use"))
     part.commit()
     segment(part, "next")
     part.compact()
-    assert bench.lease().runs == [2, 3]
-    bench.redrive(0)
-    assert bench.texts(bench.lease()) == ["bad"]
+    assert partition.lease().runs == [2, 3]
+    partition.redrive(0)
+    assert partition.texts(partition.lease()) == ["bad"]
 
 
-def test_what_retention_let_go_cannot_be_sought(bench: Bench) -> None:
-    part = configured(bench, NOW)
+def test_what_retention_let_go_cannot_be_sought(partition: PartitionUnderTest) -> None:
+    part = configured(partition, NOW)
     segment(part, "gone")
     segment(part, "kept")
     work_off(part, 2)
-    bench.produce("new")
+    partition.produce("new")
     part.retain()
-    assert bench.seek(0) == 0
-    bench.configure(retention=Retention())
+    assert partition.seek(0) == 0
+    partition.configure(retention=Retention())
     work_off(part, 1)
-    assert bench.seek(0) == 1
-    assert bench.take() == ["new"]
+    assert partition.seek(0) == 1
+    assert partition.take() == ["new"]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (1, 3), (2, 9)])
-def test_needed_items_are_never_dropped_by_word(bench: Bench, start: int, stop: int) -> None:
-    bench.produce("ready", "leased", "completed")
-    granted = bench.lease(3)
-    bench.complete(granted.lease, [2])
-    bench.retry(granted.lease, [0])
+def test_needed_items_are_never_dropped_by_word(partition: PartitionUnderTest, start: int, stop: int) -> None:
+    partition.produce("ready", "leased", "completed")
+    granted = partition.lease(3)
+    partition.complete(granted.lease, [2])
+    partition.retry(granted.lease, [0])
     with pytest.raises(InvalidRequest, match="cannot be dropped"):
-        bench.partition.run(Drop([start, stop]))
-    assert not bench.partition.state.dropped
+        partition.partition.run(Drop([start, stop]))
+    assert not partition.partition.state.dropped
 
 
 @pytest.mark.parametrize("command", [PutCursor("", 0), PutCursor("c", -1), PutCursor("c", 2), ForgetCursor("nobody")])
-def test_wrong_cursors_are_refused(bench: Bench, command: PutCursor | ForgetCursor) -> None:
-    bench.produce("one")
+def test_wrong_cursors_are_refused(partition: PartitionUnderTest, command: PutCursor | ForgetCursor) -> None:
+    partition.produce("one")
     with pytest.raises(InvalidRequest):
-        bench.partition.run(command)
-    assert bench.partition.state.cursors == {}
+        partition.partition.run(command)
+    assert partition.partition.state.cursors == {}
 
 
-def test_time_finds_an_offset(bench: Bench) -> None:
-    part = bench.partition
+def test_time_finds_an_offset(partition: PartitionUnderTest) -> None:
+    part = partition.partition
     marks = []
     for number in range(5):
-        marks.append(bench.wall)
+        marks.append(partition.wall)
         segment(part, f"{number}", f"{number} again")
-        bench.advance(60)
+        partition.advance(60)
     assert [part.offset_at(mark) for mark in marks] == [0, 2, 4, 6, 8]
     assert part.offset_at(marks[2] + 1) == 6
     assert part.offset_at(0) == 0
-    assert part.offset_at(bench.wall) == 10
+    assert part.offset_at(partition.wall) == 10
 
 
 def busy(files: SimulatedFiles) -> Partition:
@@ -222,10 +232,10 @@ def busy(files: SimulatedFiles) -> Partition:
     part = Partition(FileLog(files, "/log", 1, 0), clock, NOW)
     for number in range(5):
         segment(part, *(f"{number}.{item}" for item in range(10)))
-    granted = part.run(Lease(50))
-    assert isinstance(granted, Granted)
-    part.run(Retry(granted.lease, [13], delay=HOUR))
-    part.run(Complete(granted.lease))
+    granted = part.run(AcquireLease(50))
+    assert isinstance(granted, LeaseAnswer)
+    part.run(RetryLeased(granted.lease, [13], delay=HOUR))
+    part.run(CompleteLeased(granted.lease))
     part.commit()
     return part
 

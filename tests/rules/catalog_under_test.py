@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 
 from penstock.rules import catalog
-from penstock.rules.catalog import CatalogRecord, CatalogState, Entry
+from penstock.rules.catalog import CatalogRecord, CatalogState, QueueEntry
 from penstock.rules.options import Options, merged
 from penstock.words.errors import PenstockError
 
 
-class Book:
+class CatalogUnderTest:
     """A catalog's state and every record that made it."""
 
     def __init__(self) -> None:
         self.state = CatalogState()
         self.records: list[CatalogRecord] = []
 
-    def create(self, name: str, partitions: int = 1, incarnation: int = 0, exist_ok: bool = False, **given: Any) -> Entry:
+    def create(self, name: str, partitions: int = 1, incarnation: int = 0, exist_ok: bool = False, **given: Any) -> QueueEntry:
         options = merged(Options(), given)
         number = incarnation or len(self.records) + 1
         self.take(catalog.create(self.state, name, options, partitions, number, 1_000, exist_ok, given))
         return self.state.names[name]
 
-    def update(self, name: str, **changes: Any) -> Entry:
+    def update(self, name: str, **changes: Any) -> QueueEntry:
         self.take(catalog.update(self.state, self.state.names[name].incarnation, changes))
         return self.state.names[name]
 
@@ -40,9 +40,9 @@ class Book:
         marks: Mapping[int, int] | None = None,
         at: int = 2_000,
         keep_since: int = 0,
-    ) -> Entry:
+    ) -> QueueEntry:
         incarnation = self.state.names[name].incarnation
-        self.take(catalog.reshape(self.state, incarnation, active, read_only, marks or {}, at, keep_since))
+        self.take(catalog.change_partitions(self.state, incarnation, active, read_only, marks or {}, at, keep_since))
         return self.state.names[name]
 
     def delete(self, name: str) -> int:
@@ -51,19 +51,19 @@ class Book:
         return incarnation
 
     def removed(self, incarnation: int) -> None:
-        self.take(catalog.removed(self.state, incarnation))
+        self.take(catalog.confirm_files_removed(self.state, incarnation))
 
     def adopting(self, name: str, drop: str) -> int:
         """Begin to adopt a drop; its number."""
-        self.take(catalog.adopting(self.state, self.state.names[name].incarnation, drop))
+        self.take(catalog.begin_adoption(self.state, self.state.names[name].incarnation, drop))
         return self.state.names[name].adopting[drop]
 
-    def adopted(self, name: str, drop: str, source: str, number: int) -> Entry:
-        self.take(catalog.adopted(self.state, self.state.names[name].incarnation, drop, source, number))
+    def adopted(self, name: str, drop: str, source: str, number: int) -> QueueEntry:
+        self.take(catalog.finish_adoption(self.state, self.state.names[name].incarnation, drop, source, number))
         return self.state.names[name]
 
-    def hold(self, name: str, holder: str, timeout: int = 0) -> Entry:
-        self.take(catalog.hold(self.state, self.state.names[name].incarnation, holder, timeout))
+    def hold(self, name: str, holder: str, timeout: int = 0) -> QueueEntry:
+        self.take(catalog.set_consumer_right(self.state, self.state.names[name].incarnation, holder, timeout))
         return self.state.names[name]
 
     def take(self, records: list[CatalogRecord]) -> None:
@@ -86,7 +86,7 @@ class Book:
         assert catalog.load(expected).entries == self.state.entries
 
 
-def refused(book: Book, error: type[PenstockError], match: str, ask: Callable[[], object]) -> None:
+def refused(book: CatalogUnderTest, error: type[PenstockError], match: str, ask: Callable[[], object]) -> None:
     """What is refused changes nothing and says what to do."""
     before = catalog.dump(book.state)
     with pytest.raises(error, match=match) as caught:

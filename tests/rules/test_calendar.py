@@ -10,7 +10,7 @@ WHEN = st.integers(0, 5_000_000)  # a few buckets of about a second
 START = st.integers(0, 1_000).map(lambda number: 10 * number)  # far enough apart that no two entries are joined
 
 
-class AgainstAList(RuleBasedStateMachine):
+class CalendarStateMachine(RuleBasedStateMachine):
     """Whatever is added, looked at and discarded: entries come out by (when, start)."""
 
     @initialize()
@@ -50,7 +50,7 @@ class AgainstAList(RuleBasedStateMachine):
         assert self.calendar.next() == (self.plain[0].when if self.plain else None)
 
 
-TestCalendar = AgainstAList.TestCase
+TestCalendar = CalendarStateMachine.TestCase
 
 
 @given(WHEN, st.integers(1, 50))

@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from penstock.rules import catalog, slots
 from penstock.rules.catalog import (
     MAX_SOURCES,
-    Adopted,
-    Adopting,
+    AdoptionBegun,
+    AdoptionFinished,
     CatalogRecord,
     CatalogState,
+    ConsumerRightSet,
     Created,
     Deleted,
-    Held,
-    OldMap,
-    Removed,
-    Reshaped,
+    FilesRemoved,
+    PartitionsChanged,
+    ReplacedMap,
     Updated,
 )
 from penstock.rules.options import Options
 from penstock.words.clock import SECOND
 from penstock.words.errors import CorruptLog, InvalidRequest, PenstockError, QueueExists, QueueNotFound
 from penstock.words.limits import MAX_PARTITIONS, Policy, Retention
-from tests.rules.catalog_under_test import Book, refused
+from tests.rules.catalog_under_test import CatalogUnderTest, refused
 
 NAMES = st.sampled_from(["a", "b", "c"])
 CHANGES = st.fixed_dictionaries({}, optional={"ttl": st.integers(0, 2), "dead_queue": NAMES | st.just("")})
@@ -49,7 +49,7 @@ STEPS = st.lists(
 )
 
 
-def do(book: Book, step: tuple[Any, ...]) -> None:
+def do(book: CatalogUnderTest, step: tuple[Any, ...]) -> None:
     match step:
         case ["create", name, partitions]:
             book.create(name, partitions)
@@ -75,7 +75,7 @@ def do(book: Book, step: tuple[Any, ...]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_records_and_base_tell_the_same_whatever_happened(steps: list[tuple[Any, ...]]) -> None:
-    book = Book()
+    book = CatalogUnderTest()
     for step in steps:
         before = catalog.dump(book.state)
         try:
@@ -91,7 +91,7 @@ def test_records_and_base_tell_the_same_whatever_happened(steps: list[tuple[Any,
 @given(STEPS, st.data())
 def test_any_records_may_be_missing(steps: list[tuple[Any, ...]], data: st.DataObject) -> None:
     """After a repair: whatever is left is applied, and a name is still one queue's."""
-    book = Book()
+    book = CatalogUnderTest()
     for step in steps:
         try:
             do(book, step)
@@ -107,7 +107,7 @@ def test_any_records_may_be_missing(steps: list[tuple[Any, ...]], data: st.DataO
 
 
 def test_two_ways_to_the_same_catalog_have_the_same_bytes() -> None:
-    books = Book(), Book()
+    books = CatalogUnderTest(), CatalogUnderTest()
     for book, step in zip(books, (1, -1), strict=True):
         for name, incarnation in [("a", 8), ("b", 1 << 60), ("c", 7), ("d", 1 << 61), ("e", 9)][::step]:
             book.create(name, incarnation=incarnation)
@@ -119,11 +119,11 @@ def test_two_ways_to_the_same_catalog_have_the_same_bytes() -> None:
 
 
 def test_a_lost_deletion_is_told_by_what_follows() -> None:
-    book = Book()
+    book = CatalogUnderTest()
     book.create("orders", incarnation=5)
     catalog.apply(book.state, Created("orders", 6, Options(), 1, 0))
     assert (set(book.state.entries), book.state.deleted) == ({6}, {5})
-    catalog.apply(book.state, Removed(6))
+    catalog.apply(book.state, FilesRemoved(6))
     assert (book.state.names, book.state.deleted) == ({}, {5})
 
 
@@ -132,12 +132,12 @@ def test_a_lost_deletion_is_told_by_what_follows() -> None:
     [
         (Created("a", 2, Options(), 3, 4), [1, "a", 2]),
         (Updated(2, Options()), [2, 2]),
-        (Reshaped(2, 3, b"m", [0], 1, [], [(0, 9)], 7, 1), [3, 2, 3, b"m", [0], 1, [], [[0, 9]], 7, 1]),
+        (PartitionsChanged(2, 3, b"m", [0], 1, [], [(0, 9)], 7, 1), [3, 2, 3, b"m", [0], 1, [], [[0, 9]], 7, 1]),
         (Deleted(2), [4, 2]),
-        (Removed(2), [5, 2]),
-        (Adopting(2, "d"), [6, 2, "d"]),
-        (Adopted(2, "d", "s", 9), [7, 2, "d", "s", 9]),
-        (Held(2, "h", 5), [8, 2, "h", 5]),
+        (FilesRemoved(2), [5, 2]),
+        (AdoptionBegun(2, "d"), [6, 2, "d"]),
+        (AdoptionFinished(2, "d", "s", 9), [7, 2, "d", "s", 9]),
+        (ConsumerRightSet(2, "h", 5), [8, 2, "h", 5]),
     ],
 )
 def test_a_record_is_an_array_headed_by_its_tag(record: CatalogRecord, head: list[Any]) -> None:
@@ -147,11 +147,11 @@ def test_a_record_is_an_array_headed_by_its_tag(record: CatalogRecord, head: lis
 
 
 def test_a_drop_keeps_the_number_it_was_given() -> None:
-    book = Book()
+    book = CatalogUnderTest()
     book.create("a")
     book.create("b")
     assert [book.adopting("a", "x"), book.adopting("a", "x"), book.adopting("b", "x")] == [1, 1, 1]
-    catalog.apply(book.state, Adopting(book.state.names["a"].incarnation, "x"))  # of a repaired log
+    catalog.apply(book.state, AdoptionBegun(book.state.names["a"].incarnation, "x"))  # of a repaired log
     assert book.state.names["a"].adopting == {"x": 1} and book.state.names["a"].unfinished == "x"
     assert book.adopting("a", "y") == 2
     assert book.state.names["a"].unfinished == "y", "what was begun before it cannot be gone on with"
@@ -162,7 +162,7 @@ def test_a_drop_keeps_the_number_it_was_given() -> None:
 
 
 def test_of_a_source_the_highest_number_is_remembered() -> None:
-    book = Book()
+    book = CatalogUnderTest()
     book.create("a")
     for number in (1, 5, 3):
         book.adopting("a", f"{number}")
@@ -172,13 +172,13 @@ def test_of_a_source_the_highest_number_is_remembered() -> None:
 
 
 def test_so_many_sources_are_remembered_the_newest_of_them() -> None:
-    book = Book()
+    book = CatalogUnderTest()
     book.create("a")
     incarnation = book.state.names["a"].incarnation
     for number in range(MAX_SOURCES):
         book.state.names["a"].adopted[f"s{number}"] = 1  # as if it had been
-    catalog.apply(book.state, Adopted(incarnation, "d", "s0", 2))
-    catalog.apply(book.state, Adopted(incarnation, "d", "new", 1))
+    catalog.apply(book.state, AdoptionFinished(incarnation, "d", "s0", 2))
+    catalog.apply(book.state, AdoptionFinished(incarnation, "d", "new", 1))
     adopted = book.state.names["a"].adopted
     assert len(adopted) == MAX_SOURCES and "s1" not in adopted
     assert [*adopted.items()][-2:] == [("s0", 2), ("new", 1)]
@@ -186,7 +186,7 @@ def test_so_many_sources_are_remembered_the_newest_of_them() -> None:
 
 
 def test_a_right_is_recorded_when_it_changes() -> None:
-    book = Book()
+    book = CatalogUnderTest()
     book.create("a")
     book.hold("a", "h", 5)
     records = len(book.records)
@@ -198,20 +198,20 @@ def test_a_right_is_recorded_when_it_changes() -> None:
 
 
 def test_they_go_with_their_queue() -> None:
-    book = Book()
+    book = CatalogUnderTest()
     book.create("a")
     book.adopting("a", "x")
     book.hold("a", "h", 5)
     incarnation = book.delete("a")
     entry = book.create("a", incarnation=77)
-    for record in (Adopting(incarnation, "y"), Adopted(incarnation, "y", "s", 1), Held(incarnation, "h", 5)):
+    for record in (AdoptionBegun(incarnation, "y"), AdoptionFinished(incarnation, "y", "s", 1), ConsumerRightSet(incarnation, "h", 5)):
         catalog.apply(book.state, record)  # of a repaired log
     assert book.state.names["a"] == entry
     assert (entry.adoptions, entry.adopting, entry.adopted, entry.holder) == (0, {}, {}, "")
 
 
 def test_a_base_of_before_there_was_an_inbox_is_read() -> None:
-    book = Book()
+    book = CatalogUnderTest()
     book.create("a", 2)
     version, (image,), deleted = msgspec.msgpack.decode(catalog.dump(book.state))
     old = msgspec.msgpack.encode([version, [image[:11]], deleted])
@@ -237,45 +237,45 @@ def test_a_newer_base_is_refused_with_a_word_on_what_to_do() -> None:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def book() -> CatalogUnderTest:
+    return CatalogUnderTest()
 
 
 # -- creating ------------------------------------------------------------------------------------------
 
 
-def test_a_new_queue_has_what_was_asked_for(book: Book) -> None:
+def test_a_new_queue_has_what_was_asked_for(book: CatalogUnderTest) -> None:
     book.create("dead")
     entry = book.create("orders", 3, 77, lease_timeout=5 * SECOND, dead_queue="dead", max_items=10, durability="os")
     assert (entry.name, entry.incarnation, entry.created_at) == ("orders", 77, 1_000)
     assert entry.options == Options(Policy(lease_timeout=5 * SECOND), "dead", 10, 0, "os")
     assert (entry.active, entry.retired, entry.read_only, entry.next_partition) == ([0, 1, 2], [], [], 3)
-    assert entry.map == slots.first(range(3))
+    assert entry.map == slots.first_map(range(3))
     assert (entry.maps, entry.marks) == ([], {})
     assert book.state.entries[77] is book.state.names["orders"]
 
 
 @pytest.mark.parametrize("name", ["a", "0", "Orders.dead-1_x", "a" * 200, "con", "a.."])
-def test_names_that_may_be(book: Book, name: str) -> None:
+def test_names_that_may_be(book: CatalogUnderTest, name: str) -> None:
     assert book.create(name).name == name
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "a" * 201, "a b", "a/b", "a\n", "ä", "٣", "a\x00", b"a", None, 3], ids=repr)
-def test_names_that_may_not_be(book: Book, name: Any) -> None:
+def test_names_that_may_not_be(book: CatalogUnderTest, name: Any) -> None:
     refused(book, InvalidRequest, "is no name for a queue; use 1 to 200 letters", lambda: book.create(name))
-    refused(book, InvalidRequest, "is no name for a queue", lambda: catalog.named(book.state, name))
+    refused(book, InvalidRequest, "is no name for a queue", lambda: catalog.entry_by_name(book.state, name))
 
 
-def test_names_that_differ_in_case_are_two_queues(book: Book) -> None:
+def test_names_that_differ_in_case_are_two_queues(book: CatalogUnderTest) -> None:
     assert book.create("orders").incarnation != book.create("Orders").incarnation
 
 
 @pytest.mark.parametrize("partitions", [0, -1, MAX_PARTITIONS + 1, True, 2.0, None])
-def test_a_wrong_number_of_partitions_is_refused(book: Book, partitions: Any) -> None:
+def test_a_wrong_number_of_partitions_is_refused(book: CatalogUnderTest, partitions: Any) -> None:
     refused(book, InvalidRequest, "partitions is", lambda: book.create("orders", partitions))
 
 
-def test_a_queue_that_exists_is_refused_unless_that_is_fine(book: Book) -> None:
+def test_a_queue_that_exists_is_refused_unless_that_is_fine(book: CatalogUnderTest) -> None:
     first = book.create("orders", 2, max_attempts=3)
     refused(book, QueueExists, "there is a queue 'orders' already; use it, pass exist_ok=True", lambda: book.create("orders", 2))
     assert book.create("orders", exist_ok=True) is first
@@ -294,7 +294,7 @@ def test_a_queue_that_exists_is_refused_unless_that_is_fine(book: Book) -> None:
         ({"partitions": 3}, "partitions"),
     ],
 )
-def test_only_what_was_given_is_compared(book: Book, given: dict[str, Any], which: str) -> None:
+def test_only_what_was_given_is_compared(book: CatalogUnderTest, given: dict[str, Any], which: str) -> None:
     existing = book.create("orders", 2, max_attempts=3)
 
     def ask() -> list[CatalogRecord]:
@@ -305,7 +305,7 @@ def test_only_what_was_given_is_compared(book: Book, given: dict[str, Any], whic
     assert book.state.names["orders"] is existing
 
 
-def test_an_incarnation_is_given_once(book: Book) -> None:
+def test_an_incarnation_is_given_once(book: CatalogUnderTest) -> None:
     book.create("orders", incarnation=5)
     refused(book, InvalidRequest, "incarnation 0000000000000005 is given already; draw", lambda: book.create("other", incarnation=5))
     book.delete("orders")
@@ -314,7 +314,7 @@ def test_an_incarnation_is_given_once(book: Book) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 64, "5", 5.0])
-def test_a_wrong_incarnation_is_refused(book: Book, wrong: Any) -> None:
+def test_a_wrong_incarnation_is_refused(book: CatalogUnderTest, wrong: Any) -> None:
     refused(book, InvalidRequest, "incarnation is .*; give", lambda: book.create("orders", incarnation=wrong))
     refused(book, InvalidRequest, "incarnation is 0; give", lambda: catalog.create(book.state, "orders", Options(), 1, 0, 0))
 
@@ -322,7 +322,7 @@ def test_a_wrong_incarnation_is_refused(book: Book, wrong: Any) -> None:
 # -- dead queues ---------------------------------------------------------------------------------------
 
 
-def test_a_dead_queue_must_be_fit_for_it(book: Book) -> None:
+def test_a_dead_queue_must_be_fit_for_it(book: CatalogUnderTest) -> None:
     refused(
         book, QueueNotFound, "no queue 'dead' to be the dead queue of 'a'; create it first", lambda: book.create("a", dead_queue="dead")
     )
@@ -339,13 +339,13 @@ def test_a_dead_queue_must_be_fit_for_it(book: Book) -> None:
     assert book.update("dead", dead_queue="b").options.dead_queue == "b"
 
 
-def test_a_queue_whose_dead_queue_was_lost_can_be_updated_all_the_same(book: Book) -> None:
+def test_a_queue_whose_dead_queue_was_lost_can_be_updated_all_the_same(book: CatalogUnderTest) -> None:
     book.take([Created("a", 5, Options(dead_queue="lost"), 1, 0)])  # as after a repair
     assert book.update("a", ttl=7).options == Options(Policy(ttl=7), "lost")
     assert book.update("a", dead_queue="").options == Options(Policy(ttl=7))
 
 
-def test_a_queue_in_use_as_a_dead_queue_is_not_deleted(book: Book) -> None:
+def test_a_queue_in_use_as_a_dead_queue_is_not_deleted(book: CatalogUnderTest) -> None:
     book.create("dead")
     for name in ("e", "d", "c", "b", "a"):
         book.create(name, dead_queue="dead")
@@ -361,7 +361,7 @@ def test_a_queue_in_use_as_a_dead_queue_is_not_deleted(book: Book) -> None:
 # -- updating ------------------------------------------------------------------------------------------
 
 
-def test_an_update_is_merged_with_what_was(book: Book) -> None:
+def test_an_update_is_merged_with_what_was(book: CatalogUnderTest) -> None:
     book.create("orders", max_attempts=3, retention={"max_segments": 4}, max_bytes=9)
     entry = book.update("orders", ttl=8, retention={"max_age": 5}, max_items=2)
     retention = Retention(max_age=5, max_segments=4)
@@ -369,7 +369,7 @@ def test_an_update_is_merged_with_what_was(book: Book) -> None:
     assert book.update("orders", retention=Retention()).options.policy.retention == Retention()
 
 
-def test_an_update_that_changes_nothing_leaves_no_record(book: Book) -> None:
+def test_an_update_that_changes_nothing_leaves_no_record(book: CatalogUnderTest) -> None:
     entry = book.create("orders", max_attempts=3, durability="fsync")
     assert book.update("orders", max_attempts=3, durability="fsync") is entry
     assert book.update("orders") is entry
@@ -395,16 +395,16 @@ def test_an_update_that_changes_nothing_leaves_no_record(book: Book) -> None:
         ({"dead_queue": None}, "None is no name"),
     ],
 )
-def test_wrong_options_are_refused(book: Book, changes: dict[str, Any], sentence: str) -> None:
+def test_wrong_options_are_refused(book: CatalogUnderTest, changes: dict[str, Any], sentence: str) -> None:
     entry = book.create("orders")
     refused(book, InvalidRequest, sentence, lambda: catalog.update(book.state, entry.incarnation, changes))
 
 
-def test_what_is_not_there_cannot_be_changed(book: Book) -> None:
+def test_what_is_not_there_cannot_be_changed(book: CatalogUnderTest) -> None:
     gone = book.create("orders").incarnation
     book.delete("orders")
     refused(book, QueueNotFound, "no queue of incarnation 0000000000000001", lambda: catalog.update(book.state, gone, {}))
-    refused(book, QueueNotFound, "no queue of incarnation", lambda: catalog.reshape(book.state, gone, [0], [], {}, 0))
+    refused(book, QueueNotFound, "no queue of incarnation", lambda: catalog.change_partitions(book.state, gone, [0], [], {}, 0))
     refused(book, QueueNotFound, "no queue 'orders'; create it", lambda: catalog.delete(book.state, "orders"))
     refused(book, InvalidRequest, "incarnation is str", lambda: catalog.update(book.state, "1", {}))  # type: ignore[arg-type]
 
@@ -412,12 +412,12 @@ def test_what_is_not_there_cannot_be_changed(book: Book) -> None:
 # -- reshaping -----------------------------------------------------------------------------------------
 
 
-def test_a_reshaped_queue_knows_where_its_slots_were(book: Book) -> None:
+def test_a_reshaped_queue_knows_where_its_slots_were(book: CatalogUnderTest) -> None:
     first = book.create("orders", 2)
     grown = book.reshape("orders", [0, 1, 2, 3], marks={1: 50, 0: 7}, at=2_000)
     assert (grown.active, grown.retired, grown.next_partition) == ([0, 1, 2, 3], [], 4)
-    assert grown.map == slots.spread(first.map, range(4))
-    assert grown.maps == [OldMap(1, first.map.pack(), 2_000)]
+    assert grown.map == slots.next_map(first.map, range(4))
+    assert grown.maps == [ReplacedMap(1, first.map.pack(), 2_000)]
     assert grown.marks == {2: {0: 7, 1: 50}}
     shrunk = book.reshape("orders", [3, 1], marks={3: 4}, at=3_000)
     assert (shrunk.active, shrunk.retired, shrunk.next_partition) == ([1, 3], [0, 2], 4)
@@ -429,7 +429,7 @@ def test_a_reshaped_queue_knows_where_its_slots_were(book: Book) -> None:
     book.check()
 
 
-def test_old_maps_are_forgotten_but_for_the_last(book: Book) -> None:
+def test_old_maps_are_forgotten_but_for_the_last(book: CatalogUnderTest) -> None:
     book.create("orders")
     for width, at in ((2, 10), (3, 20), (4, 30)):
         book.reshape("orders", list(range(width)), at=at, marks={0: at})
@@ -442,14 +442,14 @@ def test_old_maps_are_forgotten_but_for_the_last(book: Book) -> None:
     book.check()
 
 
-def test_a_clock_set_back_makes_a_map_be_kept_too_long_rather_than_lost(book: Book) -> None:
+def test_a_clock_set_back_makes_a_map_be_kept_too_long_rather_than_lost(book: CatalogUnderTest) -> None:
     book.create("orders")
     book.reshape("orders", [0, 1], at=100)
     book.reshape("orders", [0], at=10)
     assert [old.version for old in book.reshape("orders", [0, 1], at=120, keep_since=50).maps] == [1, 2, 3]
 
 
-def test_a_partition_is_set_read_only_and_taken_back(book: Book) -> None:
+def test_a_partition_is_set_read_only_and_taken_back(book: CatalogUnderTest) -> None:
     book.create("orders", 3)
     held = book.reshape("orders", [0, 2], read_only=[1])
     assert (held.active, held.retired, held.read_only) == ([0, 2], [1], [1])
@@ -460,7 +460,7 @@ def test_a_partition_is_set_read_only_and_taken_back(book: Book) -> None:
     book.check()
 
 
-def test_a_reshape_that_changes_nothing_leaves_no_record(book: Book) -> None:
+def test_a_reshape_that_changes_nothing_leaves_no_record(book: CatalogUnderTest) -> None:
     entry = book.create("orders", 3)
     assert book.reshape("orders", [2, 1, 0], marks={0: 1}) is entry
     assert len(book.records) == 1
@@ -481,7 +481,7 @@ def test_a_reshape_that_changes_nothing_leaves_no_record(book: Book) -> None:
         ({"active": [0], "marks": {0: -1}}, "the offset of a mark is -1; give"),
     ],
 )
-def test_a_wrong_shape_is_refused(book: Book, shape: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_shape_is_refused(book: CatalogUnderTest, shape: dict[str, Any], sentence: str) -> None:
     book.create("orders", 3)
     refused(book, InvalidRequest, sentence, lambda: book.reshape("orders", **shape))
 
@@ -489,7 +489,7 @@ def test_a_wrong_shape_is_refused(book: Book, shape: dict[str, Any], sentence: s
 # -- deleting ------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_queue_is_remembered_until_its_files_are_gone(book: Book) -> None:
+def test_a_deleted_queue_is_remembered_until_its_files_are_gone(book: CatalogUnderTest) -> None:
     old = book.create("orders")
     refused(book, InvalidRequest, "'orders' is not deleted; delete it before", lambda: book.removed(old.incarnation))
     assert book.delete("orders") == old.incarnation
@@ -500,5 +500,5 @@ def test_a_deleted_queue_is_remembered_until_its_files_are_gone(book: Book) -> N
     book.removed(old.incarnation)
     book.removed(old.incarnation)
     assert book.state.deleted == set()
-    assert [type(record) for record in book.records] == [Created, Deleted, Created, Removed]
+    assert [type(record) for record in book.records] == [Created, Deleted, Created, FilesRemoved]
     book.check()

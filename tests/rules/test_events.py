@@ -7,36 +7,36 @@ import pytest
 from penstock.logs import codec
 from penstock.logs.log import Frame, FrameType
 from penstock.rules import base, events, machine
-from penstock.rules.events import Event, Happening, Teller
-from penstock.rules.item_states import LifeEvent as Kind
-from penstock.rules.outbox import destination
-from penstock.rules.records import Completed, Leased, Lost, Opened, Produced, Record, Take
+from penstock.rules.events import Event, EventReplay, EventRuns
+from penstock.rules.item_states import Transition as Kind
+from penstock.rules.outbox import pack_destination
+from penstock.rules.records import Completed, LaneTake, Leased, Lost, Opened, Produced, Record
 from penstock.rules.state import State
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Moment
 from simulation.broker.harness import BrokerHarness
 from simulation.broker.simulation import BrokerSimulation
-from simulation.partition.checks import Witness
-from tests.full_history import everything
-from tests.partition_under_test import ELSEWHERE, Bench, given, items
+from simulation.partition.checks import EventChecker
+from tests.full_history import write_every_record
+from tests.partition_under_test import ELSEWHERE, PartitionUnderTest, granted_offsets, items
 
 
-def recorded(bench: Bench) -> Iterator[tuple[Record, Moment]]:
+def recorded(partition: PartitionUnderTest) -> Iterator[tuple[Record, Moment]]:
     """Every record in a log of one segment, and its time."""
-    for frame in bench.partition.log.frames():
+    for frame in partition.partition.log.frames():
         assert isinstance(frame, Frame) and frame.type is not FrameType.BASE
-        for record in codec.records(frame, outline=True):
+        for record in codec.decode_frame(frame, outline=True):
             yield record, Moment(frame.elapsed, frame.wall)
 
 
-def told(bench: Bench) -> list[Happening]:
-    teller = Teller()
-    return [one for record, now in recorded(bench) for one in teller.tell(record, now)]
+def told(partition: PartitionUnderTest) -> list[EventRuns]:
+    teller = EventReplay()
+    return [one for record, now in recorded(partition) for one in teller.tell(record, now)]
 
 
-def of(bench: Bench, offset: int) -> list[Event]:
+def of(partition: PartitionUnderTest, offset: int) -> list[Event]:
     """What happened to an item."""
-    return [event for event in (one.of(offset) for one in told(bench)) if event is not None]
+    return [event for event in (one.of(offset) for one in told(partition)) if event is not None]
 
 
 def names(found: list[Event]) -> list[str]:
@@ -52,23 +52,23 @@ def test_every_record_is_told_or_known_to_tell_nothing() -> None:
     assert set(kinds) == set(machine._APPLY)
 
 
-def test_everything_that_happens_is_told(bench: Bench) -> None:
-    bench.produce("again")
-    bench.retry(bench.lease().lease)
-    everything(bench)
-    witness = Witness()
-    for record, now in recorded(bench):
+def test_everything_that_happens_is_told(partition: PartitionUnderTest) -> None:
+    partition.produce("again")
+    partition.retry(partition.lease().lease)
+    write_every_record(partition)
+    witness = EventChecker()
+    for record, now in recorded(partition):
         witness.see(record, now)
-    assert base.dump(witness.teller.state) == base.dump(bench.partition.state)
-    assert witness.lives == {offset: bench.life(offset) for offset in range(bench.partition.state.next_offset)}
-    assert {one.event for one in told(bench)} == set(Kind) - {Kind.LOST}
+    assert base.dump(witness.teller.state) == base.dump(partition.partition.state)
+    assert witness.lives == {offset: partition.life(offset) for offset in range(partition.partition.state.next_offset)}
+    assert {one.event for one in told(partition)} == set(Kind) - {Kind.LOST}
 
 
-def test_a_state_from_a_base_tells_the_same(bench: Bench) -> None:
-    everything(bench)
-    whole, anew = Teller(), Teller()
-    for record, now in recorded(bench):
-        anew = Teller(base.load(base.dump(anew.state)))
+def test_a_state_from_a_base_tells_the_same(partition: PartitionUnderTest) -> None:
+    write_every_record(partition)
+    whole, anew = EventReplay(), EventReplay()
+    for record, now in recorded(partition):
+        anew = EventReplay(base.load(base.dump(anew.state)))
         assert anew.tell(record, now) == whole.tell(record, now)
 
 
@@ -91,21 +91,21 @@ def logs_of(harness: BrokerHarness) -> Iterator[list[Frame]]:
 def looked_through(frames: list[Frame]) -> set[Kind]:
     """Follow a log from Base to Base."""
     kinds: set[Kind] = set()
-    witness, last = Witness(), 0
+    witness, last = EventChecker(), 0
     for frame in frames:
         last, unbroken = frame.sequence, frame.sequence == last + 1
         if frame.type is FrameType.BASE:
-            witness, unbroken = Witness(base.load(frame.body)), True
+            witness, unbroken = EventChecker(base.load(frame.body)), True
         elif unbroken:
-            for record in codec.records(frame, outline=True):
+            for record in codec.decode_frame(frame, outline=True):
                 kinds |= {one.event for one in witness.see(record, Moment(frame.elapsed, frame.wall))}
     return kinds
 
 
 def test_a_witness_misses_what_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    witness, now = Witness(), Moment(0, 0)
+    witness, now = EventChecker(), Moment(0, 0)
     witness.see(Produced(0, Batch([b"a", b"b"])), now)
-    witness.see(Leased(1, 9, 9, "", [Take(5, 0, 2)]), now)
+    witness.see(Leased(1, 9, 9, "", [LaneTake(5, 0, 2)]), now)
     monkeypatch.delitem(events.BEFORE, Completed)
     with pytest.raises(AssertionError, match=r"'leased': 2.*leased=0"):
         witness.see(Completed(1), now)
@@ -114,18 +114,18 @@ def test_a_witness_misses_what_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
 # -- one item ------------------------------------------------------------------------------------------
 
 
-def test_an_item_that_is_tried_twice(bench: Bench) -> None:
-    (offset,) = bench.produce("a")
-    began = bench.wall
-    first = bench.lease(consumer="one", timeout=5)
-    bench.extend(first.lease, 10)
-    bench.advance(10)
-    second = bench.lease(consumer="two")
-    bench.retry(second.lease, delay=3, reason="no")
-    bench.advance(3)
-    third = bench.lease(consumer="three")
-    bench.complete(third.lease)
-    assert of(bench, offset) == [
+def test_an_item_that_is_tried_twice(partition: PartitionUnderTest) -> None:
+    (offset,) = partition.produce("a")
+    began = partition.wall
+    first = partition.lease(consumer="one", timeout=5)
+    partition.extend(first.lease, 10)
+    partition.advance(10)
+    second = partition.lease(consumer="two")
+    partition.retry(second.lease, delay=3, reason="no")
+    partition.advance(3)
+    third = partition.lease(consumer="three")
+    partition.complete(third.lease)
+    assert of(partition, offset) == [
         Event("produced", offset, began),
         Event("leased", offset, began, 1, "", "one", first.lease),
         Event("extended", offset, began, 1, "", "one", first.lease),
@@ -138,101 +138,106 @@ def test_an_item_that_is_tried_twice(bench: Bench) -> None:
     ]
 
 
-def test_an_item_is_given_up_when_its_attempts_are_spent(bench: Bench) -> None:
-    bench.configure(max_attempts=2)
-    (offset,) = bench.produce("a")
+def test_an_item_is_given_up_when_its_attempts_are_spent(partition: PartitionUnderTest) -> None:
+    partition.configure(max_attempts=2)
+    (offset,) = partition.produce("a")
     for _ in range(2):
-        bench.retry(bench.lease().lease, reason="no")
-    found = of(bench, offset)
+        partition.retry(partition.lease().lease, reason="no")
+    found = of(partition, offset)
     assert [(event.event, event.attempt, event.reason) for event in found[2:]] == [
         ("retried", 1, "no"),
         ("leased", 2, ""),
         ("buried", 2, "attempts spent: no"),
     ]
-    bench.redrive(offset)
-    assert of(bench, offset)[-1] == Event("redriven", offset, bench.wall, 2)
+    partition.redrive(offset)
+    assert of(partition, offset)[-1] == Event("redriven", offset, partition.wall, 2)
 
 
-def test_the_later_items_of_a_unit_return_with_the_first(bench: Bench) -> None:
-    first, second, third = bench.produce("1", "2", "3", key="k")
-    lease = bench.lease(3, per_key=3).lease
-    bench.retry(lease, [first], reason="no")
-    lease = bench.lease(3, per_key=3).lease
-    bench.bury(lease, [first], reason="never")
-    assert [(e.event, e.reason) for e in of(bench, second) if e.event != "leased"] == [
+def test_the_later_items_of_a_unit_return_with_the_first(partition: PartitionUnderTest) -> None:
+    first, second, third = partition.produce("1", "2", "3", key="k")
+    lease = partition.lease(3, per_key=3).lease
+    partition.retry(lease, [first], reason="no")
+    lease = partition.lease(3, per_key=3).lease
+    partition.bury(lease, [first], reason="never")
+    assert [(e.event, e.reason) for e in of(partition, second) if e.event != "leased"] == [
         ("produced", ""),
         ("retried", events.RETURNED),
         ("retried", events.RETURNED),
     ]
-    assert [event.attempt for event in of(bench, third) if event.event == "leased"] == [1, 1]
+    assert [event.attempt for event in of(partition, third) if event.event == "leased"] == [1, 1]
 
 
-def test_an_attempt_that_does_not_count_is_given_back(bench: Bench) -> None:
-    (offset,) = bench.produce("a")
-    bench.retry(bench.lease().lease, counted=False)
-    bench.lease()
-    assert [(event.event, event.attempt) for event in of(bench, offset)] == [("produced", 0), ("leased", 1), ("retried", 1), ("leased", 1)]
+def test_an_attempt_that_does_not_count_is_given_back(partition: PartitionUnderTest) -> None:
+    (offset,) = partition.produce("a")
+    partition.retry(partition.lease().lease, counted=False)
+    partition.lease()
+    assert [(event.event, event.attempt) for event in of(partition, offset)] == [
+        ("produced", 0),
+        ("leased", 1),
+        ("retried", 1),
+        ("leased", 1),
+    ]
 
 
-def test_a_ttl_is_told_apart_from_a_burial(bench: Bench) -> None:
-    waiting, later = *bench.produce("a", ttl=5), *bench.produce("b", ttl=5, at=bench.after(60))
-    held = *bench.produce("c", ttl=5, priority=0), bench.lease(1, timeout=60).lease
-    bench.advance(5)
-    bench.retry(held[1], [held[0]])
-    assert names(of(bench, waiting)) == ["produced", "expired"]
-    assert names(of(bench, later)) == ["scheduled", "expired"]
-    assert names(of(bench, held[0])) == ["produced", "leased", "buried"] and of(bench, held[0])[-1].reason == "expired"
+def test_a_ttl_is_told_apart_from_a_burial(partition: PartitionUnderTest) -> None:
+    waiting, later = *partition.produce("a", ttl=5), *partition.produce("b", ttl=5, at=partition.after(60))
+    held = *partition.produce("c", ttl=5, priority=0), partition.lease(1, timeout=60).lease
+    partition.advance(5)
+    partition.retry(held[1], [held[0]])
+    assert names(of(partition, waiting)) == ["produced", "expired"]
+    assert names(of(partition, later)) == ["scheduled", "expired"]
+    assert names(of(partition, held[0])) == ["produced", "leased", "buried"] and of(partition, held[0])[-1].reason == "expired"
 
 
-def test_an_operators_word_is_told(bench: Bench) -> None:
-    done, ready, leased = bench.produce("done", "ready", "leased", priorities=[0, 9, 5])
-    bench.complete(bench.lease(1).lease)
-    bench.lease(1)
-    (later,) = bench.produce("later", at=bench.after(60))
-    bench.clear(ready=True, scheduled=True, leased=True)
-    assert names(of(bench, ready)) == ["produced", "cleared"]
-    assert names(of(bench, later)) == ["scheduled", "cleared"]
-    assert [(event.event, event.attempt) for event in of(bench, leased)] == [("produced", 0), ("leased", 1), ("cleared", 1)]
-    bench.seek(0)
-    bench.clear(ready=True)
-    bench.drop(0, 1)
-    assert names(of(bench, done)) == ["produced", "leased", "completed", "sought", "cleared", "dropped"]
+def test_an_operators_word_is_told(partition: PartitionUnderTest) -> None:
+    done, ready, leased = partition.produce("done", "ready", "leased", priorities=[0, 9, 5])
+    partition.complete(partition.lease(1).lease)
+    partition.lease(1)
+    (later,) = partition.produce("later", at=partition.after(60))
+    partition.clear(ready=True, scheduled=True, leased=True)
+    assert names(of(partition, ready)) == ["produced", "cleared"]
+    assert names(of(partition, later)) == ["scheduled", "cleared"]
+    assert [(event.event, event.attempt) for event in of(partition, leased)] == [("produced", 0), ("leased", 1), ("cleared", 1)]
+    partition.seek(0)
+    partition.clear(ready=True)
+    partition.drop(0, 1)
+    assert names(of(partition, done)) == ["produced", "leased", "completed", "sought", "cleared", "dropped"]
 
 
-def test_a_transfer_is_told_with_both_its_ends(bench: Bench) -> None:
-    first, other, second = bench.produce("a", "b", "c")
-    bench.send(first, second)
-    bench.deliver(70)
-    sent, delivered = of(bench, second)[1:]
+def test_a_transfer_is_told_with_both_its_ends(partition: PartitionUnderTest) -> None:
+    first, other, second = partition.produce("a", "b", "c")
+    partition.send(first, second)
+    partition.deliver(70)
+    sent, delivered = of(partition, second)[1:]
     assert (sent.event, sent.destination) == ("sent", "000000000000dead/3")
     assert (delivered.event, delivered.destination) == ("delivered", "000000000000dead/3-71")
-    assert names(of(bench, other)) == ["produced"]
-    both = next(one for one in told(bench) if one.event is Kind.DELIVERED)
+    assert names(of(partition, other)) == ["produced"]
+    both = next(one for one in told(partition) if one.event is Kind.DELIVERED)
     assert [event.destination for event in both.events()] == ["000000000000dead/3-70", "000000000000dead/3-71"]
-    bench.store(items(["back"]), source=ELSEWHERE, sequence=1)
-    bench.store(items(["stranger"]), source=b"?", sequence=1)
-    assert [of(bench, offset)[0].source for offset in (3, 4)] == ["000000000000dead/3", "3f"]
+    partition.store(items(["back"]), source=ELSEWHERE, sequence=1)
+    partition.store(items(["stranger"]), source=b"?", sequence=1)
+    assert [of(partition, offset)[0].source for offset in (3, 4)] == ["000000000000dead/3", "3f"]
 
 
-def test_an_arrival_that_is_not_placed_is_told_without_its_offset(bench: Bench) -> None:
-    (offset,) = bench.produce("a")
-    bench.send(offset, to=destination(1, 2))
-    bench.deliver(to=destination(1, 2))
-    assert of(bench, offset)[-1].destination == "0000000000000001/2"
+def test_an_arrival_that_is_not_placed_is_told_without_its_offset(partition: PartitionUnderTest) -> None:
+    (offset,) = partition.produce("a")
+    partition.send(offset, to=pack_destination(1, 2))
+    partition.deliver(to=pack_destination(1, 2))
+    assert of(partition, offset)[-1].destination == "0000000000000001/2"
 
 
-def test_a_reboot_extends_every_lease(bench: Bench) -> None:
-    (offset,) = bench.produce("a")
-    lease = bench.lease(consumer="c").lease
-    bench.partition.close()
-    bench.clock.reboot(60 * SECOND)
-    bench.open()
-    assert of(bench, offset)[-1] == Event("extended", offset, bench.wall, 1, events.REBOOTED, "c", lease)
+def test_a_reboot_extends_every_lease(partition: PartitionUnderTest) -> None:
+    (offset,) = partition.produce("a")
+    lease = partition.lease(consumer="c").lease
+    partition.partition.close()
+    partition.clock.reboot(60 * SECOND)
+    partition.open()
+    assert of(partition, offset)[-1] == Event("extended", offset, partition.wall, 1, events.REBOOTED, "c", lease)
 
 
 def test_damage_takes_what_is_not_resolved() -> None:
-    teller, now = Teller(), Moment(0, 7)
-    for record in (Opened(1, "boot", 0), Produced(0, Batch([b""] * 5)), Leased(1, 9, 9, "c", [Take(5, 0, 2)]), Completed(1, [0, 1])):
+    teller, now = EventReplay(), Moment(0, 7)
+    for record in (Opened(1, "boot", 0), Produced(0, Batch([b""] * 5)), Leased(1, 9, 9, "c", [LaneTake(5, 0, 2)]), Completed(1, [0, 1])):
         teller.tell(record, now)
     plain, held = teller.tell(Lost([0, 4]), now)
     assert (plain.runs, held.runs, held.attempt) == ([2, 4], [1, 2], 1)
@@ -243,23 +248,23 @@ def test_damage_takes_what_is_not_resolved() -> None:
 
 def test_a_completion_without_its_lease_is_told() -> None:
     """Damage took the record of the lease."""
-    teller = Teller(State())
+    teller = EventReplay(State())
     teller.tell(Produced(0, Batch([b"a"])), Moment(0, 1))
     (done,) = teller.tell(Completed(4, [0, 1]), Moment(0, 2))
     assert list(done.events()) == [Event("completed", 0, 2, 1, lease=4)]
 
 
 def test_a_happening_finds_its_items_in_any_order() -> None:
-    one = Happening(Kind.LEASED, [7, 9, 2, 3], 5, 1, {8: 4}, consumer="c", lease=6)
+    one = EventRuns(Kind.LEASED, [7, 9, 2, 3], 5, 1, {8: 4}, consumer="c", lease=6)
     assert [(event.offset, event.attempt) for event in one.events()] == [(7, 1), (8, 4), (2, 1)]
     assert [one.of(offset) for offset in (7, 8, 2)] == list(one.events())
     assert one.of(9) is None and one.of(1) is None
 
 
-def test_leases_of_many_are_one_happening(bench: Bench) -> None:
+def test_leases_of_many_are_one_happening(partition: PartitionUnderTest) -> None:
     """Told in bulk: what is told of a batch does not grow with it."""
-    bench.produce(*map(str, range(500)))
-    granted = bench.lease(500)
-    bench.complete(granted.lease)
-    assert [(one.event, one.runs) for one in told(bench)] == [(kind, [0, 500]) for kind in (Kind.PRODUCED, Kind.LEASED, Kind.COMPLETED)]
-    assert given(granted) == list(range(500))
+    partition.produce(*map(str, range(500)))
+    granted = partition.lease(500)
+    partition.complete(granted.lease)
+    assert [(one.event, one.runs) for one in told(partition)] == [(kind, [0, 500]) for kind in (Kind.PRODUCED, Kind.LEASED, Kind.COMPLETED)]
+    assert granted_offsets(granted) == list(range(500))

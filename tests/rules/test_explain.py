@@ -2,99 +2,99 @@
 
 import pytest
 
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from tests.partition_under_test import Bench
+from tests.partition_under_test import PartitionUnderTest
 
 
-def test_ready(bench: Bench) -> None:
-    bench.produce("a")
-    assert bench.why(0) == "ready: the next lease that reaches it gets it"
+def test_ready(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    assert partition.why(0) == "ready: the next lease that reaches it gets it"
 
 
-def test_paused(bench: Bench) -> None:
-    bench.produce("a")
-    bench.pause(lease=True)
-    assert bench.why(0) == "ready, but leasing is paused; resume it"
+def test_paused(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.pause(lease=True)
+    assert partition.why(0) == "ready, but leasing is paused; resume it"
 
 
-def test_leased(bench: Bench) -> None:
-    bench.produce("a", "b")
-    granted = bench.lease(1, "host-1", timeout=30)
-    bench.lease(1)
-    bench.advance(10)
-    found = bench.partition.explain(0)
+def test_leased(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    granted = partition.lease(1, "host-1", timeout=30)
+    partition.lease(1)
+    partition.advance(10)
+    found = partition.partition.explain(0)
     assert found.why == "leased by host-1 for another 20.0 s"
-    assert (found.state, found.attempts, found.consumer) == (Life.LEASED, 1, "host-1")
+    assert (found.state, found.attempts, found.consumer) == (ItemState.LEASED, 1, "host-1")
     assert (found.lease, found.until) == (granted.lease, granted.deadline)
-    assert bench.why(1) == "leased by an unnamed consumer for another 50.0 s"
+    assert partition.why(1) == "leased by an unnamed consumer for another 50.0 s"
 
 
-def test_scheduled(bench: Bench) -> None:
-    when = bench.after(90)
-    bench.produce("a", at=when)
-    found = bench.partition.explain(0)
-    assert (found.state, found.why, found.until) == (Life.SCHEDULED, "scheduled, ready in 90.0 s", when)
+def test_scheduled(partition: PartitionUnderTest) -> None:
+    when = partition.after(90)
+    partition.produce("a", at=when)
+    found = partition.partition.explain(0)
+    assert (found.state, found.why, found.until) == (ItemState.SCHEDULED, "scheduled, ready in 90.0 s", when)
 
 
-def test_backing_off(bench: Bench) -> None:
-    bench.produce("a")
-    bench.retry(bench.lease().lease, delay=30, reason="busy")
-    found = bench.partition.explain(0)
+def test_backing_off(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.retry(partition.lease().lease, delay=30, reason="busy")
+    found = partition.partition.explain(0)
     assert found.why == "backing off after attempt 1 (busy), ready in 30.0 s"
-    assert (found.attempts, found.reason, found.until) == (1, "busy", bench.partition.now().elapsed + 30 * SECOND)
+    assert (found.attempts, found.reason, found.until) == (1, "busy", partition.partition.now().elapsed + 30 * SECOND)
 
 
-def test_a_key_held_by_a_lease(bench: Bench) -> None:
-    bench.produce("a1", "b1", keys=["a", "b"])
-    granted = bench.lease(2, "host-1")
-    bench.produce("b2", key="b")
+def test_a_key_held_by_a_lease(partition: PartitionUnderTest) -> None:
+    partition.produce("a1", "b1", keys=["a", "b"])
+    granted = partition.lease(2, "host-1")
+    partition.produce("b2", key="b")
     for _ in range(2):  # before and after it was passed over
-        found = bench.partition.explain(2)
+        found = partition.partition.explain(2)
         assert (found.why, found.held_by, found.until) == ("its key is held: item 1 is leased by host-1", 1, granted.deadline)
-        bench.lease()
+        partition.lease()
 
 
-def test_a_key_held_by_a_back_off(bench: Bench) -> None:
-    bench.produce("a1", "a2", key="a")
-    bench.retry(bench.lease().lease, delay=30)
-    found = bench.partition.explain(1)
+def test_a_key_held_by_a_back_off(partition: PartitionUnderTest) -> None:
+    partition.produce("a1", "a2", key="a")
+    partition.retry(partition.lease().lease, delay=30)
+    found = partition.partition.explain(1)
     assert (found.why, found.held_by) == ("its key is held: item 0 backs off", 0)
-    assert found.until == bench.partition.now().elapsed + 30 * SECOND
+    assert found.until == partition.partition.now().elapsed + 30 * SECOND
 
 
-def test_a_parked_key(bench: Bench) -> None:
-    bench.configure(on_bury="park")
-    bench.produce("a1", "a2", key="a")
-    bench.bury(bench.lease().lease, reason="no")
-    found = bench.partition.explain(1)
+def test_a_parked_key(partition: PartitionUnderTest) -> None:
+    partition.configure(on_bury="park")
+    partition.produce("a1", "a2", key="a")
+    partition.bury(partition.lease().lease, reason="no")
+    found = partition.partition.explain(1)
     assert (found.why, found.held_by) == ("its key is parked: item 0 was buried; redrive or clear it", 0)
 
 
-def test_first_of_its_key_and_behind_it(bench: Bench) -> None:
-    bench.produce("a1", "a2", "a3", key="a")
-    bench.complete(bench.lease(2).lease)
-    assert bench.why(1) == "ready: first of its key, the next lease that reaches it gets it"
-    found = bench.partition.explain(2)
+def test_first_of_its_key_and_behind_it(partition: PartitionUnderTest) -> None:
+    partition.produce("a1", "a2", "a3", key="a")
+    partition.complete(partition.lease(2).lease)
+    assert partition.why(1) == "ready: first of its key, the next lease that reaches it gets it"
+    found = partition.partition.explain(2)
     assert (found.why, found.held_by) == ("ready, behind item 1 of the same key", 1)
 
 
-def test_buried(bench: Bench) -> None:
-    bench.produce("a")
-    bench.bury(bench.lease().lease, reason="no such customer")
-    found = bench.partition.explain(0)
-    assert (found.state, found.why, found.attempts) == (Life.BURIED, "buried because: no such customer", 1)
+def test_buried(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.bury(partition.lease().lease, reason="no such customer")
+    found = partition.partition.explain(0)
+    assert (found.state, found.why, found.attempts) == (ItemState.BURIED, "buried because: no such customer", 1)
 
 
-def test_completed(bench: Bench) -> None:
-    bench.produce("a")
-    bench.drain()
-    assert bench.why(0) == "completed"
+def test_completed(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.drain()
+    assert partition.why(0) == "completed"
 
 
 @pytest.mark.parametrize("offset", [1, -1])
-def test_an_item_that_was_never_there(bench: Bench, offset: int) -> None:
-    bench.produce("a")
+def test_an_item_that_was_never_there(partition: PartitionUnderTest, offset: int) -> None:
+    partition.produce("a")
     with pytest.raises(InvalidRequest, match="; the next to be given is 1"):
-        bench.why(offset)
+        partition.why(offset)

@@ -3,64 +3,64 @@
 import pytest
 
 from penstock.rules import base, routing
-from penstock.rules.commands import Counted, FenceOff
-from penstock.rules.fences import ENDLESS, Departed, Fences, pack_slots, unpack_slots
-from penstock.rules.records import Barrier
+from penstock.rules.commands import AddFences, ItemCount
+from penstock.rules.fences import ENDLESS, Fences, MovedSlots, pack_slots, unpack_slots
+from penstock.rules.records import FenceSpec
 from penstock.words import ids
 from penstock.words.clock import SECOND
-from tests.partition_under_test import Bench, items, key_id, slot
+from tests.partition_under_test import PartitionUnderTest, items, key_id, slot
 
 # -- versions, and dedup ids ---------------------------------------------------------------------------
 
 
-def test_a_version_is_taken_once(bench: Bench) -> None:
-    barriers = [Barrier(0, 3, 10, 0, pack_slots([1])), Barrier(0, 4, 20, 0, pack_slots([2, 3]))]
-    assert bench.partition.run(FenceOff(5, barriers)) == Counted(2)
-    assert bench.partition.run(FenceOff(6, [])) == Counted(0)
-    bench.partition.commit()
-    bench.kill()
-    before = base.dump(bench.partition.state)
+def test_a_version_is_taken_once(partition: PartitionUnderTest) -> None:
+    barriers = [FenceSpec(0, 3, 10, 0, pack_slots([1])), FenceSpec(0, 4, 20, 0, pack_slots([2, 3]))]
+    assert partition.partition.run(AddFences(5, barriers)) == ItemCount(2)
+    assert partition.partition.run(AddFences(6, [])) == ItemCount(0)
+    partition.partition.commit()
+    partition.kill()
+    before = base.dump(partition.partition.state)
     for version in (4, 5, 6):
-        assert bench.partition.run(FenceOff(version, barriers, [(bytes(16), SECOND, 1)])) == Counted(0)
-    assert base.dump(bench.partition.state) == before
-    fences = list(bench.partition.state.keys.fences)
+        assert partition.partition.run(AddFences(version, barriers, [(bytes(16), SECOND, 1)])) == ItemCount(0)
+    assert base.dump(partition.partition.state) == before
+    fences = list(partition.partition.state.keys.fences)
     assert [(one.number, one.source, one.mark, one.since) for one in fences] == [(1, 3, 10, 0), (2, 4, 20, 0)]
-    assert (bench.partition.state.fence_version, bench.fence("a", version=7)) == (6, 3)
+    assert (partition.partition.state.fence_version, partition.fence("a", version=7)) == (6, 3)
 
 
-def adopt(bench: Bench, name: str, left: float, item: int) -> None:
+def adopt(partition: PartitionUnderTest, name: str, left: float, item: int) -> None:
     digest = routing.digest(name.encode())
-    bench.partition.run(FenceOff(0, [], [(digest, int(left * SECOND), item)]))
-    bench.partition.commit()
+    partition.partition.run(AddFences(0, [], [(digest, int(left * SECOND), item)]))
+    partition.partition.commit()
 
 
-def test_dedup_ids_alone_are_of_no_version(bench: Bench) -> None:
-    fence = bench.fence("a", version=4)
-    adopt(bench, "x", 10, ids.foreign(3, 7))
-    bench.kill()
-    assert (bench.partition.state.fence_version, [one.number for one in bench.partition.state.keys.fences]) == (4, [fence])
+def test_dedup_ids_alone_are_of_no_version(partition: PartitionUnderTest) -> None:
+    fence = partition.fence("a", version=4)
+    adopt(partition, "x", 10, ids.foreign_number(3, 7))
+    partition.kill()
+    assert (partition.partition.state.fence_version, [one.number for one in partition.partition.state.keys.fences]) == (4, [fence])
 
 
-@pytest.mark.parametrize("partition", [0, 3, ids.LAST_PARTITION])
-def test_adopted_dedup_ids_answer_with_the_foreign_item_until_their_window_ends(bench: Bench, partition: int) -> None:
-    foreign = ids.foreign(partition, ids.FOREIGN - 1)
-    adopt(bench, "x", 10, foreign)
-    bench.clock.advance(9 * SECOND)
-    bench.kill()
-    stored = bench.store(items(["again", "new"], dedups=["x", None]))
+@pytest.mark.parametrize("number", [0, 3, ids.LAST_PARTITION])
+def test_adopted_dedup_ids_answer_with_the_foreign_item_until_their_window_ends(partition: PartitionUnderTest, number: int) -> None:
+    foreign = ids.foreign_number(number, ids.FIRST_FOREIGN_NUMBER - 1)
+    adopt(partition, "x", 10, foreign)
+    partition.clock.advance(9 * SECOND)
+    partition.kill()
+    stored = partition.store(items(["again", "new"], dedups=["x", None]))
     assert list(stored.offsets) == [foreign, 0]
-    bench.restart()
-    bench.clock.advance(1 * SECOND)
-    assert list(bench.store(items(["over"], dedups=["x"])).offsets) == [1]
-    assert bench.drain() == ["new", "over"]
+    partition.restart()
+    partition.clock.advance(1 * SECOND)
+    assert list(partition.store(items(["over"], dedups=["x"])).offsets) == [1]
+    assert partition.drain() == ["new", "over"]
 
 
-def test_an_own_dedup_id_is_not_overruled_by_one_that_comes_back(bench: Bench) -> None:
-    bench.produce("first", dedups=["x"])
-    adopt(bench, "x", 100, ids.foreign(3, 7))
+def test_an_own_dedup_id_is_not_overruled_by_one_that_comes_back(partition: PartitionUnderTest) -> None:
+    partition.produce("first", dedups=["x"])
+    adopt(partition, "x", 100, ids.foreign_number(3, 7))
     for _ in range(2):
-        assert list(bench.store(items(["again"], dedups=["x"])).offsets) == [0]
-        bench.restart()
+        assert list(partition.store(items(["again"], dedups=["x"])).offsets) == [0]
+        partition.restart()
 
 
 # -- the fences themselves -----------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_slots_are_packed_in_order_two_bytes_each() -> None:
 
 def test_without_fences_nothing_waits() -> None:
     fences = Fences()
-    fences.add(Barrier(1, 0, 0, 0, b""))
+    fences.add(FenceSpec(1, 0, 0, 0, b""))
     assert not fences
     assert fences.limit(key_id("a")) == ENDLESS
 
@@ -81,7 +81,7 @@ def test_without_fences_nothing_waits() -> None:
 def test_of_a_slot_that_lives_elsewhere_all_but_the_backlog_is_astray() -> None:
     owners = bytearray(routing.SLOTS)
     owners[slot("a")] = owners[slot("b")] = 1
-    departed = Departed(owners, 0, {slot("a"): 10})
+    departed = MovedSlots(owners, 0, {slot("a"): 10})
     assert [departed.mark(key_id(key)) for key in ("a", "b", "c")] == [10, 0, ENDLESS]
     assert departed.any_of([routing.NO_KEY, key_id("c"), key_id("b")])
     assert not departed.any_of([routing.NO_KEY, key_id("c")])
@@ -90,5 +90,5 @@ def test_of_a_slot_that_lives_elsewhere_all_but_the_backlog_is_astray() -> None:
 def test_what_belongs_to_a_partition_that_cannot_be_opened_is_handled_where_it_is() -> None:
     owners = bytearray(routing.SLOTS)
     owners[slot("a")], owners[slot("b")] = 1, 2
-    departed = Departed(owners, 0, {}, {2})
+    departed = MovedSlots(owners, 0, {}, {2})
     assert [departed.mark(key_id(key)) for key in ("a", "b", "c")] == [0, ENDLESS, ENDLESS]

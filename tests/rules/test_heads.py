@@ -3,153 +3,155 @@
 import pytest
 
 from penstock.rules import base
-from penstock.rules.commands import Again, Granted, Lease
-from penstock.rules.lanes import Rank, best_rank, lifted
+from penstock.rules.commands import AcquireLease, AskAgain, LeaseAnswer
+from penstock.rules.lanes import Rank, aged_priority, best_rank
 from penstock.words.clock import SECOND
-from tests.partition_under_test import Bench, given
+from tests.partition_under_test import PartitionUnderTest, granted_offsets
 
 
-def now(bench: Bench) -> int:
-    return bench.partition.now().elapsed
+def now(partition: PartitionUnderTest) -> int:
+    return partition.partition.now().elapsed
 
 
-def head(bench: Bench) -> tuple[int, float] | None:
+def head(partition: PartitionUnderTest) -> tuple[int, float] | None:
     """Priority of the best head and how many seconds it has been waiting."""
-    found = bench.partition.state.best_head(now(bench))
-    return None if found is None else (found.priority, (now(bench) - found.since) / SECOND)
+    found = partition.partition.state.best_head(now(partition))
+    return None if found is None else (found.priority, (now(partition) - found.since) / SECOND)
 
 
-def until(bench: Bench, priority: int, seconds: float) -> Rank:
+def until(partition: PartitionUnderTest, priority: int, seconds: float) -> Rank:
     """Nothing that waits for less than so many seconds, at this lifted priority."""
-    return Rank(priority, now(bench) - round(seconds * SECOND))
+    return Rank(priority, now(partition) - round(seconds * SECOND))
 
 
 # -- the best head --------------------------------------------------------------------------------------------
 
 
-def test_an_empty_partition_has_no_head(bench: Bench) -> None:
-    assert head(bench) is None
-    bench.produce("a")
-    bench.lease()
-    assert head(bench) is None
+def test_an_empty_partition_has_no_head(partition: PartitionUnderTest) -> None:
+    assert head(partition) is None
+    partition.produce("a")
+    partition.lease()
+    assert head(partition) is None
 
 
-def test_the_best_lane_comes_first_and_then_the_oldest(bench: Bench) -> None:
-    bench.produce("a", priority=6)
-    bench.advance(3)
-    bench.produce("b", priority=4)
-    bench.advance(2)
-    assert head(bench) == (4, 2)
-    bench.lease(1)
-    assert head(bench) == (6, 5)
+def test_the_best_lane_comes_first_and_then_the_oldest(partition: PartitionUnderTest) -> None:
+    partition.produce("a", priority=6)
+    partition.advance(3)
+    partition.produce("b", priority=4)
+    partition.advance(2)
+    assert head(partition) == (4, 2)
+    partition.lease(1)
+    assert head(partition) == (6, 5)
 
 
-def test_waiting_lifts_a_head(bench: Bench) -> None:
-    bench.configure(priority_aging=10 * SECOND)
-    bench.produce("a", priority=2)
-    bench.produce("b", priority=9)
-    heads = bench.partition.state.heads()
-    bench.advance(19)
-    assert head(bench) == (1, 19)
-    assert best_rank(heads, 10 * SECOND, now(bench)) == bench.partition.state.best_head(now(bench)), "what was noted before says the same"
-    bench.advance(10_000)
-    assert head(bench) == (0, 10_019)
-    bench.configure(priority_aging=0)
-    assert head(bench) == (2, 10_019)
+def test_waiting_lifts_a_head(partition: PartitionUnderTest) -> None:
+    partition.configure(priority_aging=10 * SECOND)
+    partition.produce("a", priority=2)
+    partition.produce("b", priority=9)
+    heads = partition.partition.state.heads()
+    partition.advance(19)
+    assert head(partition) == (1, 19)
+    assert best_rank(heads, 10 * SECOND, now(partition)) == partition.partition.state.best_head(now(partition)), (
+        "what was noted before says the same"
+    )
+    partition.advance(10_000)
+    assert head(partition) == (0, 10_019)
+    partition.configure(priority_aging=0)
+    assert head(partition) == (2, 10_019)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0, 5), (59.999_999, 5), (60, 4), (300, 0), (1e6, 0)])
 def test_every_step_of_aging_lifts_by_one(seconds: float, expected: int) -> None:
-    assert lifted(5, 0, 60 * SECOND, round(seconds * SECOND)) == expected
+    assert aged_priority(5, 0, 60 * SECOND, round(seconds * SECOND)) == expected
 
 
-def test_the_head_of_a_free_key_competes_and_that_of_a_held_one_does_not(bench: Bench) -> None:
-    bench.produce("a", "b", key="k", priority=1)
-    bench.produce("other")
-    bench.advance(5)
-    held = bench.lease(1)
-    assert given(bench.lease(1)) == [2], "the second of the key is passed over"
-    assert head(bench) is None
-    bench.complete(held.lease)
-    assert head(bench) == (1, 5)
+def test_the_head_of_a_free_key_competes_and_that_of_a_held_one_does_not(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b", key="k", priority=1)
+    partition.produce("other")
+    partition.advance(5)
+    held = partition.lease(1)
+    assert granted_offsets(partition.lease(1)) == [2], "the second of the key is passed over"
+    assert head(partition) is None
+    partition.complete(held.lease)
+    assert head(partition) == (1, 5)
 
 
-def test_a_keyed_item_that_came_back_does_not_make_older_ones_behind_it_look_young(bench: Bench) -> None:
-    bench.produce("a", "b", keys=["k", "l"])
-    held = bench.lease(1)
-    bench.advance(8)
-    bench.retry(held.lease)
-    assert head(bench) == (5, 8)
-    assert bench.take(1, until=until(bench, 5, 8)) == ["a"], "it keeps its place"
-    assert bench.take(1, until=until(bench, 5, 8)) == ["b"]
+def test_a_keyed_item_that_came_back_does_not_make_older_ones_behind_it_look_young(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b", keys=["k", "l"])
+    held = partition.lease(1)
+    partition.advance(8)
+    partition.retry(held.lease)
+    assert head(partition) == (5, 8)
+    assert partition.take(1, until=until(partition, 5, 8)) == ["a"], "it keeps its place"
+    assert partition.take(1, until=until(partition, 5, 8)) == ["b"]
 
 
-def test_looking_changes_nothing(bench: Bench) -> None:
-    bench.produce(*"aabbcc", keys=list("aabbcc"), priorities=[3, 5, 3, 5, 3, 5])
-    bench.complete(bench.lease(2).lease)
-    before = base.dump(bench.partition.state)
-    assert head(bench) == head(bench)
-    assert base.dump(bench.partition.state) == before
+def test_looking_changes_nothing(partition: PartitionUnderTest) -> None:
+    partition.produce(*"aabbcc", keys=list("aabbcc"), priorities=[3, 5, 3, 5, 3, 5])
+    partition.complete(partition.lease(2).lease)
+    before = base.dump(partition.partition.state)
+    assert head(partition) == head(partition)
+    assert base.dump(partition.partition.state) == before
 
 
 # -- until ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
-def test_a_lease_stops_before_what_is_worse(bench: Bench, keyed: bool) -> None:
+def test_a_lease_stops_before_what_is_worse(partition: PartitionUnderTest, keyed: bool) -> None:
     for number in range(5):
-        bench.produce(f"{number}", key=f"key-{number}" if keyed else None)
-        bench.advance(2)
-    assert bench.take(100, until=until(bench, 5, 6)) == ["0", "1", "2"]
-    assert bench.take(100, until=until(bench, 5, 6)) == []
-    assert bench.take(1, until=until(bench, 4, 0)) == [], "a better lifted priority is better whatever the age"
-    assert bench.take(1, until=until(bench, 5, 4)) == ["3"]
-    assert bench.take(100, until=until(bench, 6, 100)) == ["4"], "and a worse one is worse"
+        partition.produce(f"{number}", key=f"key-{number}" if keyed else None)
+        partition.advance(2)
+    assert partition.take(100, until=until(partition, 5, 6)) == ["0", "1", "2"]
+    assert partition.take(100, until=until(partition, 5, 6)) == []
+    assert partition.take(1, until=until(partition, 4, 0)) == [], "a better lifted priority is better whatever the age"
+    assert partition.take(1, until=until(partition, 5, 4)) == ["3"]
+    assert partition.take(100, until=until(partition, 6, 100)) == ["4"], "and a worse one is worse"
 
 
-def test_a_lease_stops_before_a_worse_lane(bench: Bench) -> None:
-    bench.produce("a", "b", "c", priorities=[7, 3, 7])
-    assert bench.take(until=until(bench, 5, 0)) == ["b"]
-    assert bench.take(until=until(bench, 7, 0)) == ["a", "c"]
+def test_a_lease_stops_before_a_worse_lane(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b", "c", priorities=[7, 3, 7])
+    assert partition.take(until=until(partition, 5, 0)) == ["b"]
+    assert partition.take(until=until(partition, 7, 0)) == ["a", "c"]
 
 
-def test_lines_of_free_keys_stop_it_too(bench: Bench) -> None:
-    bench.produce("a0", "b0", keys=["a", "b"])
-    bench.produce("a1", key="a")
-    bench.advance(4)
-    bench.produce("b1", key="b")
-    held = bench.lease(10)
-    assert bench.take() == []
-    bench.complete(held.lease)
-    assert bench.take(until=until(bench, 5, 2)) == ["a1"]
-    assert bench.take() == ["b1"]
+def test_lines_of_free_keys_stop_it_too(partition: PartitionUnderTest) -> None:
+    partition.produce("a0", "b0", keys=["a", "b"])
+    partition.produce("a1", key="a")
+    partition.advance(4)
+    partition.produce("b1", key="b")
+    held = partition.lease(10)
+    assert partition.take() == []
+    partition.complete(held.lease)
+    assert partition.take(until=until(partition, 5, 2)) == ["a1"]
+    assert partition.take() == ["b1"]
 
 
-def test_items_of_held_keys_on_the_way_are_passed_over_and_the_rest_shows_its_age(bench: Bench) -> None:
-    bench.produce("a0", key="a")
-    bench.lease()
-    bench.produce("a1", "a2", key="a")
-    bench.advance(5)
-    bench.produce("b", key="b")
-    assert head(bench) == (5, 5)
-    assert bench.take(until=until(bench, 5, 3)) == []
-    assert head(bench) == (5, 0), "what is behind them"
-    assert bench.take(until=until(bench, 5, 0)) == ["b"]
+def test_items_of_held_keys_on_the_way_are_passed_over_and_the_rest_shows_its_age(partition: PartitionUnderTest) -> None:
+    partition.produce("a0", key="a")
+    partition.lease()
+    partition.produce("a1", "a2", key="a")
+    partition.advance(5)
+    partition.produce("b", key="b")
+    assert head(partition) == (5, 5)
+    assert partition.take(until=until(partition, 5, 3)) == []
+    assert head(partition) == (5, 0), "what is behind them"
+    assert partition.take(until=until(partition, 5, 0)) == ["b"]
 
 
 # -- reading ahead --------------------------------------------------------------------------------------------
 
 
-def test_an_urgent_item_with_a_key_is_found_at_once_behind_a_backlog_of_many_seconds(bench: Bench) -> None:
+def test_an_urgent_item_with_a_key_is_found_at_once_behind_a_backlog_of_many_seconds(partition: PartitionUnderTest) -> None:
     """Every earlier item with a key must be read, in whichever lane it waits: its key might be the same."""
     for number in range(150):
-        bench.produce(f"{number}", f"plain {number}", keys=[f"key-{number}", None], priority=8)
-        bench.advance(1.5)
-    bench.configure(priority_aging=0)
-    bench.produce("urgent", key="other", priority=0)
-    bench.produce("not yet", key="key-3", priority=0)
-    answers = [bench.partition.run(Lease(1), rounds=1) for _ in range(2)]
-    assert isinstance(answers[0], Again) and isinstance(answers[1], Granted)
-    bench.partition.commit()
-    assert bench.texts(answers[1]) == ["urgent"]
-    assert bench.drain(1)[:4] == ["0", "plain 0", "1", "plain 1"]
+        partition.produce(f"{number}", f"plain {number}", keys=[f"key-{number}", None], priority=8)
+        partition.advance(1.5)
+    partition.configure(priority_aging=0)
+    partition.produce("urgent", key="other", priority=0)
+    partition.produce("not yet", key="key-3", priority=0)
+    answers = [partition.partition.run(AcquireLease(1), rounds=1) for _ in range(2)]
+    assert isinstance(answers[0], AskAgain) and isinstance(answers[1], LeaseAnswer)
+    partition.partition.commit()
+    assert partition.texts(answers[1]) == ["urgent"]
+    assert partition.drain(1)[:4] == ["0", "plain 0", "1", "plain 1"]

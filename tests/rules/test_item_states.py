@@ -4,21 +4,21 @@ import itertools
 
 import pytest
 
-from penstock.rules.item_states import TRANSITIONS, Life, LifeEvent, after, diagram
+from penstock.rules.item_states import TRANSITIONS, ItemState, Transition, diagram, next_state
 from penstock.words.errors import InvalidRequest
 
-PAIRS = list(itertools.product([None, *Life], LifeEvent))
+PAIRS = list(itertools.product([None, *ItemState], Transition))
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair in PAIRS if pair not in TRANSITIONS])
-def test_an_unlisted_transition_is_an_error_that_says_what_would_be_right(state: Life | None, event: LifeEvent) -> None:
+def test_an_unlisted_transition_is_an_error_that_says_what_would_be_right(state: ItemState | None, event: Transition) -> None:
     with pytest.raises(InvalidRequest, match=f"{state.value if state else 'not there'} cannot be {event.value}; it must be "):
-        after(state, event)
+        next_state(state, event)
 
 
 @pytest.mark.parametrize(("state", "event"), TRANSITIONS)
-def test_the_diagram_shows_every_transition(state: Life | None, event: LifeEvent) -> None:
-    arrow = f"{state.value if state else '[*]'} --> {after(state, event).value} : {event.value}"
+def test_the_diagram_shows_every_transition(state: ItemState | None, event: Transition) -> None:
+    arrow = f"{state.value if state else '[*]'} --> {next_state(state, event).value} : {event.value}"
     assert arrow in [line.strip() for line in diagram().splitlines()]
 
 
@@ -28,15 +28,15 @@ def test_the_diagram_shows_nothing_else() -> None:
 
 def test_what_is_resolved_comes_back_only_by_an_operators_word() -> None:
     back = {event for (state, event), then in TRANSITIONS.items() if state is not None and state.resolved and not then.resolved}
-    assert back - {LifeEvent.SENT} == {LifeEvent.SOUGHT, LifeEvent.REDRIVEN}
-    assert after(Life.BURIED, LifeEvent.SENT) is Life.MOVING  # away from here, not back
+    assert back - {Transition.SENT} == {Transition.SOUGHT, Transition.REDRIVEN}
+    assert next_state(ItemState.BURIED, Transition.SENT) is ItemState.MOVING  # away from here, not back
 
 
 def test_what_is_moving_arrives_or_is_lost_and_nothing_else() -> None:
-    ends = {event: then for (state, event), then in TRANSITIONS.items() if state is Life.MOVING}
-    assert ends == {LifeEvent.DELIVERED: Life.COMPLETED, LifeEvent.LOST: Life.COMPLETED}
-    assert not Life.MOVING.resolved
+    ends = {event: then for (state, event), then in TRANSITIONS.items() if state is ItemState.MOVING}
+    assert ends == {Transition.DELIVERED: ItemState.COMPLETED, Transition.LOST: ItemState.COMPLETED}
+    assert not ItemState.MOVING.resolved
 
 
 def test_ttl_never_takes_a_leased_item() -> None:
-    assert (Life.LEASED, LifeEvent.TTL_EXPIRED) not in TRANSITIONS
+    assert (ItemState.LEASED, Transition.TTL_EXPIRED) not in TRANSITIONS

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.rules.keys import Keys, Line, PackedExtents
+from penstock.rules.keys import KeyLine, KeyLines, PackedExtents
 from penstock.rules.lanes import Extent
 from penstock.rules.runs import RunSet
 
 KEY, OTHER = 11, 22
 
 
-def offsets(line: Line) -> list[int]:
+def offsets(line: KeyLine) -> list[int]:
     return [offset for run in line.waiting for offset in range(run.start, run.stop)]
 
 
@@ -20,7 +20,7 @@ def waiting(start: int, stop: int | None = None, *, lane: int = 5, position: int
 
 @given(st.permutations(range(12)))
 def test_items_stand_in_the_order_of_the_log_however_they_were_read(order: list[int]) -> None:
-    line = Line()
+    line = KeyLine()
     for offset in order:
         line.push(waiting(offset))
     assert offsets(line) == list(range(12))
@@ -28,7 +28,7 @@ def test_items_stand_in_the_order_of_the_log_however_they_were_read(order: list[
 
 @given(st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
 def test_dropped_items_are_gone_and_the_others_stay(there: set[int], gone: set[int]) -> None:
-    line = Line()
+    line = KeyLine()
     for offset in sorted(there):
         line.push(waiting(offset))
     assert [offset for offset in sorted(gone) if line.drop(offset)] == sorted(there & gone)
@@ -36,14 +36,14 @@ def test_dropped_items_are_gone_and_the_others_stay(there: set[int], gone: set[i
 
 
 def test_items_in_a_row_are_one_run() -> None:
-    line = Line()
+    line = KeyLine()
     for offset in range(1_000):
         line.push(waiting(offset))
     assert [run.astuple() for run in line.waiting] == [(0, 1_000, 5, 0, 0)]
 
 
 def test_an_item_that_came_due_in_the_middle_of_a_run_stands_in_the_middle() -> None:
-    line = Line()
+    line = KeyLine()
     line.push(waiting(4, 9))
     line.push(waiting(2, position=7, ready_at=3))
     line.push(waiting(1, position=7, ready_at=5))
@@ -52,7 +52,7 @@ def test_an_item_that_came_due_in_the_middle_of_a_run_stands_in_the_middle() -> 
 
 @given(st.lists(st.integers(0, 30), unique=True, min_size=1), st.integers(1, 40))
 def test_taking_from_the_front_leaves_the_rest(there: list[int], size: int) -> None:
-    keys = Keys()
+    keys = KeyLines()
     for offset in there:
         keys.pass_over(KEY, waiting(offset))
     taken = sorted(there)[:size]
@@ -62,13 +62,13 @@ def test_taking_from_the_front_leaves_the_rest(there: list[int], size: int) -> N
     assert all(run.fresh for run in keys.line(KEY).waiting)
 
 
-def heads(keys: Keys, lane: int = 5) -> list[int]:
+def heads(keys: KeyLines, lane: int = 5) -> list[int]:
     """Offsets that the hints of a lane truly offer."""
     return sorted({offset for position, offset, key in keys.ready[lane] if keys.head(lane, position, offset, key) is not None})
 
 
 def test_a_free_line_offers_its_head_and_a_held_one_does_not() -> None:
-    keys = Keys()
+    keys = KeyLines()
     keys.pass_over(KEY, waiting(3))
     keys.pass_over(OTHER, waiting(4))
     assert heads(keys) == [3, 4]
@@ -79,7 +79,7 @@ def test_a_free_line_offers_its_head_and_a_held_one_does_not() -> None:
 
 
 def test_another_lease_cannot_release_a_key() -> None:
-    keys = Keys()
+    keys = KeyLines()
     keys.hold([KEY], lease=9)
     keys.release([KEY], lease=8)
     assert KEY in keys.map
@@ -88,14 +88,14 @@ def test_another_lease_cannot_release_a_key() -> None:
 
 
 def test_an_earlier_item_takes_over_the_head() -> None:
-    keys = Keys()
+    keys = KeyLines()
     keys.pass_over(KEY, waiting(5))
     keys.pass_over(KEY, waiting(3, lane=0))
     assert (heads(keys, 5), heads(keys, 0)) == ([], [3])
 
 
 def test_a_key_with_nothing_to_say_is_forgotten() -> None:
-    keys = Keys()
+    keys = KeyLines()
     keys.pass_over(KEY, waiting(5))
     keys.take(KEY, 5, 6)
     keys.hold([KEY], lease=9)
@@ -104,7 +104,7 @@ def test_a_key_with_nothing_to_say_is_forgotten() -> None:
 
 
 def test_damage_takes_an_item_out_of_whatever_holds_its_key() -> None:
-    keys = Keys()
+    keys = KeyLines()
     line = keys.line(KEY)
     line.parked, line.backing_off = [1], (2, 5)
     line.push(waiting(3, 5))

@@ -17,9 +17,9 @@ from penstock.rules import commands as c
 from penstock.rules import machine, routing
 from penstock.rules.explain import explain
 from penstock.rules.fences import pack_slots, unpack_slots
-from penstock.rules.item_states import TRANSITIONS, Life, LifeEvent
-from penstock.rules.outbox import destination, moved_to
-from penstock.rules.records import Barrier, Opened
+from penstock.rules.item_states import TRANSITIONS, ItemState, Transition
+from penstock.rules.outbox import moved_to, pack_destination
+from penstock.rules.records import FenceSpec, Opened
 from penstock.rules.runs import offsets
 from penstock.rules.state import State
 from penstock.words import ids
@@ -27,17 +27,17 @@ from penstock.words.clock import MINUTE, SECOND, Moment
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import DEFAULT_PRIORITY, Policy
 from simulation.partition.model import PartitionModel
-from simulation.partition.model_state import EXPIRED, View
+from simulation.partition.model_state import EXPIRED, ComparedState
 from simulation.partition.order import ModelItem
-from tests.partition_under_test import departed_of
+from tests.partition_under_test import slots_departed
 from tests.rules.test_resize import A2
-from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllAtHand, RulesBesideTheModel
+from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllBlocks, RulesStateMachine
 
 NAMES = [b"a", b"b", A2.encode()]
 """The last is of the first one's slot."""
 SOME_NAMES = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
 ITEMS = st.lists(st.tuples(st.sampled_from([None, *NAMES]), PRIORITIES, AHEAD, TTLS, DEDUPS), min_size=1, max_size=4)
-PLACES = st.sampled_from([destination(1, 1), destination(1, 2)])
+PLACES = st.sampled_from([pack_destination(1, 1), pack_destination(1, 2)])
 WEIGHTS = {
     "produce": 5, "lease": 8, "settle": 5, "pass_time": 3, "operate": 2, "reload": 1,
     "send": 4, "confirm": 3, "release": 1, "fence": 2, "narrow": 2, "lift": 2, "depart": 1, "return": 1,
@@ -47,7 +47,7 @@ Draw = Callable[..., Any]
 
 
 @dataclass
-class Fence:
+class ModelFence:
     """Slots, or (when they are None) keys, whose items wait from `since` on."""
 
     number: int
@@ -62,12 +62,12 @@ class Fence:
         return covered and item.earliest >= self.since
 
 
-class Moving(PartitionModel):
+class TransferModel(PartitionModel):
     """What a partition should be doing that has fences and an outbox."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self.fences: list[Fence] = []
+        self.fences: list[ModelFence] = []
         self.version = self.given = 0
         self.outbox: dict[bytes, list[tuple[int, list[int]]]] = {}
         self.last: dict[bytes, int] = {}
@@ -77,11 +77,11 @@ class Moving(PartitionModel):
     def fenced(self, item: ModelItem) -> bool:
         return any(fence.holds(item) for fence in self.fences)
 
-    def view(self, now: Moment, *, rebooted: bool = False) -> View:
+    def view(self, now: Moment, *, rebooted: bool = False) -> ComparedState:
         view = super().view(now, rebooted=rebooted)
-        left = [item for item in self.items if item.state is Life.MOVING]
+        left = [item for item in self.items if item.state is ItemState.MOVING]
         burials = {item.offset: (item.attempts, item.reason == EXPIRED) for item in left if item.offset in self.were_buried}
-        failures = {offset: known for offset, known in view.failures.items() if self.items[offset].state is not Life.MOVING}
+        failures = {offset: known for offset, known in view.failures.items() if self.items[offset].state is not ItemState.MOVING}
         return view._replace(failures=failures, burials=view.burials | burials)
 
     def judge(self, command: c.Command, now: Moment, answer: c.Answer | PenstockError) -> None:
@@ -92,19 +92,19 @@ class Moving(PartitionModel):
             self.step += 1
             special(command, now, answer)
 
-    def _judge_lease(self, command: c.Lease, now: Moment, answer: c.Answer) -> None:
-        hidden = [item for item in self.items if item.state is Life.READY and self.fenced(item)]
+    def _judge_lease(self, command: c.AcquireLease, now: Moment, answer: c.Answer) -> None:
+        hidden = [item for item in self.items if item.state is ItemState.READY and self.fenced(item)]
         for item in hidden:
-            item.state = Life.SCHEDULED
+            item.state = ItemState.SCHEDULED
         super().judge(command, now, answer)
         for item in hidden:
-            item.state = Life.READY
+            item.state = ItemState.READY
 
     def _judge_seek(self, command: c.Seek, now: Moment, answer: c.Answer) -> None:
         """What went elsewhere is not sought; while there are fences the sought go to the tail."""
         after = self.items[command.offset :]
-        chosen = [item for item in after if item.state is Life.COMPLETED and item.offset not in self.elsewhere]
-        assert answer == c.Counted(len(chosen)), f"seek gave {answer}, not {len(chosen)}"
+        chosen = [item for item in after if item.state is ItemState.COMPLETED and item.offset not in self.elsewhere]
+        assert answer == c.ItemCount(len(chosen)), f"seek gave {answer}, not {len(chosen)}"
         for item in chosen:
             item.lane, item.ttl_deadline = DEFAULT_PRIORITY, 0
             self.to_tail(item, now, position=None if self.fences else item.offset, cause=("sought", 0, item.offset))
@@ -116,59 +116,59 @@ class Moving(PartitionModel):
 
     def _judge_send(self, command: c.Send, now: Moment, answer: c.Answer | PenstockError) -> None:
         chosen = [self.items[offset] for offset in sorted(set(command.offsets))]
-        if any(item.state not in (Life.READY, Life.BURIED) for item in chosen):
+        if any(item.state not in (ItemState.READY, ItemState.BURIED) for item in chosen):
             assert isinstance(answer, InvalidRequest), f"{chosen} were sent: {answer}"
             return
-        assert answer == c.Counted(len(chosen)), f"send gave {answer}, not {len(chosen)}"
+        assert answer == c.ItemCount(len(chosen)), f"send gave {answer}, not {len(chosen)}"
         for item in chosen:
-            if item.state is Life.BURIED:
+            if item.state is ItemState.BURIED:
                 self.were_buried.add(item.offset)
             else:
                 item.attempts, item.reason = 0, ""
-            item.state, item.jumps = Life.MOVING, False
+            item.state, item.jumps = ItemState.MOVING, False
         self.last[command.destination] = self.last.get(command.destination, 1 << 40) + 1
         entry = (self.last[command.destination], [item.offset for item in chosen])
         self.outbox.setdefault(command.destination, []).append(entry)
 
-    def _judge_confirm(self, command: c.Confirm, now: Moment, answer: c.Answer) -> None:
+    def _judge_confirm(self, command: c.ConfirmTransfer, now: Moment, answer: c.Answer) -> None:
         line = self.outbox.get(command.destination, [])
         if not line or line[0][0] != command.sequence:
-            assert answer == c.Counted(0), f"a transfer that is not the first arrived: {answer}"
+            assert answer == c.ItemCount(0), f"a transfer that is not the first arrived: {answer}"
             return
-        assert answer == c.Counted(1), f"an arrival gave {answer}"
+        assert answer == c.ItemCount(1), f"an arrival gave {answer}"
         for index, offset in enumerate(line.pop(0)[1]):
             item = self.items[offset]
-            item.state, item.attempts, item.reason = Life.COMPLETED, 0, ""  # it may park its key all the same
+            item.state, item.attempts, item.reason = ItemState.COMPLETED, 0, ""  # it may park its key all the same
             self.elsewhere[offset] = (1, command.destination[-1], command.base + index)
 
-    def _judge_release(self, command: c.Release, now: Moment, answer: c.Answer) -> None:
+    def _judge_release(self, command: c.ReleaseParkedKey, now: Moment, answer: c.Answer) -> None:
         parked = [item for item in self.items if item.parked and item.key is not None and routing.key_id(item.key) == command.key]
-        assert answer == c.Counted(len(parked)), f"release gave {answer}, not {len(parked)}"
+        assert answer == c.ItemCount(len(parked)), f"release gave {answer}, not {len(parked)}"
         for item in parked:
             item.parked = False
 
-    def _judge_fenceoff(self, command: c.FenceOff, now: Moment, answer: c.Answer) -> None:
+    def _judge_fenceoff(self, command: c.AddFences, now: Moment, answer: c.Answer) -> None:
         if 0 < command.version <= self.version:
-            assert answer == c.Counted(0), f"a version was taken twice: {answer}"
+            assert answer == c.ItemCount(0), f"a version was taken twice: {answer}"
             return
         self.version = max(command.version, self.version)
         for barrier in command.barriers:
             self.given += 1
             since = max(0, barrier.since or len(self.items))
-            self.fences.append(Fence(self.given, since, set(unpack_slots(barrier.slots or b"")), set()))
+            self.fences.append(ModelFence(self.given, since, set(unpack_slots(barrier.slots or b"")), set()))
         for digest, left, number in command.adopted:
             if self.dedups.get(digest, (0, 0))[0] <= now.elapsed:
                 self.dedups[digest] = (now.elapsed + left, number)
 
-    def _judge_narrow(self, command: c.Narrow, now: Moment, answer: c.Answer) -> None:
+    def _judge_narrow(self, command: c.NarrowFence, now: Moment, answer: c.Answer) -> None:
         for fence in self.fences:
             if fence.number == command.number and fence.slots is not None:
                 fence.slots, fence.keys = None, set(command.keys)
         self._drop_empty()
 
-    def _judge_lift(self, command: c.Lift, now: Moment, answer: c.Answer) -> None:
+    def _judge_lift(self, command: c.LiftFence, now: Moment, answer: c.Answer) -> None:
         lifted = [fence.keys & set(command.keys) for fence in self.fences if fence.number == command.number and fence.slots is None]
-        assert answer == c.Counted(sum(map(len, lifted))), f"lift gave {answer}, not {lifted}"
+        assert answer == c.ItemCount(sum(map(len, lifted))), f"lift gave {answer}, not {lifted}"
         for fence in self.fences:
             if fence.number == command.number and fence.slots is None:
                 fence.keys -= set(command.keys)
@@ -178,16 +178,16 @@ class Moving(PartitionModel):
         self.fences = [fence for fence in self.fences if fence.slots or fence.keys]
 
 
-class MovingBesideTheModel(RulesBesideTheModel):
+class TransferStateMachine(RulesStateMachine):
     """Everything that happens to a partition, and transfers, fences and strays besides: what happens next is drawn by weight."""
 
-    model: Moving
+    model: TransferModel
     produce = lease = settle = extend = repeat = configure = pause = clear = seek = redrive = None  # type: ignore[assignment]
     pass_time = set_the_date = due = reload = None  # type: ignore[assignment]
 
     @initialize(policy=POLICIES)
     def begin(self, policy: Policy) -> None:
-        self.state, self.model, self.peek, self.now = State(policy), Moving(policy), AllAtHand(), START
+        self.state, self.model, self.peek, self.now = State(policy), TransferModel(policy), AllBlocks(), START
         self.sent = {}
         self.departed: dict[int, int] = {}
         self._apply([Opened(1, "boot", 0)])
@@ -196,53 +196,63 @@ class MovingBesideTheModel(RulesBesideTheModel):
     def step(self, data: st.DataObject) -> None:
         getattr(self, "_do_" + data.draw(st.sampled_from(NEXT), label="next"))(data.draw)
 
-    def _offsets(self, *lives: Life) -> list[int]:
+    def _offsets(self, *lives: ItemState) -> list[int]:
         return [item.offset for item in self.model.items if not lives or item.state in lives]
 
     def _do_produce(self, draw: Draw) -> None:
         """Nobody produces here what lives elsewhere."""
         items = [item for item in draw(ITEMS) if item[0] is None or routing.slot(item[0]) not in self.departed]
         if items:
-            RulesBesideTheModel.produce(self, items, None)
+            RulesStateMachine.produce(self, items, None)
 
     def _do_lease(self, draw: Draw) -> None:
-        self._send(c.Lease(draw(st.sampled_from([1, 2, 100])), "consumer", 0, draw(st.integers(1, 3)), departed=departed_of(self.departed)))
+        self._send(
+            c.AcquireLease(
+                draw(st.sampled_from([1, 2, 100])), "consumer", 0, draw(st.integers(1, 3)), departed=slots_departed(self.departed)
+            )
+        )
 
     def _do_settle(self, draw: Draw) -> None:
         for holding in self.model.live()[:1]:
             which = draw(st.none() | st.lists(st.sampled_from(holding.open), min_size=1, max_size=3, unique=True))
             delay = draw(st.sampled_from([0, 5 * SECOND]))
-            verbs = [c.Complete(holding.number, which), c.Retry(holding.number, which, delay, "no"), c.Bury(holding.number, which, "no")]
+            verbs = [
+                c.CompleteLeased(holding.number, which),
+                c.RetryLeased(holding.number, which, delay, "no"),
+                c.BuryLeased(holding.number, which, "no"),
+            ]
             self._send(draw(st.sampled_from(verbs)))
 
     def _do_pass_time(self, draw: Draw) -> None:
         duration = draw(st.sampled_from([1 * SECOND, 5 * SECOND, 2 * MINUTE]))
         self.now = Moment(self.now.elapsed + duration, self.now.wall + duration)
         for _ in range(draw(st.integers(0, 3))):
-            RulesBesideTheModel.due(self, draw(st.sampled_from([1, 100])))
+            RulesStateMachine.due(self, draw(st.sampled_from([1, 100])))
 
     def _do_operate(self, draw: Draw) -> None:
         lives = draw(st.sampled_from(["buried", "buried", "ready", "scheduled", "leased"]))
         self._send(draw(st.sampled_from([c.Clear(**{lives: True}), c.Redrive(None), c.Seek(0), c.Seek(2)])))
 
     def _do_reload(self, draw: Draw) -> None:
-        RulesBesideTheModel.reload(self)
+        RulesStateMachine.reload(self)
 
     # -- transfers -----------------------------------------------------------------------------------
 
     def _do_send(self, draw: Draw) -> None:
-        chosen = draw(st.sampled_from([self._offsets(Life.READY), self._offsets(Life.BURIED), self._offsets()]))
+        chosen = draw(st.sampled_from([self._offsets(ItemState.READY), self._offsets(ItemState.BURIED), self._offsets()]))
         if chosen:
             some = st.lists(st.sampled_from(chosen), min_size=1, max_size=2)
-            self._tell(c.Send(draw(some), draw(PLACES)), LifeEvent.SENT)
+            self._tell(c.Send(draw(some), draw(PLACES)), Transition.SENT)
 
     def _do_confirm(self, draw: Draw) -> None:
         to = draw(PLACES)
         first = self.model.outbox.get(to) or [(1, [])]
-        self._tell(c.Confirm(to, first[0][0] + draw(st.sampled_from([0, 0, 0, 1, -1])), draw(st.integers(0, 50))), LifeEvent.DELIVERED)
+        self._tell(
+            c.ConfirmTransfer(to, first[0][0] + draw(st.sampled_from([0, 0, 0, 1, -1])), draw(st.integers(0, 50))), Transition.DELIVERED
+        )
 
     def _do_release(self, draw: Draw) -> None:
-        self._tell(c.Release(routing.key_id(draw(st.sampled_from(NAMES)))))
+        self._tell(c.ReleaseParkedKey(routing.key_id(draw(st.sampled_from(NAMES)))))
 
     # -- fences --------------------------------------------------------------------------------------
 
@@ -250,21 +260,21 @@ class MovingBesideTheModel(RulesBesideTheModel):
         names = draw(SOME_NAMES)
         groups = draw(st.sampled_from([[names], [[name] for name in names]]))
         since = draw(st.sampled_from([0, 0, 0, -1, 2]))
-        barriers = [Barrier(0, 3, 9, since, pack_slots(set(map(routing.slot, group)))) for group in groups]
-        known = draw(st.sampled_from([[], [(bytes(16), 1 * MINUTE, ids.foreign(3, 5))]]))
+        barriers = [FenceSpec(0, 3, 9, since, pack_slots(set(map(routing.slot, group)))) for group in groups]
+        known = draw(st.sampled_from([[], [(bytes(16), 1 * MINUTE, ids.foreign_number(3, 5))]]))
         new = self.model.version + 1
         version, raised = draw(st.sampled_from([(new, barriers), (new, barriers), (max(1, new - 1), barriers), (0, [])]))
-        self._tell(c.FenceOff(version, raised, known))
+        self._tell(c.AddFences(version, raised, known))
 
     def _do_narrow(self, draw: Draw) -> None:
         if self.model.fences:
             fence, names = draw(st.sampled_from(self.model.fences)), draw(st.lists(st.sampled_from(NAMES), unique=True))
-            self._tell(c.Narrow(fence.number, [routing.key_id(name) for name in names if routing.slot(name) in (fence.slots or ())]))
+            self._tell(c.NarrowFence(fence.number, [routing.key_id(name) for name in names if routing.slot(name) in (fence.slots or ())]))
 
     def _do_lift(self, draw: Draw) -> None:
         if self.model.fences:
             fence = draw(st.sampled_from(self.model.fences))
-            self._tell(c.Lift(fence.number, [routing.key_id(name) for name in draw(SOME_NAMES)]))
+            self._tell(c.LiftFence(fence.number, [routing.key_id(name) for name in draw(SOME_NAMES)]))
 
     def _do_depart(self, draw: Draw) -> None:
         self.departed.update(dict.fromkeys(map(routing.slot, draw(SOME_NAMES)), len(self.model.items)))
@@ -274,7 +284,7 @@ class MovingBesideTheModel(RulesBesideTheModel):
 
     # -- how it is told ------------------------------------------------------------------------------
 
-    def _tell(self, command: c.Command, *events: LifeEvent) -> None:
+    def _tell(self, command: c.Command, *events: Transition) -> None:
         before = self._view().states
         answer = self._decide(command)
         for earlier, then in zip(before, self._view().states, strict=True):
@@ -284,16 +294,16 @@ class MovingBesideTheModel(RulesBesideTheModel):
     def _send(self, command: c.Command) -> None:
         """Before a lease, what is astray is sent on."""
         command = self.sent.get(getattr(command, "request", None) or b"", command)
-        while isinstance(command, c.Lease):
+        while isinstance(command, c.AcquireLease):
             records, answer = machine.decide(self.state, command, self.now, self.peek)
-            if isinstance(answer, c.Strayed):
+            if isinstance(answer, c.StraysFound):
                 assert answer.offsets
                 assert all(self._astray(self.model.items[offset]) for offset in answer.offsets)
-                self._tell(c.Send(answer.offsets, destination(1, 1)), LifeEvent.SENT)
-            elif isinstance(answer, c.Again):
+                self._tell(c.Send(answer.offsets, pack_destination(1, 1)), Transition.SENT)
+            elif isinstance(answer, c.AskAgain):
                 self._apply(records)
             else:
-                taken = offsets(answer.runs) if isinstance(answer, c.Granted) and records else []
+                taken = offsets(answer.runs) if isinstance(answer, c.LeaseAnswer) and records else []
                 assert not [offset for offset in taken if self._surely_astray(self.model.items[offset])]
                 break
         super()._send(command)
@@ -303,7 +313,7 @@ class MovingBesideTheModel(RulesBesideTheModel):
 
     def _astray(self, item: ModelItem) -> bool:
         mark = self._mark(item)
-        return item.state is Life.READY and mark is not None and item.earliest >= mark
+        return item.state is ItemState.READY and mark is not None and item.earliest >= mark
 
     def _surely_astray(self, item: ModelItem) -> bool:
         """At the mark itself it may have been ready, and in its key's line, before the slot left."""
@@ -328,7 +338,7 @@ class MovingBesideTheModel(RulesBesideTheModel):
             assert said.moved_to == self.model.elsewhere.get(item.offset)
             if said.waits_for is not None:
                 assert any(self.model.fenced(one) for one in self.model.items if one.key == item.key)
-            elif item.state is Life.READY and self.model.fenced(item) and not self.state.paused_lease:
+            elif item.state is ItemState.READY and self.model.fenced(item) and not self.state.paused_lease:
                 assert said.held_by is not None, f"{item} is fenced and explained as {said}"
 
 
@@ -343,4 +353,4 @@ def test_transfers_and_fences_are_what_the_model_says_at_length() -> None:
 
 def run(examples: int, steps: int) -> None:
     wanted = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
-    run_state_machine_as_test(MovingBesideTheModel, settings=wanted)
+    run_state_machine_as_test(TransferStateMachine, settings=wanted)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.rules import routing
 from penstock.rules.commands import Produce, Stored
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.produce import apply_produced
 from penstock.rules.records import Produced
 from penstock.rules.state import Counts
@@ -17,10 +17,10 @@ from penstock.words.clock import MINUTE, SECOND, Moment
 from penstock.words.errors import CorruptLog, QueueFull, QueueHeld
 from penstock.words.limits import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MIB
 from penstock.words.origin import Origin, encode
-from tests.partition_under_test import INCARNATION, PARTITION, Bench, given, items
+from tests.partition_under_test import INCARNATION, PARTITION, PartitionUnderTest, granted_offsets, items
 
 
-def test_an_item_comes_out_with_every_field_it_went_in_with(bench: Bench) -> None:
+def test_an_item_comes_out_with_every_field_it_went_in_with(partition: PartitionUnderTest) -> None:
     batch = Batch(
         [b"body"],
         [b"customer-42"],
@@ -30,163 +30,165 @@ def test_an_item_comes_out_with_every_field_it_went_in_with(bench: Bench) -> Non
         ["json"],
         ["ref-1"],
         bytes([3]),
-        [bench.wall],
+        [partition.wall],
         [9 * SECOND],
         [routing.digest(b"once")],
     )
-    bench.store(batch)
-    granted = bench.lease(10, "host-1")
-    [found] = bench.partition.items(granted.runs)
-    assert (found.start, found.batch, found.produced_at) == (0, batch, bench.wall)
+    partition.store(batch)
+    granted = partition.lease(10, "host-1")
+    [found] = partition.partition.items(granted.runs)
+    assert (found.start, found.batch, found.produced_at) == (0, batch, partition.wall)
     assert granted.attempts.get(0, 1) == 1
-    assert bench.complete(granted.lease).done == 1
-    assert bench.counts == Counts(0, 0, 0, completed=1, buried=0)
+    assert partition.complete(granted.lease).done == 1
+    assert partition.counts == Counts(0, 0, 0, completed=1, buried=0)
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"\xff\xfe\x00", bytes(range(256)) * 4, b"z" * 16 * MIB], ids=len)
-def test_a_payload_of_any_size_and_content_is_kept(bench: Bench, payload: bytes) -> None:
-    bench.produce(payload)
-    assert bench.partition.payloads(bench.lease().runs) == [payload]
+def test_a_payload_of_any_size_and_content_is_kept(partition: PartitionUnderTest, payload: bytes) -> None:
+    partition.produce(payload)
+    assert partition.partition.payloads(partition.lease().runs) == [payload]
 
 
-def test_the_longest_headers_and_key_are_kept(bench: Bench) -> None:
+def test_the_longest_headers_and_key_are_kept(partition: PartitionUnderTest) -> None:
     key = b"k" * MAX_KEY_BYTES
-    bench.store(Batch([b"x"], [key], routing.key_ids([key]), [b"h" * MAX_HEADERS_BYTES]))
-    [found] = bench.partition.items(bench.lease().runs)
+    partition.store(Batch([b"x"], [key], routing.key_ids([key]), [b"h" * MAX_HEADERS_BYTES]))
+    [found] = partition.partition.items(partition.lease().runs)
     assert (found.batch.keys, found.batch.headers) == ([key], [b"h" * MAX_HEADERS_BYTES])
 
 
-def test_offsets_follow_each_other_and_are_never_given_again(bench: Bench) -> None:
-    assert bench.produce("a", "b") == [0, 1]
-    bench.drain()
-    bench.restart()
-    assert bench.produce("c") == [2]
+def test_offsets_follow_each_other_and_are_never_given_again(partition: PartitionUnderTest) -> None:
+    assert partition.produce("a", "b") == [0, 1]
+    partition.drain()
+    partition.restart()
+    assert partition.produce("c") == [2]
 
 
-def test_a_mixed_batch_keeps_each_items_own_options(bench: Bench) -> None:
+def test_a_mixed_batch_keeps_each_items_own_options(partition: PartitionUnderTest) -> None:
     keys = [None, b"k", None]
-    soon = bench.after(10)
-    bench.store(Batch([b"plain", b"keyed", b"later"], keys, routing.key_ids(keys), priorities=bytes([9, 0, 5]), ats=[0, 0, soon]))
-    assert [bench.life(offset) for offset in range(3)] == [Life.READY, Life.READY, Life.SCHEDULED]
-    assert bench.take() == ["keyed", "plain"]
-    bench.advance(10)
-    assert bench.take() == ["later"]
+    soon = partition.after(10)
+    partition.store(Batch([b"plain", b"keyed", b"later"], keys, routing.key_ids(keys), priorities=bytes([9, 0, 5]), ats=[0, 0, soon]))
+    assert [partition.life(offset) for offset in range(3)] == [ItemState.READY, ItemState.READY, ItemState.SCHEDULED]
+    assert partition.take() == ["keyed", "plain"]
+    partition.advance(10)
+    assert partition.take() == ["later"]
 
 
-def test_a_repeated_request_answers_the_same_and_adds_nothing(bench: Bench) -> None:
-    first = bench.store(items("ab"), request="r")
-    bench.produce("between")
-    bench.kill()
-    again = bench.store(items("ab"), request="r")
+def test_a_repeated_request_answers_the_same_and_adds_nothing(partition: PartitionUnderTest) -> None:
+    first = partition.store(items("ab"), request="r")
+    partition.produce("between")
+    partition.kill()
+    again = partition.store(items("ab"), request="r")
     assert (again.offsets, again.again) == (first.offsets, True)
-    assert bench.counts.ready == 3
+    assert partition.counts.ready == 3
 
 
-def test_a_request_is_remembered_a_quarter_of_an_hour_and_then_forgotten(bench: Bench) -> None:
-    bench.store(items("a"), request="r")
-    bench.clock.advance(15 * MINUTE - 1)
-    assert bench.store(items("a"), request="r").again
-    bench.clock.advance(1)
-    assert not bench.store(items("a"), request="r").again
+def test_a_request_is_remembered_a_quarter_of_an_hour_and_then_forgotten(partition: PartitionUnderTest) -> None:
+    partition.store(items("a"), request="r")
+    partition.clock.advance(15 * MINUTE - 1)
+    assert partition.store(items("a"), request="r").again
+    partition.clock.advance(1)
+    assert not partition.store(items("a"), request="r").again
 
 
-def test_a_request_whose_items_were_all_duplicates_is_remembered_too(bench: Bench) -> None:
-    bench.produce("a", dedups=["id"])
-    first = bench.store(items(["a"], dedups=["id"]), request="r")
-    bench.clock.advance(10 * MINUTE)  # beyond the dedup window, within that of requests
-    again = bench.store(items(["a"], dedups=["id"]), request="r")
+def test_a_request_whose_items_were_all_duplicates_is_remembered_too(partition: PartitionUnderTest) -> None:
+    partition.produce("a", dedups=["id"])
+    first = partition.store(items(["a"], dedups=["id"]), request="r")
+    partition.clock.advance(10 * MINUTE)  # beyond the dedup window, within that of requests
+    again = partition.store(items(["a"], dedups=["id"]), request="r")
     assert list(first.offsets) == list(again.offsets) == [0]
-    assert bench.counts.ready == 1
+    assert partition.counts.ready == 1
 
 
-def test_a_dedup_id_within_its_window_returns_the_first_item(bench: Bench) -> None:
-    bench.configure(dedup_window=60 * SECOND)
-    assert bench.produce("a", dedups=["id"]) == [0]
-    bench.clock.advance(60 * SECOND - 1)
-    assert bench.produce("again", dedups=["id"]) == [0]
-    bench.clock.advance(1)
-    assert bench.produce("later", dedups=["id"]) == [1]
+def test_a_dedup_id_within_its_window_returns_the_first_item(partition: PartitionUnderTest) -> None:
+    partition.configure(dedup_window=60 * SECOND)
+    assert partition.produce("a", dedups=["id"]) == [0]
+    partition.clock.advance(60 * SECOND - 1)
+    assert partition.produce("again", dedups=["id"]) == [0]
+    partition.clock.advance(1)
+    assert partition.produce("later", dedups=["id"]) == [1]
 
 
-def test_duplicates_are_found_across_a_kill_and_a_restart(bench: Bench) -> None:
-    bench.produce("a", dedups=["id"])
-    bench.kill()
-    assert bench.produce("a", dedups=["id"]) == [0]
-    bench.restart()
-    assert bench.produce("a", dedups=["id"]) == [0]
+def test_duplicates_are_found_across_a_kill_and_a_restart(partition: PartitionUnderTest) -> None:
+    partition.produce("a", dedups=["id"])
+    partition.kill()
+    assert partition.produce("a", dedups=["id"]) == [0]
+    partition.restart()
+    assert partition.produce("a", dedups=["id"]) == [0]
 
 
-def test_duplicates_within_one_batch_and_one_turn_are_found(bench: Bench) -> None:
-    assert bench.produce("a", "b", "a", "c", dedups=["1", "2", "1", None]) == [0, 1, 0, 2]
-    assert bench.drain() == ["a", "b", "c"]
+def test_duplicates_within_one_batch_and_one_turn_are_found(partition: PartitionUnderTest) -> None:
+    assert partition.produce("a", "b", "a", "c", dedups=["1", "2", "1", None]) == [0, 1, 0, 2]
+    assert partition.drain() == ["a", "b", "c"]
 
 
-def test_a_duplicate_of_a_completed_item_stays_a_duplicate(bench: Bench) -> None:
-    bench.produce("a", dedups=["id"])
-    bench.drain()
-    assert bench.produce("a", dedups=["id"]) == [0]
-    assert bench.take() == []
+def test_a_duplicate_of_a_completed_item_stays_a_duplicate(partition: PartitionUnderTest) -> None:
+    partition.produce("a", dedups=["id"])
+    partition.drain()
+    assert partition.produce("a", dedups=["id"]) == [0]
+    assert partition.take() == []
 
 
-def test_more_dedup_ids_than_the_limit_are_refused_rather_than_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_dedup_ids_than_the_limit_are_refused_rather_than_forgotten(
+    partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.rules.produce.MAX_DEDUP_IDS", 2)
-    bench.produce("a", "b", dedups=["1", "2"])
+    partition.produce("a", "b", dedups=["1", "2"])
     with pytest.raises(QueueFull, match="; wait"):
-        bench.produce("c", dedups=["3"])
-    assert bench.counts.ready == 2
+        partition.produce("c", dedups=["3"])
+    assert partition.counts.ready == 2
 
 
-def test_dedup_ids_whose_window_is_over_do_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dedup_ids_whose_window_is_over_do_not_count(partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.rules.produce.MAX_DEDUP_IDS", 2)
-    bench.produce("a", "b", dedups=["1", "2"])
-    bench.advance(5 * 60)
-    assert bench.produce("c", "d", dedups=["1", "2"]) == [2, 3]
+    partition.produce("a", "b", dedups=["1", "2"])
+    partition.advance(5 * 60)
+    assert partition.produce("c", "d", dedups=["1", "2"]) == [2, 3]
     with pytest.raises(QueueFull):
-        bench.produce("e", dedups=["3"])
-    assert len(bench.partition.state.dedup) == 2, "what is over went when the new ones came"
+        partition.produce("e", dedups=["3"])
+    assert len(partition.partition.state.dedup) == 2, "what is over went when the new ones came"
 
 
-def test_a_transfer_is_taken_once_by_its_sequence(bench: Bench) -> None:
-    bench.store(items("a"), source=b"queue-1", sequence=1)
-    bench.restart()
-    assert bench.store(items("a"), source=b"queue-1", sequence=1).again
-    assert not bench.store(items("b"), source=b"queue-1", sequence=2).again
-    assert not bench.store(items("c"), source=b"queue-2", sequence=1).again
-    assert bench.take() == ["a", "b", "c"]
+def test_a_transfer_is_taken_once_by_its_sequence(partition: PartitionUnderTest) -> None:
+    partition.store(items("a"), source=b"queue-1", sequence=1)
+    partition.restart()
+    assert partition.store(items("a"), source=b"queue-1", sequence=1).again
+    assert not partition.store(items("b"), source=b"queue-1", sequence=2).again
+    assert not partition.store(items("c"), source=b"queue-2", sequence=1).again
+    assert partition.take() == ["a", "b", "c"]
 
 
-def test_a_repeated_transfer_says_where_the_first_one_is_if_it_was_the_last(bench: Bench) -> None:
-    bench.produce("before")
+def test_a_repeated_transfer_says_where_the_first_one_is_if_it_was_the_last(partition: PartitionUnderTest) -> None:
+    partition.produce("before")
     for sequence, payloads in enumerate(["ab", "cd"], 1):
-        bench.store(items(payloads), source=b"queue", sequence=sequence)
-    bench.kill()
-    assert [bench.store(items("ab"), source=b"queue", sequence=sequence).base for sequence in (2, 1)] == [3, -1]
+        partition.store(items(payloads), source=b"queue", sequence=sequence)
+    partition.kill()
+    assert [partition.store(items("ab"), source=b"queue", sequence=sequence).base for sequence in (2, 1)] == [3, -1]
 
 
-def test_a_pause_holds_producers_but_not_transfers(bench: Bench) -> None:
-    bench.pause(produce=True)
+def test_a_pause_holds_producers_but_not_transfers(partition: PartitionUnderTest) -> None:
+    partition.pause(produce=True)
     with pytest.raises(QueueHeld, match="; resume"):
-        bench.produce("a")
-    bench.store(items("b"), source=b"queue", sequence=1)
-    bench.pause(produce=False)
-    bench.produce("c")
-    assert bench.take() == ["b", "c"]
+        partition.produce("a")
+    partition.store(items("b"), source=b"queue", sequence=1)
+    partition.pause(produce=False)
+    partition.produce("c")
+    assert partition.take() == ["b", "c"]
 
 
-def test_produces_of_one_turn_share_it_and_come_out_in_order(bench: Bench) -> None:
+def test_produces_of_one_turn_share_it_and_come_out_in_order(partition: PartitionUnderTest) -> None:
     for batch in (items("ab"), items("cd", key="k"), items("e", priority=9)):
-        bench.partition.run(Produce(batch))
-    bench.partition.commit()
-    assert given(bench.lease(per_key=2)) == [0, 1, 2, 3, 4]
+        partition.partition.run(Produce(batch))
+    partition.partition.commit()
+    assert granted_offsets(partition.lease(per_key=2)) == [0, 1, 2, 3, 4]
 
 
-def test_a_transfer_is_taken_by_its_sequence_whatever_its_dedup_id(bench: Bench) -> None:
-    bench.produce("first", dedups=["order-1"])
-    again = bench.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1)
+def test_a_transfer_is_taken_by_its_sequence_whatever_its_dedup_id(partition: PartitionUnderTest) -> None:
+    partition.produce("first", dedups=["order-1"])
+    again = partition.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1)
     assert (again.count, again.again) == (1, False)
-    assert bench.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1).again
-    bench.restart()
-    assert bench.partition.state.producers == {b"elsewhere": 1}
+    assert partition.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1).again
+    partition.restart()
+    assert partition.partition.state.producers == {b"elsewhere": 1}
 
 
 # -- back to the old place ---------------------------------------------------------------------------
@@ -208,135 +210,135 @@ def coming_back(
     return Produce(batch, None, source, sequence, INCARNATION, PARTITION)
 
 
-def parked(bench: Bench, *payloads: str, bury: int = 1) -> None:
+def parked(partition: PartitionUnderTest, *payloads: str, bury: int = 1) -> None:
     """Items of key k, the first of which are buried and hold the others up."""
-    bench.configure(on_bury="park")
-    bench.produce(*payloads, key="k")
-    bench.bury(bench.lease(bury, per_key=bury).lease)
-    assert bench.counts.buried == bury
+    partition.configure(on_bury="park")
+    partition.produce(*payloads, key="k")
+    partition.bury(partition.lease(bury, per_key=bury).lease)
+    assert partition.counts.buried == bury
 
 
-def arrive(bench: Bench, transfer: Produce) -> list[int]:
-    stored = bench.partition.run(transfer)
-    bench.partition.commit()
+def arrive(partition: PartitionUnderTest, transfer: Produce) -> list[int]:
+    stored = partition.partition.run(transfer)
+    partition.partition.commit()
     assert isinstance(stored, Stored)
     return list(stored.offsets)
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read before"])
-def test_an_item_that_parked_its_key_goes_back_to_its_place(bench: Bench, read: bool) -> None:
-    parked(bench, "a", "b", "c")
-    bench.produce("d", key="k")
+def test_an_item_that_parked_its_key_goes_back_to_its_place(partition: PartitionUnderTest, read: bool) -> None:
+    parked(partition, "a", "b", "c")
+    partition.produce("d", key="k")
     if read:
-        assert bench.take() == []  # passes the others over into the line of their key
-    assert arrive(bench, coming_back("a", old=["7-0"])) == [4]
-    bench.produce("e", key="k")
-    assert bench.life(4) is Life.READY
-    assert bench.drain() == ["a", "b", "c", "d", "e"]
+        assert partition.take() == []  # passes the others over into the line of their key
+    assert arrive(partition, coming_back("a", old=["7-0"])) == [4]
+    partition.produce("e", key="k")
+    assert partition.life(4) is ItemState.READY
+    assert partition.drain() == ["a", "b", "c", "d", "e"]
 
 
-def test_an_item_is_in_its_place_after_a_kill_and_a_restart(bench: Bench) -> None:
-    parked(bench, "a", "b")
-    arrive(bench, coming_back("a", old=["7-0"]))
-    bench.kill()
-    assert bench.take() == ["a"]
-    bench.restart()
-    assert bench.take() == []
-    assert bench.why(1) == "its key is held: item 2 is leased by an unnamed consumer"
+def test_an_item_is_in_its_place_after_a_kill_and_a_restart(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b")
+    arrive(partition, coming_back("a", old=["7-0"]))
+    partition.kill()
+    assert partition.take() == ["a"]
+    partition.restart()
+    assert partition.take() == []
+    assert partition.why(1) == "its key is held: item 2 is leased by an unnamed consumer"
 
 
-def test_a_key_stays_parked_until_all_its_buried_items_are_back_in_their_order(bench: Bench) -> None:
-    parked(bench, "a", "b", "c", bury=2)
-    arrive(bench, coming_back("b", old=["7-1"], sequence=1))
-    assert bench.take() == []
-    assert bench.why(3) == "its key is parked: item 0 was buried; redrive or clear it"
-    arrive(bench, coming_back("a", old=["7-0"], sequence=2))
-    assert bench.drain() == ["a", "b", "c"]
+def test_a_key_stays_parked_until_all_its_buried_items_are_back_in_their_order(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b", "c", bury=2)
+    arrive(partition, coming_back("b", old=["7-1"], sequence=1))
+    assert partition.take() == []
+    assert partition.why(3) == "its key is parked: item 0 was buried; redrive or clear it"
+    arrive(partition, coming_back("a", old=["7-0"], sequence=2))
+    assert partition.drain() == ["a", "b", "c"]
 
 
-def test_items_of_one_transfer_go_each_to_its_place_and_the_others_to_their_lanes(bench: Bench) -> None:
-    parked(bench, "a", "b", "c", bury=2)
+def test_items_of_one_transfer_go_each_to_its_place_and_the_others_to_their_lanes(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b", "c", bury=2)
     transfer = coming_back("b", "new", "a", "plain", "later", old=["7-1", None, "7-0", None, None], keys=["k", "k", "k", None, None])
-    transfer.batch.ats = [0, 0, 0, 0, bench.after(10)]
-    arrive(bench, transfer)
-    assert [bench.life(offset) for offset in range(3, 8)] == [Life.READY] * 4 + [Life.SCHEDULED]
-    in_lanes = {offset for lane in bench.partition.state.lanes.lanes for extent in lane for offset in range(extent.start, extent.stop)}
+    transfer.batch.ats = [0, 0, 0, 0, partition.after(10)]
+    arrive(partition, transfer)
+    assert [partition.life(offset) for offset in range(3, 8)] == [ItemState.READY] * 4 + [ItemState.SCHEDULED]
+    in_lanes = {offset for lane in partition.partition.state.lanes.lanes for extent in lane for offset in range(extent.start, extent.stop)}
     assert in_lanes == {2, 4, 6}
-    assert bench.drain() == ["a", "b", "c", "new", "plain"]
-    bench.advance(10)
-    assert bench.drain() == ["later"]
+    assert partition.drain() == ["a", "b", "c", "new", "plain"]
+    partition.advance(10)
+    assert partition.drain() == ["later"]
 
 
-def test_an_item_in_its_old_place_is_not_scheduled_and_keeps_its_priority(bench: Bench) -> None:
-    parked(bench, "a", "b")
-    transfer = coming_back("a", "other", old=["7-0", None], keys=["k", None], priorities=[9, 5], at=bench.after(3_600))
-    assert arrive(bench, transfer) == [2, 3]
-    assert [bench.life(2), bench.life(3)] == [Life.READY, Life.SCHEDULED]
-    bench.produce("urgent", priority=8)
-    assert bench.drain() == ["urgent", "a", "b"]
+def test_an_item_in_its_old_place_is_not_scheduled_and_keeps_its_priority(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b")
+    transfer = coming_back("a", "other", old=["7-0", None], keys=["k", None], priorities=[9, 5], at=partition.after(3_600))
+    assert arrive(partition, transfer) == [2, 3]
+    assert [partition.life(2), partition.life(3)] == [ItemState.READY, ItemState.SCHEDULED]
+    partition.produce("urgent", priority=8)
+    assert partition.drain() == ["urgent", "a", "b"]
 
 
-def test_an_item_in_its_old_place_has_its_ttl(bench: Bench) -> None:
-    parked(bench, "a", "b")
-    arrive(bench, coming_back("a", old=["7-0"], ttl=60))
-    bench.advance(60)
-    assert [bench.life(1), bench.life(2)] == [Life.READY, Life.BURIED]
-    assert bench.why(1) == "its key is parked: item 2 was buried; redrive or clear it"
+def test_an_item_in_its_old_place_has_its_ttl(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b")
+    arrive(partition, coming_back("a", old=["7-0"], ttl=60))
+    partition.advance(60)
+    assert [partition.life(1), partition.life(2)] == [ItemState.READY, ItemState.BURIED]
+    assert partition.why(1) == "its key is parked: item 2 was buried; redrive or clear it"
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read before"])
 @pytest.mark.parametrize("event", ["retry", "delay", "expire", "bury", "redrive", "restart"])
-def test_an_item_in_its_old_place_stays_there_whatever_happens_to_it(bench: Bench, event: str, read: bool) -> None:
-    parked(bench, "a", "b", "c")
+def test_an_item_in_its_old_place_stays_there_whatever_happens_to_it(partition: PartitionUnderTest, event: str, read: bool) -> None:
+    parked(partition, "a", "b", "c")
     if read:
-        assert bench.take() == []
-    arrive(bench, coming_back("a", old=["7-0"]))
-    granted = bench.lease(1)
-    assert bench.texts(granted) == ["a"]
+        assert partition.take() == []
+    arrive(partition, coming_back("a", old=["7-0"]))
+    granted = partition.lease(1)
+    assert partition.texts(granted) == ["a"]
     if event == "restart":
-        bench.restart()
+        partition.restart()
     if event in ("retry", "delay", "restart"):
-        bench.retry(granted.lease, delay=5 if event == "delay" else 0)
-        bench.advance(5)
+        partition.retry(granted.lease, delay=5 if event == "delay" else 0)
+        partition.advance(5)
     elif event == "expire":
-        bench.advance(60)
+        partition.advance(60)
     else:
-        bench.bury(granted.lease)
+        partition.bury(granted.lease)
         if event == "redrive":
-            bench.redrive(3)
+            partition.redrive(3)
         else:
-            arrive(bench, coming_back("a", old=["7-3"], sequence=2))
-    assert bench.drain() == ["a", "b", "c"]
+            arrive(partition, coming_back("a", old=["7-3"], sequence=2))
+    assert partition.drain() == ["a", "b", "c"]
 
 
-def test_a_unit_with_items_in_old_places_returns_in_its_order(bench: Bench) -> None:
-    parked(bench, "a", "b", "c", "d", bury=3)
-    assert bench.take() == []  # d is passed over
+def test_a_unit_with_items_in_old_places_returns_in_its_order(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b", "c", "d", bury=3)
+    assert partition.take() == []  # d is passed over
     for sequence, (text, old) in enumerate([("c", "7-2"), ("b", "7-1"), ("a", "7-0")], 1):
-        arrive(bench, coming_back(text, old=[old], sequence=sequence))
-    granted = bench.lease(per_key=4)
-    assert bench.texts(granted) == ["a", "b", "c", "d"]
-    bench.retry(granted.lease)
-    assert bench.drain() == ["a", "b", "c", "d"]
+        arrive(partition, coming_back(text, old=[old], sequence=sequence))
+    granted = partition.lease(per_key=4)
+    assert partition.texts(granted) == ["a", "b", "c", "d"]
+    partition.retry(granted.lease)
+    assert partition.drain() == ["a", "b", "c", "d"]
 
 
-def test_places_are_forgotten_with_their_items(bench: Bench) -> None:
-    parked(bench, "a", "b", "c", bury=2)
-    arrive(bench, coming_back("a", "b", old=["7-0", "7-1"], sequence=1))
-    bench.complete(bench.lease(1).lease)
-    bench.bury(bench.lease(1).lease)
-    arrive(bench, coming_back("b", old=["7-4"], sequence=2))
-    line = bench.partition.state.keys.line(routing.key_id(b"k"))
+def test_places_are_forgotten_with_their_items(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b", "c", bury=2)
+    arrive(partition, coming_back("a", "b", old=["7-0", "7-1"], sequence=1))
+    partition.complete(partition.lease(1).lease)
+    partition.bury(partition.lease(1).lease)
+    arrive(partition, coming_back("b", old=["7-4"], sequence=2))
+    line = partition.partition.state.keys.line(routing.key_id(b"k"))
     assert line.places == {5: 1}
-    assert bench.drain() == ["b", "c"]
-    assert not bench.partition.state.keys.map
+    assert partition.drain() == ["b", "c"]
+    assert not partition.partition.state.keys.map
 
 
-def test_an_item_whose_origin_came_twice_has_one_place(bench: Bench) -> None:
-    parked(bench, "a", "b")
-    arrive(bench, coming_back("a", "twice", old=["7-0", "7-0"], sequence=1))
-    arrive(bench, coming_back("thrice", old=["7-0"], sequence=2))
-    assert bench.drain() == ["a", "b", "twice", "thrice"]
+def test_an_item_whose_origin_came_twice_has_one_place(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b")
+    arrive(partition, coming_back("a", "twice", old=["7-0", "7-0"], sequence=1))
+    arrive(partition, coming_back("thrice", old=["7-0"], sequence=2))
+    assert partition.drain() == ["a", "b", "twice", "thrice"]
 
 
 @pytest.mark.parametrize(
@@ -354,43 +356,43 @@ def test_an_item_whose_origin_came_twice_has_one_place(bench: Bench) -> None:
     ],
     ids=str,
 )
-def test_an_item_that_did_not_park_this_key_goes_to_its_lane(bench: Bench, options: dict[str, Any]) -> None:
-    parked(bench, "a", "b")
-    arrive(bench, coming_back("came", **{"old": ["7-0"], **options}))
+def test_an_item_that_did_not_park_this_key_goes_to_its_lane(partition: PartitionUnderTest, options: dict[str, Any]) -> None:
+    parked(partition, "a", "b")
+    arrive(partition, coming_back("came", **{"old": ["7-0"], **options}))
     other_key = options.get("key", "k") != "k"
-    assert bench.drain() == (["came"] if other_key else [])
-    assert bench.redrive() == 1
-    assert bench.drain() == ["a", "b"] + ([] if other_key else ["came"])
+    assert partition.drain() == (["came"] if other_key else [])
+    assert partition.redrive() == 1
+    assert partition.drain() == ["a", "b"] + ([] if other_key else ["came"])
 
 
-def test_an_item_whose_key_went_on_meanwhile_goes_to_its_lane(bench: Bench) -> None:
-    parked(bench, "a", "b", "c")
-    bench.clear(buried=True)
-    assert bench.take() == ["b"]
-    arrive(bench, coming_back("a", old=["7-0"]))
-    assert bench.drain() == []
-    bench.complete(next(iter(bench.partition.state.leases.live)))
-    assert bench.drain() == ["c", "a"]
+def test_an_item_whose_key_went_on_meanwhile_goes_to_its_lane(partition: PartitionUnderTest) -> None:
+    parked(partition, "a", "b", "c")
+    partition.clear(buried=True)
+    assert partition.take() == ["b"]
+    arrive(partition, coming_back("a", old=["7-0"]))
+    assert partition.drain() == []
+    partition.complete(next(iter(partition.partition.state.leases.live)))
+    assert partition.drain() == ["c", "a"]
 
 
 def test_an_item_whose_place_damage_took_goes_to_its_lane() -> None:
     state = PartitionState()
     record = Produced(5, items("ab", key="k"), source=b"s", sequence=1, places=[5, 0])
     apply_produced(state, record, Moment(1, 1))
-    assert [state.state_of(5), state.state_of(6), len(state.passed)] == [Life.READY, Life.READY, 0]
+    assert [state.state_of(5), state.state_of(6), len(state.passed)] == [ItemState.READY, ItemState.READY, 0]
     assert [extent.astuple()[:2] for extent in state.lanes.lanes[5]] == [(5, 7)]
 
 
-def test_a_transfer_with_an_origin_that_makes_no_sense_changes_nothing(bench: Bench) -> None:
+def test_a_transfer_with_an_origin_that_makes_no_sense_changes_nothing(partition: PartitionUnderTest) -> None:
     transfer = coming_back("a", old=["7-0"])
     transfer.batch.origins = [b"nonsense"]
     with pytest.raises(CorruptLog, match="; run verify"):
-        bench.partition.run(transfer)
-    assert bench.partition.state.next_offset == 0
+        partition.partition.run(transfer)
+    assert partition.partition.state.next_offset == 0
 
 
-def test_an_item_comes_out_with_the_origin_it_came_with(bench: Bench) -> None:
+def test_an_item_comes_out_with_the_origin_it_came_with(partition: PartitionUnderTest) -> None:
     came = coming_back("a", old=["3-17"])
-    arrive(bench, came)
-    [found] = bench.partition.items(bench.lease().runs)
+    arrive(partition, came)
+    [found] = partition.partition.items(partition.lease().runs)
     assert found.batch.origins == came.batch.origins

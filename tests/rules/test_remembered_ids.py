@@ -4,17 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.rules.remembered_ids import DedupIds, Window
+from penstock.rules.remembered_ids import AnswerWindow, DedupIds
 
 NAMES = st.binary(min_size=1, max_size=1)
 
 
-class AgainstADict(RuleBasedStateMachine):
+class WindowStateMachine(RuleBasedStateMachine):
     """An entry is answered for exactly its span. As its users do, an id is put only when it is not known."""
 
     @initialize()
     def begin(self) -> None:
-        self.window: Window[int] = Window()
+        self.window: AnswerWindow[int] = AnswerWindow()
         self.plain: dict[bytes, tuple[int, int]] = {}
         self.now = 1_000
 
@@ -35,7 +35,7 @@ class AgainstADict(RuleBasedStateMachine):
     @rule()
     def restore(self) -> None:
         known = self.window.live(self.now)
-        self.window = Window()
+        self.window = AnswerWindow()
         for name, deadline, value in known:
             self.window.restore(name, deadline, value)
         assert self.window.live(self.now) == known
@@ -49,11 +49,11 @@ class AgainstADict(RuleBasedStateMachine):
         assert len(self.window) >= len(live)
 
 
-TestWindow = AgainstADict.TestCase
+TestWindow = WindowStateMachine.TestCase
 
 
 def test_what_is_over_is_let_go_when_something_new_comes() -> None:
-    window: Window[int] = Window()
+    window: AnswerWindow[int] = AnswerWindow()
     for number in range(100):
         window.put(b"%d" % number, number, now=0, span=160)
     window.put(b"new", 1, now=200, span=160)

@@ -4,317 +4,321 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.rules.commands import Settled
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import LeaseLost
-from tests.partition_under_test import Bench, given
+from tests.partition_under_test import PartitionUnderTest, granted_offsets
 
 
-def test_completing_everything_empties_the_partition(bench: Bench) -> None:
-    bench.produce("a", "b")
-    granted = bench.lease()
-    assert bench.complete(granted.lease).done == 2
-    bench.restart()
-    assert bench.counts == (0, 0, 0, 2, 0, 0)
+def test_completing_everything_empties_the_partition(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    granted = partition.lease()
+    assert partition.complete(granted.lease).done == 2
+    partition.restart()
+    assert partition.counts == (0, 0, 0, 2, 0, 0)
 
 
-def test_a_repeated_complete_succeeds_also_after_a_restart(bench: Bench) -> None:
-    bench.produce("a", "b")
-    granted = bench.lease()
-    bench.complete(granted.lease)
-    bench.restart()
-    assert bench.complete(granted.lease, [0, 1]) == bench.complete(granted.lease, [0, 1, 1])
-    assert bench.complete(granted.lease, [0, 1]).done == 2
-    assert bench.complete(granted.lease).refused == []
+def test_a_repeated_complete_succeeds_also_after_a_restart(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    granted = partition.lease()
+    partition.complete(granted.lease)
+    partition.restart()
+    assert partition.complete(granted.lease, [0, 1]) == partition.complete(granted.lease, [0, 1, 1])
+    assert partition.complete(granted.lease, [0, 1]).done == 2
+    assert partition.complete(granted.lease).refused == []
 
 
-def test_a_repeated_complete_within_a_live_lease_succeeds(bench: Bench) -> None:
-    bench.produce("a", "b")
-    granted = bench.lease()
-    assert bench.complete(granted.lease, [0]).done == 1
-    again = bench.complete(granted.lease, [0])
+def test_a_repeated_complete_within_a_live_lease_succeeds(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    granted = partition.lease()
+    assert partition.complete(granted.lease, [0]).done == 1
+    again = partition.complete(granted.lease, [0])
     assert (again.done, again.refused) == (1, [])
 
 
-def test_a_complete_is_not_repeated_for_an_item_that_came_back(bench: Bench) -> None:
-    bench.produce("a")
-    granted = bench.lease()
-    bench.complete(granted.lease)
-    bench.seek(0)
-    assert bench.complete(granted.lease, [0]).refused == [0]
-    assert bench.life(0) is Life.READY
+def test_a_complete_is_not_repeated_for_an_item_that_came_back(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    granted = partition.lease()
+    partition.complete(granted.lease)
+    partition.seek(0)
+    assert partition.complete(granted.lease, [0]).refused == [0]
+    assert partition.life(0) is ItemState.READY
 
 
-def test_each_item_of_a_batch_has_its_own_result(bench: Bench) -> None:
-    bench.produce("a", "b", "c")
-    mine, other = bench.lease(2), bench.lease(1)
-    settled = bench.complete(mine.lease, [0, 2, 1, 99])
+def test_each_item_of_a_batch_has_its_own_result(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b", "c")
+    mine, other = partition.lease(2), partition.lease(1)
+    settled = partition.complete(mine.lease, [0, 2, 1, 99])
     assert (settled.done, settled.refused) == (2, [2, 99])
-    assert [bench.life(offset) for offset in range(3)] == [Life.COMPLETED, Life.COMPLETED, Life.LEASED]
-    assert bench.retry(other.lease, [2, 0]).refused == [0]
+    assert [partition.life(offset) for offset in range(3)] == [ItemState.COMPLETED, ItemState.COMPLETED, ItemState.LEASED]
+    assert partition.retry(other.lease, [2, 0]).refused == [0]
 
 
-def test_of_an_ended_lease_only_what_was_completed_under_it_counts(bench: Bench) -> None:
-    bench.produce("a", "b")
-    granted = bench.lease(timeout=5)
-    bench.complete(granted.lease, [0])
-    bench.advance(5)
-    bench.restart()
-    settled = bench.complete(granted.lease, [0, 1])
+def test_of_an_ended_lease_only_what_was_completed_under_it_counts(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    granted = partition.lease(timeout=5)
+    partition.complete(granted.lease, [0])
+    partition.advance(5)
+    partition.restart()
+    settled = partition.complete(granted.lease, [0, 1])
     assert (settled.done, settled.refused) == (1, [1])
 
 
-def test_an_ended_lease_is_forgotten_in_time(bench: Bench) -> None:
-    bench.produce("a", "b")
-    granted = bench.lease(timeout=5)
-    bench.complete(granted.lease, [0])
-    bench.advance(5)
-    bench.advance(16 * 60)
-    bench.drain()
-    assert bench.partition.state.leases.past == {}
-    assert bench.complete(granted.lease, [0]).refused == [0]
+def test_an_ended_lease_is_forgotten_in_time(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    granted = partition.lease(timeout=5)
+    partition.complete(granted.lease, [0])
+    partition.advance(5)
+    partition.advance(16 * 60)
+    partition.drain()
+    assert partition.partition.state.leases.past == {}
+    assert partition.complete(granted.lease, [0]).refused == [0]
 
 
-def test_finished_leases_are_forgotten_after_the_longest_lease_could_have_ended(bench: Bench) -> None:
+def test_finished_leases_are_forgotten_after_the_longest_lease_could_have_ended(partition: PartitionUnderTest) -> None:
     for _ in range(3):
-        bench.produce("a")
-        bench.drain()
-        bench.clock.advance(13 * HOUR)
-    assert len(bench.partition.state.leases.finished) <= 2
+        partition.produce("a")
+        partition.drain()
+        partition.clock.advance(13 * HOUR)
+    assert len(partition.partition.state.leases.finished) <= 2
 
 
-def test_an_invented_token_is_refused(bench: Bench) -> None:
-    bench.produce("a")
-    for verb in (bench.complete, bench.retry, bench.bury, bench.extend):
+def test_an_invented_token_is_refused(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    for verb in (partition.complete, partition.retry, partition.bury, partition.extend):
         with pytest.raises(LeaseLost):
             verb(12_345)
-    assert bench.counts.ready == 1
+    assert partition.counts.ready == 1
 
 
-def test_a_retried_item_goes_to_the_tail(bench: Bench) -> None:
-    bench.produce("A", "B", "C")
-    bench.retry(bench.lease(1).lease)
-    assert bench.drain() == ["B", "C", "A"]
+def test_a_retried_item_goes_to_the_tail(partition: PartitionUnderTest) -> None:
+    partition.produce("A", "B", "C")
+    partition.retry(partition.lease(1).lease)
+    assert partition.drain() == ["B", "C", "A"]
 
 
-def test_items_retried_together_keep_their_order(bench: Bench) -> None:
-    bench.produce(*"ABCD")
-    bench.retry(bench.lease(3).lease)
-    assert bench.drain() == ["D", "A", "B", "C"]
+def test_items_retried_together_keep_their_order(partition: PartitionUnderTest) -> None:
+    partition.produce(*"ABCD")
+    partition.retry(partition.lease(3).lease)
+    assert partition.drain() == ["D", "A", "B", "C"]
 
 
-def test_retried_items_go_to_the_tail_of_their_own_priority(bench: Bench) -> None:
-    bench.produce("1", "2", priority=2)
-    bench.produce("3")
-    bench.retry(bench.lease(1).lease)
-    assert bench.drain() == ["2", "1", "3"]
+def test_retried_items_go_to_the_tail_of_their_own_priority(partition: PartitionUnderTest) -> None:
+    partition.produce("1", "2", priority=2)
+    partition.produce("3")
+    partition.retry(partition.lease(1).lease)
+    assert partition.drain() == ["2", "1", "3"]
 
 
-def test_a_delayed_retry_waits_its_delay(bench: Bench) -> None:
-    bench.produce("a")
-    bench.retry(bench.lease().lease, delay=30, reason="busy")
-    assert bench.life(0) is Life.SCHEDULED
-    bench.restart()
-    bench.advance(29.999_999)
-    assert bench.take() == []
-    bench.advance(0.000_001)
-    assert bench.take() == ["a"]
+def test_a_delayed_retry_waits_its_delay(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.retry(partition.lease().lease, delay=30, reason="busy")
+    assert partition.life(0) is ItemState.SCHEDULED
+    partition.restart()
+    partition.advance(29.999_999)
+    assert partition.take() == []
+    partition.advance(0.000_001)
+    assert partition.take() == ["a"]
 
 
 @pytest.mark.parametrize("way", ["retry", "expiry"])
-def test_max_attempts_allows_exactly_so_many_leases(bench: Bench, way: str) -> None:
-    bench.configure(max_attempts=3)
-    bench.produce("a")
+def test_max_attempts_allows_exactly_so_many_leases(partition: PartitionUnderTest, way: str) -> None:
+    partition.configure(max_attempts=3)
+    partition.produce("a")
     for _ in range(3):
-        granted = bench.lease(timeout=1)
-        assert given(granted) == [0]
+        granted = partition.lease(timeout=1)
+        assert granted_offsets(granted) == [0]
         if way == "retry":
-            bench.retry(granted.lease, reason="no")
+            partition.retry(granted.lease, reason="no")
         else:
-            bench.advance(1)
-    assert bench.lease().lease == 0
-    assert bench.life(0) is Life.BURIED
-    assert bench.partition.state.buried[0].attempts == 3
-    assert bench.partition.state.buried[0].reason == ("attempts spent: no" if way == "retry" else "attempts spent: lease expired")
+            partition.advance(1)
+    assert partition.lease().lease == 0
+    assert partition.life(0) is ItemState.BURIED
+    assert partition.partition.state.buried[0].attempts == 3
+    assert partition.partition.state.buried[0].reason == ("attempts spent: no" if way == "retry" else "attempts spent: lease expired")
 
 
-def test_no_max_attempts_is_endless(bench: Bench) -> None:
-    bench.configure(max_attempts=0)
-    bench.produce("a")
+def test_no_max_attempts_is_endless(partition: PartitionUnderTest) -> None:
+    partition.configure(max_attempts=0)
+    partition.produce("a")
     for _ in range(100):
-        bench.retry(bench.lease().lease)
-    assert bench.lease().attempts == {0: 101}
+        partition.retry(partition.lease().lease)
+    assert partition.lease().attempts == {0: 101}
 
 
-def test_the_last_attempt_is_left_alone_until_its_lease_really_ends(bench: Bench) -> None:
-    bench.configure(max_attempts=1)
-    bench.produce("a")
-    granted = bench.lease(timeout=5)
-    bench.advance(4)
-    assert bench.life(0) is Life.LEASED
-    assert bench.complete(granted.lease).done == 1
+def test_the_last_attempt_is_left_alone_until_its_lease_really_ends(partition: PartitionUnderTest) -> None:
+    partition.configure(max_attempts=1)
+    partition.produce("a")
+    granted = partition.lease(timeout=5)
+    partition.advance(4)
+    assert partition.life(0) is ItemState.LEASED
+    assert partition.complete(granted.lease).done == 1
 
 
-def test_an_uncounted_retry_gives_the_attempt_back(bench: Bench) -> None:
-    bench.configure(max_attempts=1)
-    bench.produce("a")
+def test_an_uncounted_retry_gives_the_attempt_back(partition: PartitionUnderTest) -> None:
+    partition.configure(max_attempts=1)
+    partition.produce("a")
     for _ in range(3):
-        bench.retry(bench.lease().lease, counted=False)
-    assert bench.lease().attempts == {}
+        partition.retry(partition.lease().lease, counted=False)
+    assert partition.lease().attempts == {}
 
 
-def test_a_buried_item_says_why_when_and_after_how_many_attempts(bench: Bench) -> None:
-    bench.produce("a")
-    first = bench.wall
-    bench.retry(bench.lease().lease, reason="once")
-    bench.advance(10)
-    bench.bury(bench.lease().lease, reason="hopeless")
-    bench.restart()
-    assert bench.partition.state.buried[0] == ("hopeless", bench.wall, 2, first, bench.wall, bench.partition.now().elapsed)
-    assert bench.take() == []
+def test_a_buried_item_says_why_when_and_after_how_many_attempts(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    first = partition.wall
+    partition.retry(partition.lease().lease, reason="once")
+    partition.advance(10)
+    partition.bury(partition.lease().lease, reason="hopeless")
+    partition.restart()
+    assert partition.partition.state.buried[0] == ("hopeless", partition.wall, 2, first, partition.wall, partition.partition.now().elapsed)
+    assert partition.take() == []
 
 
-def test_a_long_reason_is_cut_and_not_refused(bench: Bench) -> None:
-    bench.produce("a")
-    bench.bury(bench.lease().lease, reason="é" * 2_000)
-    assert bench.partition.state.buried[0].reason == "é" * 512
+def test_a_long_reason_is_cut_and_not_refused(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.bury(partition.lease().lease, reason="é" * 2_000)
+    assert partition.partition.state.buried[0].reason == "é" * 512
 
 
-def test_a_completed_item_forgets_its_failures(bench: Bench) -> None:
-    bench.produce("a")
-    bench.retry(bench.lease().lease, reason="once")
-    bench.drain()
-    bench.seek(0)
-    assert bench.lease().attempts == {}
+def test_a_completed_item_forgets_its_failures(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    partition.retry(partition.lease().lease, reason="once")
+    partition.drain()
+    partition.seek(0)
+    assert partition.lease().attempts == {}
 
 
 @pytest.mark.parametrize("verb", ["complete", "retry", "bury", "extend"])
-def test_a_repeated_request_answers_the_same_and_does_nothing(bench: Bench, verb: str) -> None:
-    bench.configure(max_attempts=0)
-    bench.produce("a", "b", "c")
-    granted = bench.lease(2)
-    do = getattr(bench, verb)
+def test_a_repeated_request_answers_the_same_and_does_nothing(partition: PartitionUnderTest, verb: str) -> None:
+    partition.configure(max_attempts=0)
+    partition.produce("a", "b", "c")
+    granted = partition.lease(2)
+    do = getattr(partition, verb)
     first = do(granted.lease, **({} if verb == "extend" else {"which": [0, 2]}), request="r")
-    bench.kill()
-    before = bench.counts
+    partition.kill()
+    before = partition.counts
     assert do(granted.lease, **({} if verb == "extend" else {"which": [0, 2]}), request="r") == first
-    assert bench.counts == before
+    assert partition.counts == before
 
 
-def test_a_request_is_forgotten_after_two_lease_timeouts_when_those_are_longer(bench: Bench) -> None:
-    bench.configure(lease_timeout=HOUR, max_attempts=0)
-    bench.produce("a")
-    granted = bench.lease()
-    bench.retry(granted.lease, request="r")
-    bench.clock.advance(2 * HOUR - 1 * MINUTE)
-    assert bench.retry(granted.lease, request="r").done == 1
-    bench.clock.advance(1 * MINUTE)
+def test_a_request_is_forgotten_after_two_lease_timeouts_when_those_are_longer(partition: PartitionUnderTest) -> None:
+    partition.configure(lease_timeout=HOUR, max_attempts=0)
+    partition.produce("a")
+    granted = partition.lease()
+    partition.retry(granted.lease, request="r")
+    partition.clock.advance(2 * HOUR - 1 * MINUTE)
+    assert partition.retry(granted.lease, request="r").done == 1
+    partition.clock.advance(1 * MINUTE)
     with pytest.raises(LeaseLost):
-        bench.retry(granted.lease, request="r")
+        partition.retry(granted.lease, request="r")
 
 
-def test_a_lease_whose_items_are_all_settled_is_over(bench: Bench) -> None:
-    bench.produce("a", "b", "c")
-    granted = bench.lease()
-    bench.complete(granted.lease, [0])
-    bench.retry(granted.lease, [1])
-    bench.bury(granted.lease, [2])
+def test_a_lease_whose_items_are_all_settled_is_over(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b", "c")
+    granted = partition.lease()
+    partition.complete(granted.lease, [0])
+    partition.retry(granted.lease, [1])
+    partition.bury(granted.lease, [2])
     with pytest.raises(LeaseLost):
-        bench.extend(granted.lease)
-    assert given(bench.lease()) == [1]
+        partition.extend(granted.lease)
+    assert granted_offsets(partition.lease()) == [1]
 
 
-def test_buried_alone_those_behind_stay_with_the_lease(bench: Bench) -> None:
-    bench.produce("0", "1", "2", "3", "4", key="k")
-    lease = bench.lease(5, per_key=4).lease
-    assert bench.bury(lease, [3, 1], alone=True) == Settled(2)
-    assert bench.take() == [], "the key is still held"
-    assert bench.complete(lease, [0, 1, 2]) == Settled(2, [1])
-    bench.restart()
-    assert bench.drain() == ["4"]
-    assert not bench.partition.state.keys.map
+def test_buried_alone_those_behind_stay_with_the_lease(partition: PartitionUnderTest) -> None:
+    partition.produce("0", "1", "2", "3", "4", key="k")
+    lease = partition.lease(5, per_key=4).lease
+    assert partition.bury(lease, [3, 1], alone=True) == Settled(2)
+    assert partition.take() == [], "the key is still held"
+    assert partition.complete(lease, [0, 1, 2]) == Settled(2, [1])
+    partition.restart()
+    assert partition.drain() == ["4"]
+    assert not partition.partition.state.keys.map
 
 
-def test_a_lease_ends_behind_what_was_buried_alone(bench: Bench) -> None:
-    bench.produce("0", "1", "2", key="k")
-    bench.bury(bench.lease(3, per_key=3, timeout=5).lease, [1], alone=True)
-    bench.advance(5)
-    assert bench.drain() == ["0", "2"]
+def test_a_lease_ends_behind_what_was_buried_alone(partition: PartitionUnderTest) -> None:
+    partition.produce("0", "1", "2", key="k")
+    partition.bury(partition.lease(3, per_key=3, timeout=5).lease, [1], alone=True)
+    partition.advance(5)
+    assert partition.drain() == ["0", "2"]
 
 
-def test_where_a_burial_parks_its_key_nothing_is_buried_alone(bench: Bench) -> None:
-    bench.configure(on_bury="park")
-    bench.produce("0", "1", "2", key="k")
-    lease = bench.lease(3, per_key=3).lease
-    assert bench.bury(lease, [1], alone=True) == Settled(0, [], [1])
-    bench.complete(lease, [0])
-    assert bench.bury(lease, [1], alone=True) == Settled(1)
-    assert bench.take() == []
-    bench.redrive()
-    assert bench.take(per_key=3) == ["1", "2"]
+def test_where_a_burial_parks_its_key_nothing_is_buried_alone(partition: PartitionUnderTest) -> None:
+    partition.configure(on_bury="park")
+    partition.produce("0", "1", "2", key="k")
+    lease = partition.lease(3, per_key=3).lease
+    assert partition.bury(lease, [1], alone=True) == Settled(0, [], [1])
+    partition.complete(lease, [0])
+    assert partition.bury(lease, [1], alone=True) == Settled(1)
+    assert partition.take() == []
+    partition.redrive()
+    assert partition.take(per_key=3) == ["1", "2"]
 
 
-def test_what_is_ready_is_done_whatever_it_was_before(bench: Bench) -> None:
-    first, _, third = bench.produce("a", "b", "c")
-    bench.lease(2, timeout=1)
-    bench.advance(1)
-    assert bench.consume(first, third) == 2
-    assert bench.take() == ["b"]
-    assert bench.partition.state.counts.completed == 2
+def test_what_is_ready_is_done_whatever_it_was_before(partition: PartitionUnderTest) -> None:
+    first, _, third = partition.produce("a", "b", "c")
+    partition.lease(2, timeout=1)
+    partition.advance(1)
+    assert partition.consume(first, third) == 2
+    assert partition.take() == ["b"]
+    assert partition.partition.state.counts.completed == 2
 
 
-def test_what_is_not_ready_is_left_alone(bench: Bench) -> None:
-    leased, later, done, ready = [*bench.produce("leased"), *bench.produce("later", at=bench.after(9)), *bench.produce("done", "ready")]
-    bench.complete(bench.lease(2).lease, [done])
-    assert bench.consume(leased, later, done, ready, 99) == 1
-    states = [bench.partition.state.state_of(offset) for offset in (leased, later, done, ready)]
-    assert states == [Life.LEASED, Life.SCHEDULED, Life.COMPLETED, Life.COMPLETED]
+def test_what_is_not_ready_is_left_alone(partition: PartitionUnderTest) -> None:
+    leased, later, done, ready = [
+        *partition.produce("leased"),
+        *partition.produce("later", at=partition.after(9)),
+        *partition.produce("done", "ready"),
+    ]
+    partition.complete(partition.lease(2).lease, [done])
+    assert partition.consume(leased, later, done, ready, 99) == 1
+    states = [partition.partition.state.state_of(offset) for offset in (leased, later, done, ready)]
+    assert states == [ItemState.LEASED, ItemState.SCHEDULED, ItemState.COMPLETED, ItemState.COMPLETED]
 
 
-def test_items_leave_the_line_of_their_key(bench: Bench) -> None:
-    first, second, _ = bench.produce("1", "2", "3", key="k")
-    bench.retry(bench.lease(3, per_key=2).lease, [first])
-    assert bench.consume(second) == 1
-    assert bench.drain() == ["1", "3"]
-    assert not bench.partition.state.keys.map
+def test_items_leave_the_line_of_their_key(partition: PartitionUnderTest) -> None:
+    first, second, _ = partition.produce("1", "2", "3", key="k")
+    partition.retry(partition.lease(3, per_key=2).lease, [first])
+    assert partition.consume(second) == 1
+    assert partition.drain() == ["1", "3"]
+    assert not partition.partition.state.keys.map
 
 
-def test_the_head_of_a_line_makes_room_for_the_next(bench: Bench) -> None:
-    first, _ = bench.produce("1", "2", key="k")
-    bench.retry(bench.lease(1).lease)
-    assert bench.consume(first) == 1
-    assert bench.take() == ["2"]
+def test_the_head_of_a_line_makes_room_for_the_next(partition: PartitionUnderTest) -> None:
+    first, _ = partition.produce("1", "2", key="k")
+    partition.retry(partition.lease(1).lease)
+    assert partition.consume(first) == 1
+    assert partition.take() == ["2"]
 
 
-def test_failures_are_forgotten(bench: Bench) -> None:
-    (first,) = bench.produce("a")
-    bench.retry(bench.lease(1).lease, reason="no")
-    bench.consume(first)
-    assert not bench.partition.state.failures
-    bench.seek(0)
-    assert bench.lease(1).attempts == {}
+def test_failures_are_forgotten(partition: PartitionUnderTest) -> None:
+    (first,) = partition.produce("a")
+    partition.retry(partition.lease(1).lease, reason="no")
+    partition.consume(first)
+    assert not partition.partition.state.failures
+    partition.seek(0)
+    assert partition.lease(1).attempts == {}
 
 
-def test_of_those_that_a_lease_has_ended_on_no_other_is_done(bench: Bench) -> None:
-    lapsed, retried, sought, fresh = bench.produce("lapsed", "retried", "sought", "fresh")
-    bench.retry(bench.lease(4).lease, [retried], reason="no")
-    bench.complete(next(iter(bench.partition.state.leases.live)), [sought])
-    bench.advance(60)
-    bench.seek(0)
-    assert bench.consume(fresh, retried, sought, 99, lapsed=True) == 1
-    assert bench.consume(lapsed, lapsed=True) == 1
+def test_of_those_that_a_lease_has_ended_on_no_other_is_done(partition: PartitionUnderTest) -> None:
+    lapsed, retried, sought, fresh = partition.produce("lapsed", "retried", "sought", "fresh")
+    partition.retry(partition.lease(4).lease, [retried], reason="no")
+    partition.complete(next(iter(partition.partition.state.leases.live)), [sought])
+    partition.advance(60)
+    partition.seek(0)
+    assert partition.consume(fresh, retried, sought, 99, lapsed=True) == 1
+    assert partition.consume(lapsed, lapsed=True) == 1
 
 
-def test_it_survives_a_restart(bench: Bench) -> None:
-    first, _ = bench.produce("a", "b", key="k")
-    bench.retry(bench.lease(1).lease)
-    bench.consume(first)
-    bench.restart()
-    assert bench.take() == ["b"]
+def test_it_survives_a_restart(partition: PartitionUnderTest) -> None:
+    first, _ = partition.produce("a", "b", key="k")
+    partition.retry(partition.lease(1).lease)
+    partition.consume(first)
+    partition.restart()
+    assert partition.take() == ["b"]
 
 
-def test_a_consumer_that_cannot_be_stored_is_refused(bench: Bench) -> None:
-    (first,) = bench.produce("a")
+def test_a_consumer_that_cannot_be_stored_is_refused(partition: PartitionUnderTest) -> None:
+    (first,) = partition.produce("a")
     with pytest.raises(InvalidRequest):
-        bench.consume(first, consumer="\ud800")
-    assert bench.take() == ["a"]
+        partition.consume(first, consumer="\ud800")
+    assert partition.take() == ["a"]

@@ -27,9 +27,9 @@ properties = settings(max_examples=40, deadline=None)
 
 def chained(chain: list[list[int]]) -> list[SlotMap]:
     """The maps of a queue that had these partitions one after the other."""
-    maps = [slots.first(chain[0])]
+    maps = [slots.first_map(chain[0])]
     for partitions in chain[1:]:
-        maps.append(slots.spread(maps[-1], partitions))
+        maps.append(slots.next_map(maps[-1], partitions))
     return maps
 
 
@@ -38,7 +38,7 @@ def grown(*sizes: int) -> list[SlotMap]:
 
 
 def moved(old: SlotMap, new: SlotMap) -> int:
-    return sum(len(move.slots) for move in slots.moves(old, new))
+    return sum(len(move.slots) for move in slots.slot_moves(old, new))
 
 
 def fewest_moves(old: SlotMap, partitions: list[int]) -> int:
@@ -70,7 +70,7 @@ def test_no_other_even_map_moves_fewer_slots(chain: list[list[int]]) -> None:
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_growing_moves_slots_only_to_new_partitions(size: int, more: int) -> None:
     old, new = grown(size, size + more)
-    assert {move.destination for move in slots.moves(old, new)} == set(range(size, size + more))
+    assert {move.destination for move in slots.slot_moves(old, new)} == set(range(size, size + more))
     share = more / (size + more)
     assert abs(moved(old, new) - share * SLOTS) <= more
 
@@ -80,35 +80,35 @@ def test_growing_moves_slots_only_to_new_partitions(size: int, more: int) -> Non
 def test_shrinking_moves_only_what_the_removed_ones_held(data: st.DataObject, size: int) -> None:
     (old,) = grown(size)
     gone = data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size - 1))
-    new = slots.spread(old, [number for number in range(size) if number not in gone])
-    assert {move.source for move in slots.moves(old, new)} == gone
+    new = slots.next_map(old, [number for number in range(size) if number not in gone])
+    assert {move.source for move in slots.slot_moves(old, new)} == gone
     assert moved(old, new) == sum(Counter(old.owners)[number] for number in gone)
 
 
 def test_the_order_in_which_partitions_are_listed_does_not_matter() -> None:
     (old,) = grown(5)
-    assert slots.spread(old, [9, 2, 0]) == slots.spread(old, [0, 2, 9])
-    assert slots.first([2, 1, 0]) == slots.first([0, 1, 2])
+    assert slots.next_map(old, [9, 2, 0]) == slots.next_map(old, [0, 2, 9])
+    assert slots.first_map([2, 1, 0]) == slots.first_map([0, 1, 2])
 
 
 def test_the_same_partitions_keep_their_slots() -> None:
     _, old = grown(3, 7)
-    again = slots.spread(old, range(7))
+    again = slots.next_map(old, range(7))
     assert (again.version, again.owners) == (3, old.owners)
-    assert slots.moves(old, again) == []
+    assert slots.slot_moves(old, again) == []
 
 
 def test_an_uneven_map_is_made_even() -> None:
     uneven = SlotMap(4, array("H", [0] * (SLOTS - 1) + [1]))
-    even = slots.spread(uneven, [0, 1])
+    even = slots.next_map(uneven, [0, 1])
     assert Counter(even.owners) == {0: SLOTS // 2, 1: SLOTS // 2}
-    assert slots.moves(uneven, even) == [Move(0, 1, list(range(SLOTS // 2, SLOTS - 1)))]
+    assert slots.slot_moves(uneven, even) == [Move(0, 1, list(range(SLOTS // 2, SLOTS - 1)))]
 
 
 def test_moves_tell_the_new_map_from_the_old_one() -> None:
     old, new = grown(4, 6)
     owners = array("H", old.owners)
-    for move in slots.moves(old, new):
+    for move in slots.slot_moves(old, new):
         for slot in move.slots:
             assert owners[slot] == move.source
             owners[slot] = move.destination
@@ -118,7 +118,7 @@ def test_moves_tell_the_new_map_from_the_old_one() -> None:
 def test_making_a_map_leaves_the_old_one_as_it_was() -> None:
     (old,) = grown(2)
     before = array("H", old.owners)
-    slots.spread(old, range(9))
+    slots.next_map(old, range(9))
     assert old.owners == before
 
 
@@ -134,9 +134,9 @@ def test_keyed_traffic_over_sixteen_partitions_is_even(sizes: list[int]) -> None
 
 
 def test_the_first_map_stays_what_it_is_because_stored_queues_rest_on_it() -> None:
-    assert slots.first([0]).pack() == struct.pack("<HH", 0, 16384)
-    assert slots.first([0, 1, 2]).pack() == struct.pack("<6H", 0, 5461, 1, 5461, 2, 5462)
-    assert slots.first([7, 3]).pack() == struct.pack("<4H", 3, 8192, 7, 8192)
+    assert slots.first_map([0]).pack() == struct.pack("<HH", 0, 16384)
+    assert slots.first_map([0, 1, 2]).pack() == struct.pack("<6H", 0, 5461, 1, 5461, 2, 5462)
+    assert slots.first_map([7, 3]).pack() == struct.pack("<4H", 3, 8192, 7, 8192)
 
 
 @properties
@@ -155,11 +155,11 @@ def test_bytes_that_are_no_map_are_refused(packed: bytes) -> None:
 
 
 def test_a_map_says_its_version_and_partitions() -> None:
-    assert repr(slots.first([4, 0])) == "SlotMap(version=1, partitions=[0, 4])"
+    assert repr(slots.first_map([4, 0])) == "SlotMap(version=1, partitions=[0, 4])"
 
 
 @pytest.mark.parametrize("partitions", [[], [1, 1], list(range(MAX_PARTITIONS + 1)), [-1], [MAX_NUMBER + 1], [True], ["0"]], ids=repr)
 def test_wrong_partitions_are_refused(partitions: list[int]) -> None:
-    for make in (slots.first, lambda numbers: slots.spread(slots.first([0]), numbers)):
+    for make in (slots.first_map, lambda numbers: slots.next_map(slots.first_map([0]), numbers)):
         with pytest.raises(InvalidRequest, match="; give"):
             make(partitions)

@@ -14,24 +14,24 @@ from penstock.loop import commits, requests
 from penstock.loop import produce as producing
 from penstock.loop import resize as resizing
 from penstock.loop.catalog import Catalog
-from penstock.loop.lease import BestFirst, Stock
+from penstock.loop.lease import LeaseSource, SourcesByRank
 from penstock.loop.partition import Partition
-from penstock.loop.partition_handle import Member
-from penstock.loop.partition_reader import History, retained
-from penstock.loop.partition_set import Partitions
-from penstock.loop.produce import Producing
-from penstock.loop.requests import Arrived, Handed
-from penstock.loop.resize import Resizing
-from penstock.loop.settle import Settling
-from penstock.loop.transfer import Carrying
-from penstock.loop.turn import Turns
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.partition_reader import RetainedItems, retained_runs
+from penstock.loop.partition_set import PartitionSet
+from penstock.loop.produce import ProduceStep
+from penstock.loop.requests import ConfirmRequest, LeaseResult
+from penstock.loop.resize import ResizeStep
+from penstock.loop.settle import SettleStep
+from penstock.loop.transfer import TransferStep
+from penstock.loop.turn import QueueEngine
 from penstock.operations import ListItems
-from penstock.reports import FoundItem
+from penstock.reports import ListedItemData
 from penstock.rules import admin, catalog, commands, machine, outbox, produce, records, resize, settle, summary
-from penstock.rules.catalog import Reshaped
+from penstock.rules.catalog import PartitionsChanged
 from penstock.rules.fences import ENDLESS, Fences
 from penstock.rules.lanes import Rank, best_rank
-from penstock.rules.state import Counts, Outgoing, Peek, State
+from penstock.rules.state import BlockSource, Counts, OutboxEntry, State
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from simulation.broker.simulation import BrokerSimulation
@@ -66,7 +66,7 @@ def failure(seed: int) -> str | None:
 
 @bug(40)
 def a_transfer_is_taken_twice(patch: Patch) -> None:
-    def decide(state: State, command: commands.Produce, now: Moment, peek: Peek) -> Any:
+    def decide(state: State, command: commands.Produce, now: Moment, peek: BlockSource) -> Any:
         if command.source is not None:
             state.producers.pop(command.source, None)
         return produce.decide_produce(state, command, now, peek)
@@ -81,37 +81,37 @@ def sequences_begin_anew(patch: Patch) -> None:
 
 @bug(200)
 def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
-    def depart(self: Turns) -> None:
+    def depart(self: QueueEngine) -> None:
         with patch.context() as here:
             here.setattr(Partition, "is_committed", True)
             self.carrying.carry(self.now)
         right(self)
 
-    right = Turns._depart
-    patch.setattr(Turns, "_depart", depart)
+    right = QueueEngine._depart
+    patch.setattr(QueueEngine, "_depart", depart)
 
 
 @bug(40)
 def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
-    def set_out(self: Carrying, member: Member, packed: bytes, line: Sequence[Outgoing], now: int) -> None:
+    def set_out(self: TransferStep, member: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
         right(self, member, packed, line, now)
-        self._partitions.post(Arrived(member.number, packed, member.carrying[packed], [(line[0].sequence, -1)], None))
+        self._partitions.post(ConfirmRequest(member.number, packed, member.carrying[packed], [(line[0].sequence, -1)], None))
 
-    right = Carrying._set_out
-    patch.setattr(Carrying, "_set_out", set_out)
+    right = TransferStep._set_out
+    patch.setattr(TransferStep, "_set_out", set_out)
 
 
 @bug(300)
 def a_transfer_that_fails_is_dropped(patch: Patch) -> None:
-    def arrived(self: Carrying, request: Arrived) -> None:
+    def arrived(self: TransferStep, request: ConfirmRequest) -> None:
         member = self._partitions.members[request.partition]
         if request.failed is not None and member.healthy:
             line = member.state.outbox.get(request.destination, ())
             request.failed, request.arrived = None, [(entry.sequence, -1) for entry in line if entry.sequence <= request.until]
         right(self, request)
 
-    right = Carrying.arrived
-    patch.setattr(Carrying, "arrived", arrived)
+    right = TransferStep.arrived
+    patch.setattr(TransferStep, "arrived", arrived)
 
 
 @bug(40)
@@ -131,18 +131,18 @@ def what_arrived_stays_on_its_way(patch: Patch) -> None:
 
 @bug(40)
 def keys_are_not_routed_anew(patch: Patch) -> None:
-    patch.setattr(Carrying, "_homes", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
+    patch.setattr(TransferStep, "_homes", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
 
 
 @bug(40)
 def dead_letters_do_not_say_where_they_come_from(patch: Patch) -> None:
-    def addressed(self: Carrying, *args: Any) -> Batch:
+    def addressed(self: TransferStep, *args: Any) -> Batch:
         batch = right(self, *args)
         batch.origins = None
         return batch
 
-    right = Carrying._addressed
-    patch.setattr(Carrying, "_addressed", addressed)
+    right = TransferStep._addressed
+    patch.setattr(TransferStep, "_addressed", addressed)
 
 
 @bug(40)
@@ -165,9 +165,9 @@ def a_parked_item_does_not_return_to_its_place(patch: Patch) -> None:
 
 @bug(60)
 def clear_forgets_keys_parked_for_what_was_carried_away(patch: Patch) -> None:
-    def decide(state: State, command: commands.Clear, now: Moment, peek: Peek) -> Any:
+    def decide(state: State, command: commands.Clear, now: Moment, peek: BlockSource) -> Any:
         found, answer = admin.decide_clear(state, command, now, peek)
-        return [record for record in found if not isinstance(record, records.Released)], answer
+        return [record for record in found if not isinstance(record, records.ParkedKeyReleased)], answer
 
     patch.setitem(machine._DECIDE, commands.Clear, decide)
 
@@ -193,13 +193,13 @@ def fences_are_not_inherited(patch: Patch) -> None:
 
 @bug(40)
 def fences_narrow_to_no_key_at_all(patch: Patch) -> None:
-    def run(self: Partitions, member: Member, command: Any, rounds: int = 0) -> Any:
-        if isinstance(command, commands.Narrow):
-            command = commands.Narrow(command.number, [])
+    def run(self: PartitionSet, member: PartitionHandle, command: Any, rounds: int = 0) -> Any:
+        if isinstance(command, commands.NarrowFence):
+            command = commands.NarrowFence(command.number, [])
         return right(self, member, command, rounds)
 
-    right = Partitions.run
-    patch.setattr(Partitions, "run", run)
+    right = PartitionSet.run
+    patch.setattr(PartitionSet, "run", run)
 
 
 @bug(400)
@@ -223,35 +223,35 @@ def the_marks_of_a_resize_are_too_low(patch: Patch) -> None:
 
 @bug(200)
 def strays_are_leased_where_they_are(patch: Patch) -> None:
-    patch.setattr(Resizing, "departed", lambda self, number: None)
+    patch.setattr(ResizeStep, "departed", lambda self, number: None)
 
 
 @bug(120)
 def dedup_windows_do_not_move(patch: Patch) -> None:
-    def decide(state: State, command: commands.FenceOff, now: Moment, peek: Peek) -> Any:
+    def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
         return resize.decide_fence(state, msgspec.structs.replace(command, adopted=()), now, peek)
 
-    patch.setitem(machine._DECIDE, commands.FenceOff, decide)
+    patch.setitem(machine._DECIDE, commands.AddFences, decide)
 
 
 @bug(100)
 def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
-    def decide(state: State, command: commands.FenceOff, now: Moment, peek: Peek) -> Any:
+    def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
         adopted = [(digest, left, item + 1_000) for digest, left, item in command.adopted]
         return resize.decide_fence(state, msgspec.structs.replace(command, adopted=adopted), now, peek)
 
-    patch.setitem(machine._DECIDE, commands.FenceOff, decide)
+    patch.setitem(machine._DECIDE, commands.AddFences, decide)
 
 
 @bug(40)
 def requests_are_not_looked_up_in_older_maps(patch: Patch) -> None:
-    patch.setattr(Producing, "_known", lambda self, *args: ([], None))
+    patch.setattr(ProduceStep, "_known", lambda self, *args: ([], None))
 
 
 @bug(40)
 def a_resize_is_not_recorded(patch: Patch) -> None:
     def store(self: Catalog, found: Any) -> None:
-        if any(isinstance(record, Reshaped) for record in found):
+        if any(isinstance(record, PartitionsChanged) for record in found):
             for record in found:
                 catalog.apply(self.state, record)
         else:
@@ -266,12 +266,12 @@ def a_resize_is_not_recorded(patch: Patch) -> None:
 
 @bug(40)
 def a_lease_takes_all_of_one_partition_before_it_looks_at_the_next(patch: Patch) -> None:
-    patch.setattr(BestFirst, "_bound", lambda self: None)
+    patch.setattr(SourcesByRank, "_bound", lambda self: None)
 
 
 @bug(40)
 def partitions_are_leased_from_by_number(patch: Patch) -> None:
-    patch.setattr(Stock, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.member.number, self)))
+    patch.setattr(LeaseSource, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.member.number, self)))
 
 
 def ranked(patch: Patch, change: Callable[[Rank], Rank]) -> None:
@@ -296,14 +296,14 @@ def ages_count_within_a_partition_only(patch: Patch) -> None:
 
 @bug(100)
 def instants_of_different_partitions_are_compared(patch: Patch) -> None:
-    def look(self: Stock, now: int) -> bool:
+    def look(self: LeaseSource, now: int) -> bool:
         changed = right(self, now)
         if self.rank is not None:
             self.rank = self.own_time(self.rank)
         return changed
 
-    right = Stock.look
-    patch.setattr(Stock, "look", look)
+    right = LeaseSource.look
+    patch.setattr(LeaseSource, "look", look)
 
 
 @bug(400)
@@ -316,15 +316,15 @@ def aging_does_not_count_across_partitions(patch: Patch) -> None:
 
 @bug(40)
 def answers_leave_before_the_commit(patch: Patch) -> None:
-    def depart(self: Turns) -> None:
+    def depart(self: QueueEngine) -> None:
         for request, result in self.pending:
             found = self._collect(request, result) if isinstance(request, requests.LeaseRequest) else result
             self._answer(request, found, {})
         self.pending.clear()
         right(self)
 
-    right = Turns._depart
-    patch.setattr(Turns, "_depart", depart)
+    right = QueueEngine._depart
+    patch.setattr(QueueEngine, "_depart", depart)
 
 
 @bug(40)
@@ -339,27 +339,27 @@ def a_failed_partition_is_reported_as_stored(patch: Patch) -> None:
 
 @bug(40)
 def nobody_is_woken_by_what_comes_due(patch: Patch) -> None:
-    patch.setattr(Member, "plan", lambda self, now: setattr(self, "next_run", None))
+    patch.setattr(PartitionHandle, "plan", lambda self, now: setattr(self, "next_run", None))
 
 
 @bug(40)
 def what_nobody_took_is_not_given_back(patch: Patch) -> None:
-    patch.setattr(Settling, "give_back", lambda self, handed: None)
+    patch.setattr(SettleStep, "give_back", lambda self, handed: None)
 
 
 @bug(40)
 def followers_are_not_told(patch: Patch) -> None:
-    patch.setattr(Turns, "_watch", lambda self: None)
+    patch.setattr(QueueEngine, "_watch", lambda self: None)
 
 
 @bug(40)
 def producers_wait_for_ever(patch: Patch) -> None:
-    patch.setattr(Producing, "retry", lambda self, now: None)
+    patch.setattr(ProduceStep, "retry", lambda self, now: None)
 
 
 @bug(300)
 def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
-    patch.setattr(Partitions, "catch_up", lambda self, *args, **kwargs: None)
+    patch.setattr(PartitionSet, "catch_up", lambda self, *args, **kwargs: None)
 
 
 @bug(40)
@@ -373,16 +373,16 @@ def an_item_goes_to_any_partition(patch: Patch) -> None:
 def reshape_last(patch: Patch) -> None:
     """A resize is run behind the produces of its turn, and nobody looks whether they are committed."""
 
-    def reshape(self: Turns, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
-        for request in sorted(taken, key=lambda request: isinstance(request, requests.Reshape)):
+    def reshape(self: QueueEngine, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
+        for request in sorted(taken, key=lambda request: isinstance(request, requests.ResizeRequest)):
             try:
                 self.attempt(request, self._steps[type(request)])
-            except requests.NotYet:
+            except requests.PartitionsNotOpen:
                 self._open()
                 self._wait_a_turn([request])
         return []
 
-    patch.setattr(Turns, "_reshape", reshape)
+    patch.setattr(QueueEngine, "_reshape", reshape)
     patch.setattr(Partition, "committed", property(lambda self: self.state))
 
 
@@ -395,7 +395,7 @@ def marks_are_taken_from_what_is_not_committed(patch: Patch) -> None:
 def dedup_ids_are_adopted_from_what_is_not_committed(patch: Patch) -> None:
     """The marks are those of the beginning of the turn."""
 
-    def begin(self: Turns, taken: Sequence[requests.Request], now: int) -> None:
+    def begin(self: QueueEngine, taken: Sequence[requests.Request], now: int) -> None:
         before[self.incarnation] = {number: member.state.next_offset for number, member in self.members.items() if member.healthy}
         right_turn(self, taken, now)
 
@@ -403,21 +403,21 @@ def dedup_ids_are_adopted_from_what_is_not_committed(patch: Patch) -> None:
         return right(self, incarnation, *args, marks={**marks, **before.get(incarnation, {})}, **rest)
 
     before: dict[int, dict[int, int]] = {}
-    right_turn, right = Turns.turn, Catalog.reshape
+    right_turn, right = QueueEngine.turn, Catalog.reshape
     reshape_last(patch)
-    patch.setattr(Turns, "turn", begin)
+    patch.setattr(QueueEngine, "turn", begin)
     patch.setattr(Catalog, "reshape", reshape)
     patch.setattr(Partition, "is_committed", property(lambda self: not self.failed))
 
 
 @bug(100)
 def fences_stand_before_they_are_committed(patch: Patch) -> None:
-    def prepare(self: Resizing, member: Member) -> None:
+    def prepare(self: ResizeStep, member: PartitionHandle) -> None:
         right(self, member)
         member.fenced = True
 
-    right = Resizing._prepare
-    patch.setattr(Resizing, "_prepare", prepare)
+    right = ResizeStep._prepare
+    patch.setattr(ResizeStep, "_prepare", prepare)
 
 
 @bug(40)
@@ -431,17 +431,17 @@ def leases_that_were_answered_are_lost_with_a_failed_write(patch: Patch) -> None
 
 @bug(100)
 def an_interrupt_drops_the_requests_of_others(patch: Patch) -> None:
-    patch.setattr(Turns, "rescue", lambda self, taken, error: None)
+    patch.setattr(QueueEngine, "rescue", lambda self, taken, error: None)
 
 
 @bug(40)
 def an_interrupt_runs_again_what_was_committed(patch: Patch) -> None:
-    def give_up(self: Turns, taken: Sequence[requests.Request], error: BaseException) -> None:
+    def give_up(self: QueueEngine, taken: Sequence[requests.Request], error: BaseException) -> None:
         self._departing = False
         right(self, taken, error)
 
-    right = Turns._give_up
-    patch.setattr(Turns, "_give_up", give_up)
+    right = QueueEngine._give_up
+    patch.setattr(QueueEngine, "_give_up", give_up)
 
 
 # -- slow disks ----------------------------------------------------------------------------------------
@@ -458,7 +458,7 @@ def an_answer_waits_for_one_of_its_partitions_only(patch: Patch) -> None:
     patch.setattr(commits, "_rests_on", lambda request, result: sorted(right(request, result))[:1])
 
 
-def opened(member: Member) -> Partition:
+def opened(member: PartitionHandle) -> Partition:
     """The partition of a member, out or not."""
     if member.partition is None:
         raise member.refusal
@@ -471,8 +471,8 @@ def read_what_is_out(patch: Patch, where: type, name: str) -> None:
 
     def step(self: Any, *args: Any) -> Any:
         with patch.context() as here:
-            here.setattr(Member, "healthy", property(lambda self: self.partition is not None and self.error is None))
-            here.setattr(Member, "open", property(opened))
+            here.setattr(PartitionHandle, "healthy", property(lambda self: self.partition is not None and self.error is None))
+            here.setattr(PartitionHandle, "open", property(opened))
             here.setattr(Partition, "is_committed", True)
             return right(self, *args)
 
@@ -481,33 +481,33 @@ def read_what_is_out(patch: Patch, where: type, name: str) -> None:
 
 @bug(400)
 def fences_are_lowered_by_what_is_out(patch: Patch) -> None:
-    read_what_is_out(patch, Resizing, "_narrow")
-    read_what_is_out(patch, Resizing, "_lift")
-    read_what_is_out(patch, Resizing, "upkeep")
+    read_what_is_out(patch, ResizeStep, "_narrow")
+    read_what_is_out(patch, ResizeStep, "_lift")
+    read_what_is_out(patch, ResizeStep, "upkeep")
 
 
 @bug(400)
 def a_resize_counts_on_what_is_out(patch: Patch) -> None:
     """Its marks and the dedup ids that move are those of partitions that are out."""
-    read_what_is_out(patch, Turns, "_reshape")
-    right = Turns._needs
-    patch.setattr(Turns, "_needs", lambda self, request: () if isinstance(request, requests.Reshape) else right(self, request))
+    read_what_is_out(patch, QueueEngine, "_reshape")
+    right = QueueEngine._needs
+    patch.setattr(QueueEngine, "_needs", lambda self, request: () if isinstance(request, requests.ResizeRequest) else right(self, request))
 
 
 @bug(400)
 def the_leases_of_a_slow_partition_end_when_it_is_back(patch: Patch) -> None:
-    patch.setattr(Turns, "_spare_leases", lambda self, member: None)
+    patch.setattr(QueueEngine, "_spare_leases", lambda self, member: None)
 
 
 @bug(40)
 def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
-    def runnable(self: Turns, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
+    def runnable(self: QueueEngine, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
         found = right(self, taken)
         self.deferred.clear()
         return found
 
-    right = Turns._runnable
-    patch.setattr(Turns, "_runnable", runnable)
+    right = QueueEngine._runnable
+    patch.setattr(QueueEngine, "_runnable", runnable)
 
 
 # -- damage -------------------------------------------------------------------------------------------
@@ -515,22 +515,22 @@ def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
 
 @bug(60)
 def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
-    def listed(turns: Turns, query: ListItems) -> list[FoundItem]:
+    def listed(turns: QueueEngine, query: ListItems) -> list[ListedItemData]:
         lost = {member.number: len(member.state.lost) for member in turns.healthy()}
         found = right(turns, query)
         return [one for one in found if lost[one.partition] == len(turns.members[one.partition].state.lost)]
 
     right = queries.items
-    found: dict[Any, Any] = {**queries.QUERIES, ListItems: listed}
+    found: dict[Any, Any] = {**queries.QUERY_HANDLERS, ListItems: listed}
     patch.setattr(queries, "QUERIES", found)
 
 
 @bug(400)
 def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
-    def page(self: Partition, start: int, limit: int) -> History:
-        runs = retained(self.state, start, limit)
+    def page(self: Partition, start: int, limit: int) -> RetainedItems:
+        runs = retained_runs(self.state, start, limit)
         items = self.items(runs)
-        return History(items, runs[-1] if items else self.state.next_offset)
+        return RetainedItems(items, runs[-1] if items else self.state.next_offset)
 
     patch.setattr(Partition, "history", page)
 
@@ -542,15 +542,15 @@ def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
 
 @bug(60)
 def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
-    def collect(self: Turns, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
+    def collect(self: QueueEngine, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
         if any(member.open._frames.collect(granted.runs).gaps for member, granted in parts):
-            self.settling.give_back([Handed(member.number, granted, [], 0) for member, granted in parts])
+            self.settling.give_back([LeaseResult(member.number, granted, [], 0) for member, granted in parts])
             request.lost = True
             return []
         return right(self, request, parts)
 
-    right = Turns._collect
-    patch.setattr(Turns, "_collect", collect)
+    right = QueueEngine._collect
+    patch.setattr(QueueEngine, "_collect", collect)
 
 
 # -- the test -----------------------------------------------------------------------------------------
@@ -563,12 +563,12 @@ SEEDS_OF_A_SHORT_RUN = 60
 
 @bug(100)
 def closed_partitions_hide_what_is_ready(patch: Patch) -> None:
-    patch.setattr(Member, "has_ready_items", property(lambda self: False))
+    patch.setattr(PartitionHandle, "has_ready_items", property(lambda self: False))
 
 
 @bug(60)
 def what_comes_due_in_a_closed_partition_is_not_seen(patch: Patch) -> None:
-    patch.setattr(Member, "is_due", property(lambda self: False))
+    patch.setattr(PartitionHandle, "is_due", property(lambda self: False))
 
 
 @bug(60)

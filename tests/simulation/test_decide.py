@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.rules.keys import Keys, Line
+from penstock.rules.keys import KeyLine, KeyLines
 from simulation.broker.simulation import BrokerSimulation
 from simulation.partition.simulation import PartitionSimulation
 from tests.purity import watch_decisions
@@ -27,14 +27,14 @@ def run_all(simulation: type[PartitionSimulation] | type[BrokerSimulation]) -> N
         simulation(seed).run()
 
 
-@pytest.mark.parametrize("change", [Keys.tidy, lambda keys: keys.line(7)], ids=["a heap is tidied", "a line is made"])
-def test_a_decision_that_changes_something_is_seen(change: Callable[[Keys], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    def free(self: Keys, lane: int) -> Iterator[tuple[tuple[int, int, int], Line]]:
+@pytest.mark.parametrize("change", [KeyLines.tidy, lambda keys: keys.line(7)], ids=["a heap is tidied", "a line is made"])
+def test_a_decision_that_changes_something_is_seen(change: Callable[[KeyLines], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(self: KeyLines, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
         change(self)
         return right(self, lane)
 
-    right = Keys.free
-    monkeypatch.setattr(Keys, "tidy", lambda self: None)
-    monkeypatch.setattr(Keys, "free", free)
+    right = KeyLines.free
+    monkeypatch.setattr(KeyLines, "tidy", lambda self: None)
+    monkeypatch.setattr(KeyLines, "free", free)
     with pytest.raises(AssertionError, match="changed the state"):
         run_all(PartitionSimulation)

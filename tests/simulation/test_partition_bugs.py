@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.logs.files import filelog, recovery
-from penstock.logs.files.log_writer import Tail
-from penstock.logs.files.segment_files import Chain
+from penstock.logs.files.log_writer import LogWriter
+from penstock.logs.files.segment_files import SegmentFiles
 from penstock.logs.log import Gap
 from penstock.loop import recovery as partition_recovery
 from penstock.loop import retention as planning
-from penstock.loop.item_cache import Blocks, Frames, Held
+from penstock.loop.item_cache import BlockCache, CachedItems, ItemCache
 from penstock.loop.partition import Partition
-from penstock.loop.partition_reader import History, retained
+from penstock.loop.partition_reader import RetainedItems, retained_runs
 from penstock.rules import admin, machine, records, retention, settle, timers
 from penstock.rules.calendar import Calendar, CalendarEntry
 from penstock.rules.commands import Settled
-from penstock.rules.keys import Line, PackedExtents
+from penstock.rules.keys import KeyLine, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
-from penstock.rules.leases import Grant, Leases
-from penstock.rules.remembered_ids import DedupIds, Window
+from penstock.rules.leases import Leases, LiveLease
+from penstock.rules.remembered_ids import AnswerWindow, DedupIds
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
 from penstock.words.clock import HOUR, SECOND, Moment
@@ -58,12 +58,12 @@ def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Pa
 
 @bug
 def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
-    def apply(state: State, record: records.Expired, now: Moment) -> None:
+    def apply(state: State, record: records.LeaseExpired, now: Moment) -> None:
         grant = state.leases.live[record.lease]
         timers.apply_expired(state, record, now)
         state.leases.live[record.lease] = grant
 
-    patch.setitem(machine._APPLY, records.Expired, apply)
+    patch.setitem(machine._APPLY, records.LeaseExpired, apply)
 
 
 @bug
@@ -118,22 +118,22 @@ def priorities_are_ignored(patch: Patch) -> None:
 
 @bug
 def a_parked_key_is_released(patch: Patch) -> None:
-    patch.setattr(Line, "busy", property(lambda self: bool(self.lease or self.backing_off)))
+    patch.setattr(KeyLine, "busy", property(lambda self: bool(self.lease or self.backing_off)))
 
 
 @bug
 def a_back_off_does_not_hold_its_key(patch: Patch) -> None:
-    patch.setattr(Line, "busy", property(lambda self: bool(self.lease or self.parked)))
+    patch.setattr(KeyLine, "busy", property(lambda self: bool(self.lease or self.parked)))
 
 
 @bug
 def two_of_a_key_are_leased_at_once(patch: Patch) -> None:
-    patch.setattr(Line, "busy", property(lambda self: bool(self.backing_off or self.parked)))
+    patch.setattr(KeyLine, "busy", property(lambda self: bool(self.backing_off or self.parked)))
 
 
 @bug
 def the_rest_of_a_unit_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Grant, "behind", lambda self, offset: [])
+    patch.setattr(LiveLease, "behind", lambda self, offset: [])
 
 
 # -- time --------------------------------------------------------------------------------------------
@@ -163,13 +163,13 @@ def leases_follow_the_date(patch: Patch) -> None:
 
 @bug
 def repeated_requests_are_done_again(patch: Patch) -> None:
-    patch.setattr(Window, "get", lambda self, name, now: None)
+    patch.setattr(AnswerWindow, "get", lambda self, name, now: None)
 
 
 @bug
 def a_restart_forgets_dedup_ids_and_answers(patch: Patch) -> None:
     patch.setattr(DedupIds, "restore", lambda self, name, deadline, value: None)
-    patch.setattr(Window, "restore", lambda self, name, deadline, value: None)
+    patch.setattr(AnswerWindow, "restore", lambda self, name, deadline, value: None)
 
 
 # -- storage -----------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def a_restart_forgets_dedup_ids_and_answers(patch: Patch) -> None:
 
 @bug
 def an_answer_leaves_before_the_sync(patch: Patch) -> None:
-    patch.setattr(Tail, "_sync", lambda self, segment: None)
+    patch.setattr(LogWriter, "_sync", lambda self, segment: None)
 
 
 @bug
@@ -216,7 +216,7 @@ def retention_takes_what_is_still_needed(patch: Patch) -> None:
 
 @bug
 def retention_takes_what_is_younger_than_max_age(patch: Patch) -> None:
-    right = planning.ends
+    right = planning.segment_ends
     patch.setattr(planning, "ends", lambda segments, now: [end - HOUR for end in right(segments, now)])
 
 
@@ -236,38 +236,38 @@ def items_are_handed_out_in_the_wrong_order(patch: Patch) -> None:
 
 @bug
 def a_gap_is_the_end_of_what_is_read(patch: Patch) -> None:
-    def read(self: Frames, start: int, stop: int) -> Iterator[Held | Gap]:
+    def read(self: ItemCache, start: int, stop: int) -> Iterator[CachedItems | Gap]:
         for found in right(self, start, stop):
             yield found
             if isinstance(found, Gap):
                 return
 
-    right = Frames.read
-    patch.setattr(Frames, "read", read)
+    right = ItemCache.read
+    patch.setattr(ItemCache, "read", read)
 
 
 @bug
 def behind_a_gap_only_what_is_held_already_is_looked_at(patch: Patch) -> None:
-    def fetch(self: Frames, start: int, stop: int) -> tuple[list[Gap], int]:
+    def fetch(self: ItemCache, start: int, stop: int) -> tuple[list[Gap], int]:
         gaps, reached = right(self, start, start + 1 if [one for one in self._log.read(start, start + 1) if isinstance(one, Gap)] else stop)
         return [], max(stop, reached) if gaps else reached
 
-    right = Frames._fetch
-    patch.setattr(Frames, "_fetch", fetch)
+    right = ItemCache._fetch
+    patch.setattr(ItemCache, "_fetch", fetch)
 
 
 @bug
 def a_damaged_block_reaches_too_far(patch: Patch) -> None:
-    right = Blocks._keep
-    patch.setattr(Blocks, "_keep", lambda self, block: right(self, block._replace(stop=block.stop + 10) if block.lost else block))
+    right = BlockCache._keep
+    patch.setattr(BlockCache, "_keep", lambda self, block: right(self, block._replace(stop=block.stop + 10) if block.lost else block))
 
 
 @bug
 def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
-    def page(self: Partition, start: int, limit: int) -> History:
-        runs = retained(self.state, start, limit)
+    def page(self: Partition, start: int, limit: int) -> RetainedItems:
+        runs = retained_runs(self.state, start, limit)
         items = self.items(runs)
-        return History(items, runs[-1] if items else self.state.next_offset)
+        return RetainedItems(items, runs[-1] if items else self.state.next_offset)
 
     patch.setattr(Partition, "history", page)
 
@@ -284,7 +284,7 @@ def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None
 
 @bug
 def a_segment_deleted_while_open_cannot_be_read_for_ever(patch: Patch) -> None:
-    patch.setattr(Chain, "miss", lambda self: None)
+    patch.setattr(SegmentFiles, "miss", lambda self: None)
 
 
 @bug

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.rules import base, machine, routing
 from penstock.rules import commands as c
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.records import Opened, Produced, Record
 from penstock.rules.runs import offsets
-from penstock.rules.state import Block, Missing, State
+from penstock.rules.state import Block, MissingBlocks, State
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
 from penstock.words.errors import PenstockError
@@ -43,7 +43,7 @@ POLICIES = st.builds(
 )
 
 
-class AllAtHand:
+class AllBlocks:
     """Every block there is."""
 
     def __init__(self) -> None:
@@ -53,15 +53,15 @@ class AllAtHand:
         for block in self.blocks:
             if block.base <= offset < block.stop:
                 return block
-        raise Missing([offset])
+        raise MissingBlocks([offset])
 
 
-class RulesBesideTheModel(RuleBasedStateMachine):
+class RulesStateMachine(RuleBasedStateMachine):
     """One state, changed by decide and apply, and its model."""
 
     @initialize(policy=POLICIES)
     def begin(self, policy: Policy) -> None:
-        self.state, self.model, self.peek, self.now = State(policy), PartitionModel(policy), AllAtHand(), START
+        self.state, self.model, self.peek, self.now = State(policy), PartitionModel(policy), AllBlocks(), START
         self.sent: dict[bytes, c.Command] = {}
         self._apply([Opened(1, "boot", 0)])
 
@@ -83,7 +83,7 @@ class RulesBesideTheModel(RuleBasedStateMachine):
 
     @rule(want=st.sampled_from([1, 2, 100]), per_key=st.integers(1, 3), request=REQUESTS)
     def lease(self, want: int, per_key: int, request: bytes | None) -> None:
-        self._send(c.Lease(want, "consumer", 0, per_key, request))
+        self._send(c.AcquireLease(want, "consumer", 0, per_key, request))
 
     @precondition(lambda self: self.model.holdings)
     @rule(data=st.data(), request=REQUESTS)
@@ -93,18 +93,18 @@ class RulesBesideTheModel(RuleBasedStateMachine):
         some = st.sampled_from([*holding.open, *holding.done, 0])
         wanted = data.draw(st.none() | st.lists(some, min_size=1, max_size=4, unique=True), label="offsets")
         retry = self._retry(data, number, wanted)
-        verbs = st.sampled_from([partial(c.Complete, number, wanted), partial(c.Bury, number, wanted, "poison"), retry])
+        verbs = st.sampled_from([partial(c.CompleteLeased, number, wanted), partial(c.BuryLeased, number, wanted, "poison"), retry])
         self._send(data.draw(verbs, label="verb")(request=request))
 
     @staticmethod
     def _retry(data: st.DataObject, number: int, wanted: list[int] | None) -> Any:
         delay = data.draw(st.sampled_from([0, 1 * SECOND, 1 * MINUTE]), label="delay")
-        return partial(c.Retry, number, wanted, delay, "failed", data.draw(st.booleans(), label="counted"))
+        return partial(c.RetryLeased, number, wanted, delay, "failed", data.draw(st.booleans(), label="counted"))
 
     @precondition(lambda self: self.model.holdings)
     @rule(data=st.data(), timeout=st.sampled_from([0, 5 * MINUTE]))
     def extend(self, data: st.DataObject, timeout: int) -> None:
-        self._send(c.Extend(data.draw(st.sampled_from(list(self.model.holdings)[-4:])), timeout))
+        self._send(c.ExtendLease(data.draw(st.sampled_from(list(self.model.holdings)[-4:])), timeout))
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -167,13 +167,13 @@ class RulesBesideTheModel(RuleBasedStateMachine):
         checks.check_counts(self.state, view.states)
 
     def _view(self) -> Any:
-        return checks.look(self.state, self.now)
+        return checks.view_of(self.state, self.now)
 
     def _send(self, command: c.Command) -> None:
         request: bytes | None = getattr(command, "request", None)
         if request is not None:
             command = self.sent.setdefault(request, command)
-        before: list[Life] = self._view().states
+        before: list[ItemState] = self._view().states
         answer = self._decide(command)
         checks.check_transitions(type(command).__name__, before, self._view().states)
         self.model.judge(command, self.now, answer)
@@ -185,7 +185,7 @@ class RulesBesideTheModel(RuleBasedStateMachine):
             except PenstockError as refused:
                 return refused
             self._apply(records)
-            if not isinstance(answer, c.Again):
+            if not isinstance(answer, c.AskAgain):
                 return answer
 
     def _apply(self, records: list[Record]) -> None:
@@ -208,4 +208,4 @@ def test_the_rules_are_what_the_model_says_at_length() -> None:
 
 def run(examples: int, steps: int) -> None:
     wanted = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
-    run_state_machine_as_test(RulesBesideTheModel, settings=wanted)
+    run_state_machine_as_test(RulesStateMachine, settings=wanted)

@@ -11,23 +11,23 @@ from typing import Any
 from penstock.spark import session
 from penstock.spark.jobs import archive as job
 from penstock.spark.jobs import manifest as manifests
-from tests.spark.process_kill import die, mortal
+from tests.spark.process_kill import enable_kill, kill_all
 
 
 def main(broker: str, lake: str, step: str) -> None:
-    mortal()
+    enable_kill()
     keep = job._keep
 
     def second(rows: Any, place: Any, checkpoint: str, number: int) -> Any:
         if number == 1 and step == "write":
-            die()
+            kill_all()
         elif number == 1 and step in ("sync", "look"):
-            setattr(manifests, step, die)
+            setattr(manifests, step, kill_all)
         elif number == 1 and step == "manifest":
-            manifests.write = die  # type: ignore[assignment]
+            manifests.write = kill_all  # type: ignore[assignment]
         found = keep(rows, place, checkpoint, number)
         if number == 1:
-            die()
+            kill_all()
         return found
 
     job._keep = second

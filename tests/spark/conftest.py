@@ -73,12 +73,12 @@ def broker(broker_dir: str) -> Iterator[Broker]:
 @pytest.fixture
 def start(broker_dir: str) -> Iterator[Any]:
     """Begins runs of streams that consume, without a JVM; none outlives the test."""
-    from tests.spark.consuming_runs import Consumer
+    from tests.spark.consuming_runs import ConsumingStreamRun
 
-    begun: list[Consumer] = []
+    begun: list[ConsumingStreamRun] = []
 
-    def start(*args: Any, **options: Any) -> Consumer:
-        begun.append(Consumer(broker_dir, *args, **options))
+    def start(*args: Any, **options: Any) -> ConsumingStreamRun:
+        begun.append(ConsumingStreamRun(broker_dir, *args, **options))
         return begun[-1]
 
     yield start

@@ -20,15 +20,15 @@ from pyspark.sql.types import StructType
 
 from penstock.spark import session
 from penstock.spark.consuming_reader import ConsumingReader
-from penstock.spark.options import parse
-from penstock.spark.source import PenstockSource, columns_of
-from tests.spark.process_kill import die, mortal
+from penstock.spark.options import parse_options
+from penstock.spark.source import PenstockSource, selected_columns
+from tests.spark.process_kill import enable_kill, kill_all
 
 ITEMS_PER_BATCH = 40
 STEPS = ("initial", "ask", "latest", "partitions", "read", "sink", "sunk")
 
 
-class Mortal(ConsumingReader):
+class KilledConsumingReader(ConsumingReader):
     """Dies at a step of the batch whose number is that of the grant before it."""
 
     def initialOffset(self) -> dict[str, Any]:
@@ -57,17 +57,17 @@ class Mortal(ConsumingReader):
     def _reached(self, step: str, offset: dict[str, Any]) -> None:
         where, batch = os.environ["DIE_AT"].split()
         if step == where and offset["grant"] == int(batch):
-            die()
+            kill_all()
 
 
-class MortalSource(PenstockSource):
+class KilledConsumingSource(PenstockSource):
     @classmethod
     def name(cls) -> str:
         return "mortal"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = parse(self.options)
-        return Mortal(options, columns_of(options, schema))
+        options = parse_options(self.options)
+        return KilledConsumingReader(options, selected_columns(options, schema))
 
 
 def consume(spark: SparkSession, form: str, where: str, batch: int, *, broker: str, checkpoint: str, sink: str, timeout: str) -> None:
@@ -75,13 +75,13 @@ def consume(spark: SparkSession, form: str, where: str, batch: int, *, broker: s
 
     def keep(rows: DataFrame, number: int) -> None:
         if (where, batch) == ("sink", number):
-            die()
+            kill_all()
         ids = [row.id for row in rows.select("id").collect()]
         place = Path(sink) / f"{number:06d}"
         place.with_suffix(".new").write_text("\n".join(ids))
         place.with_suffix(".new").rename(place)
         if (where, batch) == ("sunk", number):
-            die()
+            kill_all()
 
     options = {
         "broker": broker,
@@ -95,9 +95,9 @@ def consume(spark: SparkSession, form: str, where: str, batch: int, *, broker: s
 
 
 def main(broker: str, checkpoint: str, sink: str, where: str, batch: str, timeout: str) -> None:
-    mortal(DIE_AT=f"{where} {batch}")
+    enable_kill(DIE_AT=f"{where} {batch}")
     spark = session("mortal", "local[2]")
-    spark.dataSource.register(MortalSource)
+    spark.dataSource.register(KilledConsumingSource)
     consume(spark, "mortal", where, int(batch), broker=broker, checkpoint=checkpoint, sink=sink, timeout=timeout)
     spark.stop()
 

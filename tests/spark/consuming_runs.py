@@ -10,27 +10,27 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from penstock import NewItem, Queue
 from penstock.spark.consuming_reader import ConsumingReader
-from penstock.spark.options import parse
-from penstock.spark.source import chosen
+from penstock.spark.options import parse_options
+from penstock.spark.source import selected_schema
 from penstock.words.clock import SECOND
 from tests.spark.stream_runs import Offset, through_json
 
 
-class Hasty(ConsumingReader):
+class ShortTimeoutReader(ConsumingReader):
     """Does not wait long for an owner who is not there."""
 
     ANSWER_TIMEOUT = SECOND
 
 
-class Consumer:
+class ConsumingStreamRun:
     """One run of a stream: an offset that goes through JSON, as in Spark's checkpoint, and the rows of each batch."""
 
     def __init__(
         self, broker: str, start: Offset | None = None, available_now: bool = False, hasty: bool = False, **options: object
     ) -> None:
         given = {"broker": broker, "queue": "orders", "consume": "true", **{name: str(value) for name, value in options.items()}}
-        self.options = parse(given)
-        self.reader = (Hasty if hasty else ConsumingReader)(self.options, chosen(self.options).names)
+        self.options = parse_options(given)
+        self.reader = (ShortTimeoutReader if hasty else ConsumingReader)(self.options, selected_schema(self.options).names)
         self.at = start if start is not None else self.reader.initialOffset()
         self.batches: list[list[dict[str, Any]]] = []
         if available_now:
@@ -72,12 +72,12 @@ class Consumer:
         self.reader._die()
 
 
-def keyed(queue: Queue, keys: int, each: int, start: int = 0) -> list[str]:
+def produce_keyed(queue: Queue, keys: int, each: int, start: int = 0) -> list[str]:
     """The ids of new items, so many of each key, numbered in the order of their line."""
     return queue.produce_many([NewItem(b"%d" % n, key=f"k{key}") for n in range(start, start + each) for key in range(keys)])
 
 
-def in_line(rows: Iterable[tuple[bytes, bytes]]) -> dict[str, list[int]]:
+def numbers_by_key(rows: Iterable[tuple[bytes, bytes]]) -> dict[str, list[int]]:
     """The numbers of each key, as the rows (key, payload) have them."""
     lines: dict[str, list[int]] = {}
     for key, payload in rows:

@@ -17,9 +17,9 @@ from penstock import NewItem
 from penstock.operations import FindQueue
 from penstock.rules.events import RETURNED, Event
 from penstock.rules.routing import slot
-from penstock.spark.jobs.report_metrics import Bucket, KeyLoad, Reason, SlotLoad, Spread, key_text
+from penstock.spark.jobs.report_metrics import Bucket, KeyLoad, Percentiles, ReasonCount, SlotLoad, key_text
 from penstock.words.clock import SECOND
-from tests.broker.directory_broker import Yard
+from tests.broker.directory_broker import DirectoryBroker
 
 QUEUE, DEAD = "orders", "orders.dead"
 HOSTILE = "<script>alert('key')</script>"
@@ -30,10 +30,10 @@ FAILED = {"retried", "delayed", "lease expired", "buried"}
 MAKES_READY = {"produced", "due", "retried", "lease expired", "sought", "redriven"}
 
 
-class Story(NamedTuple):
+class ReportedQueue(NamedTuple):
     """A broker with a past, and every item that was produced: its key, if it has one, and when that was."""
 
-    yard: Yard
+    yard: DirectoryBroker
     items: dict[str, tuple[bytes | None, int]]
 
     def produce(self, *items: NewItem) -> None:
@@ -42,10 +42,10 @@ class Story(NamedTuple):
             self.items[name] = (item.key.encode() if isinstance(item.key, str) else item.key, at)
 
 
-def told(path: Path, rounds: int = 12) -> Story:
+def make_reported_queue(path: Path, rounds: int = 12) -> ReportedQueue:
     """Items come and are handled, with failures of every kind; some are left in every state."""
-    yard, chance = Yard(path), random.Random(11)
-    story = Story(yard, {})
+    yard, chance = DirectoryBroker(path), random.Random(11)
+    story = ReportedQueue(yard, {})
     yard.broker.create_queue(DEAD)
     orders = yard.broker.create_queue(QUEUE, partitions=4, dead_queue=DEAD, max_attempts=3, lease_timeout=20)
     for number in range(rounds):
@@ -67,7 +67,7 @@ def told(path: Path, rounds: int = 12) -> Story:
     return story
 
 
-def handle(yard: Yard, orders: penstock.Queue, chance: random.Random) -> None:
+def handle(yard: DirectoryBroker, orders: penstock.Queue, chance: random.Random) -> None:
     """Lease a few items and settle each in its own time."""
     for lease in orders.lease(9, per_key=chance.choice((1, 1, 3)), consumer="worker"):
         yard.clock.advance(chance.randrange(1_000, SECOND // 2))
@@ -93,10 +93,10 @@ def class_of(reason: str) -> str:
     return re.sub(r"1234567|[0-9a-f]{16}", "…", reason.split("\n")[0]).strip()
 
 
-class Oracle:
+class ExpectedReport:
     """What a report must say of a queue, computed the obvious way."""
 
-    def __init__(self, story: Story, since: int | None = None, until: int | None = None) -> None:
+    def __init__(self, story: ReportedQueue, since: int | None = None, until: int | None = None) -> None:
         yard = story.yard
         self.now = yard.clock.read().wall
         self._since, self._until = since or 0, until or 1 << 62
@@ -176,7 +176,7 @@ class Oracle:
         buried = Counter(one.attempt for one in self.events("buried", "expired"))
         return [(number, completed[number], buried[number]) for number in sorted(completed | buried)]
 
-    def reasons(self) -> list[Reason]:
+    def reasons(self) -> list[ReasonCount]:
         return counted((class_of(re.sub("^attempts spent(: |$)", "", one.reason)), one.at) for one in self.failures())
 
     def loads(self) -> dict[bytes, KeyLoad]:
@@ -221,19 +221,19 @@ def grouped(times: Iterable[tuple[int, int]], width: int) -> dict[int, list[int]
     return found
 
 
-def spread(micros: Iterable[int]) -> Spread:
+def spread(micros: Iterable[int]) -> Percentiles:
     """Percentiles by nearest rank."""
     ranked = sorted(micros)
     if not ranked:
-        return Spread()
+        return Percentiles()
     p50, p90, p99 = (ranked[math.ceil(rank * len(ranked)) - 1] / SECOND for rank in (0.5, 0.9, 0.99))
-    return Spread(len(ranked), p50, p90, p99, ranked[-1] / SECOND)
+    return Percentiles(len(ranked), p50, p90, p99, ranked[-1] / SECOND)
 
 
-def counted(reasons: Iterable[tuple[str, int]]) -> list[Reason]:
+def counted(reasons: Iterable[tuple[str, int]]) -> list[ReasonCount]:
     number: Counter[str] = Counter()
     last: dict[str, int] = {}
     for reason, at in reasons:
         number[reason] += 1
         last[reason] = max(at, last.get(reason, 0))
-    return [Reason(reason, number[reason], last[reason]) for reason in sorted(number, key=lambda one: (-number[one], one))]
+    return [ReasonCount(reason, number[reason], last[reason]) for reason in sorted(number, key=lambda one: (-number[one], one))]

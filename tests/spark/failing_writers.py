@@ -15,16 +15,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.logs.columns import Columns
+from penstock.logs.columns import FrameColumns
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.inbox import MANIFEST, StagedReader
-from penstock.logs.store import DropManifest
-from penstock.spark.options import parse
+from penstock.logs.store import WriteManifest
+from penstock.spark.options import parse_options
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter, StreamWriter
 
 
-class Row(NamedTuple):
+class DroppedItem(NamedTuple):
     """An item of a drop; `partition` is what its frame's header names."""
 
     partition: int
@@ -37,18 +37,18 @@ def inbox(broker: str) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def dropped(broker: str) -> list[Row]:
+def dropped(broker: str) -> list[DroppedItem]:
     """The items of every drop in the inbox, in the order in which they would be adopted."""
     return [row for name in inbox(broker) if name.endswith(".drop") for row in _rows(Path(broker, "inbox", name))]
 
 
-def manifests(broker: str) -> list[DropManifest]:
+def manifests(broker: str) -> list[WriteManifest]:
     drops = [name for name in inbox(broker) if name.endswith(".drop")]
-    return [msgspec.json.decode(Path(broker, "inbox", name, MANIFEST).read_bytes(), type=DropManifest) for name in drops]
+    return [msgspec.json.decode(Path(broker, "inbox", name, MANIFEST).read_bytes(), type=WriteManifest) for name in drops]
 
 
-def _rows(drop: Path) -> Iterator[Row]:
-    manifest = msgspec.json.decode((drop / MANIFEST).read_bytes(), type=DropManifest)
+def _rows(drop: Path) -> Iterator[DroppedItem]:
+    manifest = msgspec.json.decode((drop / MANIFEST).read_bytes(), type=WriteManifest)
     assert {path.name for path in drop.iterdir()} == {MANIFEST, *(part.name for part in manifest.parts)}
     incarnation = int(drop.name.partition("-")[0], 16)
     for part in manifest.parts:
@@ -57,9 +57,9 @@ def _rows(drop: Path) -> Iterator[Row]:
         reader.close()
         assert (len(found), sum(frame.count for _, frame in found)) == (part.frames, part.items)
         for header, frame in found:
-            batch = Columns(frame).batch()
+            batch = FrameColumns(frame).batch()
             for key, payload in zip(batch.keys or [None] * len(batch), batch.payloads, strict=True):
-                yield Row(header.partition, None if key is None else key.decode(), payload)
+                yield DroppedItem(header.partition, None if key is None else key.decode(), payload)
 
 
 # -- tasks that go wrong -----------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def attempt() -> int:
     return context.attemptNumber()
 
 
-class DyingWriter(BatchWriter):
+class KilledTaskWriter(BatchWriter):
     """Every task is killed when it has written its rows, but for its third attempt."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -81,7 +81,7 @@ class DyingWriter(BatchWriter):
         return found
 
 
-class FailingWriter(BatchWriter):
+class FailingTaskWriter(BatchWriter):
     """Every task fails in the middle of its rows, but for its second attempt."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -94,7 +94,7 @@ class FailingWriter(BatchWriter):
                 raise RuntimeError("a task that fails at first")
 
 
-class DoubleWriter(BatchWriter):
+class RunTwiceWriter(BatchWriter):
     """Every task runs twice, as a speculative one does; the first one's message never comes."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -103,7 +103,7 @@ class DoubleWriter(BatchWriter):
         return super().write(iter(batches))
 
 
-class HopelessWriter(BatchWriter):
+class AlwaysKilledTaskWriter(BatchWriter):
     """The task of the last rows is killed at every attempt; others do well."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -115,7 +115,7 @@ class HopelessWriter(BatchWriter):
         return found
 
 
-class UnluckyCommit(StreamWriter):
+class FailingCommitWriter(StreamWriter):
     """Publishes a batch and then fails, once for each file that is to be made."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -127,44 +127,44 @@ class UnluckyCommit(StreamWriter):
 
 
 WRITERS: dict[str, Any] = {
-    "dying": DyingWriter,
-    "failing": FailingWriter,
-    "double": DoubleWriter,
-    "hopeless": HopelessWriter,
+    "dying": KilledTaskWriter,
+    "failing": FailingTaskWriter,
+    "double": RunTwiceWriter,
+    "hopeless": AlwaysKilledTaskWriter,
 }
 
 
-class _Wrong(PenstockSource):
+class _FailingSource(PenstockSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        found: DataSourceArrowWriter = WRITERS[self.name()](parse(self.options), schema, overwrite)
+        found: DataSourceArrowWriter = WRITERS[self.name()](parse_options(self.options), schema, overwrite)
         return found
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        return UnluckyCommit(parse(self.options), schema, overwrite)
+        return FailingCommitWriter(parse_options(self.options), schema, overwrite)
 
 
-class Dying(_Wrong):
+class KilledTaskSource(_FailingSource):
     @classmethod
     def name(cls) -> str:
         return "dying"
 
 
-class Failing(_Wrong):
+class FailingTaskSource(_FailingSource):
     @classmethod
     def name(cls) -> str:
         return "failing"
 
 
-class Double(_Wrong):
+class RunTwiceSource(_FailingSource):
     @classmethod
     def name(cls) -> str:
         return "double"
 
 
-class Hopeless(_Wrong):
+class AlwaysKilledTaskSource(_FailingSource):
     @classmethod
     def name(cls) -> str:
         return "hopeless"
 
 
-SOURCES = (Dying, Failing, Double, Hopeless)
+SOURCES = (KilledTaskSource, FailingTaskSource, RunTwiceSource, AlwaysKilledTaskSource)

@@ -12,30 +12,30 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.spark import load, session
-from penstock.spark.options import parse
+from penstock.spark.options import parse_options
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter
-from tests.spark.process_kill import die, mortal
+from tests.spark.process_kill import enable_kill, kill_all
 
 
-class MortalWriter(BatchWriter):
+class KilledBatchWriter(BatchWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if os.environ["STEP"] == "after":
             super().commit(messages)
-        die()
+        kill_all()
 
 
-class MortalSource(PenstockSource):
+class KilledLoadSource(PenstockSource):
     """Stands in for the source itself."""
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        return MortalWriter(parse(self.options), schema, overwrite)
+        return KilledBatchWriter(parse_options(self.options), schema, overwrite)
 
 
 def main(broker: str, source: str, step: str) -> None:
-    mortal(STEP=step)
+    enable_kill(STEP=step)
     spark = session("mortal", "local[2]")
-    spark.dataSource.register(MortalSource)
+    spark.dataSource.register(KilledLoadSource)
     load(spark, source, broker, "orders")
 
 

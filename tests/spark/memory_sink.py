@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-class Kept:
+class MemorySink:
     """The rows of every micro-batch, by its number: one that is repeated replaces itself."""
 
     def __init__(self, place: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 _GROUP = "DRIVER_GROUP"
 
 
-def mortal(**environment: str) -> None:
+def enable_kill(**environment: str) -> None:
     """Let the driver, which this is, be found by those who kill it; it and its workers also have this environment."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     os.environ |= {_GROUP: str(os.getpgid(0)), "PYTHONPATH": path, **environment}
 
 
-def die(*_: Any, **__: Any) -> None:
+def kill_all(*_: Any, **__: Any) -> None:
     """Wherever this runs, and in place of whatever."""
     for group in (int(os.environ[_GROUP]), os.getpgid(0)):
         os.killpg(group, signal.SIGKILL)

@@ -19,16 +19,16 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from penstock.spark import session
-from penstock.spark.options import parse
-from penstock.spark.source import PenstockSource, columns_of
+from penstock.spark.options import parse_options
+from penstock.spark.source import PenstockSource, selected_columns
 from penstock.spark.stream_reader import StreamReader
-from tests.spark.process_kill import die, mortal
+from tests.spark.process_kill import enable_kill, kill_all
 
 ITEMS_PER_BATCH = 40
 STEPS = ("initial", "latest", "partitions", "read", "sink", "sunk", "commit")
 
 
-class Mortal(StreamReader):
+class KilledStreamReader(StreamReader):
     """Dies at a step of the batch whose number it counts by the items read so far."""
 
     def initialOffset(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Mortal(StreamReader):
     def _reached(self, step: str, offset: dict[str, Any]) -> None:
         where, batch = os.environ["DIE_AT"].split()
         if step == where and number(offset) == int(batch):
-            die()
+            kill_all()
 
 
 def number(offset: dict[str, Any]) -> int:
@@ -68,30 +68,30 @@ def number(offset: dict[str, Any]) -> int:
     return sum(int(value) for key, value in offset.items() if key.isdecimal()) // ITEMS_PER_BATCH
 
 
-class MortalSource(PenstockSource):
+class KilledStreamSource(PenstockSource):
     @classmethod
     def name(cls) -> str:
         return "mortal"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = parse(self.options)
-        return Mortal(options, columns_of(options, schema))
+        options = parse_options(self.options)
+        return KilledStreamReader(options, selected_columns(options, schema))
 
 
 def main(broker: str, checkpoint: str, sink: str, where: str, batch: str) -> None:
-    mortal(DIE_AT=f"{where} {batch}")
+    enable_kill(DIE_AT=f"{where} {batch}")
     spark = session("mortal", "local[2]")
-    spark.dataSource.register(MortalSource)
+    spark.dataSource.register(KilledStreamSource)
 
     def keep(rows: DataFrame, number: int) -> None:
         if (where, int(batch)) == ("sink", number):
-            die()
+            kill_all()
         ids = [row.id for row in rows.select("id").collect()]
         place = Path(sink) / f"{number:06d}"
         place.with_suffix(".new").write_text("\n".join(ids))
         place.with_suffix(".new").rename(place)
         if (where, int(batch)) == ("sunk", number):
-            die()
+            kill_all()
 
     stream = (
         spark.readStream.format("mortal").options(broker=broker, queue="orders", maxItemsPerTrigger=ITEMS_PER_BATCH, cursor="lake").load()

@@ -10,20 +10,20 @@ from typing import Any
 
 import penstock
 from penstock import Broker, NewItem, Queue
-from penstock.spark.options import parse
-from penstock.spark.source import chosen
+from penstock.spark.options import parse_options
+from penstock.spark.source import selected_schema
 from penstock.spark.stream_reader import StreamReader
 
 Offset = dict[str, Any]
 
 
-class Following:
+class StreamRun:
     """One run of a stream: an offset that goes through JSON, as in Spark's checkpoint, and the rows read so far."""
 
     def __init__(self, broker: str, queue: str = "orders", start: Offset | None = None, **options: object) -> None:
         given = {"broker": broker, "queue": queue, **{name: str(value) for name, value in options.items()}}
-        self.options = parse(given)
-        self.reader = StreamReader(self.options, chosen(self.options).names)
+        self.options = parse_options(given)
+        self.reader = StreamReader(self.options, selected_schema(self.options).names)
         self.at = start if start is not None else self.reader.initialOffset()
         self.rows: list[dict[str, Any]] = []
         self._first = start is None  # Spark runs a first batch in any case

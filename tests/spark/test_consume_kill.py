@@ -18,7 +18,7 @@ import penstock
 from penstock import Queue
 from penstock.errors import QueueHeld
 from tests.spark.consume_program import ITEMS_PER_BATCH, STEPS, consume
-from tests.spark.stream_runs import Following, fill
+from tests.spark.stream_runs import StreamRun, fill
 from tests.spark.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def check(broker: str, queue: Queue, ids: list[str], sink: list[str]) -> None:
     assert sorted(sink) == sorted(ids)
     found = queue.stats()
     assert (found.ready, found.leased, found.completed, found.holder) == (0, 0, len(ids), "")
-    history = Following(broker, table="events")
+    history = StreamRun(broker, table="events")
     history.all()
     assert Counter(row["id"] for row in history.rows if row["event"] == "completed") == Counter(ids)
 

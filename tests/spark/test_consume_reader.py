@@ -13,10 +13,10 @@ from penstock.broker.inbox_client import InboxClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound, StorageFailed
 from penstock.operations import A, Operation, RenewStream
 from penstock.spark import consuming_reader
-from penstock.spark.consuming_reader import SignsOfLife
+from penstock.spark.consuming_reader import Heartbeat
 from penstock.words.clock import MINUTE
-from tests.spark.consuming_runs import in_line, keyed
-from tests.spark.stream_runs import Following, fill
+from tests.spark.consuming_runs import numbers_by_key, produce_keyed
+from tests.spark.stream_runs import StreamRun, fill
 from tests.spark.waiting import wait_until
 
 
@@ -86,12 +86,12 @@ def test_the_rows_have_the_columns_that_were_asked_for(queue: Queue, start: Any)
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("per_key", [1, 3, 10_000])
 def test_lines_of_keys_are_in_order_within_and_across_batches(queue: Queue, start: Any, per_key: int) -> None:
-    keyed(queue, 7, 10)
+    produce_keyed(queue, 7, 10)
     stream = start(maxItemsPerTrigger=30, perKey=per_key, minPartitions=6)
     while stream.batch() >= 0:
-        counted = in_line((row["key"], row["payload"]) for row in stream.batches[-1])
+        counted = numbers_by_key((row["key"], row["payload"]) for row in stream.batches[-1])
         assert max(map(len, counted.values())) <= per_key
-    lines = in_line((row["key"], row["payload"]) for row in stream.rows)
+    lines = numbers_by_key((row["key"], row["payload"]) for row in stream.rows)
     assert lines == {f"k{key}": [*range(10)] for key in range(7)}
 
 
@@ -99,13 +99,13 @@ def test_lines_of_keys_are_in_order_within_and_across_batches(queue: Queue, star
 def test_resizes_between_batches(queue: Queue, start: Any) -> None:
     """What a resize carries to another partition is read there, once, and behind what came before it."""
     stream = start(maxItemsPerTrigger=25, perKey=2)
-    keyed(queue, 9, 6)
+    produce_keyed(queue, 9, 6)
     for step, width in enumerate((5, 1, 4)):
         assert stream.batch() > 0
         queue.resize(width)
-        keyed(queue, 9, 4, 6 + 4 * step)
+        produce_keyed(queue, 9, 4, 6 + 4 * step)
     wait_until(lambda: stream.batch() < 0 and queue.stats().depth == 0)
-    lines = in_line((row["key"], row["payload"]) for row in stream.rows)
+    lines = numbers_by_key((row["key"], row["payload"]) for row in stream.rows)
     assert lines == {f"k{key}": [*range(18)] for key in range(9)}
 
 
@@ -258,7 +258,7 @@ def test_signs_of_life_keep_right_and_leases(queue: Queue, start: Any, monkeypat
 def test_signs_of_life_end_with_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's process may be killed and leave ours alone."""
     given = Event()
-    life = SignsOfLife(given.set, 0.001)
+    life = Heartbeat(given.set, 0.001)
     assert given.wait(60)
     monkeypatch.setattr(os, "getppid", lambda: 1)
     life._thread.join(60)
@@ -275,7 +275,7 @@ def test_signs_of_life_go_on_when_one_was_not_heard() -> None:
             raise StorageFailed("nobody answers; try again")
         heard.set()
 
-    life = SignsOfLife(renew, 0.001)
+    life = Heartbeat(renew, 0.001)
     assert heard.wait(60)
     life.end()
     assert not life._thread.is_alive()
@@ -328,7 +328,7 @@ def test_a_queue_created_anew_is_refused(broker: Broker, queue: Queue, start: An
 
 def test_an_offset_of_another_source_is_refused(broker_dir: str, queue: Queue, start: Any) -> None:
     fill(queue, 5)
-    looking = Following(broker_dir)
+    looking = StreamRun(broker_dir)
     with pytest.raises(InvalidRequest, match="is no offset of a stream that consumes; the checkpoint belongs to another source"):
         start(looking.at).batch()
     with pytest.raises(InvalidRequest, match="start with a new checkpointLocation"):

@@ -15,11 +15,11 @@ from penstock import Broker, Queue
 from penstock.broker.inbox_client import InboxClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound
 from penstock.operations import Home, Operation, TakeGrant
-from penstock.reports import TakenGrant
+from penstock.reports import GrantAnswer
 from penstock.spark import consuming_reader
-from penstock.spark.broker_access import home_of
+from penstock.spark.broker_access import open_home
 from penstock.words.clock import MINUTE, SystemClock
-from tests.spark.stream_runs import Following, fill
+from tests.spark.stream_runs import StreamRun, fill
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any,
     second.at = {**second.at, "grant": 1}
     asked: list[type] = []
 
-    def held_twice(self: InboxClient, operation: Operation[Any]) -> TakenGrant:
+    def held_twice(self: InboxClient, operation: Operation[Any]) -> GrantAnswer:
         asked.append(type(operation))
         if len(asked) < 3:
             raise QueueHeld("held; wait")
-        return TakenGrant(1, 0, 0)
+        return GrantAnswer(1, 0, 0)
 
     monkeypatch.setattr(consuming_reader, "IDLE", 0)
     monkeypatch.setattr(InboxClient, "call", held_twice)
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_another_queue_is_refused(broker_dir: str, broker: Broke
     other = start(stream.at, queue="bills")
     with pytest.raises(QueueNotFound, match="or the checkpoint is of another queue; start with a new checkpointLocation"):
         other.batch()
-    looking = Following(broker_dir, "bills", Following(broker_dir).at)
+    looking = StreamRun(broker_dir, "bills", StreamRun(broker_dir).at)
     with pytest.raises(QueueNotFound, match="or the checkpoint is of another queue; start with a new checkpointLocation"):
         looking.batch()
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_another_queue_is_refused(broker_dir: str, broker: Broke
 @pytest.fixture
 def home(broker_dir: str, broker: Broker) -> Iterator[Home]:
     """As a driver reaches the broker."""
-    with closing(home_of((broker_dir,))) as found:
+    with closing(open_home((broker_dir,))) as found:
         yield found
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from penstock import Broker, Queue
 from penstock.broker.inbox_client import InboxClient
-from penstock.broker.streams import Streams
+from penstock.broker.streams import StreamCoordinator
 from penstock.errors import QueueHeld
 from penstock.operations import A, EndStream, FailGranted, Operation
 from penstock.spark import consuming_reader
-from penstock.spark.broker_access import home_of
-from tests.spark.consuming_runs import Consumer
+from penstock.spark.broker_access import open_home
+from tests.spark.consuming_runs import ConsumingStreamRun
 from tests.spark.stream_runs import fill
 from tests.spark.waiting import wait_until
 
@@ -22,19 +22,19 @@ def queue(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Queue:
     return broker.create_queue("orders")
 
 
-def incarnation(run: Consumer) -> int:
+def incarnation(run: ConsumingStreamRun) -> int:
     return int(str(run.at["incarnation"]), 16)
 
 
 def test_what_was_settled_of_a_batch_that_is_repeated_counts_no_more(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 3)
-    first = Consumer(broker_dir)
+    first = ConsumingStreamRun(broker_dir)
     before = dict(first.at)
     assert first.batch() == 3
-    with closing(home_of((broker_dir,))) as home:
+    with closing(open_home((broker_dir,))) as home:
         assert home.call(FailGranted(queue=incarnation(first), action="retry", lots=[("db down", {0: [1]})])) == (1, [])
     first.killed()
-    second = Consumer(broker_dir, first.at)
+    second = ConsumingStreamRun(broker_dir, first.at)
     assert sorted(row["id"] for row in second.between(before, first.at)) == sorted(ids)
     assert second.batch() == -1, "this time all were handled"
     assert queue.stats().completed == 3
@@ -43,20 +43,20 @@ def test_what_was_settled_of_a_batch_that_is_repeated_counts_no_more(broker_dir:
 
 def test_a_run_that_ends_late_takes_nothing_from_the_next(broker_dir: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(queue, 4)
-    old = Consumer(broker_dir, maxItemsPerTrigger=2)
+    old = ConsumingStreamRun(broker_dir, maxItemsPerTrigger=2)
     old.batch()
-    new = Consumer(broker_dir, old.at, maxItemsPerTrigger=2)
+    new = ConsumingStreamRun(broker_dir, old.at, maxItemsPerTrigger=2)
     new.batch()
     done: list[str] = []
-    end = Streams.end
+    end = StreamCoordinator.end
 
-    def noted(self: Streams, asked: EndStream) -> None:
+    def noted(self: StreamCoordinator, asked: EndStream) -> None:
         try:
             end(self, asked)
         finally:
             done.append(asked.run)
 
-    monkeypatch.setattr(Streams, "end", noted)
+    monkeypatch.setattr(StreamCoordinator, "end", noted)
     old.reader.stop()
     wait_until(lambda: len(done) == 1)
     with pytest.raises(QueueHeld):
@@ -67,7 +67,7 @@ def test_a_run_that_ends_late_takes_nothing_from_the_next(broker_dir: str, queue
 
 def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = fill(queue, 300)
-    run = Consumer(broker_dir)
+    run = ConsumingStreamRun(broker_dir)
     run.batch()
     asked: list[type] = []
     call = InboxClient.call
@@ -79,7 +79,7 @@ def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: p
     failed = consuming_reader.FailedItems()
     for number, id in enumerate(ids[:200]):
         failed.add(id, f"bad row {number}")
-    with monkeypatch.context() as patch, closing(home_of((broker_dir,))) as home:
+    with monkeypatch.context() as patch, closing(open_home((broker_dir,))) as home:
         patch.setattr(InboxClient, "call", noted)
         assert failed.settle(home, incarnation(run), "bury", 0) == 200
         assert consuming_reader.FailedItems().settle(home, incarnation(run), "bury", 0) == 0

@@ -13,8 +13,8 @@ import penstock
 import penstock.spark
 from penstock import Broker, NewItem, Queue
 from penstock.errors import InvalidRequest, QueueHeld
-from tests.spark.consuming_runs import Consumer, in_line, keyed
-from tests.spark.memory_sink import Kept
+from tests.spark.consuming_runs import ConsumingStreamRun, numbers_by_key, produce_keyed
+from tests.spark.memory_sink import MemorySink
 from tests.spark.stream_runs import fill
 from tests.spark.waiting import wait_until
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Handler = Any
 
 
-class Sink(Kept):
+class ConsumingSink(MemorySink):
     """Where a stream that consumes goes."""
 
     def __init__(self, spark: "SparkSession", broker: str, place: Path, **options: object) -> None:
@@ -54,7 +54,7 @@ def test_everything_is_consumed_and_completed_the_last_batch_too(
     """And then others may lease at once. A second run goes on, one that fails gives its batch again."""
     queue = broker.create_queue("orders", partitions=3)
     ids = fill(queue, 1_000)
-    sink = Sink(spark, broker_dir, tmp_path, maxItemsPerTrigger=400, minPartitions=4)
+    sink = ConsumingSink(spark, broker_dir, tmp_path, maxItemsPerTrigger=400, minPartitions=4)
     query = sink.drain()
     assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [400, 400, 200]
     assert sink.ids == sorted(ids)
@@ -88,11 +88,11 @@ def test_a_batch_that_takes_long_keeps_its_right(spark: "SparkSession", tmp_path
         begun.set()
         go_on.wait(60)
 
-    sink = Sink(spark, broker_dir, tmp_path, maxItemsPerTrigger=10, consumerTimeout=1)
+    sink = ConsumingSink(spark, broker_dir, tmp_path, maxItemsPerTrigger=10, consumerTimeout=1)
     query = sink.start(work)
     try:
         assert begun.wait(60)
-        other = Sink(spark, broker_dir, tmp_path / "other", consumerTimeout=2)
+        other = ConsumingSink(spark, broker_dir, tmp_path / "other", consumerTimeout=2)
         with pytest.raises(StreamingQueryException, match=r"queue 'orders' is consumed by spark:\w+, which alone may lease from it"):
             other.drain()  # it waits for its timeout, which is longer than that of the first
         assert other.batches == {}
@@ -120,7 +120,7 @@ def test_what_a_batch_cannot_handle_is_settled(spark: "SparkSession", tmp_path: 
             said.append(penstock.spark.settle(late, broker_dir, "orders", delay=3_600, reason="later"))
             said.append(penstock.spark.settle(bad, broker_dir, "orders", "bury", reason=F.concat(F.lit("bad "), number)))
 
-    sink = Sink(spark, broker_dir, tmp_path)
+    sink = ConsumingSink(spark, broker_dir, tmp_path)
     sink.drain(work)
     assert said == [1, 3, 1, 3]
     found = queue.stats()
@@ -140,7 +140,7 @@ def test_what_is_retried_comes_again_until_its_attempts_are_up(
     def work(batch: DataFrame) -> None:
         penstock.spark.settle(batch.where("payload = X'32'"), broker_dir, "orders", reason="no luck")
 
-    sink = Sink(spark, broker_dir, tmp_path)
+    sink = ConsumingSink(spark, broker_dir, tmp_path)
     query = sink.start(work)
     wait_until(lambda: queue.stats().buried == 1 and queue.stats().depth == 0)
     query.stop()
@@ -154,17 +154,17 @@ def test_what_is_retried_comes_again_until_its_attempts_are_up(
 
 def test_lines_of_keys_through_resizes(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
     queue = broker.create_queue("orders", partitions=2)
-    keyed(queue, 20, 10)
-    sink = Sink(spark, broker_dir, tmp_path, maxItemsPerTrigger=150, perKey=4)
+    produce_keyed(queue, 20, 10)
+    sink = ConsumingSink(spark, broker_dir, tmp_path, maxItemsPerTrigger=150, perKey=4)
     query = sink.start()
     for step, width in enumerate((5, 1, 3)):
         batches = len(sink.batches)
         wait_until(lambda: len(sink.batches) > batches)  # noqa: B023
         queue.resize(width)
-        keyed(queue, 20, 5, 10 + 5 * step)
+        produce_keyed(queue, 20, 5, 10 + 5 * step)
     wait_until(lambda: queue.stats().depth == 0)
     query.stop()
-    assert in_line((row.key, row.payload) for row in sink.rows) == {f"k{key}": [*range(25)] for key in range(20)}
+    assert numbers_by_key((row.key, row.payload) for row in sink.rows) == {f"k{key}": [*range(25)] for key in range(20)}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(
 ) -> None:
     queue = broker.create_queue("orders")
     fill(queue, 5)
-    sink = Sink(spark, broker_dir, tmp_path, **options)
+    sink = ConsumingSink(spark, broker_dir, tmp_path, **options)
     with pytest.raises((StreamingQueryException, AnalysisException), match=message):
         sink.drain()
     assert sink.batches == {} and counts(queue) == (5, 0, 0)
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(
 def test_a_queue_created_anew_is_refused(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
     queue = broker.create_queue("orders")
     fill(queue, 5)
-    sink = Sink(spark, broker_dir, tmp_path)
+    sink = ConsumingSink(spark, broker_dir, tmp_path)
     sink.drain()
     queue.delete()
     fill(queue := broker.create_queue("orders"), 50)
@@ -219,7 +219,7 @@ def test_settle_goes_in_steps(spark: "SparkSession", broker_dir: str, broker: Br
     monkeypatch.setattr("penstock.spark.consuming_reader.SETTLED_AT_ONCE", 7)
     queue = broker.create_queue("orders", partitions=2)
     fill(queue, 25)
-    stream = Consumer(broker_dir)
+    stream = ConsumingStreamRun(broker_dir)
     stream.batch()
     rows = spark.createDataFrame([(id, None if n % 2 else f"no {n % 4}") for n, id in enumerate(stream.ids[:20])], ["id", "why"])
     assert penstock.spark.settle(rows, broker_dir, "orders", "bury", reason=F.col("why")) == 20

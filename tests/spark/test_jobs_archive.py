@@ -20,7 +20,7 @@ from penstock import NewItem
 from penstock.errors import InvalidRequest, QueueBusy, QueueNotFound, StorageFailed
 from penstock.spark.jobs import archive as job
 from penstock.spark.jobs import manifest as manifests
-from penstock.spark.jobs.archive import Archived, archive
+from penstock.spark.jobs.archive import ArchiveResult, archive
 from tests.spark.stream_runs import fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
@@ -52,7 +52,7 @@ def crash(*given: Any) -> manifests.ArchiveManifest:
 write = manifests.write
 
 
-def check_manifest(lake: str, found: Archived) -> None:
+def check_manifest(lake: str, found: ArchiveResult) -> None:
     """The manifest tells exactly what lies there."""
     root = Path(lake, found.table)
     listed = {file.path: file for batch in told(found.manifest).batches for file in batch.files}
@@ -194,7 +194,7 @@ def test_an_archive_begins_at_what_it_holds(spark: SparkSession, broker_dir: str
 def test_where_a_run_without_a_checkpoint_begins() -> None:
     known = manifests.ArchiveManifest("items", "orders", "0" * 16)
     assert job._begin(known) == "earliest"  # and not at a cursor
-    files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartRange(0, 5, 7, 3)])]
+    files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartitionRange(0, 5, 7, 3)])]
     assert json.loads(job._begin(known.with_batch(manifests.ArchivedBatch("b", "now", files)))) == {"0": 8}
 
 
@@ -217,7 +217,7 @@ def test_an_archive_of_which_a_part_is_gone_is_not_gone_on_with(broker_dir: str,
     def made(name: str) -> Any:
         return job.check(broker_dir, "orders", str(tmp_path / name))
 
-    files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartRange(0, 0, 2, 3)])]
+    files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartitionRange(0, 0, 2, 3)])]
     place = made("no manifest")
     folder = Path(place.data, "date=2024-01-01", f"batch={place.incarnation:016x}-aa-00000000")
     folder.mkdir(parents=True)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from penstock import spark
-from penstock.spark.jobs.archive import Archived
-from penstock.spark.jobs.load import Loaded
+from penstock.spark.jobs.archive import ArchiveResult
+from penstock.spark.jobs.load import LoadResult
 from penstock.spark.jobs.redrive import RedriveResult
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
@@ -32,6 +32,6 @@ def test_the_arguments_of_a_job(job: str) -> None:
             assert told[name] == (f"{one.default:g}" if type(one.default) is float else str(one.default))
 
 
-@pytest.mark.parametrize(("job", "answer"), [("load", Loaded), ("archive", Archived), ("redrive", RedriveResult)])
+@pytest.mark.parametrize(("job", "answer"), [("load", LoadResult), ("archive", ArchiveResult), ("redrive", RedriveResult)])
 def test_what_a_job_gives(job: str, answer: type[msgspec.Struct]) -> None:
     assert f"a `{answer.__name__}`: {', '.join(answer.__struct_fields__)}." in section(job).replace("an `", "a `")

@@ -24,8 +24,8 @@ from penstock.spark import routing
 from penstock.spark.jobs import load as job
 from penstock.spark.jobs import row_mapping
 from penstock.spark.jobs import source_files as source_files
-from penstock.spark.jobs.load import Loaded, load
-from penstock.spark.jobs.progress import ours
+from penstock.spark.jobs.load import LoadResult, load
+from penstock.spark.jobs.progress import to_penstock_error
 from penstock.words.limits import MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
 
 ROWS = 120
@@ -44,7 +44,7 @@ def items(broker: str) -> list[penstock.Item]:
         return opened.queue("orders").cursor("look").read(10_000)
 
 
-def quarantined(found: Loaded) -> list[dict[str, Any]]:
+def quarantined(found: LoadResult) -> list[dict[str, Any]]:
     assert found.quarantine is not None
     return [json.loads(line) for path in Path(found.quarantine).glob("*.json") for line in path.read_text().splitlines()]
 
@@ -101,13 +101,13 @@ def test_json_lines(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     details = {row["raw"]: row["detail"] for row in quarantined(found) if row["reason"] == row_mapping.NOT_A_ROW}
     assert "trailing characters" in details['{"id": 1} and more'] and "truncated" in details['{"id": 2']
     again = load(spark, str(tmp_path / "in"), broker, "orders", **given)
-    assert again == Loaded(found.load_id, 2, 0, 0, 0, {}, None, True, False)  # it still waits in the inbox
+    assert again == LoadResult(found.load_id, 2, 0, 0, 0, {}, None, True, False)  # it still waits in the inbox
 
     stored = items(broker)
     assert sorted((item.key or "", item.payload) for item in stored) == sorted(
         [*((str(n), line) for n, line in enumerate(good)), ("", b'[1, "no object, and so without a key"]')]
     )
-    assert load(spark, str(tmp_path / "in"), broker, "orders", **given) == Loaded(found.load_id, 2, 0, 0, 0, {}, None, True, True)
+    assert load(spark, str(tmp_path / "in"), broker, "orders", **given) == LoadResult(found.load_id, 2, 0, 0, 0, {}, None, True, True)
     assert len(items(broker)) == ROWS + 1
     other = load(spark, str(tmp_path / "in" / "b.jsonl"), broker, "orders", load_id="once more")
     assert (other.load_id, other.items) == ("once more", ROWS - 50 + 1)
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         "An error occurred while calling o70.parquet.\n: org.apache.spark.SparkException: [FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] "
         "Encountered error while reading file file:/in/a.parquet. Could not read footer.\nCaused by: java.lang.RuntimeException: too short"
     )
-    found = ours(PySparkException(said), "checking the rows")
+    found = to_penstock_error(PySparkException(said), "checking the rows")
     assert str(found) == "checking the rows failed: file:/in/a.parquet cannot be read (too short); mend that file, or leave it out"
 
 

@@ -11,7 +11,7 @@ import penstock
 from penstock import Broker, NewItem
 from penstock.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.spark.jobs.redrive import redrive
-from tests.api.both_apis import work_off
+from tests.api.both_apis import run_all_turns
 from tests.spark.waiting import wait_until
 
 REASONS = ("timeout after 30 s", "no such address", "card refused")
@@ -32,7 +32,7 @@ def shop(path: str) -> None:
         bury(broker, "orders", dead_queue="dead")
         bury(broker, "mails", 9, dead_queue="dead")
         bury(broker, "bills", 9)
-        work_off(broker)
+        run_all_turns(broker)
 
 
 def tree(path: str) -> dict[str, bytes]:

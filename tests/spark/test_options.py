@@ -11,8 +11,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import penstock
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.spark import options
-from penstock.spark.consuming_reader import RUNNER
-from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse
+from penstock.spark.consuming_reader import SPARK_STREAM_MODULE
+from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse_options
 from penstock.spark.source import PenstockSource, spark_schema
 from penstock.tables import schemas
 
@@ -20,7 +20,7 @@ NEEDED = {"broker": "/data", "queue": "orders"}
 
 
 def of(**given: str) -> SourceOptions:
-    return parse({**NEEDED, **given})
+    return parse_options({**NEEDED, **given})
 
 
 def test_what_is_needed_suffices() -> None:
@@ -49,8 +49,8 @@ def test_every_option_is_read() -> None:
         "queryName": "mine",
     }
     assert (
-        parse({**NEEDED, **{name.lower(): value for name, value in given.items()}})
-        == parse({**NEEDED, **given})
+        parse_options({**NEEDED, **{name.lower(): value for name, value in given.items()}})
+        == parse_options({**NEEDED, **given})
         == SourceOptions(
             broker=("/data",),
             queue="orders",
@@ -123,7 +123,7 @@ def test_a_broker_is_a_directory_or_several_roots(monkeypatch: pytest.MonkeyPatc
 )
 def test_bad_places_and_names_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        parse(given)
+        parse_options(given)
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ def test_an_option_of_another_use_is_refused_even_with_its_default(use: Use, tak
     for name, text in SAMPLE.items():
         given = {**NEEDED, name: text} | ({"consume": "true"} if use == STREAM and name in ("perKey", "consumerTimeout") else {})
         if name in taken.split():
-            parse(given, use)
+            parse_options(given, use)
         else:
             with pytest.raises(InvalidRequest, match=rf"^{name} is for .*; leave it out$"):
-                parse(given, use)
+                parse_options(given, use)
 
 
 def test_the_page_says_what_options_are_for() -> None:
@@ -295,7 +295,7 @@ def test_spark_is_told_why_a_stream_cannot_be(orders: str, given: dict[str, str]
     schema = source.schema()
     with pytest.raises(InvalidRequest, match=message):
         source.streamReader(schema)
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(RUNNER, None))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(SPARK_STREAM_MODULE, None))
     reader = source.streamReader(schema)
     for ask in (
         reader.initialOffset,

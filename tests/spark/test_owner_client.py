@@ -8,8 +8,8 @@ import pytest
 
 import penstock
 from penstock.operations import MoveCursor
-from penstock.spark.broker_access import home_of
-from penstock.spark.jobs.owner_client import BrokerOwner
+from penstock.spark.broker_access import open_home
+from penstock.spark.jobs.owner_client import OwnerClient
 from penstock.words.clock import MILLISECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, QueueNotFound, StorageFailed
 
@@ -31,7 +31,7 @@ def files(broker: str) -> list[str]:
 
 
 def test_this_process_is_the_owner_where_nobody_is(orders: str) -> None:
-    with BrokerOwner((orders,), 30) as owner:
+    with OwnerClient((orders,), 30) as owner:
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 1}))
         owner.settle()
         with pytest.raises(InvalidRequest, match="name"):
@@ -43,7 +43,7 @@ def test_this_process_is_the_owner_where_nobody_is(orders: str) -> None:
 
 def test_whoever_has_it_open_is_asked_and_taken_over_from(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.spark.jobs.owner_client.OPEN_AGAIN", 0)
-    with penstock.open(orders) as broker, BrokerOwner((orders,), 30) as owner:
+    with penstock.open(orders) as broker, OwnerClient((orders,), 30) as owner:
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 0}))
         broker.close()
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 1}))
@@ -51,7 +51,7 @@ def test_whoever_has_it_open_is_asked_and_taken_over_from(orders: str, monkeypat
 
 
 def ask(broker: str, **options: Any) -> None:
-    with closing(home_of((broker,), timeout=50 * MILLISECOND, **options)) as home:
+    with closing(open_home((broker,), timeout=50 * MILLISECOND, **options)) as home:
         home.call(MoveCursor(queue=1, name="lake", to={0: 1}))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.rules.runs import RunSet, count, offsets
-from penstock.spark.positions import Position, advanced, behind, parse, shares
+from penstock.spark.positions import StreamPosition, end_of_batch, parse_position, shares, unread_count
 from penstock.spark.ranges import cut, split
 from penstock.words.errors import InvalidRequest
 
@@ -21,14 +21,14 @@ RUNS = st.lists(st.integers(0, 400), max_size=12).map(lambda edges: RunSet(sorte
 
 @given(st.integers(0, (1 << 64) - 1), st.sampled_from(["items", "events"]), POSITIONS, POSITIONS)
 def test_an_offset_comes_back_as_it_was(incarnation: int, table: str, at: dict[int, int], missing: dict[int, int]) -> None:
-    position = Position(incarnation, table, at, {partition: items for partition, items in missing.items() if items})
+    position = StreamPosition(incarnation, table, at, {partition: items for partition, items in missing.items() if items})
     text = json.dumps(position.offset())
-    assert parse(json.loads(text)) == position
-    assert json.dumps(parse(json.loads(text)).offset()) == text
+    assert parse_position(json.loads(text)) == position
+    assert json.dumps(parse_position(json.loads(text)).offset()) == text
 
 
 def test_what_is_equal_is_written_alike() -> None:
-    one, other = Position(7, "items", {10: 1, 2: 5}), Position(7, "items", {2: 5, 10: 1})
+    one, other = StreamPosition(7, "items", {10: 1, 2: 5}), StreamPosition(7, "items", {2: 5, 10: 1})
     assert json.dumps(one.offset()) == json.dumps(other.offset())
     assert json.dumps(one.offset()) == '{"incarnation": "0000000000000007", "table": "items", "2": 5, "10": 1}'
 
@@ -50,7 +50,7 @@ def test_what_is_equal_is_written_alike() -> None:
 )
 def test_an_offset_of_another_source_is_refused(offset: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match=r"is no offset of a Penstock stream; .* start with a new checkpointLocation"):
-        parse(offset)
+        parse_position(offset)
 
 
 # -- shares --------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def test_a_limit_below_the_number_of_partitions_leaves_none_behind(partitions: i
     ends = dict.fromkeys(range(partitions), items)
     at: dict[int, int] = {}
     batches = 0
-    while behind(at, ends):
-        before, at = at, advanced(at, ends, limit)
+    while unread_count(at, ends):
+        before, at = at, end_of_batch(at, ends, limit)
         assert 1 <= sum(at.values()) - sum(before.values()) <= limit
         batches += 1
         reached = [at.get(partition, 0) for partition in range(partitions)]
@@ -91,21 +91,21 @@ def test_what_a_small_partition_leaves_goes_to_the_others() -> None:
 
 @given(POSITIONS, POSITIONS, st.none() | st.integers(1, 1_000))
 def test_going_on_never_goes_back_nor_beyond_the_end(start: dict[int, int], ends: dict[int, int], limit: int | None) -> None:
-    at = advanced(start, ends, limit)
+    at = end_of_batch(start, ends, limit)
     assert start.keys() <= at.keys() <= start.keys() | ends.keys()
     for partition, number in at.items():
         assert start.get(partition, 0) <= number <= max(start.get(partition, 0), ends.get(partition, 0))
     total = sum(at.values()) - sum(start.values())
-    assert total == (behind(start, ends) if limit is None else min(limit, behind(start, ends)))
-    assert (at == start) == (behind(start, ends) == 0)
+    assert total == (unread_count(start, ends) if limit is None else min(limit, unread_count(start, ends)))
+    assert (at == start) == (unread_count(start, ends) == 0)
 
 
 def test_partitions_that_appear_are_read_from_their_first_item() -> None:
-    assert advanced({0: 5}, {0: 5, 1: 3, 2: 0}, None) == {0: 5, 1: 3}
+    assert end_of_batch({0: 5}, {0: 5, 1: 3, 2: 0}, None) == {0: 5, 1: 3}
 
 
 def test_a_partition_that_cannot_be_seen_stays_where_it_is() -> None:
-    assert advanced({0: 5, 1: 7}, {0: 9}, None) == {0: 9, 1: 7}
+    assert end_of_batch({0: 5, 1: 7}, {0: 9}, None) == {0: 9, 1: 7}
 
 
 # -- splits --------------------------------------------------------------------------------------------

@@ -9,27 +9,27 @@ import pytest
 import penstock
 from penstock import Broker, NewItem, Queue
 from penstock.errors import CorruptLog, InvalidRequest, QueueNotFound
-from penstock.logs.log import Published
+from penstock.logs.log import LogRange
 from penstock.operations import FindOffsets
 from penstock.spark import queue_tables
 from penstock.spark.batch_reader import BatchReader, EventTask, ItemTask
-from penstock.spark.broker_access import target_of
-from penstock.spark.options import parse
+from penstock.spark.broker_access import parse_broker
+from penstock.spark.options import parse_options
 from penstock.spark.queue_tables import QueueTables
 from penstock.tables.schemas import EVENTS
 from penstock.words.clock import SECOND
-from tests.broker.directory_broker import Yard, fill, work
+from tests.broker.directory_broker import DirectoryBroker, fill, run_sample_workload
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    yard = Yard(tmp_path / "data")
+def yard(tmp_path: Path) -> Iterator[DirectoryBroker]:
+    yard = DirectoryBroker(tmp_path / "data")
     yield yard
     yard.broker.close()
 
 
 def look(path: Path) -> QueueTables:
-    return QueueTables.open(target_of(str(path)))
+    return QueueTables.open(parse_broker(str(path)))
 
 
 def filled(path: Path, items: int = 500, **options: int) -> tuple[Broker, Queue]:
@@ -49,8 +49,8 @@ def ids(home: QueueTables, queue: str, partition: int, *runs: int) -> list[str]:
 # -- how far it goes -----------------------------------------------------------------------------------
 
 
-def test_bounds_are_those_of_the_published_log(yard: Yard) -> None:
-    work(yard)
+def test_bounds_are_those_of_the_published_log(yard: DirectoryBroker) -> None:
+    run_sample_workload(yard)
     yard.rest()
     with look(yard.path) as home, yard.look() as seen:
         info = home.find("orders")
@@ -64,7 +64,7 @@ def test_bounds_are_those_of_the_published_log(yard: Yard) -> None:
         assert all(more[number].sequence >= found[number].sequence for number in found)
 
 
-def test_an_empty_partition_has_empty_bounds(yard: Yard) -> None:
+def test_an_empty_partition_has_empty_bounds(yard: DirectoryBroker) -> None:
     yard.broker.create_queue("q", partitions=2)
     with look(yard.path) as home:
         found = home.bounds(home.find("q"))
@@ -80,7 +80,7 @@ def test_bounds_without_a_published_position(tmp_path: Path) -> None:
             path.unlink()
     with look(tmp_path) as home:
         after = home.bounds(home.find("q"))
-        assert after == before == {0: Published(0, 500, before[0].sequence, 1, before[0].segments)}
+        assert after == before == {0: LogRange(0, 500, before[0].sequence, 1, before[0].segments)}
         assert before[0].first_sequence == 1
         assert len(ids(home, "q", 0, 0, 500)) == 500
 
@@ -98,7 +98,7 @@ def test_bounds_after_retention(tmp_path: Path) -> None:
         assert ids(home, "q", 0, found.start, 500) == [f"0-{n}" for n in range(found.start, 500)]
 
 
-def test_times_find_offsets_and_sequences(yard: Yard) -> None:
+def test_times_find_offsets_and_sequences(yard: DirectoryBroker) -> None:
     queue = yard.broker.create_queue("q")
     walls = []
     for _ in range(5):
@@ -117,7 +117,7 @@ def test_times_find_offsets_and_sequences(yard: Yard) -> None:
         assert home.sequences_at(info, walls[-1] + 1) == {0: home.bounds(info)[0].sequence + 1}
 
 
-def test_cursors_are_found(yard: Yard) -> None:
+def test_cursors_are_found(yard: DirectoryBroker) -> None:
     queue = yard.broker.create_queue("q")
     fill(queue, 10)
     cursor = queue.cursor("audit")
@@ -158,12 +158,14 @@ def test_tasks_cover_everything_once(tmp_path: Path, pieces: str) -> None:
     with broker:
         queue.resize(3)
         queue.produce_many([NewItem(b"x", key=f"k{n}") for n in range(100)])
-        reader = BatchReader(parse({"broker": str(tmp_path), "queue": "q", "minPartitions": pieces}), ["id"])
+        reader = BatchReader(parse_options({"broker": str(tmp_path), "queue": "q", "minPartitions": pieces}), ["id"])
         tasks = pickle.loads(pickle.dumps(reader.partitions()))
         found = [id for task in tasks for batch in reader.read(task) for id in batch.column(0).to_pylist()]
         assert len(found) == len({*found}) == 600 and all(type(task) is ItemTask for task in tasks)
         assert len(tasks) >= max(3, int(pieces)) - (pieces == "1") * 2
-        reader = BatchReader(parse({"broker": str(tmp_path), "queue": "q", "table": "events", "minPartitions": pieces}), EVENTS.names)
+        reader = BatchReader(
+            parse_options({"broker": str(tmp_path), "queue": "q", "table": "events", "minPartitions": pieces}), EVENTS.names
+        )
         tasks = reader.partitions()
         told = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
         assert all(type(task) is EventTask for task in tasks) and (len(tasks) > 3 or pieces in "12")
@@ -192,7 +194,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 def test_ranges_that_are_not_there_are_refused(tmp_path: Path, options: dict[str, str], message: str) -> None:
     broker, _ = filled(tmp_path)
     with broker, pytest.raises(InvalidRequest, match=message):
-        BatchReader(parse({"broker": str(tmp_path), "queue": "q", **options}), ["id"]).partitions()
+        BatchReader(parse_options({"broker": str(tmp_path), "queue": "q", **options}), ["id"]).partitions()
 
 
 # -- what is not there ---------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_a_place_that_is_no_brokers_is_refused(tmp_path: Path) -> None:
         look(tmp_path).find("q")
 
 
-def test_a_queue_that_is_not_there_is_refused(yard: Yard) -> None:
+def test_a_queue_that_is_not_there_is_refused(yard: DirectoryBroker) -> None:
     queue = yard.broker.create_queue("q")
     fill(queue, 3)
     yard.rest()
@@ -226,7 +228,7 @@ def test_several_storage_roots(tmp_path: Path) -> None:
     with penstock.open(roots[0], roots=roots[1:]) as broker:
         queue = broker.create_queue("q", partitions=4)
         given = sorted(queue.produce_many([NewItem(b"%d" % n, key=f"{n}") for n in range(40)]))
-    both = target_of(f'["{roots[0]}", "{roots[1]}"]')
+    both = parse_broker(f'["{roots[0]}", "{roots[1]}"]')
     with QueueTables.open(both) as home:
         info = home.find("q")
         found = [id for number, one in home.bounds(info).items() for id in ids(home, "q", number, one.start, one.end)]

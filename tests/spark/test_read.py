@@ -234,7 +234,7 @@ def test_several_storage_roots(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def grave(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Broker]]:
+def buried_items(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Broker]]:
     path = tmp_path_factory.mktemp("dead") / "broker"
     with graveyard(path) as broker:
         broker.queue("orders").lease(1, consumer="busy")
@@ -246,8 +246,8 @@ def micros(when: datetime | None) -> int | None:
     return None if when is None else round(when.timestamp() * 1e6)
 
 
-def test_state_is_what_the_broker_tells(spark: SparkSession, grave: tuple[Path, Broker]) -> None:
-    path, broker = grave
+def test_state_is_what_the_broker_tells(spark: SparkSession, buried_items: tuple[Path, Broker]) -> None:
+    path, broker = buried_items
     for name in ("orders", "dead", "plain"):
         frame = read(spark, path, name, table="state").withColumn("made", F.unix_micros("produced_at"))
         rows = {row.id: row for row in frame.withColumn("ready", F.unix_micros("ready_at")).collect()}
@@ -264,8 +264,8 @@ def test_state_is_what_the_broker_tells(spark: SparkSession, grave: tuple[Path, 
             assert row.consumer == (broker.queue(name).explain(item.id).consumer or None)
 
 
-def test_events_are_what_the_broker_tells(spark: SparkSession, grave: tuple[Path, Broker]) -> None:
-    path, broker = grave
+def test_events_are_what_the_broker_tells(spark: SparkSession, buried_items: tuple[Path, Broker]) -> None:
+    path, broker = buried_items
     for name in ("orders", "plain"):
         rows = read(spark, path, name, table="events").withColumn("at", F.unix_micros("at")).orderBy("partition", "sequence").collect()
         by_id: dict[str, list[Row]] = {}
@@ -281,8 +281,8 @@ def test_events_are_what_the_broker_tells(spark: SparkSession, grave: tuple[Path
             assert [(row.event, row.at, row.attempt, row.reason, row.consumer, row.lease) for row in found] == wanted
 
 
-def test_events_of_a_range(spark: SparkSession, grave: tuple[Path, Broker]) -> None:
-    path, _ = grave
+def test_events_of_a_range(spark: SparkSession, buried_items: tuple[Path, Broker]) -> None:
+    path, _ = buried_items
     whole = read(spark, path, table="events").withColumn("at", F.unix_micros("at")).collect()
     times = sorted({row.at for row in whole})
     low, high = times[1], times[-1]
@@ -293,8 +293,8 @@ def test_events_of_a_range(spark: SparkSession, grave: tuple[Path, Broker]) -> N
     assert sorted((row.partition, row.sequence) for row in some) == sorted((row.partition, row.sequence) for row in kept)
 
 
-def test_dead_is_what_the_broker_lists(spark: SparkSession, grave: tuple[Path, Broker]) -> None:
-    path, broker = grave
+def test_dead_is_what_the_broker_lists(spark: SparkSession, buried_items: tuple[Path, Broker]) -> None:
+    path, broker = buried_items
     waiting = listed(broker, "dead", "ready", "scheduled", "leased")
     cases = {
         "plain": [letter(item, "plain") for item in listed(broker, "plain", "buried")],

@@ -15,13 +15,13 @@ from penstock.errors import InvalidRequest, QueueNotFound
 from penstock.spark.jobs import charts, event_durations
 from penstock.spark.jobs.findings import NONE, findings
 from penstock.spark.jobs.report import report
-from penstock.spark.jobs.report_metrics import Spread
+from penstock.spark.jobs.report_metrics import Percentiles
 from penstock.testing import ManualClock
 from penstock.words.clock import SECOND
 from penstock.words.values import timestamp
-from tests.broker.directory_broker import Yard, fill
-from tests.spark.expected_report import DEAD, QUEUE, Oracle, Story, spread
-from tests.spark.test_report_page import Checked
+from tests.broker.directory_broker import DirectoryBroker, fill
+from tests.spark.expected_report import DEAD, QUEUE, ExpectedReport, ReportedQueue, spread
+from tests.spark.test_report_page import CheckedPage
 
 EVENTS = "event string, partition int, offset long, at timestamp, attempt int, reason string, lease string, sequence long"
 START = 1_767_225_600
@@ -40,7 +40,7 @@ def test_of_an_empty_queue(spark: SparkSession, tmp_path: Path) -> None:
     assert (figures.produced, figures.items, figures.states, figures.dead_letters, figures.buckets) == (0, 0, {}, 0, [])
     assert [one.items for one in figures.partitions] == [0, 0, 0]
     assert figures.imbalance == 1
-    text = "".join(Checked((tmp_path / "report.html").read_text("utf-8")).texts)
+    text = "".join(CheckedPage((tmp_path / "report.html").read_text("utf-8")).texts)
     assert "Nothing has happened in this queue yet" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broker", "report.html"]
     assert [(done, total) for _, done, total in said] == [(number, len(said)) for number in range(len(said))]
@@ -53,10 +53,10 @@ def test_of_one_event(spark: SparkSession, tmp_path: Path) -> None:
         clock.advance(5 * SECOND)
         figures = report(spark, tmp_path / "broker", "orders", tmp_path / "report.html", clock=clock)
     assert (figures.produced, figures.leased, figures.states) == (1, 0, {"ready": 1})
-    assert figures.age == Spread(1, 5.0, 5.0, 5.0, 5.0)
+    assert figures.age == Percentiles(1, 5.0, 5.0, 5.0, 5.0)
     assert len(figures.buckets) == 1
     assert findings(figures) == [NONE]
-    Checked((tmp_path / "report.html").read_text("utf-8"))
+    CheckedPage((tmp_path / "report.html").read_text("utf-8"))
 
 
 def test_of_a_time_in_which_nothing_happened(spark: SparkSession, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_of_a_time_in_which_nothing_happened(spark: SparkSession, tmp_path: Path
 
 def test_where_retention_took_the_beginning(spark: SparkSession, tmp_path: Path) -> None:
     """What is left is told truly: no wait is measured from a beginning that is not there."""
-    yard = Yard(tmp_path / "broker")
+    yard = DirectoryBroker(tmp_path / "broker")
     yard.broker.close()
     yard.broker = penstock.open(yard.path, clock=yard.clock, threaded=False, segment_bytes=4_000, compression=False)
     yard.broker.create_queue(DEAD)
@@ -90,7 +90,7 @@ def test_where_retention_took_the_beginning(spark: SparkSession, tmp_path: Path)
     queue.lease(40)
     yard.rest()
     figures = report(spark, yard.path, "orders", tmp_path / "report.html", clock=yard.clock)
-    oracle = Oracle(Story(yard, {}))
+    oracle = ExpectedReport(ReportedQueue(yard, {}))
     assert figures.produced == oracle.count("produced", "scheduled") < 610
     assert figures.untold == oracle.untold() == 610 - figures.produced
     assert figures.leased == oracle.count("leased")
@@ -98,7 +98,7 @@ def test_where_retention_took_the_beginning(spark: SparkSession, tmp_path: Path)
     assert figures.unmeasured == oracle.unmeasured == 10
     assert figures.handling == spread(micros for *_, micros in oracle.handlings)
     assert any("Retention has taken the beginning" in one for one in findings(figures))
-    Checked((tmp_path / "report.html").read_text("utf-8"))
+    CheckedPage((tmp_path / "report.html").read_text("utf-8"))
     yard.broker.close()
 
 
@@ -110,7 +110,7 @@ def made(spark: SparkSession, *rows: tuple[Any, ...]) -> Any:
     events = [
         (event, 0, 7, timestamp((START + at) * SECOND), attempt, reason, lease, seq) for event, at, attempt, reason, lease, seq in rows
     ]
-    return event_durations.told(spark.createDataFrame(events, EVENTS))
+    return event_durations.report_events(spark.createDataFrame(events, EVENTS))
 
 
 def test_one_frame_may_end_an_attempt_and_begin_the_next(spark: SparkSession) -> None:
@@ -191,7 +191,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(spark: SparkSession, tmp_
         report(spark, target, "orders", tmp_path / "no" / "report.html")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(InvalidRequest, match="penstock\\[spark\\]"):
-        charts.require()
+        charts.require_matplotlib()
     assert not path.exists()
 
 
@@ -225,7 +225,7 @@ def test_the_command_prints_the_path_and_key_figures(
     assert facts["waiting"].strip().startswith("p50 ")
     assert facts["ready now"].strip().startswith("9, the oldest for ")
     assert said.splitlines()[-1] == NONE
-    Checked((tmp_path / "orders-report.html").read_text("utf-8"))
+    CheckedPage((tmp_path / "orders-report.html").read_text("utf-8"))
 
 
 def test_the_command_as_a_program_uses_it(spark: SparkSession, shop: Path, tmp_path: Path) -> None:

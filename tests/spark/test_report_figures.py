@@ -6,27 +6,27 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark.jobs.report import report
-from penstock.spark.jobs.report_metrics import ReportFigures
+from penstock.spark.jobs.report_metrics import ReportMetrics
 from penstock.words import values
 from penstock.words.clock import SECOND
-from tests.spark.expected_report import QUEUE, Oracle, Story, class_of, counted, spread, told
+from tests.spark.expected_report import QUEUE, ExpectedReport, ReportedQueue, class_of, counted, make_reported_queue, spread
 
 MIDDLE = 25 * SECOND, 90 * SECOND
 """A time within the story, after its beginning."""
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    made = told(tmp_path_factory.mktemp("report") / "broker")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReportedQueue]:
+    made = make_reported_queue(tmp_path_factory.mktemp("report") / "broker")
     yield made
     made.yard.broker.close()
 
 
-Told = tuple[ReportFigures, Oracle]
+Told = tuple[ReportMetrics, ExpectedReport]
 
 
 @pytest.fixture(scope="module", params=["all", "a part"])
-def both(spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Told:
+def both(spark: SparkSession, story: ReportedQueue, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Told:
     """The figures of a report, by Spark and without; the broker is open meanwhile."""
     begin = min(at for _, at in story.items.values())
     since, until = (None, None) if request.param == "all" else (begin + MIDDLE[0], begin + MIDDLE[1])
@@ -35,7 +35,7 @@ def both(spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFac
     figures = report(spark, story.yard.path, QUEUE, path, since=times[0], until=times[1], clock=story.yard.clock)
     text = path.read_text("utf-8")
     assert "big" in text and "secret" not in text  # nothing of a payload is on the page
-    return figures, Oracle(story, since, until)
+    return figures, ExpectedReport(story, since, until)
 
 
 def test_what_happened_is_counted(both: Told) -> None:

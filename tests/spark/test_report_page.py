@@ -10,25 +10,25 @@ from penstock.spark.jobs import charts, page
 from penstock.spark.jobs.findings import NONE, findings
 from penstock.spark.jobs.report_metrics import (
     AGES,
-    Age,
-    Attempts,
+    AgeBucket,
+    AttemptCount,
     Bucket,
     KeyLoad,
     PartitionLoad,
-    Reason,
-    ReportFigures,
+    Percentiles,
+    ReasonCount,
+    ReportMetrics,
     SlotLoad,
-    Spread,
     key_text,
 )
 from penstock.spark.jobs.report_queries import MOST_BUCKETS, STEPS, step_for
-from penstock.spark.jobs.report_text import rate, share, span, step
+from penstock.spark.jobs.report_text import duration_text, rate, share, step
 from penstock.words.clock import DAY, HOUR, SECOND
 
 NOW = 1_767_225_600_000_000
-TIMES = Spread(1_000, 0.05, 0.2, 0.5, 2.0)
+TIMES = Percentiles(1_000, 0.05, 0.2, 0.5, 2.0)
 HOSTILE = "</code><script>alert('x')</script><img src=\"https://evil.example/x.png\" onerror=alert(1)>&amp;"
-QUIET = ReportFigures(
+QUIET = ReportMetrics(
     queue="orders",
     made_at=NOW + HOUR,
     first_at=NOW,
@@ -40,7 +40,7 @@ QUIET = ReportFigures(
     buckets=[Bucket(NOW + number * 60 * SECOND, 50, 50, 50, 0, TIMES, TIMES) for number in range(20)],
     waiting=TIMES,
     handling=TIMES,
-    attempts=[Attempts(1, 1_000)],
+    attempts=[AttemptCount(1, 1_000)],
     items=1_000,
     keyed_items=1_000,
     keys=100,
@@ -54,12 +54,12 @@ QUIET = ReportFigures(
 """A queue of which nothing is to be said."""
 
 
-def but(**changes: object) -> ReportFigures:
+def but(**changes: object) -> ReportMetrics:
     return msgspec.structs.replace(QUIET, **changes)
 
 
-EMPTY = ReportFigures(queue="orders", made_at=NOW, partitions=[PartitionLoad(0, 0)])
-ONE_EVENT = ReportFigures(
+EMPTY = ReportMetrics(queue="orders", made_at=NOW, partitions=[PartitionLoad(0, 0)])
+ONE_EVENT = ReportMetrics(
     queue="orders",
     made_at=NOW,
     first_at=NOW,
@@ -70,34 +70,34 @@ ONE_EVENT = ReportFigures(
     items=1,
     partitions=[PartitionLoad(0, 1)],
     states={"ready": 1},
-    age=Spread(1),
-    ages=[Age(start, stop, int(not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
+    age=Percentiles(1),
+    ages=[AgeBucket(start, stop, int(not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
 )
 BAD = but(
     failed=300,
     leases_expired=20,
     buried=30,
-    reasons=[Reason(HOSTILE, 200, NOW), Reason("", 50, NOW), Reason("timeout", 30, NOW)],
+    reasons=[ReasonCount(HOSTILE, 200, NOW), ReasonCount("", 50, NOW), ReasonCount("timeout", 30, NOW)],
     distinct_reasons=7,
-    attempts=[Attempts(0, 0, 3), Attempts(1, 900, 2), Attempts(40, 1, 25)],
+    attempts=[AttemptCount(0, 0, 3), AttemptCount(1, 900, 2), AttemptCount(40, 1, 25)],
     hot_keys=[KeyLoad(key_text(HOSTILE.encode()), 400, 9.0), KeyLoad("", 20, 1.0), KeyLoad(key_text(b"\xff\x00"), 1, 0.0)],
     busy_keys=[KeyLoad("slow", 1, 30.0)],
     partitions=[PartitionLoad(0, 600), *(PartitionLoad(number, 100) for number in (1, 2, 3)), PartitionLoad(4, 100, active=False)],
     slots=[SlotLoad(7, 0, 400, 1)],
     states={"ready": 3, "leased": 1},
-    age=Spread(3, 1.0, 10 * DAY / SECOND, 10 * DAY / SECOND, 10 * DAY / SECOND),
-    ages=[Age(start, stop, int(stop is None or not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
-    dead=[Reason(HOSTILE, 25, NOW), Reason("expired", 5, 0)],
+    age=Percentiles(3, 1.0, 10 * DAY / SECOND, 10 * DAY / SECOND, 10 * DAY / SECOND),
+    ages=[AgeBucket(start, stop, int(stop is None or not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
+    dead=[ReasonCount(HOSTILE, 25, NOW), ReasonCount("expired", 5, 0)],
     distinct_dead=2,
     dead_letters=30,
-    waiting=Spread(1_000, 0.1, 1.0, 3.0, 9.0),
+    waiting=Percentiles(1_000, 0.1, 1.0, 3.0, 9.0),
     untold=12,
     unmeasured=3,
 )
 PAGES = {"quiet": QUIET, "empty": EMPTY, "one event": ONE_EVENT, "bad": BAD}
 
 
-class Checked(HTMLParser):
+class CheckedPage(HTMLParser):
     """Whatever is opened is closed, in order; remembers what the page is made of."""
 
     VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
@@ -134,24 +134,24 @@ class Checked(HTMLParser):
 
 
 @pytest.fixture(scope="module", params=list(PAGES))
-def figures(request: pytest.FixtureRequest) -> ReportFigures:
+def figures(request: pytest.FixtureRequest) -> ReportMetrics:
     return PAGES[request.param]
 
 
 @pytest.fixture(scope="module")
-def html(figures: ReportFigures) -> str:
+def html(figures: ReportMetrics) -> str:
     return page.render(figures)
 
 
 def test_it_is_whole_html(html: str) -> None:
-    found = Checked(html)
+    found = CheckedPage(html)
     assert html.startswith("<!DOCTYPE html>")
     assert len(found.ids) == len(set(found.ids))
     assert {"h1", "h2", "section"} <= found.tags
 
 
 def test_it_loads_and_runs_nothing(html: str) -> None:
-    found = Checked(html)
+    found = CheckedPage(html)
     assert not found.tags & {"script", "link", "img", "iframe", "object", "embed", "video", "base", "form", "a", "image", "foreignobject"}
     assert [one for one in found.attributes if one[0].startswith("on") or one[0] in ("src", "srcset", "action")] == []
     addresses = [value for name, value in found.attributes if name.endswith("href")]
@@ -169,14 +169,14 @@ def test_what_comes_from_a_queue_is_text() -> None:
     text = page.render(BAD)
     assert HOSTILE not in text
     assert "&lt;script&gt;alert(&#x27;x&#x27;)" in text
-    assert HOSTILE in "".join(Checked(text).texts)  # and can be read as it is
+    assert HOSTILE in "".join(CheckedPage(text).texts)  # and can be read as it is
     assert "0xff00" in text
     assert "empty key" in text
 
 
 @pytest.mark.parametrize("queue", ["<b>x</b>", "a&b"])
 def test_so_is_the_name_of_a_queue(queue: str) -> None:
-    found = Checked(page.render(but(queue=queue)))
+    found = CheckedPage(page.render(but(queue=queue)))
     assert f"Queue {queue}" in "".join(found.texts)
 
 
@@ -196,9 +196,9 @@ def test_each_class_of_ages_has_a_name() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 60])
 @pytest.mark.parametrize("empty", [False, True])
 def test_plots_of_any_length(count: int, empty: bool) -> None:
-    times = Spread() if empty else TIMES
+    times = Percentiles() if empty else TIMES
     buckets = [Bucket(NOW + number * SECOND, 1, 1, 1, 0, times, times) for number in range(count)]
-    Checked(page.render(but(buckets=buckets, bucket_seconds=1.0)))
+    CheckedPage(page.render(but(buckets=buckets, bucket_seconds=1.0)))
 
 
 # -- sentences ---------------------------------------------------------------------------------------
@@ -217,23 +217,23 @@ def test_of_an_empty_queue_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dead_letters": 1, "dead": [Reason("", 1)], "distinct_dead": 1}, "1 item is a dead letter, without a reason given."),
+        ({"dead_letters": 1, "dead": [ReasonCount("", 1)], "distinct_dead": 1}, "1 item is a dead letter, without a reason given."),
         (
-            {"dead_letters": 10, "dead": [Reason("x", 8), Reason("y", 2)], "distinct_dead": 2},
+            {"dead_letters": 10, "dead": [ReasonCount("x", 8), ReasonCount("y", 2)], "distinct_dead": 2},
             "10 items are dead letters, 80 % of them because of “x”.",
         ),
         (
-            {"failed": 250, "reasons": [Reason("HTTP 503", 200)], "distinct_reasons": 3},
+            {"failed": 250, "reasons": [ReasonCount("HTTP 503", 200)], "distinct_reasons": 3},
             "20 % of all attempts failed or were put back; most often (80 %) because of “HTTP 503”.",
         ),
         ({"leases_expired": 20}, "20 leases ran out (2 % of all attempts): handlers died, or took longer than the lease timeout."),
-        ({"states": {"ready": 9}, "age": Spread(9, 1, 1, 1, 7_200)}, "The oldest of 9 ready items has been ready for 2 h."),
+        ({"states": {"ready": 9}, "age": Percentiles(9, 1, 1, 1, 7_200)}, "The oldest of 9 ready items has been ready for 2 h."),
         (
             {"states": {"ready": 90}, "buckets": [msgspec.structs.replace(one, completed=30) for one in QUIET.buckets]},
             "In the last 5 min of the report 250 items were produced and 150 completed: the backlog grows.",
         ),
-        ({"waiting": Spread(1_000, 0.1, 1, 3, 9)}, "1 in 100 leases came after a wait of 3 s or more, 30 × the median of 100 ms."),
-        ({"handling": Spread(1_000, 0.01, 1, 3, 9)}, "1 in 100 attempts took 3 s or more, 300 × the median of 10 ms."),
+        ({"waiting": Percentiles(1_000, 0.1, 1, 3, 9)}, "1 in 100 leases came after a wait of 3 s or more, 30 × the median of 100 ms."),
+        ({"handling": Percentiles(1_000, 0.01, 1, 3, 9)}, "1 in 100 attempts took 3 s or more, 300 × the median of 10 ms."),
         (
             {"hot_keys": [KeyLoad("big", 400, 1.0)]},
             "One key, “big”, has 40 % of all items; items of one key are handled one at a time, however many workers there are.",
@@ -256,7 +256,9 @@ def test_what_retention_took_is_said() -> None:
 
 
 def test_of_a_handful_no_proportion_is_told() -> None:
-    few = but(completed=9, failed=9, leases_expired=9, items=9, produced=9, waiting=Spread(9, 0.1, 9, 9, 9), reasons=[Reason("x", 9)])
+    few = but(
+        completed=9, failed=9, leases_expired=9, items=9, produced=9, waiting=Percentiles(9, 0.1, 9, 9, 9), reasons=[ReasonCount("x", 9)]
+    )
     assert findings(few) == [NONE]
 
 
@@ -277,7 +279,7 @@ def test_of_a_handful_no_proportion_is_told() -> None:
     ],
 )
 def test_spans(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert duration_text(seconds) == text
 
 
 def test_shares_are_never_rounded_to_all_or_nothing() -> None:

@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 import penstock
 from penstock import spark as penstock_spark
 from penstock.rules import routing, slots
-from penstock.spark.routing import home
+from penstock.spark.routing import partition_index
 from penstock.words.errors import InvalidRequest
 from tests.rules.test_routing import VECTORS
 
@@ -35,18 +35,18 @@ def test_a_text_has_the_slot_of_its_bytes(spark: SparkSession) -> None:
 
 
 def test_homes_follow_a_map_that_was_resized_many_times(spark: SparkSession) -> None:
-    owners = slots.first([0, 1, 2])
+    owners = slots.first_map([0, 1, 2])
     for partitions in ([0, 1, 2, 3, 4], [0, 2, 4], [0, 2, 4, 5, 6, 7, 8]):
-        owners = slots.spread(owners, partitions)
+        owners = slots.next_map(owners, partitions)
     numbers = sorted(set(owners.owners))
-    rows = spark.range(routing.SLOTS).select("id", home(F.col("id").cast("int"), owners.owners).alias("home")).collect()
+    rows = spark.range(routing.SLOTS).select("id", partition_index(F.col("id").cast("int"), owners.owners).alias("home")).collect()
     assert all(numbers[row.home] == owners.owners[row.id] for row in rows)
 
 
 def test_routed_rows_lie_with_those_of_their_partition(spark: SparkSession, broker_dir: str) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders", partitions=3)
-    owners = slots.first([0, 1, 2]).owners
+    owners = slots.first_map([0, 1, 2]).owners
     df = spark.range(0, 900, 1, 4).selectExpr("if(id % 10 = 0, null, concat('k', id)) key", "cast(id as string) payload")
     routed = penstock_spark.routed(df, broker_dir, "orders")
     assert routed.columns == df.columns

@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame
 
 from penstock import Broker, Queue
-from tests.spark.memory_sink import Kept
+from tests.spark.memory_sink import MemorySink
 from tests.spark.stream_runs import fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
@@ -24,7 +24,7 @@ def stream(spark: "SparkSession", broker: str, **options: object) -> DataFrame:
     return spark.readStream.format("penstock").options(**{name: str(value) for name, value in given.items()}).load()
 
 
-class Sink(Kept):
+class StreamSink(MemorySink):
     """Where a stream goes."""
 
     def start(self, rows: DataFrame, **trigger: Any) -> "StreamingQuery":
@@ -46,7 +46,7 @@ def test_a_stream_beside_a_producer_and_through_resizes(spark: "SparkSession", t
             ids.extend(fill(queue, 50, len(ids)))
             enough.wait(0.2)  # slower than the stream, which has to catch up in the end
 
-    sink, producer = Sink(tmp_path), Thread(target=produce)
+    sink, producer = StreamSink(tmp_path), Thread(target=produce)
     query = sink.start(stream(spark, broker_dir, maxItemsPerTrigger=500, minPartitions=4))
     producer.start()
     try:
@@ -96,7 +96,7 @@ def test_latest_reads_what_comes_after(spark: "SparkSession", tmp_path: Path, br
     """Also when the first run saw nothing."""
     queue = broker.create_queue("orders", partitions=2)
     fill(queue, 50)
-    sink = Sink(tmp_path)
+    sink = StreamSink(tmp_path)
     sink.drain(stream(spark, broker_dir, startingOffsets="latest"))
     assert sink.batches == {0: []}
     after = fill(queue, 50, 50)
@@ -119,7 +119,7 @@ def test_a_sink_that_fails_is_given_the_same_again(spark: "SparkSession", tmp_pa
             availableNow=True
         ).start().awaitTermination()
 
-    sink = Sink(tmp_path)
+    sink = StreamSink(tmp_path)
     for _ in range(2):
         with pytest.raises(StreamingQueryException, match="the sink is full"):
             start()
@@ -132,7 +132,7 @@ def test_a_sink_that_fails_is_given_the_same_again(spark: "SparkSession", tmp_pa
 def test_events_as_a_stream(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
     queue = broker.create_queue("orders", partitions=2)
     fill(queue, 30)
-    sink = Sink(tmp_path)
+    sink = StreamSink(tmp_path)
     sink.drain(stream(spark, broker_dir, table="events"))
     before = len(sink.rows)
     resolve(queue, 30)
@@ -157,7 +157,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(
     spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker, options: dict[str, str], message: str
 ) -> None:
     fill(broker.create_queue("orders"), 5)
-    sink = Sink(tmp_path)
+    sink = StreamSink(tmp_path)
     with pytest.raises((StreamingQueryException, AnalysisException), match=message):
         sink.drain(stream(spark, broker_dir, **options))
     assert sink.batches == {}
@@ -167,7 +167,7 @@ def test_retention_passing_a_stream_is_said_in_its_error(spark: "SparkSession", 
     with small_segments(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=1, retention={"max_age": 0, "max_bytes": 1})
         fill(queue, 10, size=100)
-        sink = Sink(tmp_path)
+        sink = StreamSink(tmp_path)
         sink.drain(stream(spark, broker_dir))
         for step in range(1, 10):
             fill(queue, 100, step * 100, size=100)
@@ -182,7 +182,7 @@ def test_retention_passing_a_stream_is_said_in_its_error(spark: "SparkSession", 
 def test_a_queue_created_anew_is_refused(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
     queue: Queue = broker.create_queue("orders")
     fill(queue, 5)
-    sink = Sink(tmp_path)
+    sink = StreamSink(tmp_path)
     sink.drain(stream(spark, broker_dir))
     queue.delete()
     fill(broker.create_queue("orders"), 50)

@@ -10,9 +10,9 @@ from penstock import Broker, Queue
 from penstock.errors import InvalidRequest
 from penstock.spark.batch_reader import BatchReader
 from penstock.spark.consuming_reader import ConsumingReader
-from penstock.spark.options import parse
-from penstock.spark.source import PenstockSource, chosen
-from tests.spark.stream_runs import Following, fill, small_segments
+from penstock.spark.options import parse_options
+from penstock.spark.source import PenstockSource, selected_schema
+from tests.spark.stream_runs import StreamRun, fill, small_segments
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def thin(queue: Queue) -> None:
 
 
 def batch(path: str, **options: object) -> list[dict[str, object]]:
-    given = parse({"broker": path, "queue": "orders", **{name: str(value) for name, value in options.items()}})
-    reader = BatchReader(given, chosen(given).names)
+    given = parse_options({"broker": path, "queue": "orders", **{name: str(value) for name, value in options.items()}})
+    reader = BatchReader(given, selected_schema(given).names)
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
@@ -49,7 +49,7 @@ def batch(path: str, **options: object) -> list[dict[str, object]]:
 
 
 def test_events_that_went_before_they_were_read_are_a_loss(broker_dir: str, queue: Queue) -> None:
-    stream = Following(broker_dir, table="events")
+    stream = StreamRun(broker_dir, table="events")
     start = stream.at
     stream.batch()
     assert Counter(row["event"] for row in stream.rows) == {"produced": 300}
@@ -58,19 +58,19 @@ def test_events_that_went_before_they_were_read_are_a_loss(broker_dir: str, queu
     for step in range(300, 500, 10):
         fill(queue, 10, step, size=100)
     queue.compact()
-    for again in (stream, Following(broker_dir, start=between, table="events")):
+    for again in (stream, StreamRun(broker_dir, start=between, table="events")):
         with pytest.raises(
             InvalidRequest, match=r"log sequences \d+–\d+ of partition 0 of queue 'orders' went by retention or damage before"
         ):
             again.batch()
         with pytest.raises(InvalidRequest, match=r"log sequences 1–\d+ of partition 0 of queue 'orders' went by retention"):
             again.between(start, between)
-    careless = Following(broker_dir, start=between, table="events", failOnDataLoss=False)
+    careless = StreamRun(broker_dir, start=between, table="events", failOnDataLoss=False)
     assert careless.batch() >= 200
 
 
 def test_a_task_that_comes_late_says_so(broker_dir: str, queue: Queue) -> None:
-    stream = Following(broker_dir, table="events")
+    stream = StreamRun(broker_dir, table="events")
     end = stream.reader.latestOffset(stream.at, stream.reader.getDefaultReadLimit())
     parts = stream.reader.partitions(stream.at, end)
     thin(queue)
@@ -83,7 +83,7 @@ def test_the_earliest_events_are_those_where_the_log_is_whole(broker_dir: str, q
     strict, lax = batch(broker_dir, table="events"), batch(broker_dir, table="events", failOnDataLoss=False)
     assert 0 < len(strict) < len(lax) and lax[-len(strict) :] == strict
     assert "produced" in {row["event"] for row in lax[: -len(strict)]}
-    stream = Following(broker_dir, table="events")
+    stream = StreamRun(broker_dir, table="events")
     stream.batch()
     assert stream.rows == strict
     assert batch(broker_dir, table="events", startingTimestamp=0) == strict
@@ -97,7 +97,7 @@ def test_the_earliest_events_are_those_where_the_log_is_whole(broker_dir: str, q
 
 def test_items_that_went_between_planning_and_reading_are_a_loss(broker_dir: str, queue: Queue) -> None:
     planned = []
-    for stream in (Following(broker_dir), Following(broker_dir, failOnDataLoss=False)):
+    for stream in (StreamRun(broker_dir), StreamRun(broker_dir, failOnDataLoss=False)):
         end = stream.reader.latestOffset(stream.at, stream.reader.getDefaultReadLimit())
         planned.append((stream.reader, stream.reader.partitions(stream.at, end)))
     thin(queue)
@@ -114,7 +114,7 @@ def test_items_that_went_between_planning_and_reading_are_a_loss(broker_dir: str
 
 
 def test_who_consumes_reads_all_that_it_completes(broker_dir: str, queue: Queue) -> None:
-    options = parse({"broker": broker_dir, "queue": "orders", "consume": "true", "failOnDataLoss": "false"})
+    options = parse_options({"broker": broker_dir, "queue": "orders", "consume": "true", "failOnDataLoss": "false"})
     with pytest.raises(InvalidRequest, match="failOnDataLoss is false, and consume=true would complete what it could not read"):
         ConsumingReader(options, ["id"])
 
@@ -125,4 +125,4 @@ def test_no_columns_are_refused(broker_dir: str, queue: Queue) -> None:
         with pytest.raises(InvalidRequest, match="the schema has no columns; leave it out, or name some of the table's"):
             make(StructType([]))
     with pytest.raises(InvalidRequest, match="columns is ''; give names with commas between them"):
-        parse({"broker": broker_dir, "queue": "orders", "columns": ""})
+        parse_options({"broker": broker_dir, "queue": "orders", "columns": ""})

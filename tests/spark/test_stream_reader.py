@@ -10,7 +10,7 @@ import penstock
 from penstock import Broker, Queue
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueNotFound
-from tests.spark.stream_runs import Following, fill, resolve, small_segments
+from tests.spark.stream_runs import StreamRun, fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
 EVERYTHING = ReadAllAvailable()
@@ -32,13 +32,13 @@ def queue(broker: Broker) -> Queue:
 
 def test_it_begins_at_the_first_item(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 50)
-    stream = Following(broker_dir)
+    stream = StreamRun(broker_dir)
     assert sorted(stream.all()) == sorted(ids)
     assert {row["id"]: row["payload"] for row in stream.rows} == {id: b"%08d" % n for n, id in enumerate(ids)}
 
 
 def test_a_queue_without_items_is_a_stream_without_rows(broker_dir: str, queue: Queue) -> None:
-    stream = Following(broker_dir)
+    stream = StreamRun(broker_dir)
     assert stream.all() == []
     ids = fill(queue, 5)
     assert sorted(stream.all()) == sorted(ids)
@@ -46,7 +46,7 @@ def test_a_queue_without_items_is_a_stream_without_rows(broker_dir: str, queue: 
 
 def test_latest_begins_behind_what_is_there(broker_dir: str, queue: Queue) -> None:
     fill(queue, 20)
-    stream = Following(broker_dir, startingOffsets="latest")
+    stream = StreamRun(broker_dir, startingOffsets="latest")
     after = fill(queue, 20, 20)
     first = stream.reader.latestOffset(stream.at, EVERYTHING)
     assert first == stream.at, "the first batch keeps where latest was, and reads nothing"
@@ -56,10 +56,10 @@ def test_latest_begins_behind_what_is_there(broker_dir: str, queue: Queue) -> No
 
 def test_latest_is_not_moved_by_a_crash_in_the_first_batch(broker_dir: str, queue: Queue) -> None:
     fill(queue, 20)
-    before = Following(broker_dir, startingOffsets="latest")
+    before = StreamRun(broker_dir, startingOffsets="latest")
     logged = before.reader.latestOffset(before.at, EVERYTHING)
     after = fill(queue, 20, 20)
-    again = Following(broker_dir, startingOffsets="latest")  # begins later, and repeats the batch that was logged
+    again = StreamRun(broker_dir, startingOffsets="latest")  # begins later, and repeats the batch that was logged
     assert again.between(again.at, logged) == []
     again.at = logged
     again.reader._hold = False
@@ -69,7 +69,7 @@ def test_latest_is_not_moved_by_a_crash_in_the_first_batch(broker_dir: str, queu
 def test_offsets_by_partition(broker_dir: str, queue: Queue) -> None:
     fill(queue, 60)
     ends = {p.partition: p.produced for p in queue.stats().partitions}
-    stream = Following(broker_dir, startingOffsets='{"0": 5, "1": -1, "2": -2}')
+    stream = StreamRun(broker_dir, startingOffsets='{"0": 5, "1": -1, "2": -2}')
     assert {stream.at["0"], stream.at["1"], stream.at["2"]} == {5, ends[1], 0}
     assert len(stream.all()) == ends[0] - 5 + ends[2]
 
@@ -84,22 +84,22 @@ def test_offsets_by_partition(broker_dir: str, queue: Queue) -> None:
 def test_offsets_that_are_not_there_are_refused(broker_dir: str, queue: Queue, given: str, message: str) -> None:
     fill(queue, 9)
     with pytest.raises(InvalidRequest, match=message):
-        Following(broker_dir, startingOffsets=given)
+        StreamRun(broker_dir, startingOffsets=given)
 
 
 def test_it_begins_at_a_time(broker_dir: str, queue: Queue) -> None:
     fill(queue, 20)
     now = SystemClock().read().wall
     after = fill(queue, 20, 20)
-    assert sorted(Following(broker_dir, startingTimestamp=now).all()) == sorted(after)
+    assert sorted(StreamRun(broker_dir, startingTimestamp=now).all()) == sorted(after)
     text = datetime.fromtimestamp(now / SECOND, UTC).isoformat()
-    assert set(after) <= set(Following(broker_dir, startingTimestamp=text).all())
-    assert len(Following(broker_dir, startingTimestamp=0).all()) == 40
+    assert set(after) <= set(StreamRun(broker_dir, startingTimestamp=text).all())
+    assert len(StreamRun(broker_dir, startingTimestamp=0).all()) == 40
 
 
 def test_a_time_to_come_is_refused(broker_dir: str, queue: Queue) -> None:
     with pytest.raises(InvalidRequest, match="startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest"):
-        Following(broker_dir, startingTimestamp=SystemClock().read().wall + 3_600 * SECOND)
+        StreamRun(broker_dir, startingTimestamp=SystemClock().read().wall + 3_600 * SECOND)
 
 
 # -- how far it goes ------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_a_time_to_come_is_refused(broker_dir: str, queue: Queue) -> None:
 
 def test_a_batch_is_no_larger_than_asked(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 100)
-    stream = Following(broker_dir, maxItemsPerTrigger=7)
+    stream = StreamRun(broker_dir, maxItemsPerTrigger=7)
     sizes = []
     while (size := stream.batch()) >= 0:
         sizes.append(size)
@@ -117,7 +117,7 @@ def test_a_batch_is_no_larger_than_asked(broker_dir: str, queue: Queue) -> None:
 
 def test_limits_of_sparks_own(broker_dir: str, queue: Queue) -> None:
     fill(queue, 30)
-    stream = Following(broker_dir)
+    stream = StreamRun(broker_dir)
     assert len(stream.between(stream.at, stream.reader.latestOffset(stream.at, EVERYTHING))) == 30
     assert len(stream.between(stream.at, stream.reader.latestOffset(stream.at, ReadMaxRows(4)))) == 4
     assert len(stream.between(stream.at, stream.reader.latestOffset(stream.at, ReadMinRows(30)))) == 30
@@ -126,7 +126,7 @@ def test_limits_of_sparks_own(broker_dir: str, queue: Queue) -> None:
 
 def test_what_is_available_now_is_read_and_no_more(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 30)
-    stream = Following(broker_dir, maxItemsPerTrigger=8)
+    stream = StreamRun(broker_dir, maxItemsPerTrigger=8)
     stream.reader.prepareForTriggerAvailableNow()
     fill(queue, 30, 30)
     queue.resize(5)
@@ -136,7 +136,7 @@ def test_what_is_available_now_is_read_and_no_more(broker_dir: str, queue: Queue
 
 def test_it_reports_how_far_it_could_go(broker_dir: str, queue: Queue) -> None:
     fill(queue, 30)
-    stream = Following(broker_dir, maxItemsPerTrigger=3)
+    stream = StreamRun(broker_dir, maxItemsPerTrigger=3)
     stream.batch()
     reported = stream.reader.reportLatestOffset()
     assert reported is not None
@@ -146,7 +146,7 @@ def test_it_reports_how_far_it_could_go(broker_dir: str, queue: Queue) -> None:
 
 def test_splits_are_as_many_as_asked(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 90)
-    stream = Following(broker_dir, minPartitions=8)
+    stream = StreamRun(broker_dir, minPartitions=8)
     end = stream.reader.latestOffset(stream.at, EVERYTHING)
     assert len(stream.reader.partitions(stream.at, end)) == 8
     assert sorted(row["id"] for row in stream.between(stream.at, end)) == sorted(ids)
@@ -157,29 +157,29 @@ def test_splits_are_as_many_as_asked(broker_dir: str, queue: Queue) -> None:
 
 def test_a_range_reads_the_same_again(broker_dir: str, queue: Queue) -> None:
     fill(queue, 40)
-    stream = Following(broker_dir, maxItemsPerTrigger=25)
+    stream = StreamRun(broker_dir, maxItemsPerTrigger=25)
     end = stream.reader.latestOffset(stream.at, ReadMaxRows(25))
     once = stream.between(stream.at, end)
     fill(queue, 40, 40)
     resolve(queue, 40)
     queue.resize(2)
-    other = Following(broker_dir, start=stream.at)
+    other = StreamRun(broker_dir, start=stream.at)
     assert other.between(stream.at, end) == once
 
 
 def test_it_goes_on_from_its_checkpoint(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 40)
-    first = Following(broker_dir, maxItemsPerTrigger=13)
+    first = StreamRun(broker_dir, maxItemsPerTrigger=13)
     first.batch()
     ids += fill(queue, 40, 40)
-    second = Following(broker_dir, start=first.at)
+    second = StreamRun(broker_dir, start=first.at)
     assert sorted([row["id"] for row in first.rows] + second.all()) == sorted(ids)
 
 
 def test_partitions_come_and_go(broker_dir: str, queue: Queue) -> None:
     """What a resize forwards was read where it was first."""
     ids = fill(queue, 40)
-    stream = Following(broker_dir, maxItemsPerTrigger=11)
+    stream = StreamRun(broker_dir, maxItemsPerTrigger=11)
     for step, width in enumerate((6, 1, 4, 2), 1):
         stream.batch()
         queue.resize(width)
@@ -190,7 +190,7 @@ def test_partitions_come_and_go(broker_dir: str, queue: Queue) -> None:
 
 def test_a_partition_without_items_is_not_worth_a_batch(broker_dir: str, queue: Queue) -> None:
     fill(queue, 40)
-    stream = Following(broker_dir)
+    stream = StreamRun(broker_dir)
     stream.all()
     queue.resize(9)
     assert stream.batch() == -1
@@ -201,13 +201,13 @@ def test_a_partition_without_items_is_not_worth_a_batch(broker_dir: str, queue: 
 
 def test_a_queue_created_anew_is_not_the_one_that_was_read(broker_dir: str, broker: Broker, queue: Queue) -> None:
     fill(queue, 10)
-    stream = Following(broker_dir)
+    stream = StreamRun(broker_dir)
     stream.all()
     queue.delete()
     with pytest.raises(QueueNotFound, match="there is no queue 'orders'"):
         stream.batch()
     fill(broker.create_queue("orders", partitions=3), 30)
-    for other in (stream, Following(broker_dir, start=stream.at)):
+    for other in (stream, StreamRun(broker_dir, start=stream.at)):
         with pytest.raises(
             QueueNotFound, match=r"deleted and created anew since this stream began .*; start with a new checkpointLocation"
         ):
@@ -218,20 +218,20 @@ def test_a_queue_created_anew_is_not_the_one_that_was_read(broker_dir: str, brok
 
 def test_a_checkpoint_of_the_other_table_is_refused(broker_dir: str, queue: Queue) -> None:
     fill(queue, 10)
-    stream = Following(broker_dir)
+    stream = StreamRun(broker_dir)
     stream.all()
     with pytest.raises(InvalidRequest, match="the checkpoint is of table items, and table events is asked for; read table items, or start"):
-        Following(broker_dir, start=stream.at, table="events").batch()
+        StreamRun(broker_dir, start=stream.at, table="events").batch()
 
 
 def test_a_directory_that_is_an_older_copy_is_noticed(broker_dir: str, queue: Queue) -> None:
     fill(queue, 30)
-    stream = Following(broker_dir)
+    stream = StreamRun(broker_dir)
     stream.all()
     ahead = {**stream.at, "0": stream.at["0"] + 5}
     with pytest.raises(InvalidRequest, match=r"partition 0 of queue 'orders' ends at .*, but this stream has read up to .*: "):
-        Following(broker_dir, start=ahead).batch()
-    assert Following(broker_dir, start=ahead, failOnDataLoss=False).reader.latestOffset(ahead, EVERYTHING) == stream.at
+        StreamRun(broker_dir, start=ahead).batch()
+    assert StreamRun(broker_dir, start=ahead, failOnDataLoss=False).reader.latestOffset(ahead, EVERYTHING) == stream.at
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_directory_that_is_an_older_copy_is_noticed(broker_dir: str, queue: Qu
 )
 def test_options_that_cannot_be_meant(broker_dir: str, queue: Queue, options: dict[str, str], message: str) -> None:
     with pytest.raises(PenstockError, match=message):
-        Following(**{"broker": broker_dir, **options})  # type: ignore[arg-type]
+        StreamRun(**{"broker": broker_dir, **options})  # type: ignore[arg-type]
 
 
 # -- retention ------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_retention_that_passes_a_stream_is_an_error(broker_dir: str) -> None:
     with small_segments(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=1, retention={"max_age": 0, "max_bytes": 1})
         fill(queue, 100, size=100)
-        stream = Following(broker_dir, maxItemsPerTrigger=30)
+        stream = StreamRun(broker_dir, maxItemsPerTrigger=30)
         stream.batch()
         start, end = stream.at, stream.reader.latestOffset(stream.at, ReadMaxRows(30))
         for step in range(1, 10):
@@ -285,12 +285,12 @@ def test_retention_that_passes_a_stream_is_an_error(broker_dir: str) -> None:
             r"items 30–\d+ of partition 0 of queue 'orders' went by retention or damage before this stream read them; "
             "set failOnDataLoss=false to go on without them, .* give the stream a cursor"
         )
-        for other in (stream, Following(broker_dir, start=start)):
+        for other in (stream, StreamRun(broker_dir, start=start)):
             with pytest.raises(InvalidRequest, match=wrong):
                 other.batch()
             with pytest.raises(InvalidRequest, match="items 30–59 of partition 0"):
                 other.between(start, end)
-        careless = Following(broker_dir, start=start, failOnDataLoss=False)
+        careless = StreamRun(broker_dir, start=start, failOnDataLoss=False)
         assert careless.between(start, end) == []
         found = careless.all()
         assert found[-1] == "0-999" and len(found) < 970
@@ -300,26 +300,26 @@ def test_retention_that_passes_a_stream_is_an_error(broker_dir: str) -> None:
 def test_what_was_gone_when_the_stream_began_is_no_loss(broker_dir: str) -> None:
     broker, _ = thinned(broker_dir)
     with broker:
-        freed = 400 - len(Following(broker_dir).all())
+        freed = 400 - len(StreamRun(broker_dir).all())
         assert freed > 100
-        stream = Following(broker_dir, maxItemsPerTrigger=50)
+        stream = StreamRun(broker_dir, maxItemsPerTrigger=50)
         stream.batch()
         ids = [row["id"] for row in stream.rows]
-        again = Following(broker_dir, start=stream.at)
+        again = StreamRun(broker_dir, start=stream.at)
         assert len(ids + again.all()) == 400 - freed
 
 
 def test_what_goes_later_is_a_loss_though_there_were_holes(broker_dir: str) -> None:
     broker, queue = thinned(broker_dir)
     with broker:
-        stream = Following(broker_dir, maxItemsPerTrigger=50)
+        stream = StreamRun(broker_dir, maxItemsPerTrigger=50)
         stream.batch()
         queue.clear("leased")
         queue.clear("ready")
         for step in range(400, 600, 50):
             fill(queue, 50, step, size=100)
         queue.compact()
-        assert len(Following(broker_dir).all()) < 600 - 225
+        assert len(StreamRun(broker_dir).all()) < 600 - 225
         with pytest.raises(InvalidRequest, match="went by retention or damage"):
             stream.batch()
 
@@ -329,7 +329,7 @@ def test_what_goes_later_is_a_loss_though_there_were_holes(broker_dir: str) -> N
 
 def test_a_cursor_follows_what_is_committed_to_the_last_batch(broker_dir: str, queue: Queue) -> None:
     fill(queue, 60)
-    stream = Following(broker_dir, maxItemsPerTrigger=25, cursor="lake")
+    stream = StreamRun(broker_dir, maxItemsPerTrigger=25, cursor="lake")
     stream.batch()
     assert wait_until(lambda: queue.cursors().get("lake")) == {0: 0, 1: 0, 2: 0}, "nothing is committed yet"
     stream.all()
@@ -339,19 +339,19 @@ def test_a_cursor_follows_what_is_committed_to_the_last_batch(broker_dir: str, q
 
 def test_a_new_stream_begins_at_its_cursor(broker_dir: str, queue: Queue) -> None:
     before = fill(queue, 30)
-    assert sorted(Following(broker_dir, cursor="lake").all()) == sorted(before)
+    assert sorted(StreamRun(broker_dir, cursor="lake").all()) == sorted(before)
     ends = {one.partition: one.produced for one in queue.stats().partitions}
     wait_until(lambda: queue.cursors().get("lake") == ends)
     after = fill(queue, 30, 30)
-    assert sorted(Following(broker_dir, cursor="lake").all()) == sorted(after)
-    assert len(Following(broker_dir, cursor="lake", startingOffsets="earliest").all()) == 60
+    assert sorted(StreamRun(broker_dir, cursor="lake").all()) == sorted(after)
+    assert len(StreamRun(broker_dir, cursor="lake", startingOffsets="earliest").all()) == 60
 
 
 def test_retention_waits_for_a_cursor(broker_dir: str) -> None:
     with small_segments(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=1, retention={"max_age": 0, "max_bytes": 1})
         fill(queue, 50, size=100)
-        stream = Following(broker_dir, maxItemsPerTrigger=30, cursor="lake")
+        stream = StreamRun(broker_dir, maxItemsPerTrigger=30, cursor="lake")
         stream.batch()
         wait_until(lambda: "lake" in queue.cursors())
         for step in range(50, 500, 50):

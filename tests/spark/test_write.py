@@ -15,7 +15,7 @@ from penstock.rules.routing import slot
 from tests.spark.failing_writers import SOURCES, dropped, inbox, manifests
 
 ROWS = 300
-OWNERS = slots.first([0, 1, 2]).owners
+OWNERS = slots.first_map([0, 1, 2]).owners
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.logs.arrow_batch import FREE
+from penstock.logs.arrow_batch import ANY_PARTITION
 from penstock.rules import slots
 from penstock.spark import part_files
-from penstock.spark.sort_order import Order, in_place
-from penstock.spark.staging import Destination, StagedWrites
-from tests.spark.failing_writers import Row, dropped, inbox
+from penstock.spark.sort_order import SortOrder, is_identity
+from penstock.spark.staging import Destination, StagedWriteClient
+from tests.spark.failing_writers import DroppedItem, dropped, inbox
 
 PARTITIONS = 3
 KEYS = st.none() | st.sampled_from(["a", "b", "c", "d", "e", "f"])
@@ -46,9 +46,9 @@ def table(rows: list[tuple[Any, ...]], start: int) -> pa.Table:
     )
 
 
-def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: Order, queue: str = "orders") -> list[Row]:
+def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, queue: str = "orders") -> list[DroppedItem]:
     """What the inbox holds after tasks with these rows were written in batches of three; it is emptied again."""
-    writing = StagedWrites((broker,))
+    writing = StagedWriteClient((broker,))
     destination, write, runs, start = writing.find(queue), writing.begin(), [], 0
     writing.prepare(write)
     for number, rows in enumerate(tasks):
@@ -81,7 +81,7 @@ def spark_order(row: tuple[Any, ...], descending: tuple[bool, bool]) -> tuple[An
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ITEMS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([1, 200, part_files.GATHERED_BYTES]))
 def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], down_n: bool, down_x: bool, gathered: int) -> None:
-    order = Order(("n", "x"), tuple("descending" if down else "ascending" for down in (down_n, down_x)))
+    order = SortOrder(("n", "x"), tuple("descending" if down else "ascending" for down in (down_n, down_x)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_files, "GATHERED_BYTES", gathered)
         found = written(broker, tasks, order)
@@ -99,14 +99,14 @@ def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], d
 def test_equal_rows_stay_as_they_come_where_runs_are_sorted(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
     rows = [(None, 2, 0.0), (None, 2, 0.0), ("a", 5, 0.0), (None, 1, 0.0), ("a", 5, 0.0)]
-    found = written(broker, [rows], Order(("n",), ("ascending",)))
+    found = written(broker, [rows], SortOrder(("n",), ("ascending",)))
     assert [int(row.payload) for row in found if row.key == "a"] == [2, 4]
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(ITEMS, min_size=1, max_size=3))
 def test_without_an_order_rows_of_a_task_stay_as_they_come(broker: str, tasks: list[list[Any]]) -> None:
-    found = written(broker, tasks, Order())
+    found = written(broker, tasks, SortOrder())
     by_key = defaultdict(list)
     for row in found:
         by_key[row.key].append(int(row.payload))
@@ -116,23 +116,23 @@ def test_without_an_order_rows_of_a_task_stay_as_they_come(broker: str, tasks: l
 
 def test_a_queue_of_one_partition_is_in_order_without_keys(broker: str) -> None:
     tasks = [[(None, number, 0.0) for number in numbers] for numbers in ([5, 1, 3], [4, 2, 0])]
-    found = written(broker, tasks, Order(("n",), ("ascending",)), "single")
+    found = written(broker, tasks, SortOrder(("n",), ("ascending",)), "single")
     assert [int(row.payload) for row in found] == [5, 1, 4, 2, 3, 0]  # as 0, 1, … 5
 
 
 def test_frames_of_every_partition_are_told_apart(broker: str) -> None:
-    writing = StagedWrites((broker,))
+    writing = StagedWriteClient((broker,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     rows = [(key, 0, 0.0) for key in (None, "a", "b", "c", "d", "e", "f", None)]
-    (run,) = writing.stage(write, destination, Order(), iter(table(rows, 0).select(["key", "payload"]).to_batches()), "0")
+    (run,) = writing.stage(write, destination, SortOrder(), iter(table(rows, 0).select(["key", "payload"]).to_batches()), "0")
     writing.abandon(write)
-    assert run.items == 8 and len(run.frames) == len(run.homes) and FREE in run.homes
-    assert sum(frame.items for frame in run.frames if frame.home == FREE) == 2
+    assert run.items == 8 and len(run.frames) == len(run.homes) and ANY_PARTITION in run.homes
+    assert sum(frame.items for frame in run.frames if frame.home == ANY_PARTITION) == 2
 
 
 def test_a_row_after_another() -> None:
-    order = Order.parse(["n desc", "x"])
+    order = SortOrder.parse(["n desc", "x"])
     one = partial(table, start=0)
     assert order.follows(one([(None, 2, 1.0)]), one([(None, 1, 0.0)]))
     assert order.follows(one([(None, 1, 1.0)]), one([(None, 1, 1.0)]))
@@ -141,10 +141,12 @@ def test_a_row_after_another() -> None:
 
 
 def test_in_place() -> None:
-    assert in_place(pa.array([], pa.uint64())) and in_place(pa.array([0], pa.uint64())) and in_place(pa.array([0, 1, 2], pa.uint64()))
-    assert not in_place(pa.array([1, 0], pa.uint64()))
+    assert (
+        is_identity(pa.array([], pa.uint64())) and is_identity(pa.array([0], pa.uint64())) and is_identity(pa.array([0, 1, 2], pa.uint64()))
+    )
+    assert not is_identity(pa.array([1, 0], pa.uint64()))
 
 
 def test_the_map_of_a_destination_is_the_queues(broker: str) -> None:
-    found = StagedWrites((broker,)).find("orders")
-    assert isinstance(found, Destination) and found.owners == slots.first(range(PARTITIONS)).pack()
+    found = StagedWriteClient((broker,)).find("orders")
+    assert isinstance(found, Destination) and found.owners == slots.first_map(range(PARTITIONS)).pack()

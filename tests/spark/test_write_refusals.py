@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 import penstock
 from penstock.api import arrow
 from penstock.spark import routing
-from penstock.spark.options import WRITE, parse
+from penstock.spark.options import WRITE, parse_options
 from penstock.spark.routing import write
 from penstock.spark.writer import BatchWriter, StreamWriter
 from penstock.words import limits
@@ -71,8 +71,8 @@ def schema(text: str) -> StructType:
     ],
 )
 def test_columns_that_are_taken(orders: str, columns: str) -> None:
-    BatchWriter(parse({"broker": orders, "queue": "orders"}), schema(columns), False)
-    StreamWriter(parse({"broker": orders, "queue": "orders"}), schema(columns), False)
+    BatchWriter(parse_options({"broker": orders, "queue": "orders"}), schema(columns), False)
+    StreamWriter(parse_options({"broker": orders, "queue": "orders"}), schema(columns), False)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_columns_that_are_taken(orders: str, columns: str) -> None:
 )
 def test_columns_that_are_not(orders: str, columns: str, said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        BatchWriter(parse({"broker": orders, "queue": "orders"}), schema(columns), False)
+        BatchWriter(parse_options({"broker": orders, "queue": "orders"}), schema(columns), False)
     assert said in str(refused.value)
     assert inbox(orders) == []
 
@@ -130,7 +130,9 @@ def test_columns_that_are_not(orders: str, columns: str, said: str) -> None:
 def test_options_that_do_not_fit(orders: str, options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         BatchWriter(
-            parse({"broker": orders, "queue": "orders", **options}, WRITE), schema("payload binary; tags array<string>; seq long"), False
+            parse_options({"broker": orders, "queue": "orders", **options}, WRITE),
+            schema("payload binary; tags array<string>; seq long"),
+            False,
         )
     assert said in str(refused.value)
 
@@ -138,19 +140,19 @@ def test_options_that_do_not_fit(orders: str, options: dict[str, str], said: str
 def test_overwriting_is_refused(orders: str) -> None:
     for writer in (BatchWriter, StreamWriter):
         with pytest.raises(InvalidRequest, match=r'not overwritten; use \.mode\("append"\)'):
-            writer(parse({"broker": orders, "queue": "orders"}), schema("payload binary"), True)
+            writer(parse_options({"broker": orders, "queue": "orders"}), schema("payload binary"), True)
 
 
 def test_a_stream_has_no_write_id(orders: str) -> None:
     with pytest.raises(InvalidRequest, match="writeId is for batch writes"):
-        StreamWriter(parse({"broker": orders, "queue": "orders", "writeId": "x"}), schema("payload binary"), False)
+        StreamWriter(parse_options({"broker": orders, "queue": "orders", "writeId": "x"}), schema("payload binary"), False)
 
 
 def test_a_queue_or_a_broker_that_is_not_there(orders: str, tmp_path: Path) -> None:
     with pytest.raises(QueueNotFound, match="no queue 'bills'"):
-        BatchWriter(parse({"broker": orders, "queue": "bills"}), schema("payload binary"), False)
+        BatchWriter(parse_options({"broker": orders, "queue": "bills"}), schema("payload binary"), False)
     with pytest.raises(InvalidRequest, match="nowhere does not exist; give a directory that does: that of a broker"):
-        BatchWriter(parse({"broker": str(tmp_path / "nowhere"), "queue": "orders"}), schema("payload binary"), False)
+        BatchWriter(parse_options({"broker": str(tmp_path / "nowhere"), "queue": "orders"}), schema("payload binary"), False)
 
 
 # -- rows -------------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def test_the_page_tells_the_limits() -> None:
 # -- spark.write says it itself -------------------------------------------------------------------------
 
 
-class Frame:
+class FakeDataFrame:
     """As much of a DataFrame as is looked at before Spark is asked for anything."""
 
     isStreaming = False
@@ -226,14 +228,14 @@ class Frame:
 def test_write_refuses_before_spark_begins(orders: str, columns: str, options: dict[str, object], said: str) -> None:
     given: dict[str, Any] = {"broker": orders, "queue": "orders", **options}
     with pytest.raises(PenstockError) as refused:
-        write(Frame(columns), **given)  # type: ignore[arg-type]
+        write(FakeDataFrame(columns), **given)  # type: ignore[arg-type]
     assert said in str(refused.value)
 
 
 def test_write_takes_its_options_as_keywords(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = MagicMock()
     monkeypatch.setattr(routing, "routed", lambda df, broker, queue: seen)
-    write(Frame("payload string"), orders, "orders", write_id="monday", adopt_timeout=2.5)  # type: ignore[arg-type]
+    write(FakeDataFrame("payload string"), orders, "orders", write_id="monday", adopt_timeout=2.5)  # type: ignore[arg-type]
     options = seen.write.format.return_value.mode.return_value.options.call_args.kwargs
     assert options == {"broker": orders, "queue": "orders", "writeId": "monday", "adoptTimeout": "2.5"}
 

@@ -18,16 +18,16 @@ from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.inbox import StagedWriter
 from penstock.logs.log import Draft
 from penstock.spark import merge, part_files
-from penstock.spark.broker_access import home_of
-from penstock.spark.options import parse
-from penstock.spark.sort_order import Order
-from penstock.spark.staging import StagedWrites
-from penstock.spark.writer import BatchWriter, Staged, StreamWriter
+from penstock.spark.broker_access import open_home
+from penstock.spark.options import parse_options
+from penstock.spark.sort_order import SortOrder
+from penstock.spark.staging import StagedWriteClient
+from penstock.spark.writer import BatchWriter, StreamWriter, TaskCommitMessage
 from penstock.words.errors import QueueNotFound, StorageFailed
 from penstock.words.limits import KIB, MIB
 from tests.spark.failing_writers import dropped, inbox
 
-ORDER = Order.parse(["nr"])
+ORDER = SortOrder.parse(["nr"])
 SCHEMA = T.StructType().add("payload", T.StringType()).add("nr", T.LongType())
 
 
@@ -52,7 +52,7 @@ def left(broker: str) -> list[str]:
 def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (part_files, merge):
         monkeypatch.setattr(module, "ORDERED_BYTES", MIB)
-    writing = StagedWrites((orders,))
+    writing = StagedWriteClient((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     payload = "x" * (100 * KIB)
@@ -77,17 +77,17 @@ def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pyte
 
 def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_files, "GATHERED_ROWS", 2)
-    writing = StagedWrites((orders,))
+    writing = StagedWriteClient((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     runs = writing.stage(write, destination, ORDER, (rows(n, n + 100) for n in range(100, 0, -1)), "0")
-    files = Counting()
-    assert StagedWrites((orders,), partial(home_of, files=files)).publish(write, destination, ORDER, "test", 1, runs)
+    files = OpenFileCounter()
+    assert StagedWriteClient((orders,), partial(open_home, files=files)).publish(write, destination, ORDER, "test", 1, runs)
     assert len(runs) == 100 and files.most <= 3
     assert len(dropped(orders)) == 200
 
 
-class Counting(SystemFiles):
+class OpenFileCounter(SystemFiles):
     """Counts the files that are open."""
 
     def __init__(self) -> None:
@@ -103,10 +103,10 @@ class Counting(SystemFiles):
         os.close(handle)
 
 
-@pytest.mark.parametrize("order", [ORDER, Order()])
-def test_small_rows_are_gathered_up_to_a_number(orders: str, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+@pytest.mark.parametrize("order", [ORDER, SortOrder()])
+def test_small_rows_are_gathered_up_to_a_number(orders: str, monkeypatch: pytest.MonkeyPatch, order: SortOrder) -> None:
     monkeypatch.setattr(part_files, "GATHERED_ROWS", 50)
-    writing = StagedWrites((orders,))
+    writing = StagedWriteClient((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     given = (rows(*range(1_000 - start, 990 - start, -1)) for start in range(0, 500, 10))
@@ -127,7 +127,7 @@ def failing(count: int) -> Iterator[pa.RecordBatch]:
 @pytest.mark.parametrize("batches", [0, 1, 5])
 def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)
-    writing = StagedWrites((orders,))
+    writing = StagedWriteClient((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     with pytest.raises(RuntimeError, match="a task that fails"):
@@ -137,7 +137,7 @@ def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkey
     assert left(orders) == []
 
 
-class Full(SystemFiles):
+class FullDiskFiles(SystemFiles):
     """A disk that takes a few bytes of a part."""
 
     def write(self, handle: int, parts: Any) -> int:
@@ -145,9 +145,9 @@ class Full(SystemFiles):
         raise OSError(errno.ENOSPC, "full")
 
 
-@pytest.mark.parametrize("order", [ORDER, Order()])
-def test_a_full_disk_has_nothing_left_of_a_task(orders: str, order: Order) -> None:
-    writing = StagedWrites((orders,), partial(home_of, files=Full()))
+@pytest.mark.parametrize("order", [ORDER, SortOrder()])
+def test_a_full_disk_has_nothing_left_of_a_task(orders: str, order: SortOrder) -> None:
+    writing = StagedWriteClient((orders,), partial(open_home, files=FullDiskFiles()))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     with pytest.raises(StorageFailed, match="the disk is full"):
@@ -168,7 +168,7 @@ def test_a_sidecar_that_cannot_be_written_is_said_and_removed(orders: str, monke
             raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(pa.ipc, "new_file", Sidecar)
-    writing = StagedWrites((orders,))
+    writing = StagedWriteClient((orders,))
     destination, write = writing.find("orders"), writing.begin()
     writing.prepare(write)
     with pytest.raises(StorageFailed, match=r"writing .*\.frames\.order failed: the disk is full"):
@@ -192,7 +192,7 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stream_task_that_fails_takes_no_place_from_the_others(orders: str, order_by: str | None) -> None:
     options = {"broker": orders, "queue": "orders"} | ({"orderBy": order_by} if order_by else {})
     columns = ["payload", *([order_by] if order_by else [])]
-    writer = StreamWriter(parse(options), T.StructType([SCHEMA[name] for name in columns]), False)
+    writer = StreamWriter(parse_options(options), T.StructType([SCHEMA[name] for name in columns]), False)
 
     def slow() -> Iterator[pa.RecordBatch]:
         with pytest.raises(RuntimeError):
@@ -200,14 +200,14 @@ def test_a_stream_task_that_fails_takes_no_place_from_the_others(orders: str, or
         yield rows(1, 2).select(columns)
 
     found = writer.write(slow())
-    assert isinstance(found, Staged)
+    assert isinstance(found, TaskCommitMessage)
     writer.commit([found], 3)
     assert len(dropped(orders)) == 2 and len(inbox(orders)) == 1
 
 
 @pytest.mark.usefixtures("in_a_task")
 def test_a_batch_task_that_comes_late_finds_no_place(orders: str) -> None:
-    writer = BatchWriter(parse({"broker": orders, "queue": "orders", "orderBy": "nr"}), SCHEMA, False)
+    writer = BatchWriter(parse_options({"broker": orders, "queue": "orders", "orderBy": "nr"}), SCHEMA, False)
     writer.abort([])
     with pytest.raises(StorageFailed, match="No such file"):
         writer.write(iter([rows(1)]))
@@ -218,13 +218,13 @@ def test_a_batch_task_that_comes_late_finds_no_place(orders: str) -> None:
 
 
 def test_a_write_is_known_while_it_waits_and_when_it_is_adopted(orders: str) -> None:
-    writing = StagedWrites((orders,))
+    writing = StagedWriteClient((orders,))
     destination = writing.find("orders")
     assert not writing.known(destination, "mine", 1)
     write = writing.begin()
-    runs = writing.stage(write, destination, Order(), iter([rows(1).select(["payload"])]), "0", prepared=False)
+    runs = writing.stage(write, destination, SortOrder(), iter([rows(1).select(["payload"])]), "0", prepared=False)
     assert not writing.known(destination, "mine", 1)
-    assert writing.publish(write, destination, Order(), "mine", 2, runs)
+    assert writing.publish(write, destination, SortOrder(), "mine", 2, runs)
     assert writing.known(destination, "mine", 2) and not writing.known(destination, "yours", 2)
     with penstock.open(orders):
         assert writing.settle(destination, "mine", 2, 30)

@@ -13,35 +13,35 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from penstock.spark import session
-from penstock.spark.options import parse
+from penstock.spark.options import parse_options
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import StreamWriter
-from tests.spark.process_kill import die, mortal
+from tests.spark.process_kill import enable_kill, kill_all
 from tests.spark.test_write_stream import finish, start, stream
 
 
-class MortalWriter(StreamWriter):
+class KilledStreamWriter(StreamWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         super().commit(messages, batchId)
         mark = Path(os.environ["PLACE"]) / f"published-{batchId}"
         if not mark.exists():
             mark.touch()
-            die()
+            kill_all()
 
 
-class MortalSink(PenstockSource):
+class KilledStreamSink(PenstockSource):
     @classmethod
     def name(cls) -> str:
         return "mortal"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        return MortalWriter(parse(self.options), schema, overwrite)
+        return KilledStreamWriter(parse_options(self.options), schema, overwrite)
 
 
 def main(broker: str, place: str) -> None:
-    mortal(PLACE=place)
+    enable_kill(PLACE=place)
     spark = session("mortal", "local[2]")
-    spark.dataSource.register(MortalSink)
+    spark.dataSource.register(KilledStreamSink)
     finish(start(stream(spark, Path(place, "rows")).drop("seq"), Path(place), broker, "mortal"))
 
 

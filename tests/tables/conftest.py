@@ -1,5 +1,5 @@
 """Brokers whose queues are read as tables."""
 
-from tests.broker.conftest import rig, yard
+from tests.broker.conftest import directory_broker, file_broker
 
-__all__ = ["rig", "yard"]
+__all__ = ["directory_broker", "file_broker"]

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.broker.snapshot import Snapshot
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.published_log import PublishedLog
 from penstock.operations import FindOffsets, FindQueue
 from penstock.tables.dead import dead
 from penstock.tables.events import events
 from penstock.tables.items import items
 from penstock.tables.schemas import DEAD, EVENTS, ITEMS, STATE
-from penstock.tables.state import states
+from penstock.tables.state import state_rows
 from penstock.words.clock import Clock
 
 
@@ -34,11 +34,11 @@ def rows(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
     return found
 
 
-class Shelf:
+class PublishedQueue:
     """One queue in a directory."""
 
     def __init__(self, path: "str | os.PathLike[str]", queue: str) -> None:
-        self.directory = Directory.open(path, read_only=True)
+        self.directory = FileStore.open(path, read_only=True)
         with Snapshot.open(path) as seen:
             self.info = seen.call(FindQueue(name=queue))
         self.partitions = sorted([*self.info.active, *self.info.retired])
@@ -58,15 +58,15 @@ class Shelf:
         return [row for number in self.partitions for row in rows(events(self.log(number), 0, 1 << 60, columns))]
 
     def states(self, columns: Sequence[str] = STATE.names, clock: Clock | None = None) -> list[dict[str, Any]]:
-        return [row for number in self.partitions for row in rows(states(self.log(number), columns, clock=clock))]
+        return [row for number in self.partitions for row in rows(state_rows(self.log(number), columns, clock=clock))]
 
     def dead(self, columns: Sequence[str] = DEAD.names, **which: Any) -> list[dict[str, Any]]:
         return [row for number in self.partitions for row in rows(dead(self.log(number), self.info.name, columns, **which))]
 
 
 @contextmanager
-def shelf(path: "str | os.PathLike[str]", queue: str) -> Iterator[Shelf]:
-    seen = Shelf(path, queue)
+def published_queue(path: "str | os.PathLike[str]", queue: str) -> Iterator[PublishedQueue]:
+    seen = PublishedQueue(path, queue)
     try:
         yield seen
     finally:

@@ -19,8 +19,8 @@ from penstock.tables.schemas import EVENTS
 from penstock.words.clock import SECOND
 from penstock.words.ids import format_id
 from penstock.words.values import timestamp
-from tests.broker.directory_broker import Yard, fill, work
-from tests.tables.published_queue import Shelf, rows, shelf
+from tests.broker.directory_broker import DirectoryBroker, fill, run_sample_workload
+from tests.tables.published_queue import PublishedQueue, published_queue, rows
 
 ENDLESS = 1 << 60
 
@@ -41,7 +41,7 @@ def as_row(event: Event, partition: int) -> dict[str, Any]:
     }
 
 
-def one_by_one(seen: Shelf, partition: int) -> list[dict[str, Any]]:
+def one_by_one(seen: PublishedQueue, partition: int) -> list[dict[str, Any]]:
     with closing(seen.log(partition)()) as log:
         return [as_row(event, partition) for event in item_events.events(log)]
 
@@ -51,29 +51,29 @@ def without_sequence(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def busy(yard: Yard) -> Yard:
+def busy(directory_broker: DirectoryBroker) -> DirectoryBroker:
     """A bit of everything happened, in three queues; transfers too."""
-    work(yard)
-    orders = yard.broker.queue("orders")
-    yard.clock.advance(40 * SECOND)
-    yard.rest()
+    run_sample_workload(directory_broker)
+    orders = directory_broker.broker.queue("orders")
+    directory_broker.clock.advance(40 * SECOND)
+    directory_broker.rest()
     orders.lease(20, consumer="e").retry(reason="again")
-    yard.clock.advance(90 * SECOND)
-    yard.rest()
+    directory_broker.clock.advance(90 * SECOND)
+    directory_broker.rest()
     orders.clear("buried")
-    yard.broker.redrive("dead", to="orders")
+    directory_broker.broker.redrive("dead", to="orders")
     orders.lease(100).complete()
     orders.seek(at=0)
-    yard.rest()
-    return yard
+    directory_broker.rest()
+    return directory_broker
 
 
-def test_they_are_what_is_told_one_by_one(busy: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_what_is_told_one_by_one(busy: DirectoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     met = set()
     for limit in (10_000, 3):
         monkeypatch.setattr(table, "ROWS", limit)
         for queue in ("orders", "dead"):
-            with shelf(busy.path, queue) as seen:
+            with published_queue(busy.path, queue) as seen:
                 for partition in seen.partitions:
                     found = rows(events(seen.log(partition), 0, ENDLESS, EVENTS.names))
                     assert without_sequence(found) == one_by_one(seen, partition)
@@ -95,9 +95,9 @@ def test_they_are_what_is_told_one_by_one(busy: Yard, monkeypatch: pytest.Monkey
     assert met >= {"sought", "destination", "source", "lease", "consumer", "reason"}
 
 
-def test_a_queues_own_histories_tell_the_same(busy: Yard) -> None:
+def test_a_queues_own_histories_tell_the_same(busy: DirectoryBroker) -> None:
     orders = busy.broker.queue("orders")
-    with shelf(busy.path, "orders") as seen:
+    with published_queue(busy.path, "orders") as seen:
         found = seen.events(["event", "id", "at", "attempt", "reason", "consumer"])
     for id in {row["id"] for row in found}:
         told = [event for event in orders.history(id) if event.queue == "orders" and event.id == id]
@@ -120,7 +120,7 @@ def long(tmp_path: Path) -> Iterator[tuple[Path, Broker]]:
 
 def test_any_stretch_can_be_read_by_itself(long: tuple[Path, Broker]) -> None:
     path, _ = long
-    with shelf(path, "q") as seen:
+    with published_queue(path, "q") as seen:
         whole = rows(events(seen.log(0), 0, ENDLESS, EVENTS.names))
         last = whole[-1]["sequence"]
         segments = [facts.first_sequence for facts in seen.log(0)().segments()]
@@ -130,8 +130,8 @@ def test_any_stretch_can_be_read_by_itself(long: tuple[Path, Broker]) -> None:
             assert [row for part in parts for row in part] == whole
 
 
-def test_times_choose(busy: Yard) -> None:
-    with shelf(busy.path, "orders") as seen:
+def test_times_choose(busy: DirectoryBroker) -> None:
+    with published_queue(busy.path, "orders") as seen:
         whole = seen.events()
         times = sorted({row["at"] for row in whole})
         assert len(times) > 2
@@ -140,8 +140,8 @@ def test_times_choose(busy: Yard) -> None:
         assert [row for part in chosen for row in part] == [row for row in whole if times[1] <= row["at"] < times[-1]]
 
 
-def test_columns_are_given_as_asked(busy: Yard) -> None:
-    with shelf(busy.path, "orders") as seen:
+def test_columns_are_given_as_asked(busy: DirectoryBroker) -> None:
+    with published_queue(busy.path, "orders") as seen:
         whole = seen.events()
         for name in EVENTS.names:
             assert seen.events([name]) == [{name: row[name]} for row in whole]
@@ -153,7 +153,7 @@ def test_what_retention_dropped_is_an_error_or_left_out(long: tuple[Path, Broker
     queue.clear("all")
     queue.update(retention={"max_segments": 3})
     queue.compact()
-    with shelf(path, "q") as seen:
+    with published_queue(path, "q") as seen:
         first = seen.log(0)().segments()[0].first_sequence
         assert first > 1
         gone = f"the log of partition 0 does not tell sequences 1 to {first - 1} any more: retention took them; start later, or set fail"

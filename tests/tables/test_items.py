@@ -19,14 +19,14 @@ from penstock.rules.records import Produced
 from penstock.rules.runs import offsets
 from penstock.tables import arrays, item_columns
 from penstock.tables.items import items
-from penstock.tables.schemas import ITEMS, TABLES, narrowed
+from penstock.tables.schemas import ITEMS, TABLES, select_columns
 from penstock.words import origin, values
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Moment
 from penstock.words.ids import format_ids
-from tests.broker.directory_broker import Yard, fill, work
+from tests.broker.directory_broker import DirectoryBroker, fill, run_sample_workload
 from tests.logs.batches import batches
-from tests.tables.published_queue import Shelf, rows, shelf
+from tests.tables.published_queue import PublishedQueue, published_queue, rows
 
 WHEN = datetime(2030, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -109,7 +109,7 @@ def test_they_are_what_was_written(given: list[Batch], data: st.DataObject) -> N
     with pytest.MonkeyPatch.context() as patch:
         small_steps(patch, *data.draw(st.tuples(st.integers(1, 20), st.integers(1, 15), st.integers(1, 15))))
         found = [*items(lambda: store.reader(7, 3), runs, columns)]
-    assert all(batch.schema.equals(narrowed(ITEMS, columns)) for batch in found)
+    assert all(batch.schema.equals(select_columns(ITEMS, columns)) for batch in found)
     assert rows(found) == [{name: wanted[offset][name] for name in columns} for offset in offsets(runs)]
 
 
@@ -120,7 +120,7 @@ def test_small_frames_are_gathered_and_large_ones_are_not_copied(tmp_path: Path)
             queue.produce(b"small %d" % n, key=f"k{n}")
         queue.produce_many([NewItem(b"%0100d" % n) for n in range(5_000)])
         queue.produce(b"after")
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         found = [*items(seen.log(0), [0, 5_301], ["id", "payload", "key"])]
         assert [batch.num_rows for batch in found] == [300, 5_000, 1]
         payload = found[1].column("payload")
@@ -134,7 +134,7 @@ def test_a_large_payload_goes_alone(small: None, tmp_path: Path) -> None:
         queue = broker.create_queue("q")
         for size in (1, 2, 50, 3, 30, 31, 4):
             queue.produce(b"x" * size)
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         sizes = [[len(one) for one in batch.column(0).to_pylist()] for batch in items(seen.log(0), [0, 7], ["payload"])]
     assert sizes == [[1, 2], [50], [3, 30], [31, 4]]
 
@@ -145,7 +145,7 @@ def test_everything_that_can_be_said_of_an_item(tmp_path: Path) -> None:
         new = NewItem({"n": 1}, key="kunde-é", headers={"a": "1", "b": b"\xff"}, kind="invoice", reference="r", priority=2, at=WHEN, ttl=90)
         (first,) = queue.produce_many([new])
         second = queue.produce("text")
-        with shelf(tmp_path, "q") as seen:
+        with published_queue(tmp_path, "q") as seen:
             found = {row["id"]: row for row in seen.items()}
             produced_at = {item.id: item.produced_at for item in queue.items()}
     assert found[first] | {"partition": 0, "offset": 0} == {
@@ -206,45 +206,45 @@ def by_cursor(broker: Broker, queue: str) -> list[tuple[str, bytes]]:
     return sorted(found)
 
 
-def test_what_was_forwarded_is_read_at_its_first_place(yard: Yard) -> None:
-    work(yard)
-    yard.rest()
-    orders = yard.broker.queue("orders")
+def test_what_was_forwarded_is_read_at_its_first_place(directory_broker: DirectoryBroker) -> None:
+    run_sample_workload(directory_broker)
+    directory_broker.rest()
+    orders = directory_broker.broker.queue("orders")
     assert orders.stats().moving == 0
-    with shelf(yard.path, "orders") as seen:
+    with published_queue(directory_broker.path, "orders") as seen:
         found = sorted((row["id"], row["payload"]) for row in seen.items(["id", "payload"]))
     assert len(found) == 56 and len({payload for _, payload in found}) < 57
-    assert found == by_cursor(yard.broker, "orders")
+    assert found == by_cursor(directory_broker.broker, "orders")
 
 
-def test_strays_of_a_resize_are_read_once(yard: Yard) -> None:
-    queue = yard.broker.create_queue("q", partitions=1)
-    ids = [queue.produce(b"%d" % n, key=f"k{n}", at=yard.clock.read().wall / 1e6 + 60) for n in range(30)]
+def test_strays_of_a_resize_are_read_once(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("q", partitions=1)
+    ids = [queue.produce(b"%d" % n, key=f"k{n}", at=directory_broker.clock.read().wall / 1e6 + 60) for n in range(30)]
     queue.resize(4)
-    yard.clock.advance(120 * SECOND)
-    yard.rest()
+    directory_broker.clock.advance(120 * SECOND)
+    directory_broker.rest()
     stats = queue.stats()
     assert stats.produced > 30  # forwarded to their new homes
-    with shelf(yard.path, "q") as seen:
+    with published_queue(directory_broker.path, "q") as seen:
         assert sorted(row["id"] for row in seen.items()) == sorted(ids)
         assert len(seen.states()) == 30
 
 
-def test_letters_forwarded_inside_their_dead_queue_are_read_once(yard: Yard) -> None:
+def test_letters_forwarded_inside_their_dead_queue_are_read_once(directory_broker: DirectoryBroker) -> None:
     """Their origin is another queue, and stays so."""
-    dead = yard.broker.create_queue("dead", partitions=1)
-    orders = yard.broker.create_queue("orders", dead_queue="dead")
+    dead = directory_broker.broker.create_queue("dead", partitions=1)
+    orders = directory_broker.broker.create_queue("orders", dead_queue="dead")
     for n in range(20):
         orders.produce(b"%d" % n, key=f"k{n}")
     orders.lease(20).bury("bad")
-    yard.rest()
+    directory_broker.rest()
     dead.lease(20).complete()
     dead.resize(4)
     assert dead.seek(at=0) == 20  # they become ready where their slots no longer live, and a lease finds that out
     dead.lease(20)
-    yard.rest()
+    directory_broker.rest()
     assert dead.stats().produced > 20
-    with shelf(yard.path, "dead") as seen:
+    with published_queue(directory_broker.path, "dead") as seen:
         found = seen.items(["payload", "origin_queue", "origin_id"])
     assert sorted(row["payload"] for row in found) == sorted(b"%d" % n for n in range(20))
     assert {row["origin_queue"] for row in found} == {"orders"} and len({row["origin_id"] for row in found}) == 20
@@ -272,7 +272,7 @@ def thinned(tmp_path: Path) -> Iterator[tuple[Path, Broker, dict[str, bytes]]]:
 
 def test_blanked_items_are_not_served_and_empty_ones_are(thinned: tuple[Path, Broker, dict[str, bytes]]) -> None:
     path, broker, left = thinned
-    with shelf(path, "q") as seen:
+    with published_queue(path, "q") as seen:
         assert any(facts.rewritten for facts in seen.log(0)().segments())
         found = {row["id"]: row["payload"] for row in seen.items(["id", "payload"])}
         assert rows(items(seen.log(0), [0, 600], ["id"], strict=False)) == [{"id": id} for id in found]
@@ -288,7 +288,7 @@ def test_dropped_segments_are_an_error_or_left_out(tmp_path: Path) -> None:
             queue.produce_many([NewItem(b"%d" % n * 50) for _ in range(10)])
             queue.lease(10).complete()
         queue.compact()
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         start = seen.log(0)().segments()[0].base
         assert 0 < start < 600
         gone = f"items 0-0 to 0-{start - 1} cannot be read: retention dropped them; start at a later offset, or set failOnDataLoss=false"
@@ -303,7 +303,7 @@ def test_blanks_that_come_while_it_reads_are_not_served(tmp_path: Path) -> None:
         queue = broker.create_queue("q", retention={"max_age": 0, "max_bytes": 1})
         for n in range(60):
             queue.produce_many([NewItem(b"%d" % n * 200) for _ in range(10)])
-        with shelf(tmp_path, "q") as seen:
+        with published_queue(tmp_path, "q") as seen:
             reading = items(seen.log(0), [0, 600], ["offset", "payload"], strict=False)
             first = next(reading)
             for lease in queue.lease(600):
@@ -326,7 +326,7 @@ def test_damage_is_an_error_or_left_out(tmp_path: Path) -> None:
         queue = broker.create_queue("q")
         for n in range(10):
             queue.produce(b"%d" % n * 100)
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         log = next((tmp_path / "logs" / f"{seen.info.incarnation:016x}").rglob("*.log"))
         flip(log, log.read_bytes().index(b"4" * 100))
         with pytest.raises(CorruptLog, match=r"items 0-4 to 0-4 cannot be read: .*; run verify, then repair, or set failOnDataLoss=false"):
@@ -335,17 +335,17 @@ def test_damage_is_an_error_or_left_out(tmp_path: Path) -> None:
         assert [row["offset"] for row in rows(items(seen.log(0), [5, 10], ["offset"]))] == [5, 6, 7, 8, 9]
 
 
-def test_a_queue_that_goes_away_is_not_read_as_empty(yard: Yard) -> None:
-    queue = yard.broker.create_queue("q")
+def test_a_queue_that_goes_away_is_not_read_as_empty(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("q")
     fill(queue, 10)
-    seen = Shelf(yard.path, "q")
+    seen = PublishedQueue(directory_broker.path, "q")
     queue.delete()
     with pytest.raises(StorageFailed, match="items 0 to 9 are not in their log, which does not say that they went; the queue was deleted"):
         rows(items(seen.log(0), [0, 10], ["id"]))
     seen.directory.close()
 
 
-def test_offsets_that_were_never_given_are_not_there(yard: Yard) -> None:
-    fill(yard.broker.create_queue("q"), 10)
-    with shelf(yard.path, "q") as seen, pytest.raises(StorageFailed, match="items 10 to 11 are not in their log"):
+def test_offsets_that_were_never_given_are_not_there(directory_broker: DirectoryBroker) -> None:
+    fill(directory_broker.broker.create_queue("q"), 10)
+    with published_queue(directory_broker.path, "q") as seen, pytest.raises(StorageFailed, match="items 10 to 11 are not in their log"):
         rows(items(seen.log(0), [5, 12], ["id"]))

@@ -10,20 +10,20 @@ import penstock
 from penstock import Broker, NewItem
 from penstock.errors import InvalidRequest
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.segment_files import Chain
+from penstock.logs.files.segment_files import SegmentFiles
 from penstock.logs.log import ENDLESS, Frame, Gap
 from penstock.rules.runs import offsets
 from penstock.tables.dead import dead
 from penstock.tables.events import events
 from penstock.tables.items import READ_BYTES, items
-from penstock.tables.state import states
+from penstock.tables.state import state_rows
 from penstock.words.limits import MIB
-from tests.tables.published_queue import Shelf, rows, shelf
+from tests.tables.published_queue import PublishedQueue, published_queue, rows
 
 LAST = 1 << 60
 
 
-class Watched:
+class ReadSizes:
     """What was asked of a log, and how much it gave at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,14 +39,14 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(monkeypatch)
+def watched(monkeypatch: pytest.MonkeyPatch) -> ReadSizes:
+    return ReadSizes(monkeypatch)
 
 
 # -- items ---------------------------------------------------------------------------------------------
 
 
-def test_no_more_is_read_at_once_than_a_little(tmp_path: Path, watched: Watched) -> None:
+def test_no_more_is_read_at_once_than_a_little(tmp_path: Path, watched: ReadSizes) -> None:
     """Also where large items follow many small ones."""
     with penstock.open(tmp_path, durability="os", compression=False) as broker:
         queue = broker.create_queue("q")
@@ -54,26 +54,26 @@ def test_no_more_is_read_at_once_than_a_little(tmp_path: Path, watched: Watched)
             queue.produce(b"small")
         for _ in range(12):
             queue.produce(bytes(MIB // 2))
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         found = rows(items(seen.log(0), [0, 3_012], ["offset"]))
     assert [row["offset"] for row in found] == [*range(3_012)]
     assert max(watched.sizes) <= READ_BYTES + MIB // 2 + 1_000 and len(watched.sizes) < 15
 
 
 @pytest.mark.parametrize("step", [2, 7, 1_000])
-def test_a_frame_is_read_once_for_all_runs_in_it(tmp_path: Path, watched: Watched, step: int) -> None:
+def test_a_frame_is_read_once_for_all_runs_in_it(tmp_path: Path, watched: ReadSizes, step: int) -> None:
     with penstock.open(tmp_path, durability="os") as broker:
         queue = broker.create_queue("q")
         for frame in range(3):
             queue.produce_many([NewItem(b"" if n % 5 == 3 else b"%d" % (10_000 * frame + n)) for n in range(10_000)])
     runs = [edge for offset in range(0, 30_000, step) for edge in (offset, offset + 1)]
-    with shelf(tmp_path, "q") as seen:
+    with published_queue(tmp_path, "q") as seen:
         found = rows(items(seen.log(0), runs, ["offset", "payload"], exact=True))
     assert found == [{"offset": n, "payload": b"" if n % 5 == 3 else b"%d" % n} for n in offsets(runs)]
     assert len(watched.sizes) <= 3
 
 
-def test_what_is_not_resolved_here_and_there_is_read_once(tmp_path: Path, watched: Watched) -> None:
+def test_what_is_not_resolved_here_and_there_is_read_once(tmp_path: Path, watched: ReadSizes) -> None:
     with penstock.open(tmp_path, durability="os") as broker:
         queue = broker.create_queue("q")
         queue.produce_many([b"%d" % n for n in range(1_000)])
@@ -82,8 +82,8 @@ def test_what_is_not_resolved_here_and_there_is_read_once(tmp_path: Path, watche
                 lease.complete()
             elif lease.offset % 4:
                 lease.bury("no")
-    with shelf(tmp_path, "q") as seen:
-        assert len(rows(states(seen.log(0), ["id", "size_bytes"]))) == 500
+    with published_queue(tmp_path, "q") as seen:
+        assert len(rows(state_rows(seen.log(0), ["id", "size_bytes"]))) == 500
         assert len(rows(dead(seen.log(0), "q", ["id", "payload"]))) == 250
     assert len(watched.sizes) <= 4
 
@@ -93,8 +93,8 @@ def test_reading_at_the_front_of_a_segment_needs_no_index(tmp_path: Path, monkey
     with penstock.open(tmp_path, compression=False) as broker:
         queue = broker.create_queue("q")
         queue.produce_many([b"%d" % n * 100 for n in range(100)])
-        monkeypatch.setattr(Chain, "rebuild", lambda chain, segment, index: built.append(segment.size))
-        with shelf(tmp_path, "q") as seen:
+        monkeypatch.setattr(SegmentFiles, "rebuild", lambda chain, segment, index: built.append(segment.size))
+        with published_queue(tmp_path, "q") as seen:
             found = items(seen.log(0), [0, 100], ["offset"])
             assert [row["offset"] for row in rows(found)] == [*range(100)] and not built
 
@@ -107,11 +107,11 @@ def test_rows_without_columns_are_counted(tmp_path: Path) -> None:
         queue = broker.create_queue("q")
         queue.produce_many([b"x"] * 100)
         queue.lease(10).bury("no")
-        with shelf(tmp_path, "q") as seen:
+        with published_queue(tmp_path, "q") as seen:
             for found, wanted in (
                 (items(seen.log(0), [0, 100], []), 100),
                 (events(seen.log(0), 1, LAST, []), 120),
-                (states(seen.log(0), []), 100),
+                (state_rows(seen.log(0), []), 100),
                 (dead(seen.log(0), "q", []), 10),
             ):
                 assert sum(batch.num_rows for batch in found) == wanted
@@ -131,20 +131,20 @@ def thin(broker: Broker) -> None:
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Iterator[tuple[Broker, Shelf]]:
+def seen(tmp_path: Path) -> Iterator[tuple[Broker, PublishedQueue]]:
     with penstock.open(tmp_path, segment_bytes=4_096, compression=False) as broker:
         queue = broker.create_queue("q", retention={"max_segments": 1_000})
         for n in range(0, 300, 10):
             queue.produce_many([b"%08d" % n + os.urandom(92) for _ in range(10)])
-        with shelf(tmp_path, "q") as seen:
+        with published_queue(tmp_path, "q") as seen:
             yield broker, seen
 
 
-def rewritten(seen: Shelf) -> bool:
+def rewritten(seen: PublishedQueue) -> bool:
     return any(facts.rewritten for facts in seen.log(0)().segments())
 
 
-def test_items_that_were_there_are_missed(seen: tuple[Broker, Shelf]) -> None:
+def test_items_that_were_there_are_missed(seen: tuple[Broker, PublishedQueue]) -> None:
     broker, log = seen[0], seen[1].log(0)
     assert len(rows(items(log, [0, 300], ["id"], exact=True))) == 300
     thin(broker)
@@ -167,13 +167,13 @@ def test_blanks_that_were_items_are_missed(tmp_path: Path) -> None:
             if 0 < lease.offset < 9:  # the edges of a frame stay, so it stays as long as it was
                 lease.complete()
         queue.compact()
-        with shelf(tmp_path, "q") as seen:
+        with published_queue(tmp_path, "q") as seen:
             assert rewritten(seen)
             with pytest.raises(InvalidRequest, match="items 0-1 to 0-8 went by retention"):
                 rows(items(seen.log(0), [0, 40], ["offset"], exact=True))
 
 
-def test_events_of_a_thinned_segment_are_an_error_or_what_is_left(seen: tuple[Broker, Shelf]) -> None:
+def test_events_of_a_thinned_segment_are_an_error_or_what_is_left(seen: tuple[Broker, PublishedQueue]) -> None:
     broker, log = seen[0], seen[1].log(0)
     last = rows(events(log, 1, LAST, ["sequence"]))[-1]["sequence"]
     thin(broker)
@@ -186,7 +186,7 @@ def test_events_of_a_thinned_segment_are_an_error_or_what_is_left(seen: tuple[Br
     assert {row["event"] for row in rows(events(log, 1, whole, ["event"], strict=False))} == {"produced"}
 
 
-def test_events_that_go_between_two_looks_are_missed(seen: tuple[Broker, Shelf], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_go_between_two_looks_are_missed(seen: tuple[Broker, PublishedQueue], monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments that were whole when they were looked at are not when their frames are read: all of a range is told, or none."""
     broker, log = seen[0], seen[1].log(0)
     wanted = rows(events(log, 1, LAST, ["event", "id", "sequence"]))
@@ -206,7 +206,9 @@ def test_events_that_go_between_two_looks_are_missed(seen: tuple[Broker, Shelf],
     assert missed
 
 
-def test_events_of_segments_that_are_dropped_meanwhile_are_missed(seen: tuple[Broker, Shelf], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_segments_that_are_dropped_meanwhile_are_missed(
+    seen: tuple[Broker, PublishedQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker, log = seen[0], seen[1].log(0)
     facts = log().segments()
     queue = broker.queue("q")

@@ -10,9 +10,9 @@ from penstock import Broker, NewItem
 from penstock.tables import item_columns, state
 from penstock.tables.schemas import DEAD, STATE
 from penstock.words.clock import SECOND
-from tests.broker.broker_under_test import until
-from tests.broker.directory_broker import Yard, fill, work
-from tests.tables.published_queue import shelf
+from tests.broker.broker_under_test import wait_until
+from tests.broker.directory_broker import DirectoryBroker, fill, run_sample_workload
+from tests.tables.published_queue import published_queue
 
 UNRESOLVED = ("ready", "scheduled", "leased", "buried", "moving")
 
@@ -30,19 +30,19 @@ def listed(broker: Broker, queue: str, *state: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("rows", [10_000, 3])
-def test_state_is_what_the_broker_lists(yard: Yard, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_state_is_what_the_broker_lists(directory_broker: DirectoryBroker, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(item_columns, "ROWS", rows)
     monkeypatch.setattr(state, "ROWS", rows)
-    work(yard)
-    yard.broker.create_queue("parking", on_bury="park").produce_many([NewItem(b"x", key="k") for _ in range(4)])
-    yard.broker.queue("parking").lease(1).bury("no")
-    yard.rest()
+    run_sample_workload(directory_broker)
+    directory_broker.broker.create_queue("parking", on_bury="park").produce_many([NewItem(b"x", key="k") for _ in range(4)])
+    directory_broker.broker.queue("parking").lease(1).bury("no")
+    directory_broker.rest()
     met = set()
     for name in ("orders", "dead", "parking"):
-        queue = yard.broker.queue(name)
-        with shelf(yard.path, name) as seen:
-            found = {row["id"]: row for row in seen.states(clock=yard.clock)}
-        items = listed(yard.broker, name, *UNRESOLVED)
+        queue = directory_broker.broker.queue(name)
+        with published_queue(directory_broker.path, name) as seen:
+            found = {row["id"]: row for row in seen.states(clock=directory_broker.clock)}
+        items = listed(directory_broker.broker, name, *UNRESOLVED)
         assert [*found] == [item.id for item in items]
         stats = queue.stats()
         counts = [sum(row["state"] == state for row in found.values()) for state in UNRESOLVED]
@@ -57,7 +57,7 @@ def test_state_is_what_the_broker_lists(yard: Yard, monkeypatch: pytest.MonkeyPa
             assert row["consumer"] == (explained.consumer or None)
             assert (row["lease_until"] is not None) == (row["state"] == "leased")
             if row["state"] == "scheduled":
-                left = row["ready_at"].timestamp() - yard.clock.read().wall / SECOND
+                left = row["ready_at"].timestamp() - directory_broker.clock.read().wall / SECOND
                 assert left == pytest.approx(explained.ready_in_seconds, abs=1e-3)
             else:
                 assert row["ready_at"] is None
@@ -65,38 +65,38 @@ def test_state_is_what_the_broker_lists(yard: Yard, monkeypatch: pytest.MonkeyPa
     assert met == {"ready", "scheduled", "leased", "buried"}
 
 
-def test_leases_end_when_they_say(yard: Yard) -> None:
-    queue = yard.broker.create_queue("q", lease_timeout=30)
+def test_leases_end_when_they_say(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("q", lease_timeout=30)
     fill(queue, 6)
     queue.lease(2, consumer="a")
-    yard.clock.advance(5 * SECOND)
+    directory_broker.clock.advance(5 * SECOND)
     queue.lease(3, consumer="b", lease_timeout=100)
-    yard.rest()
-    with shelf(yard.path, "q") as seen:
-        found = seen.states(["consumer", "lease_until", "attempts"], clock=yard.clock)
-    now = yard.clock.read().wall / SECOND
+    directory_broker.rest()
+    with published_queue(directory_broker.path, "q") as seen:
+        found = seen.states(["consumer", "lease_until", "attempts"], clock=directory_broker.clock)
+    now = directory_broker.clock.read().wall / SECOND
     told = [(row["consumer"], row["lease_until"] and round(row["lease_until"].timestamp() - now), row["attempts"]) for row in found]
     assert told == [("a", 25, 1)] * 2 + [("b", 100, 1)] * 3 + [(None, None, 0)]
 
 
-def test_counting_does_not_read_the_items(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = yard.broker.create_queue("q")
+def test_counting_does_not_read_the_items(directory_broker: DirectoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = directory_broker.broker.create_queue("q")
     fill(queue, 50)
     queue.lease(20).complete()
-    yard.rest()
+    directory_broker.rest()
     monkeypatch.setattr(state, "_read", None)
-    with shelf(yard.path, "q") as seen:
+    with published_queue(directory_broker.path, "q") as seen:
         found = seen.states(["state", "id", "offset", "partition", "attempts", "reason"])
     assert [row["id"] for row in found] == [f"0-{n}" for n in range(20, 50)] and {row["state"] for row in found} == {"ready"}
 
 
-def test_each_column_by_itself(yard: Yard) -> None:
-    work(yard)
-    yard.rest()
-    with shelf(yard.path, "orders") as seen:
-        whole = seen.states(clock=yard.clock)
+def test_each_column_by_itself(directory_broker: DirectoryBroker) -> None:
+    run_sample_workload(directory_broker)
+    directory_broker.rest()
+    with published_queue(directory_broker.path, "orders") as seen:
+        whole = seen.states(clock=directory_broker.clock)
         for name in STATE.names:
-            assert seen.states([name], clock=yard.clock) == [{name: row[name]} for row in whole]
+            assert seen.states([name], clock=directory_broker.clock) == [{name: row[name]} for row in whole]
 
 
 # -- dead ----------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def graveyard(path: Path) -> Broker:
     orders.lease(2, consumer="w").retry(reason="second")
     mails.lease(3).bury("no such mail")
     plain.lease(4).bury("in place")
-    until(lambda: not any(queue.stats().transfers or queue.stats().buried for queue in (orders, mails)))  # they come by themselves
+    wait_until(lambda: not any(queue.stats().transfers or queue.stats().buried for queue in (orders, mails)))  # they come by themselves
     dead.produce(b"by hand")
     dead.lease(2)
     dead.lease(1).retry(reason="still bad")
@@ -158,7 +158,7 @@ def test_dead_is_what_the_broker_lists(tmp_path: Path) -> None:
             ),
         ]
         for queue, which, items in cases:
-            with shelf(tmp_path, queue) as seen:
+            with published_queue(tmp_path, queue) as seen:
                 found = seen.dead(**which)
             wanted = [letter(item, queue) for item in items]
             assert [{name: row[name] for name in (wanted[0] if wanted else ())} for row in found] == wanted, (queue, which)
@@ -178,7 +178,7 @@ def test_dead_is_what_the_broker_lists(tmp_path: Path) -> None:
 
 
 def test_each_column_of_dead_by_itself(tmp_path: Path) -> None:
-    with graveyard(tmp_path), shelf(tmp_path, "dead") as seen:
+    with graveyard(tmp_path), published_queue(tmp_path, "dead") as seen:
         whole = seen.dead(waiting=True)
         for name in DEAD.names:
             assert seen.dead([name], waiting=True) == [{name: row[name]} for row in whole]

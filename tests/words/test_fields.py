@@ -16,8 +16,8 @@ import pytest
 
 import penstock
 from penstock.api import arrow
-from penstock.api.items import Item, NewItem, to_single
-from penstock.cli import formatting
+from penstock.api.items import Item, NewItem, single_item_batch
+from penstock.cli import text_output
 from penstock.cli.option_values import FIELD_OPTIONS, ITEM_OPTIONS
 from penstock.logs import columns
 from penstock.logs.arrow_batch import to_arrow
@@ -28,7 +28,7 @@ from penstock.tables import schemas
 from penstock.words import origin, values
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from penstock.words.fields import BY_NAME, COLUMNS, FIELDS, GIVEN, STORED, Field, Surface, on
+from penstock.words.fields import BY_NAME, COLUMNS, FIELDS, GIVEN, STORED, Field, Surface, fields_on
 from tests.logs.batches import framed
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_names_are_unique_and_bits_ascend() -> None:
 
 
 def test_what_can_be_given_is_stored_and_has_a_limit() -> None:
-    assert all(field.stored is not None and field.high > field.low for field in on(Surface.GIVEN))
+    assert all(field.stored is not None and field.high > field.low for field in fields_on(Surface.GIVEN))
 
 
 # -- by hand -----------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_a_batch_has_the_stored_columns() -> None:
 
 def test_a_new_item_has_what_can_be_given() -> None:
     assert NewItem.__struct_fields__ == (*GIVEN, "queue")
-    assert tuple(inspect.signature(to_single).parameters) == GIVEN
+    assert tuple(inspect.signature(single_item_batch).parameters) == GIVEN
 
 
 @pytest.mark.parametrize("queue", [penstock.Queue, penstock.AsyncQueue])
@@ -98,9 +98,9 @@ def test_produce_takes_what_can_be_given(queue: type[penstock.Queue] | type[pens
 
 def test_an_item_tells_what_is_shown_of_it() -> None:
     told = {name for name in dir(Item) if not name.startswith("_")}
-    assert {*names(on(Surface.SHOWN)), *names(on(Surface.LEASED))} == told - {"value", "key_bytes"}
+    assert {*names(fields_on(Surface.SHOWN)), *names(fields_on(Surface.LEASED))} == told - {"value", "key_bytes"}
     (shown,) = re.findall(r"^\| `lease\.item` \| `([^`]*)` \|$", API, re.MULTILINE)
-    assert {name.removeprefix(".") for name in shown.split()} == {*names(on(Surface.SHOWN)), "value"}
+    assert {name.removeprefix(".") for name in shown.split()} == {*names(fields_on(Surface.SHOWN)), "value"}
 
 
 def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> None:
@@ -113,14 +113,14 @@ def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> Non
 def test_every_derived_set_is_the_tables() -> None:
     assert arrow.COLUMNS == GIVEN
     assert tuple(row_mapping._MAKERS) == GIVEN
-    assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(on(Surface.NAMED))]
-    assert sorted(schemas.ITEMS.names) == sorted(names(on(Surface.TABLE)))
-    assert arrow.item_schema().names == names(on(Surface.LEASED))
+    assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(fields_on(Surface.NAMED))]
+    assert sorted(schemas.ITEMS.names) == sorted(names(fields_on(Surface.TABLE)))
+    assert arrow.item_schema().names == names(fields_on(Surface.LEASED))
 
 
 def test_a_document_of_an_item_says_all_that_is_shown() -> None:
-    document = formatting.item_document(Item(0, 1, FULL, 0, 1, 1))
-    assert sorted(document) == sorted(names(on(Surface.SHOWN)))
+    document = text_output.item_document(Item(0, 1, FULL, 0, 1, 1))
+    assert sorted(document) == sorted(names(fields_on(Surface.SHOWN)))
     assert list(document) == [  # scripts and people know this order
         *("id", "key", "payload", "attempts", "priority", "produced_at"),
         *("kind", "encoding", "reference", "at", "ttl", "headers", "origin"),
@@ -128,7 +128,7 @@ def test_a_document_of_an_item_says_all_that_is_shown() -> None:
 
 
 def test_a_frame_gives_every_column_back() -> None:
-    found = columns.Columns(framed(columns.encode([Produced(0, FULL)], Moment(1, 1))))
+    found = columns.FrameColumns(framed(columns.encode([Produced(0, FULL)], Moment(1, 1))))
     assert found.batch() == FULL
     assert ["payload", *found.stored] == names(field for field, _ in COLUMNS)
     assert to_arrow(found).schema.names == [field.name for field, _ in COLUMNS if field.name != "dedup"]

@@ -10,7 +10,7 @@ from penstock.words import ids
 from penstock.words.errors import InvalidRequest
 
 PARTITIONS = st.integers(0, ids.LAST_PARTITION)
-OFFSETS = st.integers(0, ids.FOREIGN - 1)
+OFFSETS = st.integers(0, ids.FIRST_FOREIGN_NUMBER - 1)
 NUMBERS = st.integers(0, (1 << 64) - 1)
 TOKENS = st.builds(ids.Token, NUMBERS, PARTITIONS, st.integers(1, (1 << 64) - 1), OFFSETS)
 
@@ -49,8 +49,8 @@ def test_an_id_is_text(given: Any) -> None:
 
 @given(PARTITIONS, PARTITIONS, OFFSETS)
 def test_a_foreign_number_names_its_item_wherever_it_is_kept(own: int, partition: int, offset: int) -> None:
-    number = ids.foreign(partition, offset)
-    assert ids.FOREIGN <= number < 1 << 64
+    number = ids.foreign_number(partition, offset)
+    assert ids.FIRST_FOREIGN_NUMBER <= number < 1 << 64
     assert ids.locate(own, number) == (partition, offset)
 
 
@@ -64,14 +64,14 @@ def test_ids_of_own_items(numbers: Any) -> None:
     assert ids.format_ids(4, numbers) == [f"4-{number}" for number in numbers]
 
 
-@given(PARTITIONS, st.lists(OFFSETS | st.builds(ids.foreign, PARTITIONS, OFFSETS), max_size=10))
+@given(PARTITIONS, st.lists(OFFSETS | st.builds(ids.foreign_number, PARTITIONS, OFFSETS), max_size=10))
 def test_ids_of_a_mixed_answer(own: int, numbers: list[int]) -> None:
     assert [ids.parse_id(text) for text in ids.format_ids(own, numbers)] == [ids.locate(own, number) for number in numbers]
 
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_a_range_may_hold_foreign_numbers(step: int) -> None:
-    numbers = range(ids.foreign(2, 0), ids.foreign(2, 2))[::step]
+    numbers = range(ids.foreign_number(2, 0), ids.foreign_number(2, 2))[::step]
     assert ids.format_ids(4, numbers) == ["2-0", "2-1"][::step]
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from penstock.rules.commands import Extend, Lease, Retry
+from penstock.rules.commands import AcquireLease, ExtendLease, RetryLeased
 from penstock.rules.lease import validate_lease
-from penstock.rules.settle import cut_reason, validate_extend, validate_retry
+from penstock.rules.settle import truncate_reason, validate_extend, validate_retry
 from penstock.words.clock import HOUR, MINUTE, SECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import MAX_ATTEMPTS, MAX_DELAY, Policy, within
+from penstock.words.limits import MAX_ATTEMPTS, MAX_DELAY, Policy, check_range
 
 SENTENCE = r"^[a-z][^;]+; [a-z].+$"
 
@@ -17,12 +17,12 @@ SENTENCE = r"^[a-z][^;]+; [a-z].+$"
 @pytest.mark.parametrize("value", [0, 11, -1, True, 5.0, "5", None])
 def test_a_number_out_of_bounds_or_of_another_type_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^want is \S+; give a whole number from 1 to 10$"):
-        within("want", value, 1, 10)
+        check_range("want", value, 1, 10)
 
 
 @pytest.mark.parametrize("value", [1, 10])
 def test_a_number_on_the_bound_is_taken(value: int) -> None:
-    assert within("want", value, 1, 10) == value
+    assert check_range("want", value, 1, 10) == value
 
 
 @pytest.mark.parametrize(
@@ -74,24 +74,24 @@ def test_results_are_remembered_a_quarter_of_an_hour_or_two_timeouts(lease_timeo
 )
 def test_a_wrong_lease_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=SENTENCE):
-        validate_lease(Lease(**{"want": 1, **options}))
+        validate_lease(AcquireLease(**{"want": 1, **options}))
 
 
 def test_a_lease_on_the_bounds_is_taken() -> None:
-    for command in (Lease(1, "x" * 1_024), Lease(10_000, "é" * 512, 12 * HOUR, 10_000)):
+    for command in (AcquireLease(1, "x" * 1_024), AcquireLease(10_000, "é" * 512, 12 * HOUR, 10_000)):
         assert validate_lease(command) is command
 
 
 @pytest.mark.parametrize("options", [{"delay": -1}, {"delay": MAX_DELAY + 1}, {"delay": 0.5}, {"reason": b"no"}, {"reason": None}])
 def test_a_wrong_retry_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=SENTENCE):
-        validate_retry(Retry(1, **options))
+        validate_retry(RetryLeased(1, **options))
 
 
 @pytest.mark.parametrize("timeout", [SECOND - 1, 13 * HOUR, -1, "1"])
 def test_a_wrong_extension_is_refused(timeout: Any) -> None:
     with pytest.raises(InvalidRequest, match=SENTENCE):
-        validate_extend(Extend(1, timeout))
+        validate_extend(ExtendLease(1, timeout))
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_a_wrong_extension_is_refused(timeout: Any) -> None:
     [("", ""), ("x" * 1_024, "x" * 1_024), ("x" * 2_000, "x" * 1_024), ("x" + "🦀" * 500, "x" + "🦀" * 255), ("\ud800", "?")],
 )
 def test_a_reason_is_cut_at_a_character_and_never_refused_for_its_length(reason: str, kept: str) -> None:
-    assert cut_reason(reason) == kept
+    assert truncate_reason(reason) == kept

@@ -32,7 +32,7 @@ def wait_for(path: str) -> None:
         tick.wait(0.005)
 
 
-def obey(item: Item, context: Context) -> None:
+def run_instruction(item: Item, context: Context) -> None:
     """Do what the item says."""
     what = item.value["do"]
     write(item, what)

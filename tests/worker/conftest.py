@@ -6,7 +6,7 @@ import pytest
 
 import penstock
 from penstock import Broker, Queue
-from tests.worker.harness import Log
+from tests.worker.harness import HandlerEvents
 
 
 @pytest.fixture
@@ -21,5 +21,5 @@ def queue(broker: Broker) -> Queue:
 
 
 @pytest.fixture
-def log() -> Log:
-    return Log()
+def log() -> HandlerEvents:
+    return HandlerEvents()

@@ -18,7 +18,7 @@ WAIT = 20.0
 T = TypeVar("T")
 
 
-class Log:
+class HandlerEvents:
     """Words from handlers."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Log:
             return found
 
 
-class Running:
+class WorkerThread:
     """A worker in a thread."""
 
     def __init__(self, worker: Worker) -> None:
@@ -67,9 +67,9 @@ class Running:
 
 
 @contextmanager
-def working(worker: Worker) -> Iterator[Running]:
+def running_worker(worker: Worker) -> Iterator[WorkerThread]:
     """The worker works while the block lasts; then it drains."""
-    running = Running(worker)
+    running = WorkerThread(worker)
     try:
         yield running
     finally:
@@ -80,7 +80,7 @@ def working(worker: Worker) -> Iterator[Running]:
     assert errors == []
 
 
-def until(look: Callable[[], T], wanted: Callable[[T], bool] = bool) -> T:
+def wait_until(look: Callable[[], T], wanted: Callable[[T], bool] = bool) -> T:
     """Look again and again, until what is seen is wanted: for what nobody tells of. In between others have the interpreter."""
     clock = SystemClock()
     end = clock.read().elapsed + int(WAIT * 1e6)
@@ -91,13 +91,13 @@ def until(look: Callable[[], T], wanted: Callable[[T], bool] = bool) -> T:
     return found
 
 
-def past(broker: Broker, seconds: float) -> None:
+def wait_elapsed(broker: Broker, seconds: float) -> None:
     """Wait until so much time has passed, as a queue counts it: an item that is due then has come."""
     clock = broker.create_queue("clock", exist_ok=True)
     clock.produce(b"", at=SystemClock().read().wall / 1e6 + seconds)
     clock.lease(wait=seconds + WAIT).complete()
 
 
-def settled(queue: Queue, count: int) -> None:
+def wait_completed(queue: Queue, count: int) -> None:
     """Wait until so many items are completed."""
-    until(lambda: queue.stats().completed, lambda completed: completed >= count)
+    wait_until(lambda: queue.stats().completed, lambda completed: completed >= count)

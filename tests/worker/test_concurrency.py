@@ -11,13 +11,13 @@ from penstock import Broker, Item, NewItem, Queue
 from penstock.errors import BrokerClosed, QueueNotFound
 from penstock.words.clock import SystemClock
 from penstock.worker.worker import Worker
-from tests.worker.harness import WAIT, Log, Running, settled, until, working
+from tests.worker.harness import WAIT, HandlerEvents, WorkerThread, running_worker, wait_completed, wait_until
 
 
-class Crowd:
+class ConcurrencyProbe:
     """Handlers that wait for each other: how many there are at once."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: HandlerEvents) -> None:
         self.log = log
         self.go = threading.Event()
         self._lock = threading.Lock()
@@ -38,114 +38,114 @@ class Crowd:
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
-def test_so_many_at_once_and_no_more(queue: Queue, log: Log, how: str) -> None:
+def test_so_many_at_once_and_no_more(queue: Queue, log: HandlerEvents, how: str) -> None:
     queue.produce_many([b""] * 30)
-    crowd = Crowd(log)
-    with working(Worker(queue, crowd.handle if how == "threads" else crowd.ahandle, concurrency=5)) as _:
+    crowd = ConcurrencyProbe(log)
+    with running_worker(Worker(queue, crowd.handle if how == "threads" else crowd.ahandle, concurrency=5)) as _:
         log.take(5)
         assert crowd.now == 5
         assert queue.stats().ready == 25  # what cannot be begun is left for others
         crowd.go.set()
-        settled(queue, 30)
+        wait_completed(queue, 30)
     assert crowd.most == 5
 
 
-def test_a_partition_has_no_more_than_its_part(broker: Broker, log: Log) -> None:
+def test_a_partition_has_no_more_than_its_part(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", partitions=4)
     for _ in range(4):
         queue.produce_many([b""] * 10)  # each to another partition
-    crowd = Crowd(log)
+    crowd = ConcurrencyProbe(log)
     busy: Counter[int] = Counter()
-    with working(Worker(queue, crowd.handle, concurrency=8, per_partition=2)):
+    with running_worker(Worker(queue, crowd.handle, concurrency=8, per_partition=2)):
         for item in log.take(8):
             busy[item.partition] += 1
         assert busy == {0: 2, 1: 2, 2: 2, 3: 2}
         crowd.go.set()
-        settled(queue, 40)
+        wait_completed(queue, 40)
 
 
-def test_a_partition_alone_leaves_places_free_and_is_served_in_order(broker: Broker, log: Log) -> None:
+def test_a_partition_alone_leaves_places_free_and_is_served_in_order(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", partitions=4)
     queue.produce_many([b"%d" % n for n in range(100)])
-    crowd = Crowd(log)
-    with working(Worker(queue, crowd.handle, concurrency=8, per_partition=1)):
+    crowd = ConcurrencyProbe(log)
+    with running_worker(Worker(queue, crowd.handle, concurrency=8, per_partition=1)):
         items = log.take(1)
-        until(lambda: queue.stats().leased, lambda leased: leased > 8)  # some are held back, and wait for their turn
+        wait_until(lambda: queue.stats().leased, lambda leased: leased > 8)  # some are held back, and wait for their turn
         assert crowd.now == 1
         crowd.go.set()
         items += log.take(99)
-        settled(queue, 100)
+        wait_completed(queue, 100)
     assert crowd.most == 1
     assert [int(item.payload) for item in items] == list(range(100))
 
 
-def test_queues_share_the_places_by_weight(broker: Broker, log: Log) -> None:
+def test_queues_share_the_places_by_weight(broker: Broker, log: HandlerEvents) -> None:
     orders, mail = broker.create_queue("orders"), broker.create_queue("mail")
     orders.produce_many([NewItem(b"", kind="orders")] * 100)
     mail.produce_many([NewItem(b"", kind="mail")] * 100)
-    crowd = Crowd(log)
-    with working(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
+    crowd = ConcurrencyProbe(log)
+    with running_worker(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
         log.take(16)  # whoever was asked first may have taken all: nobody else had work yet
         crowd.go.set()
         begun = Counter(item.kind for item in log.take(100))
-        settled(orders, 100)
-        settled(mail, 100)
+        wait_completed(orders, 100)
+        wait_completed(mail, 100)
     assert crowd.most <= 16
     assert begun["orders"] and begun["mail"], "nobody waits for the other to end; the shares themselves are in test_shelf.py"
 
 
-def test_what_one_queue_does_not_use_the_others_have(broker: Broker, log: Log) -> None:
+def test_what_one_queue_does_not_use_the_others_have(broker: Broker, log: HandlerEvents) -> None:
     orders, mail = broker.create_queue("orders"), broker.create_queue("mail")
-    crowd = Crowd(log)
+    crowd = ConcurrencyProbe(log)
     mail.produce_many([b"1"] * 16)
-    with working(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
+    with running_worker(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
         log.take(16)
         orders.produce(b"2")
         crowd.go.set()
         assert log.next().payload == b"2"
-        settled(orders, 1)
+        wait_completed(orders, 1)
 
 
-def test_a_list_of_queues_is_served_alike(broker: Broker, log: Log) -> None:
+def test_a_list_of_queues_is_served_alike(broker: Broker, log: HandlerEvents) -> None:
     queues = [broker.create_queue(name) for name in ("a", "b", "c")]
     for queue in queues:
         queue.produce_many([NewItem(b"", kind=queue.name)] * 10)
-    with working(Worker(queues, lambda item: log.add(item.kind))):
+    with running_worker(Worker(queues, lambda item: log.add(item.kind))):
         assert Counter(log.take(30)) == {"a": 10, "b": 10, "c": 10}
         for queue in queues:
-            settled(queue, 10)
+            wait_completed(queue, 10)
 
 
-def test_a_rate_is_kept(broker: Broker, log: Log) -> None:
+def test_a_rate_is_kept(broker: Broker, log: HandlerEvents) -> None:
     slow, fast = broker.create_queue("slow"), broker.create_queue("fast")
     slow.produce_many([b"s"] * 40)
     fast.produce_many([b"f"] * 500)
     clock = SystemClock()
     began = clock.read().elapsed
-    with working(Worker([slow, fast], lambda item: log.add(item.payload), concurrency=4, rate={slow: 50})):
-        settled(fast, 500)
-        settled(slow, 30)
+    with running_worker(Worker([slow, fast], lambda item: log.add(item.payload), concurrency=4, rate={slow: 50})):
+        wait_completed(fast, 500)
+        wait_completed(slow, 30)
         took = (clock.read().elapsed - began) / 1e6
     assert took >= (30 - 5 - 1) / 50  # a tenth of a second's worth may come at once
 
 
-def test_a_worker_tells_what_it_has_done(queue: Queue, log: Log) -> None:
-    crowd = Crowd(log)
+def test_a_worker_tells_what_it_has_done(queue: Queue, log: HandlerEvents) -> None:
+    crowd = ConcurrencyProbe(log)
     one = Worker(queue, crowd.handle, concurrency=3)
     assert one.stats().handled == one.stats().in_hand == 0
     queue.produce_many([b""] * 3)
-    with working(one):
+    with running_worker(one):
         log.take(3)
         assert one.stats().in_hand == 3
         crowd.go.set()
-        stats = until(one.stats, lambda stats: stats.handled == 3)
+        stats = wait_until(one.stats, lambda stats: stats.handled == 3)
         assert stats.in_hand == 0 and stats.per_second > 0
 
 
-def test_an_idle_worker_hears_of_new_items_after_its_lease_request_has_ended(broker: Broker, log: Log) -> None:
+def test_an_idle_worker_hears_of_new_items_after_its_lease_request_has_ended(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1)
-    with working(Worker(queue, lambda item: log.add(item.payload))):
-        until(lambda: broker.metrics().queues["orders"].requests.get("lease", 0), lambda count: count >= 3)
+    with running_worker(Worker(queue, lambda item: log.add(item.payload))):
+        wait_until(lambda: broker.metrics().queues["orders"].requests.get("lease", 0), lambda count: count >= 3)
         queue.produce(b"x")
         assert log.next() == b"x"
 
@@ -221,17 +221,17 @@ def test_arun_runs_plain_handlers_in_threads() -> None:
 # -- when the queue is no more ---------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_closed_ends_the_worker(log: Log) -> None:
+def test_a_broker_that_is_closed_ends_the_worker(log: HandlerEvents) -> None:
     broker = penstock.open("memory://")
     queue = broker.create_queue("orders")
     queue.produce(b"")
-    running = Running(Worker(queue, log.add))
+    running = WorkerThread(Worker(queue, log.add))
     log.next()
     broker.close()
     assert [type(error) for error in running.ended()] == [BrokerClosed]
 
 
-def test_a_queue_that_is_deleted_ends_the_worker(broker: Broker, queue: Queue, log: Log) -> None:
+def test_a_queue_that_is_deleted_ends_the_worker(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
     go = threading.Event()
     queue.produce(b"")
 
@@ -239,7 +239,7 @@ def test_a_queue_that_is_deleted_ends_the_worker(broker: Broker, queue: Queue, l
         log.add("begun")
         go.wait(WAIT)
 
-    running = Running(Worker(queue, handle, concurrency=2))
+    running = WorkerThread(Worker(queue, handle, concurrency=2))
     log.next()
     queue.delete()
     go.set()

@@ -13,7 +13,7 @@ from penstock.worker.context import Context
 from penstock.worker.handlers import Handler
 from penstock.worker.outcomes import Retry, RetryPolicy
 from penstock.worker.worker import Worker
-from tests.worker.harness import WAIT, Log, settled, until, working
+from tests.worker.harness import WAIT, HandlerEvents, running_worker, wait_completed, wait_until
 
 
 class Object:
@@ -49,7 +49,7 @@ def test_a_handler_gets_a_context_if_it_wants_one() -> None:
     assert [Handler(function).is_async for function in others] == [False, False, True, True]
 
 
-def test_a_context_knows_its_item(queue: Queue, log: Log) -> None:
+def test_a_context_knows_its_item(queue: Queue, log: HandlerEvents) -> None:
     item_id = queue.produce(b"x")
 
     def handle(item: Item, context: Context) -> None:
@@ -58,9 +58,9 @@ def test_a_context_knows_its_item(queue: Queue, log: Log) -> None:
         if context.attempt == 1:
             raise Retry(0)
 
-    with working(Worker(queue, handle)):
+    with running_worker(Worker(queue, handle)):
         assert log.take(2) == [(item_id, "orders", attempt, False, "Context(Item('0-0'") for attempt in (1, 2)]
-        settled(queue, 1)
+        wait_completed(queue, 1)
 
 
 @pytest.mark.parametrize(("said", "seen"), [((0.5, "half way"), "50% half way"), ((1,), "100%"), (("reading",), "reading")])
@@ -74,12 +74,12 @@ def test_progress_is_seen_while_the_handler_works(queue: Queue, said: tuple[Any,
         context.progress(*said)
         go.wait(WAIT)
 
-    with working(Worker(queue, handle, name="host-1")):
-        why = until(lambda: queue.explain(item_id).why, lambda why: f"({seen})" in why)
+    with running_worker(Worker(queue, handle, name="host-1")):
+        why = wait_until(lambda: queue.explain(item_id).why, lambda why: f"({seen})" in why)
         assert why.startswith("leased by host-1 for another")
         assert queue.stats().consumers == {"host-1": 1}
         go.set()
-        settled(queue, 1)
+        wait_completed(queue, 1)
 
 
 def test_async_handlers_report_progress_too(queue: Queue) -> None:
@@ -90,14 +90,14 @@ def test_async_handlers_report_progress_too(queue: Queue) -> None:
         context.progress("on it")
         await asyncio.to_thread(go.wait, WAIT)
 
-    with working(Worker(queue, handle)):
-        until(lambda: queue.explain(item_id).why, lambda why: "(on it)" in why)
+    with running_worker(Worker(queue, handle)):
+        wait_until(lambda: queue.explain(item_id).why, lambda why: "(on it)" in why)
         go.set()
-        settled(queue, 1)
+        wait_completed(queue, 1)
 
 
 @pytest.mark.parametrize("wrong", [2, -0.1, True, None])
-def test_wrong_progress_is_refused(queue: Queue, log: Log, wrong: Any) -> None:
+def test_wrong_progress_is_refused(queue: Queue, log: HandlerEvents, wrong: Any) -> None:
     queue.produce(b"x")
 
     def handle(item: Item, context: Context) -> None:
@@ -105,11 +105,11 @@ def test_wrong_progress_is_refused(queue: Queue, log: Log, wrong: Any) -> None:
             context.progress(wrong)
         log.add("refused")
 
-    with working(Worker(queue, handle)):
+    with running_worker(Worker(queue, handle)):
         assert log.next() == "refused"
 
 
-def test_follow_ups_are_made_exactly_if_the_item_is_completed(broker: Broker, queue: Queue, log: Log) -> None:
+def test_follow_ups_are_made_exactly_if_the_item_is_completed(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
     mail = broker.create_queue("mail")
     queue.produce(b"order")
 
@@ -121,13 +121,13 @@ def test_follow_ups_are_made_exactly_if_the_item_is_completed(broker: Broker, qu
         if context.attempt == 1:
             raise Retry(0)
 
-    with working(Worker(queue, handle)):
+    with running_worker(Worker(queue, handle)):
         assert sorted(log.take(4)) == [b"more", b"more", b"order", b"order"]
-        settled(queue, 2)
+        wait_completed(queue, 2)
     assert [lease.item.value for lease in mail.lease(10, wait=WAIT)] == [{"attempt": 2}] * 2  # of the order, and of what followed
 
 
-def test_a_follow_up_to_nowhere_is_refused_where_it_is_made(broker: Broker, queue: Queue, log: Log) -> None:
+def test_a_follow_up_to_nowhere_is_refused_where_it_is_made(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
     wrong: list[tuple[Any, type[Exception]]] = [(NewItem(b"", queue="nowhere"), QueueNotFound), (None, InvalidRequest)]
 
@@ -137,12 +137,12 @@ def test_a_follow_up_to_nowhere_is_refused_where_it_is_made(broker: Broker, queu
                 context.follow_up(given)
         log.add("refused")
 
-    with working(Worker(queue, handle)):
+    with running_worker(Worker(queue, handle)):
         assert log.next() == "refused"
-        settled(queue, 1)
+        wait_completed(queue, 1)
 
 
-def test_a_follow_up_whose_queue_is_gone_by_then_makes_the_item_come_again(broker: Broker, queue: Queue, log: Log) -> None:
+def test_a_follow_up_whose_queue_is_gone_by_then_makes_the_item_come_again(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
     broker.create_queue("mail")
     queue.produce(b"x")
 
@@ -150,28 +150,28 @@ def test_a_follow_up_whose_queue_is_gone_by_then_makes_the_item_come_again(broke
         context.follow_up(NewItem(b"", queue="mail"))
         broker.delete_queue("mail")
 
-    with working(Worker(queue, handle)):
-        until(lambda: queue.stats().scheduled)
+    with running_worker(Worker(queue, handle)):
+        wait_until(lambda: queue.stats().scheduled)
         assert queue.items("scheduled")[0].reason.startswith("its follow-ups could not be made: QueueNotFound")
 
 
-def test_a_batch_has_no_follow_ups(queue: Queue, log: Log) -> None:
+def test_a_batch_has_no_follow_ups(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"1", b"2"])
 
     def handle(items: list[Item], context: Context) -> None:
         log.add(len(context.items))
         context.follow_up(b"x")
 
-    with working(Worker(queue, handle, batch=2, retry=RetryPolicy(base=100))):
+    with running_worker(Worker(queue, handle, batch=2, retry=RetryPolicy(base=100))):
         assert log.next() == 2
-        until(lambda: queue.stats().scheduled)
+        wait_until(lambda: queue.stats().scheduled)
     assert "a follow-up belongs to one item" in queue.items("scheduled")[0].reason
 
 
 # -- handlers that run too long --------------------------------------------------------------------------------
 
 
-def run_over(queue: Queue, log: Log, go: threading.Event) -> Callable[..., None]:
+def run_over(queue: Queue, log: HandlerEvents, go: threading.Event) -> Callable[..., None]:
     """A handler that runs over at its first attempt, and says how it went."""
 
     def handle(item: Item, context: Context) -> None:
@@ -185,13 +185,13 @@ def run_over(queue: Queue, log: Log, go: threading.Event) -> Callable[..., None]
     return handle
 
 
-def test_a_thread_that_runs_over_is_left_behind(queue: Queue, log: Log) -> None:
+def test_a_thread_that_runs_over_is_left_behind(queue: Queue, log: HandlerEvents) -> None:
     item_id = queue.produce(b"x")
     go = threading.Event()
     one = Worker(queue, run_over(queue, log, go), handler_timeout=0.05, retry=RetryPolicy(base=0))
-    with working(one):
+    with running_worker(one):
         assert log.take(2) == ["begun", "again"]  # although there is one place only
-        settled(queue, 1)
+        wait_completed(queue, 1)
         go.set()
         assert log.next() == ("late", True)
         queue.produce(b"y")  # and the place is still one
@@ -201,7 +201,7 @@ def test_a_thread_that_runs_over_is_left_behind(queue: Queue, log: Log) -> None:
     assert one.stats().handled == 2
 
 
-def test_when_too_many_run_over_their_places_are_not_filled(queue: Queue, log: Log) -> None:
+def test_when_too_many_run_over_their_places_are_not_filled(queue: Queue, log: HandlerEvents) -> None:
     go = threading.Event()
     queue.produce_many([b"%d" % n for n in range(8)])
 
@@ -209,15 +209,15 @@ def test_when_too_many_run_over_their_places_are_not_filled(queue: Queue, log: L
         log.add(item.id)
         go.wait(WAIT)
 
-    with working(Worker(queue, handle, concurrency=2, handler_timeout=0.05, retry=RetryPolicy(base=100))):
+    with running_worker(Worker(queue, handle, concurrency=2, handler_timeout=0.05, retry=RetryPolicy(base=100))):
         assert len({*log.take(4)}) == 4
-        until(lambda: queue.stats().scheduled, lambda count: count == 4)
+        wait_until(lambda: queue.stats().scheduled, lambda count: count == 4)
         assert log.rest() == []
         go.set()
         log.take(4)
 
 
-def test_a_task_that_runs_over_is_cancelled(queue: Queue, log: Log) -> None:
+def test_a_task_that_runs_over_is_cancelled(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
 
     async def handle(item: Item) -> None:
@@ -229,24 +229,24 @@ def test_a_task_that_runs_over_is_cancelled(queue: Queue, log: Log) -> None:
             raise
         log.add("done")
 
-    with working(Worker(queue, handle, handler_timeout=0.05, retry=RetryPolicy(base=0))):
+    with running_worker(Worker(queue, handle, handler_timeout=0.05, retry=RetryPolicy(base=0))):
         assert log.take(2) == ["cancelled", "done"]
-        settled(queue, 1)
+        wait_completed(queue, 1)
 
 
-def test_a_handlers_own_timeout_is_its_own(queue: Queue, log: Log) -> None:
+def test_a_handlers_own_timeout_is_its_own(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
 
     async def handle(item: Item) -> None:
         raise TimeoutError("the network is slow")
 
-    with working(Worker(queue, handle, handler_timeout=WAIT, retry=RetryPolicy(base=100))):
-        until(lambda: queue.stats().scheduled)
+    with running_worker(Worker(queue, handle, handler_timeout=WAIT, retry=RetryPolicy(base=100))):
+        wait_until(lambda: queue.stats().scheduled)
     assert queue.items("scheduled")[0].reason == "TimeoutError: the network is slow"
 
 
 @pytest.mark.parametrize("how", ["thread", "task"])
-def test_running_over_is_the_reason_and_a_handler_can_ask_for_more_time(queue: Queue, log: Log, how: str) -> None:
+def test_running_over_is_the_reason_and_a_handler_can_ask_for_more_time(queue: Queue, log: HandlerEvents, how: str) -> None:
     queue.produce_many([b"more", b"less"])
     go = threading.Event()
 
@@ -260,9 +260,9 @@ def test_running_over_is_the_reason_and_a_handler_can_ask_for_more_time(queue: Q
         await asyncio.to_thread(handle, item, context)
 
     one = Worker(queue, handle if how == "thread" else ahandle, concurrency=2, handler_timeout=0.1, retry=RetryPolicy(base=100))
-    with working(one):
-        until(lambda: queue.stats().scheduled)
+    with running_worker(one):
+        wait_until(lambda: queue.stats().scheduled)
         assert [(item.payload, item.reason) for item in queue.items("scheduled")] == [(b"less", "the handler ran longer than 0.1 s")]
         go.set()
-        settled(queue, 1)
+        wait_completed(queue, 1)
     assert queue.explain("0-0").state == "completed"

@@ -1,7 +1,7 @@
 """How fast items may be taken, and how long those for others are put off."""
 
 from penstock.words.clock import SECOND
-from penstock.worker.fetcher import RateLimit, UnhandledKinds
+from penstock.worker.fetcher import RateLimit, UnhandledKindDelay
 
 
 def test_a_rate_allows_so_many_a_second() -> None:
@@ -31,11 +31,11 @@ def test_what_was_not_there_can_be_taken_later() -> None:
 
 
 def test_items_for_others_are_put_off_longer_when_there_are_many() -> None:
-    unhandled = UnhandledKinds(lambda: 1.0)
+    unhandled = UnhandledKindDelay(lambda: 1.0)
     assert unhandled.delay(5, SECOND) == SECOND
     for at in range(2, 40):
         delay = unhandled.delay(1_000, at * SECOND + 1)
     assert SECOND < delay <= 60 * SECOND
     assert unhandled.delay(1, 200 * SECOND) >= SECOND
     assert unhandled.delay(1, 400 * SECOND) == SECOND
-    assert UnhandledKinds(lambda: 0.0).delay(1, SECOND) == SECOND / 4
+    assert UnhandledKindDelay(lambda: 0.0).delay(1, SECOND) == SECOND / 4

@@ -12,7 +12,7 @@ from penstock.worker.context import Context
 from penstock.worker.outcomes import Bury, Failed, Retry, RetryPolicy, Snooze
 from penstock.worker.settings import Hooks
 from penstock.worker.worker import Worker, worker
-from tests.worker.harness import WAIT, Log, settled, until, working
+from tests.worker.harness import WAIT, HandlerEvents, running_worker, wait_completed, wait_until
 
 AT_ONCE = RetryPolicy(base=0)
 Handle = Callable[..., Any]
@@ -44,23 +44,23 @@ def kind(request: pytest.FixtureRequest) -> Callable[[Handle], Handle]:
 # -- done --------------------------------------------------------------------------------------------------
 
 
-def test_items_are_handled_and_completed(queue: Queue, log: Log, kind: Callable[[Handle], Handle]) -> None:
+def test_items_are_handled_and_completed(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     queue.produce_many([NewItem({"n": n}, key=f"k{n % 3}", headers={"h": "1"}) for n in range(30)])
-    with working(Worker(queue, kind(lambda item: log.add((item.value["n"], item.key, item.headers["h"]))), concurrency=4)) as _:
+    with running_worker(Worker(queue, kind(lambda item: log.add((item.value["n"], item.key, item.headers["h"]))), concurrency=4)) as _:
         assert sorted(log.take(30)) == [(n, f"k{n % 3}", "1") for n in range(30)]
-        settled(queue, 30)
+        wait_completed(queue, 30)
     assert queue.stats().depth == 0
 
 
-def test_what_comes_later_is_handled_too(queue: Queue, log: Log, kind: Callable[[Handle], Handle]) -> None:
-    with working(Worker(queue, kind(lambda item: log.add(item.payload)), concurrency=2)):
+def test_what_comes_later_is_handled_too(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
+    with running_worker(Worker(queue, kind(lambda item: log.add(item.payload)), concurrency=2)):
         for payload in (b"1", b"2", b"3"):
             queue.produce(payload)
             assert log.next() == payload
-        settled(queue, 3)
+        wait_completed(queue, 3)
 
 
-def test_items_of_a_key_are_handled_in_order_one_at_a_time(broker: Broker, log: Log, kind: Callable[[Handle], Handle]) -> None:
+def test_items_of_a_key_are_handled_in_order_one_at_a_time(broker: Broker, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     queue = broker.create_queue("orders", partitions=3)
     queue.produce_many([NewItem(b"%d" % n, key=f"key {n % 7}") for n in range(210)])
     held: set[str] = set()
@@ -73,15 +73,15 @@ def test_items_of_a_key_are_handled_in_order_one_at_a_time(broker: Broker, log: 
         if item.attempts == 1 and int(item.payload) % 3 == 0:
             raise Retry(0)
 
-    with working(Worker(queue, kind(handle), concurrency=8)):
-        settled(queue, 210)
+    with running_worker(Worker(queue, kind(handle), concurrency=8)):
+        wait_completed(queue, 210)
     seen = log.rest()
     for key in range(7):
         ours = [number for name, number in seen if name == f"key {key}"]
         assert sorted(set(ours)) == list(range(key, 210, 7)) and ours == sorted(ours)
 
 
-def test_a_quick_handler_does_not_hold_up_slow_ones_and_the_other_way_round(queue: Queue, log: Log) -> None:
+def test_a_quick_handler_does_not_hold_up_slow_ones_and_the_other_way_round(queue: Queue, log: HandlerEvents) -> None:
     go = threading.Event()
 
     def handle(item: Item) -> None:
@@ -89,7 +89,7 @@ def test_a_quick_handler_does_not_hold_up_slow_ones_and_the_other_way_round(queu
             go.wait(WAIT)
         log.add(item.payload)
 
-    with working(Worker(queue, handle, concurrency=3)):
+    with running_worker(Worker(queue, handle, concurrency=3)):
         for _ in range(200):  # so the worker takes handlers to be quick, and leases many at once
             queue.produce(b"quick")
         log.take(200)
@@ -102,7 +102,9 @@ def test_a_quick_handler_does_not_hold_up_slow_ones_and_the_other_way_round(queu
 # -- failed ------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_item_is_retried_until_its_attempts_are_spent(broker: Broker, log: Log, kind: Callable[[Handle], Handle]) -> None:
+def test_a_failed_item_is_retried_until_its_attempts_are_spent(
+    broker: Broker, log: HandlerEvents, kind: Callable[[Handle], Handle]
+) -> None:
     queue = broker.create_queue("orders", max_attempts=3)
     queue.produce(b"x")
 
@@ -110,20 +112,20 @@ def test_a_failed_item_is_retried_until_its_attempts_are_spent(broker: Broker, l
         log.add(item.attempts)
         raise ValueError("no such order")
 
-    with working(Worker(queue, kind(handle), retry=AT_ONCE)) as _:
+    with running_worker(Worker(queue, kind(handle), retry=AT_ONCE)) as _:
         assert log.take(3) == [1, 2, 3]
-        until(lambda: queue.stats().buried)
+        wait_until(lambda: queue.stats().buried)
     assert [item.reason for item in queue.items("buried")] == ["attempts spent: ValueError: no such order"]
 
 
-def test_a_failed_item_waits_as_the_policy_says(queue: Queue, log: Log, kind: Callable[[Handle], Handle]) -> None:
+def test_a_failed_item_waits_as_the_policy_says(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     item_id = queue.produce(b"x")
 
     def handle(item: Item) -> None:
         raise ValueError("busy")
 
-    with working(Worker(queue, kind(handle), retry=RetryPolicy(base=500, jitter=0))):
-        until(lambda: queue.stats().scheduled)
+    with running_worker(Worker(queue, kind(handle), retry=RetryPolicy(base=500, jitter=0))):
+        wait_until(lambda: queue.stats().scheduled)
     found = queue.explain(item_id)
     assert (found.attempts, found.reason) == (1, "ValueError: busy")
     assert 480 < (found.ready_in_seconds or 0) <= 500
@@ -138,9 +140,9 @@ def test_a_handler_says_what_is_to_become_of_its_item(queue: Queue, kind: Callab
             raise error
 
     one = Worker(queue, kind(handle), concurrency=2, retry=RetryPolicy(by_type={LookupError: Bury}))
-    with working(one):
-        until(lambda: queue.stats(), lambda stats: stats.ready + stats.leased == 0)
-        stats = until(one.stats, lambda stats: stats.in_hand == 0)
+    with running_worker(one):
+        wait_until(lambda: queue.stats(), lambda stats: stats.ready + stats.leased == 0)
+        stats = wait_until(one.stats, lambda stats: stats.in_hand == 0)
     assert "backing off after attempt 1 (full), ready in" in queue.explain(ids[b"retry"]).why
     assert queue.explain(ids[b"bury"]).why == "buried because: poison"
     assert queue.explain(ids[b"type"]).why == "buried because: KeyError: 'k'"
@@ -149,7 +151,7 @@ def test_a_handler_says_what_is_to_become_of_its_item(queue: Queue, kind: Callab
     assert (stats.handled, stats.failed, stats.retried, stats.buried, stats.snoozed, stats.late) == (1, 3, 1, 2, 1, 0)
 
 
-def test_a_snooze_counts_as_no_attempt(broker: Broker, log: Log) -> None:
+def test_a_snooze_counts_as_no_attempt(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", max_attempts=1)
     queue.produce(b"x")
 
@@ -159,26 +161,26 @@ def test_a_snooze_counts_as_no_attempt(broker: Broker, log: Log) -> None:
             raise Snooze(0)
 
     seen: list[int] = []
-    with working(Worker(queue, handle)):
+    with running_worker(Worker(queue, handle)):
         while len(seen) < 4:
             seen.append(log.next())
-        settled(queue, 1)
+        wait_completed(queue, 1)
     assert seen == [1, 1, 1, 1]
 
 
-def test_many_failures_are_settled_together(queue: Queue, log: Log) -> None:
+def test_many_failures_are_settled_together(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"%d" % n for n in range(2_000)])
 
     def handle(item: Item) -> None:
         if item.attempts == 1:
             raise ValueError(f"reason {int(item.payload) % 10}")
 
-    with working(Worker(queue, handle, concurrency=4, retry=RetryPolicy(base=0.001, jitter=1))):
-        settled(queue, 2_000)
+    with running_worker(Worker(queue, handle, concurrency=4, retry=RetryPolicy(base=0.001, jitter=1))):
+        wait_completed(queue, 2_000)
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(), GeneratorExit()])
-def test_whatever_a_handler_raises_is_a_failure_of_its_item_only(queue: Queue, log: Log, error: BaseException) -> None:
+def test_whatever_a_handler_raises_is_a_failure_of_its_item_only(queue: Queue, log: HandlerEvents, error: BaseException) -> None:
     queue.produce_many([b"bad", b"good"])
 
     def handle(item: Item) -> None:
@@ -190,9 +192,9 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_item_only(queue: Queue, l
         handle(item)
 
     for one in (handle, ahandle):
-        with working(Worker(queue, one, retry=RetryPolicy(base=100))):
+        with running_worker(Worker(queue, one, retry=RetryPolicy(base=100))):
             assert log.next() == b"good"
-            until(lambda: queue.stats().scheduled)
+            wait_until(lambda: queue.stats().scheduled)
         assert queue.items("scheduled")[0].reason.startswith(
             type(error).__name__ if one is handle or type(error) is not StopIteration else "R"
         )
@@ -200,14 +202,14 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_item_only(queue: Queue, l
         queue.produce_many([b"bad", b"good"])
 
 
-def test_work_that_nobody_awaits_is_not_done(queue: Queue, log: Log) -> None:
+def test_work_that_nobody_awaits_is_not_done(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
 
     async def later(item: Item) -> None:
         log.add("done")
 
-    with working(Worker(queue, lambda item: later(item), retry=RetryPolicy(base=100))):
-        until(lambda: queue.stats().scheduled)
+    with running_worker(Worker(queue, lambda item: later(item), retry=RetryPolicy(base=100))):
+        wait_until(lambda: queue.stats().scheduled)
     assert "declare it with async def" in queue.items("scheduled")[0].reason
     assert log.rest() == []
 
@@ -215,14 +217,14 @@ def test_work_that_nobody_awaits_is_not_done(queue: Queue, log: Log) -> None:
 def test_what_a_handler_returns_is_its_own_business(queue: Queue) -> None:
     queue.produce_many([b"x", b"y"])
     results = [Failed({0: "not a batch"}), {0: "x"}]
-    with working(Worker(queue, lambda item: results.pop())):
-        settled(queue, 2)
+    with running_worker(Worker(queue, lambda item: results.pop())):
+        wait_completed(queue, 2)
 
 
 # -- kinds ---------------------------------------------------------------------------------------------------
 
 
-def test_items_go_to_the_handler_of_their_kind(queue: Queue, log: Log) -> None:
+def test_items_go_to_the_handler_of_their_kind(queue: Queue, log: HandlerEvents) -> None:
     one = Worker(queue, lambda item: log.add(("other", item.payload)), concurrency=2)
 
     @one.on("invoice", "receipt")
@@ -236,21 +238,21 @@ def test_items_go_to_the_handler_of_their_kind(queue: Queue, log: Log) -> None:
     queue.produce_many(
         [NewItem(b"1", kind="invoice"), NewItem(b"2", kind="mail"), b"3", NewItem(b"4", kind="x"), NewItem(b"5", kind="receipt")]
     )
-    with working(one):
+    with running_worker(one):
         assert sorted(log.take(5)) == [("mail", b"2"), ("other", b"3"), ("other", b"4"), ("paper", b"1"), ("paper", b"5")]
-        settled(queue, 5)
+        wait_completed(queue, 5)
 
 
-def test_an_unknown_kind_is_left_to_others_and_not_failed(broker: Broker, log: Log) -> None:
+def test_an_unknown_kind_is_left_to_others_and_not_failed(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", max_attempts=1)
     ids = queue.produce_many([NewItem(b"1", kind="invoice"), NewItem(b"2", kind="mail"), b"3"])
     first, second = Worker(queue), Worker(queue)
     first.on("invoice")(lambda item: log.add(("first", item.payload, item.attempts)))
     second.on("mail")(lambda item: log.add(("second", item.payload, item.attempts)))
-    with working(first):
+    with running_worker(first):
         assert log.next() == ("first", b"1", 1)
-        until(lambda: queue.stats().scheduled, lambda count: count == 2)
-        with working(second):
+        wait_until(lambda: queue.stats().scheduled, lambda count: count == 2)
+        with running_worker(second):
             assert log.next() == ("second", b"2", 1)
     assert queue.explain(ids[2]).attempts == 0
     assert first.stats().returned >= 2
@@ -259,15 +261,15 @@ def test_an_unknown_kind_is_left_to_others_and_not_failed(broker: Broker, log: L
 # -- batches -------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_handler_gets_a_list(queue: Queue, log: Log, kind: Callable[[Handle], Handle]) -> None:
+def test_a_batch_handler_gets_a_list(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     queue.produce_many([b"%d" % n for n in range(250)])
-    with working(Worker(queue, kind(lambda items: log.add([int(item.payload) for item in items])), batch=100)):
+    with running_worker(Worker(queue, kind(lambda items: log.add([int(item.payload) for item in items])), batch=100)):
         seen: list[int] = []
         while len(seen) < 250:
             batch = log.next()
             assert 1 <= len(batch) <= 100
             seen += batch
-        settled(queue, 250)
+        wait_completed(queue, 250)
     assert seen == list(range(250))
 
 
@@ -279,13 +281,13 @@ def test_some_of_a_batch_can_fail(queue: Queue, kind: Callable[[Handle], Handle]
             raise Failed({1: "full", ids[3]: Bury("poison")})
         return Failed({0: Bury("again")})
 
-    with working(Worker(queue, kind(handle), batch=10, retry=AT_ONCE)):
-        until(queue.stats, lambda stats: stats.buried == 2)
+    with running_worker(Worker(queue, kind(handle), batch=10, retry=AT_ONCE)):
+        wait_until(queue.stats, lambda stats: stats.buried == 2)
     assert {item.id: item.reason for item in queue.items("buried")} == {ids[1]: "again", ids[3]: "poison"}
     assert queue.stats().completed == 2
 
 
-def test_a_whole_batch_fails_if_its_handler_raises_or_names_others(queue: Queue, log: Log) -> None:
+def test_a_whole_batch_fails_if_its_handler_raises_or_names_others(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"1", b"2"])
     errors = [ValueError("down"), Failed({"0-77": "?"})]
 
@@ -294,25 +296,25 @@ def test_a_whole_batch_fails_if_its_handler_raises_or_names_others(queue: Queue,
         if errors:
             raise errors.pop(0)
 
-    with working(Worker(queue, handle, batch=10, retry=AT_ONCE)):
+    with running_worker(Worker(queue, handle, batch=10, retry=AT_ONCE)):
         assert log.take(3) == [[1, 1], [2, 2], [3, 3]]
-        settled(queue, 2)
+        wait_completed(queue, 2)
 
 
-def test_a_batch_is_cut_by_handler(queue: Queue, log: Log) -> None:
+def test_a_batch_is_cut_by_handler(queue: Queue, log: HandlerEvents) -> None:
     one = Worker(queue, batch=10)
     one.on("a")(lambda items: log.add(("a", [item.payload for item in items])))
     one.on("b")(lambda items: log.add(("b", [item.payload for item in items])))
     queue.produce_many([NewItem(b"%d" % n, kind="ab"[n % 2]) for n in range(6)])
-    with working(one):
+    with running_worker(one):
         assert sorted(log.take(2)) == [("a", [b"0", b"2", b"4"]), ("b", [b"1", b"3", b"5"])]
-        settled(queue, 6)
+        wait_completed(queue, 6)
 
 
 # -- forms of a worker -----------------------------------------------------------------------------------------
 
 
-def test_a_function_becomes_a_worker(queue: Queue, log: Log) -> None:
+def test_a_function_becomes_a_worker(queue: Queue, log: HandlerEvents) -> None:
     @worker(queue, concurrency=3)
     def handle(item: Item) -> None:
         """Handle it."""
@@ -320,14 +322,14 @@ def test_a_function_becomes_a_worker(queue: Queue, log: Log) -> None:
 
     assert repr(handle) == "Worker('orders', concurrency=3)"
     queue.produce(b"x")
-    with working(handle):
+    with running_worker(handle):
         assert log.next() == b"x"
         assert repr(handle).endswith("running)")
     handle(queue.items()[0])
     assert log.next() == b"x"
 
 
-def test_hooks_are_told_and_cannot_hurt(queue: Queue, log: Log, kind: Callable[[Handle], Handle]) -> None:
+def test_hooks_are_told_and_cannot_hurt(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     def broken(*told: Any) -> None:
         log.add(("started", *told))
         raise RuntimeError("a broken hook")
@@ -344,11 +346,11 @@ def test_hooks_are_told_and_cannot_hurt(queue: Queue, log: Log, kind: Callable[[
         drained=lambda: log.add("drained"),
     )
     queue.produce(b"good")
-    with working(Worker(queue, kind(handle), hooks=hooks, retry=RetryPolicy(by_type={ValueError: Bury}))):
+    with running_worker(Worker(queue, kind(handle), hooks=hooks, retry=RetryPolicy(by_type={ValueError: Bury}))):
         words = log.take(3)
         assert (words[0][0], words[0][1].payload) == ("started", b"good")
         assert words[1:] == ["handler", ("finished", b"good", True, "completed")]
         queue.produce(b"bad")
         assert log.take(4)[1:] == ["handler", ("failed", b"bad", "ValueError('no')"), ("finished", b"bad", True, "buried")]
-        until(queue.stats, lambda stats: stats.completed == 1 and stats.buried == 1)
+        wait_until(queue.stats, lambda stats: stats.completed == 1 and stats.buried == 1)
     assert log.rest() == ["drained"]

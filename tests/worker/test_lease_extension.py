@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock import Broker, Item, Queue
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.worker.settings import Hooks
 from penstock.worker.worker import Worker
-from tests.worker.harness import WAIT, Log, past, settled, until, working
+from tests.worker.harness import WAIT, HandlerEvents, running_worker, wait_completed, wait_elapsed, wait_until
 
 SECONDS = 1.3
 """Longer than a lease of one second."""
@@ -26,7 +26,7 @@ async def ablock(item: Item) -> None:
     block(item)
 
 
-class Rival:
+class CompetingConsumer:
     """Another consumer, who wants the same items and waits for them."""
 
     def __init__(self, queue: Queue) -> None:
@@ -34,7 +34,7 @@ class Rival:
         self._queue = queue
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
-        until(lambda: queue.stats().waiting_consumers)
+        wait_until(lambda: queue.stats().waiting_consumers)
 
     def _wait(self) -> None:
         batch = self._queue.lease(10, wait=WAIT)
@@ -47,21 +47,23 @@ class Rival:
 
 
 @pytest.mark.parametrize("handle", [block, ablock], ids=["thread", "task"])
-def test_a_handler_that_holds_the_interpreter_longer_than_its_lease_keeps_it(broker: Broker, log: Log, handle: Callable[..., Any]) -> None:
+def test_a_handler_that_holds_the_interpreter_longer_than_its_lease_keeps_it(
+    broker: Broker, log: HandlerEvents, handle: Callable[..., Any]
+) -> None:
     queue = broker.create_queue("orders", lease_timeout=1, max_attempts=1)
     queue.produce(b"1")
     one = Worker(queue, handle, concurrency=2, hooks=Hooks(started=lambda item: log.add(item.payload), late=lambda item: log.add("late")))
-    with working(one):
+    with running_worker(one):
         log.next()
-        rival = Rival(queue)
-        settled(queue, 1)
+        rival = CompetingConsumer(queue)
+        wait_completed(queue, 1)
     queue.produce(b"2")
     assert rival.gets() == [b"2"]
     assert (one.stats().handled, one.stats().late) == (1, 0)
     assert "late" not in log.rest()
 
 
-def test_a_long_handler_keeps_its_lease_and_those_that_wait_with_it(broker: Broker, log: Log) -> None:
+def test_a_long_handler_keeps_its_lease_and_those_that_wait_with_it(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1, max_attempts=1)
     go = threading.Event()
 
@@ -71,31 +73,31 @@ def test_a_long_handler_keeps_its_lease_and_those_that_wait_with_it(broker: Brok
             go.wait(WAIT)
 
     one = Worker(queue, handle, batch=0, concurrency=2)
-    with working(one):
+    with running_worker(one):
         queue.produce_many([b"quick", b"slow"])
         log.take(2)
-        rival = Rival(queue)
-        past(broker, 2.2)  # more than two leases long
+        rival = CompetingConsumer(queue)
+        wait_elapsed(broker, 2.2)  # more than two leases long
         assert queue.stats().leased == 1
         go.set()
-        settled(queue, 2)
+        wait_completed(queue, 2)
     queue.produce(b"other")
     assert rival.gets() == [b"other"]
     assert one.stats().late == 0
 
 
-def test_when_the_handler_is_done_its_lease_is_let_go(broker: Broker, log: Log) -> None:
+def test_when_the_handler_is_done_its_lease_is_let_go(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b""] * 3)
-    with working(Worker(queue, log.add, concurrency=3)):
-        settled(queue, 3)
+    with running_worker(Worker(queue, log.add, concurrency=3)):
+        wait_completed(queue, 3)
         embedded = queue.home
-        assert isinstance(embedded, Embedded)
+        assert isinstance(embedded, EmbeddedBroker)
         (loop,) = [loop for loop in embedded.loops() if loop.turns.name == "orders"]
-        until(lambda: not loop.turns.kept)
+        wait_until(lambda: not loop.turns.kept)
 
 
-def test_a_lease_that_is_lost_is_late_and_what_waits_under_it_is_not_begun(broker: Broker, log: Log) -> None:
+def test_a_lease_that_is_lost_is_late_and_what_waits_under_it_is_not_begun(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b"%d" % n for n in range(200)])
     go, first = threading.Event(), threading.Event()
@@ -105,14 +107,14 @@ def test_a_lease_that_is_lost_is_late_and_what_waits_under_it_is_not_begun(broke
             first.set()
             go.wait(WAIT)
 
-    late = Log()
+    late = HandlerEvents()
     one = Worker(queue, handle, hooks=Hooks(late=lambda item: late.add(item.payload)))
-    with working(one):
+    with running_worker(one):
         assert first.wait(WAIT)
         cleared = queue.clear("leased")
         queue.produce(b"151")
         go.set()
-        until(lambda: one.stats().in_hand == 0 and queue.stats().depth == 0)
+        wait_until(lambda: one.stats().in_hand == 0 and queue.stats().depth == 0)
     assert one.stats().handled + one.stats().late + one.stats().returned >= 151
     assert b"150" in late.rest()
     assert cleared >= 1

@@ -9,7 +9,7 @@ from penstock import Queue
 from penstock.errors import InvalidRequest
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import Worker
-from tests.worker.harness import Log, working
+from tests.worker.harness import HandlerEvents, running_worker
 
 AT_ONCE = RetryPolicy(base=0)
 Handle = Callable[..., Any]
@@ -44,7 +44,7 @@ def test_what_is_wrong_is_said_at_once(queue: Queue, options: dict[str, Any], se
     assert sentence in str(caught.value)
 
 
-def test_wrong_weights_kinds_and_runs_are_refused(queue: Queue, log: Log) -> None:
+def test_wrong_weights_kinds_and_runs_are_refused(queue: Queue, log: HandlerEvents) -> None:
     with pytest.raises(InvalidRequest, match="a weight is 0; give a whole number from 1"):
         Worker({queue: 0})
     one = Worker(queue)
@@ -59,12 +59,12 @@ def test_wrong_weights_kinds_and_runs_are_refused(queue: Queue, log: Log) -> Non
         one.on("b", "a")(print)
     with pytest.raises(InvalidRequest, match="no handler for every kind"):
         one(None)
-    with working(one):
+    with running_worker(one):
         queue.produce(b"x", kind="a")
         assert log.next() == b"x"
         with pytest.raises(InvalidRequest, match="the worker is running already"):
             one.run()
     one.stop()
-    with working(one):  # once more
+    with running_worker(one):  # once more
         queue.produce(b"y", kind="a")
         assert log.next() == b"y"

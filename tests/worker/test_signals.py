@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import penstock
-from tests.worker.harness import WAIT, past, until
+from tests.worker.harness import WAIT, wait_elapsed, wait_until
 from tests.worker.test_process_pool import is_alive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-class Program:
+class WorkerProcess:
     """A worker in a process of its own."""
 
     def __init__(self, place: Path, mode: str) -> None:
@@ -67,7 +67,7 @@ class Program:
                 end.close()
 
 
-Start = Callable[[str], Program]
+Start = Callable[[str], WorkerProcess]
 
 
 @pytest.fixture
@@ -77,10 +77,10 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(place: Path) -> Iterator[Start]:
-    programs: list[Program] = []
+    programs: list[WorkerProcess] = []
 
-    def start(mode: str) -> Program:
-        programs.append(Program(place, mode))
+    def start(mode: str) -> WorkerProcess:
+        programs.append(WorkerProcess(place, mode))
         return programs[-1]
 
     yield start
@@ -158,7 +158,7 @@ def test_a_program_that_is_stopped_past_its_leases_and_continued_goes_on(place: 
     program.lines(2)
     program.signal(signal.SIGSTOP)
     with penstock.open("memory://") as broker:
-        past(broker, 1.5)
+        wait_elapsed(broker, 1.5)
     program.signal(signal.SIGCONT)
     program.go()
     said = program.lines(6)
@@ -177,7 +177,7 @@ def test_a_program_that_is_stopped_anywhere_handles_everything_once(place: Path,
         seen += program.lines(count)
         program.signal(signal.SIGSTOP)
         with penstock.open("memory://") as broker:
-            past(broker, 1.1)
+            wait_elapsed(broker, 1.1)
         program.signal(signal.SIGCONT)
     seen += program.lines(2 * len(ids) - len(seen))
     program.signal(signal.SIGTERM)
@@ -195,7 +195,7 @@ def test_a_child_does_not_outlive_a_worker_that_is_killed(place: Path, start: St
     program.signal(signal.SIGTERM)
     program.signal(signal.SIGKILL)
     assert program.code() == -signal.SIGKILL
-    until(lambda: not is_alive(pid))
+    wait_until(lambda: not is_alive(pid))
     with orders(place) as queue:
         assert queue.lease(wait=WAIT)[0].attempts == 2
 

@@ -11,10 +11,10 @@ from penstock import Broker, Item, NewItem, Queue
 from penstock.worker.context import Context
 from penstock.worker.settings import Hooks
 from penstock.worker.worker import Worker
-from tests.worker.harness import WAIT, Log, Running, settled, until
+from tests.worker.harness import WAIT, HandlerEvents, WorkerThread, wait_completed, wait_until
 
 
-def test_draining_finishes_what_was_begun_and_gives_the_rest_back(queue: Queue, log: Log) -> None:
+def test_draining_finishes_what_was_begun_and_gives_the_rest_back(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"%d" % n for n in range(10)])
     go = threading.Event()
 
@@ -24,12 +24,12 @@ def test_draining_finishes_what_was_begun_and_gives_the_rest_back(queue: Queue, 
         log.add("end")
 
     one = Worker(queue, handle, concurrency=2, hooks=Hooks(drained=lambda: log.add("drained")))
-    running = Running(one)
+    running = WorkerThread(one)
     log.take(2)
     one.stop()
     one.stop()  # asking twice is no order to hurry
     queue.produce(b"10")
-    until(lambda: queue.stats().waiting_consumers == 0)
+    wait_until(lambda: queue.stats().waiting_consumers == 0)
     go.set()
     assert running.ended() == []
     assert log.rest() == ["end", "end", "drained"]
@@ -68,9 +68,9 @@ def test_draining_at_any_moment_loses_and_doubles_nothing(broker: Broker, how: s
             workers.append(Worker(queue, handle_all, concurrency=3, batch=7))
         else:
             workers.append(Worker(queue, handle if how == "threads" else ahandle, concurrency=3))
-        running = Running(workers[-1])
+        running = WorkerThread(workers[-1])
         if moment == total:
-            settled(queue, total)
+            wait_completed(queue, total)
             workers[-1].stop()
         assert running.ended() == []
         stats = queue.stats()
@@ -78,7 +78,7 @@ def test_draining_at_any_moment_loses_and_doubles_nothing(broker: Broker, how: s
     assert set(handled.values()) == {1} and len(handled) == total
 
 
-def test_a_handler_may_end_its_own_worker(queue: Queue, log: Log) -> None:
+def test_a_handler_may_end_its_own_worker(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"1", b"2", b"3"])
 
     def handle(item: Item) -> None:
@@ -92,7 +92,7 @@ def test_a_handler_may_end_its_own_worker(queue: Queue, log: Log) -> None:
     assert (queue.stats().completed, queue.stats().ready, queue.stats().leased) == (len(handled), 3 - len(handled), 0)
 
 
-def test_stopping_threads_at_once_leaves_their_items_to_the_end_of_the_lease(broker: Broker, log: Log) -> None:
+def test_stopping_threads_at_once_leaves_their_items_to_the_end_of_the_lease(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1)
     queue.produce_many([b"done", b"stuck"])
     go = threading.Event()
@@ -104,9 +104,9 @@ def test_stopping_threads_at_once_leaves_their_items_to_the_end_of_the_lease(bro
             log.add(context.cancelled)
 
     one = Worker(queue, handle, concurrency=2)
-    running = Running(one)
+    running = WorkerThread(one)
     log.next()
-    settled(queue, 1)
+    wait_completed(queue, 1)
     one.stop(at_once=True)
     assert running.ended() == []
     assert queue.stats().leased == 1  # its handler may still be at work, so nobody else may be
@@ -118,7 +118,7 @@ def test_stopping_threads_at_once_leaves_their_items_to_the_end_of_the_lease(bro
     assert one.stats().handled == 1
 
 
-def test_stopping_tasks_at_once_cancels_them_and_gives_their_items_back(queue: Queue, log: Log) -> None:
+def test_stopping_tasks_at_once_cancels_them_and_gives_their_items_back(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"1", b"2"])
 
     async def handle(item: Item) -> None:
@@ -129,7 +129,7 @@ def test_stopping_tasks_at_once_cancels_them_and_gives_their_items_back(queue: Q
             log.add("cancelled")
 
     one = Worker(queue, handle, concurrency=2, handler_timeout=WAIT)
-    running = Running(one)
+    running = WorkerThread(one)
     assert log.take(2) == ["begun"] * 2
     one.stop()
     one.stop(at_once=True)
@@ -138,7 +138,7 @@ def test_stopping_tasks_at_once_cancels_them_and_gives_their_items_back(queue: Q
     assert [lease.attempts for lease in queue.lease(10)] == [1, 1]
 
 
-def test_a_task_that_will_not_be_cancelled_is_not_waited_for(broker: Broker, log: Log) -> None:
+def test_a_task_that_will_not_be_cancelled_is_not_waited_for(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1)
     queue.produce(b"")
     go = threading.Event()
@@ -152,7 +152,7 @@ def test_a_task_that_will_not_be_cancelled_is_not_waited_for(broker: Broker, log
                 log.add("no")
 
     one = Worker(queue, handle)
-    running = Running(one)
+    running = WorkerThread(one)
     log.next()
     one.stop(at_once=True)
     assert running.ended() == []
@@ -161,20 +161,20 @@ def test_a_task_that_will_not_be_cancelled_is_not_waited_for(broker: Broker, log
     go.set()
 
 
-def test_progress_of_a_lost_lease_tells_the_handler(queue: Queue, log: Log) -> None:
+def test_progress_of_a_lost_lease_tells_the_handler(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
     late: list[str] = []
 
     def handle(item: Item, context: Context) -> None:
         queue.clear("leased")
         context.progress("still at it")
-        until(lambda: context.cancelled)
+        wait_until(lambda: context.cancelled)
         log.add("noticed")
 
     one = Worker(queue, handle, hooks=Hooks(late=lambda item: late.append(item.id)))
-    running = Running(one)
+    running = WorkerThread(one)
     assert log.next() == "noticed"
-    until(lambda: late)
+    wait_until(lambda: late)
     one.stop()
     assert running.ended() == []
     assert late == ["0-0"] and one.stats().late == 1

@@ -13,12 +13,12 @@ from penstock.logs.files.filesystem import SystemFiles
 from penstock.worker.context import Context
 from penstock.worker.outcomes import Bury, Retry
 from penstock.worker.worker import Worker
-from tests.worker.harness import WAIT, Log, Running, settled, until, working
+from tests.worker.harness import WAIT, HandlerEvents, WorkerThread, running_worker, wait_completed, wait_until
 
 FAR = 4_000_000_000.0
 
 
-class Brittle(SystemFiles):
+class SyncFailingFiles(SystemFiles):
     """The real disk, but syncs fail while it is told so."""
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class Brittle(SystemFiles):
 
 
 @pytest.fixture
-def files() -> Brittle:
-    return Brittle()
+def files() -> SyncFailingFiles:
+    return SyncFailingFiles()
 
 
 @pytest.fixture
-def broker(tmp_path: Path, files: Brittle) -> Iterator[Broker]:
+def broker(tmp_path: Path, files: SyncFailingFiles) -> Iterator[Broker]:
     with penstock.open(tmp_path / "data", files=files) as broker:
         yield broker
 
@@ -52,7 +52,9 @@ def sync(queue: Queue) -> None:
     queue.produce(b"", at=FAR)
 
 
-def test_what_could_not_be_settled_is_settled_when_the_disk_is_well_again(broker: Broker, files: Brittle, log: Log) -> None:
+def test_what_could_not_be_settled_is_settled_when_the_disk_is_well_again(
+    broker: Broker, files: SyncFailingFiles, log: HandlerEvents
+) -> None:
     queue, mail = broker.create_queue("orders", max_attempts=2), broker.create_queue("mail")
     verdicts = {b"done": None, b"retry": Retry(0, "again"), b"bury": Bury("poison"), b"follow": None}
     ids = dict(zip(verdicts, queue.produce_many(list(verdicts)), strict=True))
@@ -73,20 +75,20 @@ def test_what_could_not_be_settled_is_settled_when_the_disk_is_well_again(broker
                 raise error
 
     one = Worker(queue, handle, concurrency=4)
-    with working(one):
+    with running_worker(one):
         log.take(4)
-        until(lambda: files.failures)
+        wait_until(lambda: files.failures)
         files.broken = False
-        settled(queue, 3)
+        wait_completed(queue, 3)
         assert log.next() == (b"retry", 2)
-        stats = until(one.stats, lambda stats: stats.in_hand == 0)
+        stats = wait_until(one.stats, lambda stats: stats.in_hand == 0)
     assert (stats.handled, stats.retried, stats.buried, stats.late) == (3, 1, 1, 0)
     assert queue.explain(ids[b"bury"]).why == "buried because: poison"
     assert len(mail.lease(10, wait=WAIT)) == 1
     assert log.rest() == []
 
 
-def test_leases_that_the_disk_lost_are_late_and_their_items_come_again(broker: Broker, files: Brittle, log: Log) -> None:
+def test_leases_that_the_disk_lost_are_late_and_their_items_come_again(broker: Broker, files: SyncFailingFiles, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b"%d" % n for n in range(20)])
 
@@ -96,16 +98,16 @@ def test_leases_that_the_disk_lost_are_late_and_their_items_come_again(broker: B
             files.fail()
 
     one = Worker(queue, handle, concurrency=1)
-    with working(one):
-        until(lambda: files.failures)
+    with running_worker(one):
+        wait_until(lambda: files.failures)
         files.broken = False
-        settled(queue, 20)
-        until(lambda: one.stats().in_hand == 0)
+        wait_completed(queue, 20)
+        wait_until(lambda: one.stats().in_hand == 0)
     assert set(log.rest()) == {b"%d" % n for n in range(20)}
     assert one.stats().handled == 20
 
 
-def test_a_worker_that_cannot_settle_can_be_stopped(broker: Broker, files: Brittle, log: Log) -> None:
+def test_a_worker_that_cannot_settle_can_be_stopped(broker: Broker, files: SyncFailingFiles, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1)
     queue.produce(b"x")
 
@@ -115,9 +117,9 @@ def test_a_worker_that_cannot_settle_can_be_stopped(broker: Broker, files: Britt
         log.add("done")
 
     one = Worker(queue, handle)
-    running = Running(one)
+    running = WorkerThread(one)
     log.next()
-    until(lambda: files.failures)
+    wait_until(lambda: files.failures)
     one.stop()
     one.stop(at_once=True)
     assert running.ended() == []

@@ -45,7 +45,7 @@ def listen() -> None:
     go.set()
 
 
-class Drains(logging.Handler):
+class DrainReporter(logging.Handler):
     """Says that the worker has begun to drain."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     directory, mode = sys.argv[1:]
     log = logging.getLogger("penstock.worker")
     log.setLevel(logging.INFO)
-    log.addHandler(Drains())
+    log.addHandler(DrainReporter())
     with penstock.open(directory, durability="os") as broker:
         queue = broker.create_queue("orders", lease_timeout=1, exist_ok=True)
         hooks = Hooks(started=lambda item: None, drained=lambda: say("drained"))

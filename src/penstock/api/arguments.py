@@ -9,17 +9,17 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock import reports
-from penstock.api.items import Item, Items, NewItem, to_batch
-from penstock.loop.requests import Placed
+from penstock.api.items import Item, NewItem, NewItems, to_batch
+from penstock.loop.requests import StoredPart
 from penstock.operations import TIMEOUT
-from penstock.rules.item_states import Life
+from penstock.rules.item_states import ItemState
 from penstock.rules.routing import digest, key_id
 from penstock.words import values
 from penstock.words.batch import Batch, check_name, validate
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import LAST_PARTITION, format_id, format_ids, parse_id
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_NAME_BYTES, MIN_LEASE_TIMEOUT, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_NAME_BYTES, MIN_LEASE_TIMEOUT, check_range
 from penstock.words.values import Value
 
 Seconds: TypeAlias = float | timedelta
@@ -28,7 +28,7 @@ Start: TypeAlias = datetime | float | str
 E = TypeVar("E", bound=PenstockError)
 
 
-class Named(Protocol):
+class NamedQueue(Protocol):
     """A Queue, of either kind."""
 
     @property
@@ -36,7 +36,7 @@ class Named(Protocol):
 
 
 MAX_WAIT = 15 * MINUTE
-STATES = tuple(state.value for state in Life)
+STATES = tuple(state.value for state in ItemState)
 _USUAL = TIMEOUT // SECOND
 CLEARABLE = ("ready", "scheduled", "leased", "buried")
 _ENDINGS = [f"{number:03d}" for number in range(1_000)]
@@ -45,7 +45,7 @@ _ENDINGS = [f"{number:03d}" for number in range(1_000)]
 # -- arguments ---------------------------------------------------------------------------------------
 
 
-def span(given: Seconds, name: str, low: int = 0, high: int = MAX_DELAY) -> int:
+def bounded_duration(given: Seconds, name: str, low: int = 0, high: int = MAX_DELAY) -> int:
     """A length of time between two others, as microseconds."""
     try:
         found = values.duration(given, name)
@@ -58,14 +58,14 @@ def span(given: Seconds, name: str, low: int = 0, high: int = MAX_DELAY) -> int:
     return found
 
 
-def patience(given: Seconds, name: str = "timeout") -> int:
+def wait_timeout(given: Seconds, name: str = "timeout") -> int:
     """How long a call waits at most, as microseconds."""
-    return TIMEOUT if given == _USUAL else span(given, name, 0, MAX_WAIT)
+    return TIMEOUT if given == _USUAL else bounded_duration(given, name, 0, MAX_WAIT)
 
 
-def lease_span(given: Seconds | None, name: str = "lease_timeout") -> int:
+def lease_duration(given: Seconds | None, name: str = "lease_timeout") -> int:
     """How long a lease is held; 0 leaves it to the queue."""
-    return 0 if given is None else span(given, name, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+    return 0 if given is None else bounded_duration(given, name, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
 
 
 def request_bytes(request_id: RequestId | None) -> bytes | None:
@@ -83,24 +83,24 @@ def chunk_request(request: bytes | None, number: int) -> bytes | None:
     return None if request is None else digest(b"penstock.chunk", request, number.to_bytes(8, "big"))
 
 
-def flag(name: str, given: object) -> bool:
+def check_flag(name: str, given: object) -> bool:
     if type(given) is not bool:
         raise InvalidRequest(f"{name} is {type(given).__name__}; give True or False")
     return given
 
 
-def text(name: str, given: object) -> str:
+def check_text(name: str, given: object) -> str:
     if not isinstance(given, str):
         raise InvalidRequest(f"{name} is {type(given).__name__}; give a text")
     return given
 
 
 def partition_number(partition: int | None) -> int | None:
-    return None if partition is None else within("partition", partition, 0, LAST_PARTITION)
+    return None if partition is None else check_range("partition", partition, 0, LAST_PARTITION)
 
 
-def page(limit: int) -> int:
-    return within("limit", limit, 1, MAX_BATCH_ITEMS)
+def page_limit(limit: int) -> int:
+    return check_range("limit", limit, 1, MAX_BATCH_ITEMS)
 
 
 def after_id(after: str | None) -> tuple[int, int] | None:
@@ -118,22 +118,22 @@ def states_of(given: str | Sequence[str] | None) -> list[Any]:
     return found
 
 
-def cleared(state: str) -> list[Any]:
+def states_to_clear(state: str) -> list[Any]:
     """The states that `clear` is to take."""
     if state != "all" and state not in CLEARABLE:
         raise InvalidRequest(f"there is no state {state!r} to clear; use {', '.join(CLEARABLE)} or all")
     return [one for one in CLEARABLE if state in (one, "all")]
 
 
-def sides(lease: bool, produce: bool, paused: bool) -> dict[str, bool | None]:
+def pause_changes(lease: bool, produce: bool, paused: bool) -> dict[str, bool | None]:
     """Which sides of a queue are paused or resumed; the other is left as it is."""
-    if not flag("lease", lease) and not flag("produce", produce):
+    if not check_flag("lease", lease) and not check_flag("produce", produce):
         verb = "pause" if paused else "resume"
         raise InvalidRequest(f"there is nothing to {verb}; leave lease or produce True")
-    return {"lease": paused if lease else None, "produce": paused if flag("produce", produce) else None}
+    return {"lease": paused if lease else None, "produce": paused if check_flag("produce", produce) else None}
 
 
-def sought(item_id: str | None, at: datetime | float | None) -> dict[int, int] | int:
+def seek_start(item_id: str | None, at: datetime | float | None) -> dict[int, int] | int:
     """Where `seek` begins: an offset in a partition, or a time (wall microseconds)."""
     if item_id is not None and at is None:
         return dict([parse_id(item_id)])
@@ -142,7 +142,7 @@ def sought(item_id: str | None, at: datetime | float | None) -> dict[int, int] |
     raise InvalidRequest("seek wants an id or a time, and one of them; give an id, or at=")
 
 
-def start_of(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
+def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
     """Where a cursor begins: at an end, at a time (wall microseconds), or at an item."""
     if not isinstance(start, str):
         return values.instant(start, "start")
@@ -161,11 +161,11 @@ def cursor_name(name: str) -> str:
     return name
 
 
-def key_number(key: str | bytes) -> int:
+def key_id_of(key: str | bytes) -> int:
     return key_id(values.encode_key(key))
 
 
-def queue_name(given: "str | Named") -> str:
+def queue_name(given: "str | NamedQueue") -> str:
     """The name of a queue that was given by its name or as a Queue."""
     name = getattr(given, "name", given)
     if not isinstance(name, str):
@@ -173,7 +173,7 @@ def queue_name(given: "str | Named") -> str:
     return name
 
 
-def batch_of(items: Items) -> Batch | None:
+def batch_of(items: NewItems) -> Batch | None:
     """The items, which are checked when they are put; None when there are none."""
     batch = to_batch(items)
     return batch if batch.payloads else None
@@ -188,14 +188,14 @@ def follow_ups(items: Sequence[NewItem | Value]) -> dict[str | None, Batch]:
         shares.setdefault(item.queue if isinstance(item, NewItem) else None, []).append(item)
     for name in shares:
         if name is not None:
-            text("the queue of a follow-up", name)
+            check_text("the queue of a follow-up", name)
     return {name: validate(to_batch(share, follow_ups=True)) for name, share in shares.items()}
 
 
 # -- answers -----------------------------------------------------------------------------------------
 
 
-def own_error(error: E, **told: object) -> E:
+def copy_error(error: E, **told: object) -> E:
     """The error as one that belongs to this call alone, telling more: several callers may have been given the same one."""
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
@@ -203,7 +203,7 @@ def own_error(error: E, **told: object) -> E:
     return copy
 
 
-def stored_id(placed: Sequence[Placed]) -> str:
+def stored_id(placed: Sequence[StoredPart]) -> str:
     """The id of the one item that was produced."""
     partition, _, stored, refused = placed[0]
     if stored is None:
@@ -212,7 +212,7 @@ def stored_id(placed: Sequence[Placed]) -> str:
     return format_id(partition, stored.base) if stored.ids is None else format_ids(partition, stored.ids)[0]
 
 
-def stored_ids(placed: Sequence[Placed], count: int) -> list[str]:
+def stored_ids(placed: Sequence[StoredPart], count: int) -> list[str]:
     """The id of each item; when some were refused, the first error, with all `results` on it."""
     if len(placed) == 1 and placed[0].indexes is None and placed[0].stored is not None:
         return _ids(placed[0].partition, placed[0].stored.offsets)
@@ -228,7 +228,7 @@ def stored_ids(placed: Sequence[Placed], count: int) -> list[str]:
                 results[place] = error
     first = next((result for result in results if isinstance(result, PenstockError)), None)
     if first is not None:
-        raise own_error(first, results=results)
+        raise copy_error(first, results=results)
     return results  # type: ignore[return-value]
 
 
@@ -252,7 +252,7 @@ class ListedItem(Item):
 
     __slots__ = ("reason", "state")
 
-    def __init__(self, found: reports.FoundItem) -> None:
+    def __init__(self, found: reports.ListedItemData) -> None:
         super().__init__(found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
         self.state = found.state
         """"ready", "scheduled", "leased", "completed", "buried" or "moving"."""
@@ -261,7 +261,7 @@ class ListedItem(Item):
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.cut(self._index, self._index + 1)
         place = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
-        return ListedItem, (reports.FoundItem(*place),)
+        return ListedItem, (reports.ListedItemData(*place),)
 
     def __repr__(self) -> str:
         because = f", reason={self.reason!r}" if self.reason else ""

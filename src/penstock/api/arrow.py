@@ -11,12 +11,12 @@ from functools import cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from penstock.api.items import dedup_digests, each
+from penstock.api.items import convert_column, dedup_digests
 from penstock.rules.routing import key_ids
 from penstock.words import values
 from penstock.words.batch import Batch
 from penstock.words.errors import InvalidRequest
-from penstock.words.fields import BY_NAME, GIVEN, Field, Form, Surface, Type, on
+from penstock.words.fields import BY_NAME, GIVEN, ColumnLayout, Field, FieldType, Surface, fields_on
 from penstock.words.fields import COLUMNS as BATCH_COLUMNS
 from penstock.words.ids import format_id, format_ids
 from penstock.words.limits import DEFAULT_PRIORITY, GIB, MAX_BATCH_BYTES, MAX_BATCH_ITEMS
@@ -24,7 +24,7 @@ from penstock.words.limits import DEFAULT_PRIORITY, GIB, MAX_BATCH_BYTES, MAX_BA
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Part: TypeAlias = tuple[int, int, Batch, int, Mapping[int, int]]
+ItemBlock: TypeAlias = tuple[int, int, Batch, int, Mapping[int, int]]
 """Partition, offset of the first item, the items, when they were produced, the attempts of those that are not at the usual number."""
 
 MAX_ARROW_BYTES = 2 * GIB - 1
@@ -33,7 +33,7 @@ MAX_ARROW_BYTES = 2 * GIB - 1
 SHOWN_COLUMNS = 8
 COLUMNS = GIVEN
 """The columns that a table of items may have."""
-_NOTHING = {field.name: column.nothing for field, column in BATCH_COLUMNS if column.form in (Form.SMALL, Form.NUMBERS)}
+_NOTHING = {field.name: column.nothing for field, column in BATCH_COLUMNS if column.form in (ColumnLayout.SMALL, ColumnLayout.NUMBERS)}
 """Of columns of numbers: what stands for none."""
 
 
@@ -58,14 +58,14 @@ def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
     given = _given(data)
     columns = {name: read for name, column in given.items() if (read := _read(name, column, given.get("key"))) is not None}
     if "payload" not in columns:
-        raise InvalidRequest(f"there is no column 'payload'; give one of {accepted('payload')}")
+        raise InvalidRequest(f"there is no column 'payload'; give one of {accepted_types('payload')}")
     if _is_text(given["payload"].type):
         said = columns.get("encoding")
         columns["encoding"] = _constant(values.TEXT, len(columns["payload"])) if said is None else said.fill_null(values.TEXT)
     return columns
 
 
-def refusal(name: str, kind: "pa.DataType | None") -> str:
+def expected_type(name: str, kind: "pa.DataType | None") -> str:
     """What a column should be, when items cannot have one of that type (None: one that Arrow does not know); "" when they can."""
     pa = _pyarrow()
     if kind is not None and pa.types.is_null(kind) and name != "payload":
@@ -76,10 +76,10 @@ def refusal(name: str, kind: "pa.DataType | None") -> str:
             return ""
     except _WrongType:
         pass
-    return accepted(name)
+    return accepted_types(name)
 
 
-def not_known(names: Sequence[str]) -> str:
+def unknown_columns_message(names: Sequence[str]) -> str:
     """That items cannot have these columns, as the beginning of a sentence; it tells of a few."""
     shown = ", ".join(f"{name!r:.100}" for name in names[:SHOWN_COLUMNS])
     more = f" and {len(names) - SHOWN_COLUMNS} more" if len(names) > SHOWN_COLUMNS else ""
@@ -99,7 +99,7 @@ def _given(data: Any) -> dict[str, Any]:
         raise InvalidRequest(f"the items cannot be read as an Arrow table ({error}); give a pyarrow Table or RecordBatch") from None
     unknown = [name for name in table.schema.names if name not in COLUMNS]
     if unknown:
-        raise InvalidRequest(f"{not_known(unknown)} or use one of {', '.join(COLUMNS)}")
+        raise InvalidRequest(f"{unknown_columns_message(unknown)} or use one of {', '.join(COLUMNS)}")
     for name in table.schema.names:
         if table.schema.names.count(name) > 1:
             raise InvalidRequest(f"there are several columns {name!r}; keep one")
@@ -115,9 +115,9 @@ def _read(name: str, column: Any, keys: Any) -> Any:
     try:
         found = _INPUTS[BY_NAME[name].type].read(column)
     except _WrongType:
-        raise InvalidRequest(f"the column {name!r} is {column.type}; give {accepted(name)}") from None
+        raise InvalidRequest(f"the column {name!r} is {column.type}; give {accepted_types(name)}") from None
     except _pyarrow().ArrowException as error:
-        raise InvalidRequest(f"the column {name!r} cannot be read ({error}); give {accepted(name)}") from None
+        raise InvalidRequest(f"the column {name!r} cannot be read ({error}); give {accepted_types(name)}") from None
     _check_limits(BY_NAME[name], found, None if name == "key" else keys)
     return found
 
@@ -187,7 +187,7 @@ def _read_headers(column: Any) -> Any:
         convert = _checked
     else:
         raise _WrongType
-    found = each(convert, column.to_pylist(), called="row {}".format)
+    found = convert_column(convert, column.to_pylist(), called="row {}".format)
     return pa.chunked_array([pa.array(found or [], pa.large_binary())])
 
 
@@ -209,16 +209,16 @@ class _Input(NamedTuple):
 
 
 _INPUTS = {
-    Type.BYTES: _Input("binary or string", _read_bytes),
-    Type.HEADERS: _Input("map<string, string>, map<string, binary>, or binary that is MessagePack", _read_headers),
-    Type.TEXT: _Input("string", _read_text),
-    Type.SMALL: _Input("an integer type", _read_number),
-    Type.INSTANT: _Input("a timestamp with a timezone, or int64 (microseconds since 1970)", _read_at, " microseconds"),
-    Type.SPAN: _Input("a duration, or int64 (microseconds)", _read_ttl, " microseconds"),
+    FieldType.BYTES: _Input("binary or string", _read_bytes),
+    FieldType.HEADERS: _Input("map<string, string>, map<string, binary>, or binary that is MessagePack", _read_headers),
+    FieldType.TEXT: _Input("string", _read_text),
+    FieldType.SMALL: _Input("an integer type", _read_number),
+    FieldType.INSTANT: _Input("a timestamp with a timezone, or int64 (microseconds since 1970)", _read_at, " microseconds"),
+    FieldType.SPAN: _Input("a duration, or int64 (microseconds)", _read_ttl, " microseconds"),
 }
 
 
-def accepted(name: str) -> str:
+def accepted_types(name: str) -> str:
     """The Arrow types that a column of items to be produced may have."""
     return _INPUTS[BY_NAME[name].type].types
 
@@ -278,12 +278,14 @@ def _batch(columns: Mapping[str, Any], start: int, stop: int) -> Batch:
 def item_schema() -> "pa.Schema":
     """The columns of items on the way out; every record batch has all of them."""
     pa = _pyarrow()
-    from penstock.tables.schemas import TYPES
+    from penstock.tables.schemas import ARROW_TYPES
 
-    return pa.schema({field.name: pa.uint8() if field.type is Type.SMALL else TYPES[field.type] for field in on(Surface.LEASED)})
+    return pa.schema(
+        {field.name: pa.uint8() if field.type is FieldType.SMALL else ARROW_TYPES[field.type] for field in fields_on(Surface.LEASED)}
+    )
 
 
-def to_arrow(parts: Sequence[Part], usual_attempts: int = 1) -> "pa.RecordBatch":
+def items_to_arrow(parts: Sequence[ItemBlock], usual_attempts: int = 1) -> "pa.RecordBatch":
     """The items of all parts, in that order. Those that a part's `attempts` do not name are at `usual_attempts`."""
     pa, schema = _pyarrow(), item_schema()
     size = sum(batch.size_bytes for _, _, batch, _, _ in parts)
@@ -302,7 +304,7 @@ def _joined(field: "pa.Field", parts: Sequence[tuple[int, Mapping[str, Any]]]) -
     return pa.array(list(whole), field.type)
 
 
-def _columns_of(part: Part, usual_attempts: int) -> dict[str, Sequence[Any] | None]:
+def _columns_of(part: ItemBlock, usual_attempts: int) -> dict[str, Sequence[Any] | None]:
     partition, start, batch, produced_at, attempts = part
     count = len(batch)
     offsets = range(start, start + count)
@@ -314,7 +316,9 @@ def _columns_of(part: Part, usual_attempts: int) -> dict[str, Sequence[Any] | No
         "id": format_ids(partition, offsets),
         "partition": [partition] * count,
         "offset": offsets,
-        "headers": each(values.header_entries, batch.headers or (), called=lambda index: f"item {format_id(partition, start + index)}"),
+        "headers": convert_column(
+            values.header_entries, batch.headers or (), called=lambda index: f"item {format_id(partition, start + index)}"
+        ),
         "priority": batch.priorities or [DEFAULT_PRIORITY] * count,
         "produced_at": [produced_at] * count,
         "attempts": [attempts.get(offset, usual_attempts) for offset in offsets] if attempts else [usual_attempts] * count,

@@ -18,7 +18,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import format_id
-from penstock.words.limits import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS, MAX_NAME_BYTES, within
+from penstock.words.limits import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS, MAX_NAME_BYTES, check_range
 from penstock.words.origin import Origin
 from penstock.words.origin import decode as decode_origin
 from penstock.words.values import Headers, Value
@@ -60,14 +60,14 @@ class NewItem(_Payload, frozen=True, kw_only=True):
         return f"NewItem({', '.join([_shown(self.payload), *given])})"
 
 
-Items: TypeAlias = Iterable[NewItem | Value]
+NewItems: TypeAlias = Iterable[NewItem | Value]
 _OPTIONS = NewItem.__struct_fields__[1:]
 _NOT_ITEMS = (str, bytes, bytearray, memoryview, Mapping, msgspec.Struct)
 """What can be gone through but is one thing, not many."""
 _NOT_PAYLOADS = (NewItem, Batch)
 
 
-def to_batch(items: Items, *, follow_ups: bool = False) -> Batch:
+def to_batch(items: NewItems, *, follow_ups: bool = False) -> Batch:
     """The items as columns. Only follow-ups may name a queue, which is then for the caller to look at."""
     given = _listed(items)
     kinds = set(map(type, given))
@@ -79,7 +79,7 @@ def to_batch(items: Items, *, follow_ups: bool = False) -> Batch:
     return Batch(payloads, encodings=encodings)
 
 
-def to_single(
+def single_item_batch(
     payload: Value,
     key: str | bytes | None = None,
     headers: Headers | None = None,
@@ -110,7 +110,7 @@ def to_single(
     )
 
 
-def _listed(items: Items) -> list[NewItem | Value]:
+def _listed(items: NewItems) -> list[NewItem | Value]:
     """A list of our own. Something endless is cut where `validate` will refuse it."""
     if isinstance(items, _NOT_ITEMS) or not isinstance(items, Iterable):
         raise InvalidRequest(f"the items are {type(items).__name__}; give a list of them")
@@ -129,33 +129,33 @@ def _exact(item: NewItem | Value) -> NewItem:
 def _columns(items: list[NewItem], follow_ups: bool) -> Batch:
     payload, key, headers, kind, encoding, reference, priority, at, ttl, dedup, queue = zip(*map(astuple, items), strict=True)
     if not follow_ups:
-        each(_refuse_queue, queue)
+        convert_column(_refuse_queue, queue)
     payloads, encodings = _payloads(payload, encoding)
-    keys = each(values.encode_key, key)
-    priorities = each(_priority, priority, DEFAULT_PRIORITY)
+    keys = convert_column(values.encode_key, key)
+    priorities = convert_column(_priority, priority, DEFAULT_PRIORITY)
     return Batch(
         payloads,
         keys,
         None if keys is None else key_ids(keys),
-        each(values.encode_headers, headers),
+        convert_column(values.encode_headers, headers),
         _texts(kind),
         encodings,
         _texts(reference),
         None if priorities is None else bytes(priorities),
-        each(values.instant, at, 0),
-        each(_ttl, ttl, 0),
-        dedup_digests(keys, each(_dedup, dedup)),
+        convert_column(values.instant, at, 0),
+        convert_column(_ttl, ttl, 0),
+        dedup_digests(keys, convert_column(_dedup, dedup)),
     )
 
 
 def _payloads(given: Sequence[Any], encodings: Sequence[str | None]) -> tuple[list[bytes], list[str | None] | None]:
     if set(map(type, given)) == {bytes}:
         return list(given), _texts(encodings)
-    pairs = each(_encode_pair, list(zip(given, encodings, strict=True))) or []
+    pairs = convert_column(_encode_pair, list(zip(given, encodings, strict=True))) or []
     return [payload for payload, _ in pairs], _texts([encoding for _, encoding in pairs])
 
 
-def each(
+def convert_column(
     convert: Callable[[Any], T], column: Sequence[Any], missing: Any = None, called: Callable[[int], str] = "item {}".format
 ) -> list[T] | None:
     """The column converted, or None if no item has it. An error says which item it is about, `called` by its index."""
@@ -194,7 +194,7 @@ def _encode(payload: Value, encoding: str | None) -> tuple[bytes, str | None]:
 
 
 def _priority(priority: int) -> int:
-    return within("the priority", priority, FIRST_PRIORITY, LAST_PRIORITY)
+    return check_range("the priority", priority, FIRST_PRIORITY, LAST_PRIORITY)
 
 
 def _ttl(ttl: float | timedelta) -> int:

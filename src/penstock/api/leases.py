@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
-from penstock.api.arguments import own_error, text
+from penstock.api.arguments import check_text, copy_error
 from penstock.api.items import Item, items_of
 from penstock.loop.item_cache import Items
-from penstock.loop.requests import Handed, LeasePart, SettleAnswer, Verb
+from penstock.loop.requests import LeaseResult, SettleAction, SettleAnswer, SettlePart
 from penstock.rules.commands import Settled
 from penstock.rules.routing import NO_KEY
 from penstock.words import values
@@ -25,18 +25,18 @@ from penstock.words.ids import Token, format_id, format_token, parse_token
 if TYPE_CHECKING:
     import pyarrow as pa
 
-L = TypeVar("L", bound="HeldLease")
+L = TypeVar("L", bound="LeaseBase")
 OPEN, LOST, RETURNED = "open", "lost", "returned"
-DONE: dict[Verb, str] = {"complete": "completed", "retry": "retried", "bury": "buried"}
+DONE: dict[SettleAction, str] = {"complete": "completed", "retry": "retried", "bury": "buried"}
 _SHOWN = 5
 
 
-class LeasedPart:
+class PartitionLease:
     """What one partition handed out under one lease."""
 
     __slots__ = ("_over", "_rest", "attempts", "deadline", "incarnation", "lease", "partition", "parts", "timeout")
 
-    def __init__(self, incarnation: int, handed: Handed, wall: int) -> None:
+    def __init__(self, incarnation: int, handed: LeaseResult, wall: int) -> None:
         self.incarnation = incarnation
         self.partition = handed.partition
         self.lease = handed.granted.lease
@@ -65,14 +65,14 @@ class LeasedPart:
     def open_offsets(self) -> list[int]:
         return [offset for offset in self.offsets() if self.state_of(offset) == OPEN]
 
-    def open_part(self) -> LeasePart | None:
+    def open_part(self) -> SettlePart | None:
         """All that is open, as shortly as it can be said."""
         if self._rest != OPEN:
             return None
         if not self._over:
-            return LeasePart(self.partition, self.lease)
+            return SettlePart(self.partition, self.lease)
         left = self.open_offsets()
-        return LeasePart(self.partition, self.lease, left) if left else None
+        return SettlePart(self.partition, self.lease, left) if left else None
 
     def settle(self, offsets: Sequence[int] | None, state: str) -> None:
         """Remember what became of items; None is all that were open."""
@@ -103,12 +103,12 @@ class LeasedPart:
 # -- what a consumer sees ----------------------------------------------------------------------------
 
 
-class HeldLease:
+class LeaseBase:
     """One item, and the right to work on it."""
 
     __slots__ = ("_grant", "_home", "_index", "_item", "_items")
 
-    def __init__(self, home: Any, grant: LeasedPart, items: Items, index: int) -> None:
+    def __init__(self, home: Any, grant: PartitionLease, items: Items, index: int) -> None:
         self._home = home
         self._grant = grant
         self._items = items
@@ -158,10 +158,10 @@ class HeldLease:
         return f"{type(self).__name__}({self.item!r}, {self.state})"
 
 
-class HeldBatch(Sequence[L], Generic[L]):
+class LeaseBatchBase(Sequence[L], Generic[L]):
     """What one call leased: a sequence of leases."""
 
-    def __init__(self, home: Any, grants: Sequence[LeasedPart]) -> None:
+    def __init__(self, home: Any, grants: Sequence[PartitionLease]) -> None:
         self._home = home
         self._grants = grants
         self._leases: list[L] | None = None
@@ -169,7 +169,7 @@ class HeldBatch(Sequence[L], Generic[L]):
 
     @staticmethod
     @abstractmethod
-    def _lease(home: Any, grant: LeasedPart, items: Items, index: int) -> L: ...
+    def _lease(home: Any, grant: PartitionLease, items: Items, index: int) -> L: ...
 
     def _all(self) -> list[L]:
         """Made when one is asked for: who settles a batch as a whole pays for none."""
@@ -199,9 +199,9 @@ class HeldBatch(Sequence[L], Generic[L]):
 
     def to_arrow(self) -> "pa.RecordBatch":
         """The items as an Arrow record batch, in the same order. Needs penstock[arrow]."""
-        from penstock.api.arrow import to_arrow
+        from penstock.api.arrow import items_to_arrow
 
-        return to_arrow([(grant.partition, *part, grant.attempts) for grant in self._grants for part in grant.parts])
+        return items_to_arrow([(grant.partition, *part, grant.attempts) for grant in self._grants for part in grant.parts])
 
     def __len__(self) -> int:
         return sum(map(len, self._grants))
@@ -220,34 +220,34 @@ class HeldBatch(Sequence[L], Generic[L]):
         return f"{type(self).__name__}({len(self)} leases, {sum(grant.open_count for grant in self._grants)} open)"
 
 
-Leases: TypeAlias = "str | HeldLease | Iterable[str | HeldLease | Iterable[str | HeldLease]]"
+LeasesOrTokens: TypeAlias = "str | LeaseBase | Iterable[str | LeaseBase | Iterable[str | LeaseBase]]"
 """A lease, its token, a LeaseBatch, or several of those."""
 
 
 # -- settling ----------------------------------------------------------------------------------------
 
 
-class Chosen:
+class LeaseSelection:
     """Items that a caller wants settled together, by the lease that holds them."""
 
-    def __init__(self, incarnation: int, verb: Verb) -> None:
+    def __init__(self, incarnation: int, verb: SettleAction) -> None:
         self.incarnation = incarnation
-        self.verb: Verb = verb
+        self.verb: SettleAction = verb
         self._lost: list[str] = []
-        self._groups: dict[tuple[int, int], tuple[LeasedPart | None, LeasePart]] = {}
+        self._groups: dict[tuple[int, int], tuple[PartitionLease | None, SettlePart]] = {}
 
     @property
-    def parts(self) -> list[LeasePart]:
+    def parts(self) -> list[SettlePart]:
         parts = [part for _, part in self._groups.values()]
-        return [LeasePart(part.partition, part.lease) for part in parts] if self.verb == "extend" else parts
+        return [SettlePart(part.partition, part.lease) for part in parts] if self.verb == "extend" else parts
 
-    def add(self, given: object) -> "Chosen":
+    def add(self, given: object) -> "LeaseSelection":
         """Whatever names leases: one, its token, a batch, or several of those."""
         if isinstance(given, str):
             self._add_token(parse_token(given))
-        elif isinstance(given, HeldLease):
+        elif isinstance(given, LeaseBase):
             self._add_lease(given)
-        elif isinstance(given, HeldBatch):
+        elif isinstance(given, LeaseBatchBase):
             self.add_open(given._grants)
         elif isinstance(given, Iterable) and not isinstance(given, bytes):
             for one in given:
@@ -256,7 +256,7 @@ class Chosen:
             raise InvalidRequest(f"a lease is {type(given).__name__}; give a Lease, a LeaseBatch or the token of a lease")
         return self
 
-    def add_open(self, grants: Iterable[LeasedPart]) -> "Chosen":
+    def add_open(self, grants: Iterable[PartitionLease]) -> "LeaseSelection":
         """What is still open of these."""
         for grant in grants:
             part = grant.open_part()
@@ -264,16 +264,16 @@ class Chosen:
                 self._put(grant, part)
         return self
 
-    def _add_lease(self, lease: HeldLease) -> None:
+    def _add_lease(self, lease: LeaseBase) -> None:
         grant, offset = lease._grant, lease.offset
         if self.verb == "extend" and lease.state != OPEN:  # its grant may well live on, for others
             self._lost.append(lease.id)
         elif not self._is_foreign(grant.incarnation, grant.partition, lambda: [offset]):
-            self._put(grant, LeasePart(grant.partition, grant.lease, [offset]))
+            self._put(grant, SettlePart(grant.partition, grant.lease, [offset]))
 
     def _add_token(self, token: Token) -> None:
         if not self._is_foreign(token.incarnation, token.partition, lambda: [token.offset]):
-            self._put(None, LeasePart(token.partition, token.lease, [token.offset]))
+            self._put(None, SettlePart(token.partition, token.lease, [token.offset]))
 
     def _is_foreign(self, incarnation: int, partition: int, offsets: Callable[[], list[int]]) -> bool:
         """Whether a lease is of another queue, or of an earlier one of this name; if so, it counts as lost."""
@@ -282,7 +282,7 @@ class Chosen:
         self._lost += [format_id(partition, offset) for offset in offsets()]
         return True
 
-    def _put(self, grant: LeasedPart | None, part: LeasePart) -> None:
+    def _put(self, grant: PartitionLease | None, part: SettlePart) -> None:
         place = part.partition, part.lease
         known_grant, known = self._groups.get(place, (None, None))
         if known is not None:
@@ -291,7 +291,7 @@ class Chosen:
                 part = known
             else:
                 both = None if known.offsets is None or part.offsets is None else [*known.offsets, *part.offsets]
-                part = LeasePart(*place, both)
+                part = SettlePart(*place, both)
         self._groups[place] = (known_grant or grant, part)
 
     # -- the answer ----------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Chosen:
             if grant is not None and isinstance(one, Settled):
                 grant.extended(wall, timeout)
 
-    def _settle(self, grant: LeasedPart | None, part: LeasePart, refused: set[int]) -> None:
+    def _settle(self, grant: PartitionLease | None, part: SettlePart, refused: set[int]) -> None:
         if grant is None or self.verb == "extend":
             return
         if part.offsets is None or not refused:
@@ -330,7 +330,7 @@ class Chosen:
         else:
             grant.settle([offset for offset in part.offsets if offset not in refused], DONE[self.verb])
 
-    def _lose(self, grant: LeasedPart | None, part: LeasePart, offsets: Sequence[int] | None) -> None:
+    def _lose(self, grant: PartitionLease | None, part: SettlePart, offsets: Sequence[int] | None) -> None:
         if offsets is None:
             assert grant is not None
             offsets = grant.open_offsets()
@@ -341,9 +341,9 @@ class Chosen:
     def _tell(self, failed: PenstockError | None, early: list[str]) -> None:
         lost = list(dict.fromkeys(self._lost))
         if failed is not None:
-            raise own_error(failed, lost=lost)
+            raise copy_error(failed, lost=lost)
         if lost:
-            raise own_error(LeaseLost(_lost_sentence(lost)), lost=lost)
+            raise copy_error(LeaseLost(_lost_sentence(lost)), lost=lost)
         if early:
             raise InvalidRequest(f"{_named(early)} must wait for earlier items of the same key under this lease; settle those first")
 
@@ -364,4 +364,4 @@ Reason: TypeAlias = str | BaseException
 
 
 def reason_text(reason: Reason) -> str:
-    return reason_of(reason) if isinstance(reason, BaseException) else text("the reason", reason)
+    return reason_of(reason) if isinstance(reason, BaseException) else check_text("the reason", reason)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from penstock import reports
-from penstock.api.arguments import Named, Seconds, queue_name, span
+from penstock.api.arguments import NamedQueue, Seconds, bounded_duration, queue_name
 from penstock.rules.options import OPTION_NAMES
 from penstock.words import values
 from penstock.words.clock import SECOND
@@ -47,7 +47,7 @@ class QueueOptions(TypedDict, total=False):
     """What becomes of the key of an item that is given up: it goes on, or is parked until the item is redriven or cleared."""
     retention: "RetentionOptions | Seconds"
     """How long completed items are kept to be read again: a day and at most 1 GiB a partition unless given; a time alone is max_age."""
-    dead_queue: str | Named | None
+    dead_queue: str | NamedQueue | None
     """Where items go that are given up: the name of a queue, or the Queue; None keeps them here, buried."""
     max_items: int | None
     """A queue with so many unresolved items makes `produce` wait; None is no limit."""
@@ -82,7 +82,7 @@ class QueueInfo(msgspec.Struct, frozen=True):
     durability: str | None
 
 
-def info_of(found: reports.QueueFacts) -> QueueInfo:
+def queue_info(found: reports.QueueDescription) -> QueueInfo:
     """What the catalog says, in a caller's terms."""
     options, policy = found.options, found.options.policy
     kept = policy.retention
@@ -119,11 +119,11 @@ def to_catalog(given: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _lease_timeout(given: Seconds) -> int:
-    return span(given, "lease_timeout", MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+    return bounded_duration(given, "lease_timeout", MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
 
 
 def _dedup_window(given: Seconds) -> int:
-    found = span(given, "dedup_window")
+    found = bounded_duration(given, "dedup_window")
     if not found:
         raise InvalidRequest("dedup_window is 0; give more, or leave it out")
     return found
@@ -131,16 +131,16 @@ def _dedup_window(given: Seconds) -> int:
 
 def _retention(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        return {"max_age": span(given, "retention")}
+        return {"max_age": bounded_duration(given, "retention")}
     names = Retention.__struct_fields__
     unknown = [name for name in given if name not in names]
     if unknown:
         raise InvalidRequest(f"retention has no {unknown[0]!r}; give any of {', '.join(names)}")
-    return {name: span(value, "max_age") if name == "max_age" else value for name, value in given.items()}
+    return {name: bounded_duration(value, "max_age") if name == "max_age" else value for name, value in given.items()}
 
 
 def _or_none(name: str) -> Callable[[Seconds | None], int]:
-    return lambda given: 0 if given is None else span(given, name)
+    return lambda given: 0 if given is None else bounded_duration(given, name)
 
 
 _READ: dict[str, Callable[[Any], Any]] = {

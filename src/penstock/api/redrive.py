@@ -15,7 +15,7 @@ from penstock.words import values
 from penstock.words.errors import InvalidRequest
 
 Where: TypeAlias = Mapping[str, Any] | Callable[[Item], bool]
-Chooser: TypeAlias = Callable[[ListedItem], bool]
+ItemFilter: TypeAlias = Callable[[ListedItem], bool]
 
 PAGE = 1_000
 REDRIVABLE: tuple[StateName, ...] = ("ready", "buried")
@@ -31,7 +31,7 @@ class Redriven(msgspec.Struct, frozen=True):
     ids: list[str]
 
 
-def chooser(where: Where | None) -> Chooser:
+def item_filter(where: Where | None) -> ItemFilter:
     """Whether an item is meant."""
     if where is None:
         return lambda item: True
@@ -51,7 +51,7 @@ def by_partition(items: Sequence[ListedItem]) -> dict[int, list[int]]:
     return found
 
 
-def _equals(name: str, wanted: Any) -> Chooser:
+def _equals(name: str, wanted: Any) -> ItemFilter:
     if name == "key":
         key = None if wanted is None else values.encode_key(wanted)
         return lambda item: item.key_bytes == key

@@ -7,29 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.broker import queries
-from penstock.loop.partition_handle import Member
-from penstock.loop.retention import Freed
-from penstock.loop.turn import Turns
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.retention import RetentionResult
+from penstock.loop.turn import QueueEngine
 from penstock.operations import (
     ClearItems,
     CompactQueue,
     ListCursors,
     MoveCursor,
-    NoteProgress,
     Operation,
     PauseQueue,
     RedriveItems,
     ReleaseCursor,
     ReleaseKey,
+    ReportProgress,
     SeekItems,
 )
 from penstock.rules import commands
-from penstock.rules.commands import Again, Counted
-from penstock.rules.item_states import Life
+from penstock.rules.commands import AskAgain, ItemCount
+from penstock.rules.item_states import ItemState
 from penstock.words.errors import InvalidRequest, StorageFailed
 
 
-def chosen(turns: Turns, partition: int | None) -> list[Member]:
+def target_partitions(turns: QueueEngine, partition: int | None) -> list[PartitionHandle]:
     """The partitions that an operation is for: one, or all that are in order."""
     if partition is None:
         broken = next((member for member in turns.members.values() if not member.healthy), None)
@@ -43,42 +43,42 @@ def chosen(turns: Turns, partition: int | None) -> list[Member]:
     return [member]
 
 
-def _total(turns: Turns, members: Sequence[Member], command: commands.Command) -> int:
+def _total(turns: QueueEngine, members: Sequence[PartitionHandle], command: commands.Command) -> int:
     items = 0
     for member in members:
         answer = turns.run(member, command)
-        while isinstance(answer, Again):
+        while isinstance(answer, AskAgain):
             answer = turns.run(member, command)
-        assert isinstance(answer, Counted)
+        assert isinstance(answer, ItemCount)
         items += answer.items
     return items
 
 
-def pause(turns: Turns, asked: PauseQueue) -> None:
+def pause(turns: QueueEngine, asked: PauseQueue) -> None:
     command = commands.Pause(asked.lease, asked.produce)
     if asked.partition is None:
         turns.pause(command)
     else:
-        _total(turns, chosen(turns, asked.partition), command)
+        _total(turns, target_partitions(turns, asked.partition), command)
     turns.again = True  # who waits may go on
 
 
-def clear(turns: Turns, asked: ClearItems) -> int:
+def clear(turns: QueueEngine, asked: ClearItems) -> int:
     turns.again = True
     command = commands.Clear(*(state in asked.states for state in ("ready", "scheduled", "leased", "buried")))
-    return _total(turns, chosen(turns, asked.partition), command)
+    return _total(turns, target_partitions(turns, asked.partition), command)
 
 
-def seek(turns: Turns, asked: SeekItems) -> int:
+def seek(turns: QueueEngine, asked: SeekItems) -> int:
     turns.again = True
     if isinstance(asked.start, int):
-        starts = {member: member.open.offset_at(asked.start) for member in chosen(turns, None)}
+        starts = {member: member.open.offset_at(asked.start) for member in target_partitions(turns, None)}
     else:
-        starts = {member: offset for number, offset in asked.start.items() for member in chosen(turns, number)}
+        starts = {member: offset for number, offset in asked.start.items() for member in target_partitions(turns, number)}
     return sum(_total(turns, [member], commands.Seek(offset)) for member, offset in starts.items())
 
 
-def redrive(turns: Turns, asked: RedriveItems) -> int:
+def redrive(turns: QueueEngine, asked: RedriveItems) -> int:
     if asked.to == turns.incarnation:
         return _return(turns, asked.items)
     if asked.items is None:
@@ -86,7 +86,7 @@ def redrive(turns: Turns, asked: RedriveItems) -> int:
     return _send(turns, asked.items, asked.to)
 
 
-def _return(turns: Turns, items: Mapping[int, Sequence[int]] | None) -> int:
+def _return(turns: QueueEngine, items: Mapping[int, Sequence[int]] | None) -> int:
     """Buried items become ready again where they are."""
     found = 0
     turns.again = True
@@ -94,12 +94,12 @@ def _return(turns: Turns, items: Mapping[int, Sequence[int]] | None) -> int:
         if items is None:
             found += _total(turns, [member], commands.Redrive())
             continue
-        still = [offset for offset in items.get(member.number, ()) if member.state.state_of(offset) is Life.BURIED]
+        still = [offset for offset in items.get(member.number, ()) if member.state.state_of(offset) is ItemState.BURIED]
         found += _total(turns, [member], commands.Redrive(still)) if still else 0
     return found
 
 
-def _send(turns: Turns, items: Mapping[int, Sequence[int]], to: int) -> int:
+def _send(turns: QueueEngine, items: Mapping[int, Sequence[int]], to: int) -> int:
     """Of these items, those that are still ready or buried leave for another queue. Refused as a whole while one cannot be looked up."""
     found = 0
     for number in items:
@@ -109,7 +109,7 @@ def _send(turns: Turns, items: Mapping[int, Sequence[int]], to: int) -> int:
         member = turns.members.get(number)
         if member is None:
             continue
-        still = [offset for offset in offsets if member.state.state_of(offset) in (Life.READY, Life.BURIED)]
+        still = [offset for offset in offsets if member.state.state_of(offset) in (ItemState.READY, ItemState.BURIED)]
         if still:
             turns.carrying.send(member, still, to)
             found += len(still)
@@ -117,40 +117,40 @@ def _send(turns: Turns, items: Mapping[int, Sequence[int]], to: int) -> int:
     return found
 
 
-def _release_parked(turns: Turns, member: Member, gone: set[int]) -> None:
+def _release_parked(turns: QueueEngine, member: PartitionHandle, gone: set[int]) -> None:
     """Keys that were parked only for items which have left for another queue go on."""
     for key, line in member.state.keys.lines():
         if line.parked and gone.issuperset(line.parked):
-            turns.run(member, commands.Release(key))
+            turns.run(member, commands.ReleaseParkedKey(key))
 
 
-def release(turns: Turns, asked: ReleaseKey) -> int:
+def release(turns: QueueEngine, asked: ReleaseKey) -> int:
     turns.again = True
-    return _total(turns, chosen(turns, None), commands.Release(asked.key))
+    return _total(turns, target_partitions(turns, None), commands.ReleaseParkedKey(asked.key))
 
 
-def note(turns: Turns, asked: NoteProgress) -> None:
-    for member in chosen(turns, asked.partition):
-        turns.run(member, commands.Note(asked.lease, asked.offset, asked.text))
+def note(turns: QueueEngine, asked: ReportProgress) -> None:
+    for member in target_partitions(turns, asked.partition):
+        turns.run(member, commands.SetProgress(asked.lease, asked.offset, asked.text))
 
 
-def compact(turns: Turns, asked: CompactQueue) -> list[Freed]:
+def compact(turns: QueueEngine, asked: CompactQueue) -> list[RetentionResult]:
     freed = []
-    for member in chosen(turns, asked.partition):
+    for member in target_partitions(turns, asked.partition):
         turns.touch(member)
         freed.append(member.open.compact())
     return freed
 
 
-def move_cursor(turns: Turns, asked: MoveCursor) -> None:
-    for member in chosen(turns, None):
+def move_cursor(turns: QueueEngine, asked: MoveCursor) -> None:
+    for member in target_partitions(turns, None):
         if member.number in asked.to:
             known = member.state.cursors.get(asked.name, 0) if asked.onward else 0
             turns.run(member, commands.PutCursor(asked.name, min(max(asked.to[member.number], known), member.state.next_offset)))
 
 
-def release_cursor(turns: Turns, asked: ReleaseCursor) -> None:
-    found = [member for member in chosen(turns, None) if asked.name in member.state.cursors]
+def release_cursor(turns: QueueEngine, asked: ReleaseCursor) -> None:
+    found = [member for member in target_partitions(turns, None) if asked.name in member.state.cursors]
     if not found:
         there = sorted(queries.cursors(turns, ListCursors()))
         raise InvalidRequest(f"there is no cursor {asked.name!r} in queue {turns.name!r}; there are {there or 'none'}")
@@ -158,13 +158,13 @@ def release_cursor(turns: Turns, asked: ReleaseCursor) -> None:
         turns.run(member, commands.ForgetCursor(asked.name))
 
 
-CHANGES: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
+CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     PauseQueue: pause,
     ClearItems: clear,
     SeekItems: seek,
     RedriveItems: redrive,
     ReleaseKey: release,
-    NoteProgress: note,
+    ReportProgress: note,
     CompactQueue: compact,
     MoveCursor: move_cursor,
     ReleaseCursor: release_cursor,
@@ -174,18 +174,18 @@ CHANGES: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
 # -- what a broker asks of its own queues ---------------------------------------------------------------
 
 
-def consume(turns: Turns, items: Mapping[int, Sequence[int]], consumer: str) -> int:
+def complete_ended_leases(turns: QueueEngine, items: Mapping[int, Sequence[int]], consumer: str) -> int:
     """Of these items, those that are ready are done: their consumer had handled them, and its leases have ended since."""
     done = 0
     turns.again = True
     for number, offsets in items.items():
         if number in turns.members:
-            done += _total(turns, chosen(turns, number), commands.Consume(offsets, consumer, lapsed=True))
+            done += _total(turns, target_partitions(turns, number), commands.CompleteUnleased(offsets, consumer, lapsed=True))
     return done
 
 
-def publish(turns: Turns, partition: int | None = None) -> None:
+def publish_partitions(turns: QueueEngine, partition: int | None = None) -> None:
     """Everything up to now, of one partition or of all that are in order, may be seen by those who read beside the queue."""
-    for member in [*turns.healthy()] if partition is None else chosen(turns, partition):
+    for member in [*turns.healthy()] if partition is None else target_partitions(turns, partition):
         turns.touch(member)
         member.open.rest()

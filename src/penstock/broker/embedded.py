@@ -18,27 +18,27 @@ from functools import partial
 from typing import Any
 
 from penstock.broker import changes, partition_layout, queries, trace
-from penstock.broker.inbox import InboxKeeper, write_state
-from penstock.broker.streams import Streams
-from penstock.broker.transfer_router import Delivery
+from penstock.broker.inbox import InboxProcessor, write_state
+from penstock.broker.streams import StreamCoordinator
+from penstock.broker.transfer_router import TransferRouter
 from penstock.logs.backends import Files, Target, open_store
-from penstock.logs.log import SEGMENT_BYTES, Durability, Readable
+from penstock.logs.log import SEGMENT_BYTES, Durability, ReadableLog
 from penstock.logs.store import CATALOG, Store
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.partition_set import QueueSetup
-from penstock.loop.requests import Do, LeaseRequest, ProduceRequest, Request, Reshape, SettleRequest, Watch
+from penstock.loop.requests import AwaitRequest, FunctionRequest, LeaseRequest, ProduceRequest, Request, ResizeRequest, SettleRequest
 from penstock.loop.runners import Runners
-from penstock.loop.transfer import Office
-from penstock.loop.turn import Turns
+from penstock.loop.transfer import QueueRouter
+from penstock.loop.turn import QueueEngine
 from penstock.operations import (
     A,
+    AnswerCallback,
     AwaitItems,
     Cancel,
     CreateQueue,
     DeleteQueue,
-    Done,
     EndStream,
     ExplainItem,
     FailGranted,
@@ -64,23 +64,23 @@ from penstock.operations import (
     UpdateQueue,
     WriteState,
 )
-from penstock.reports import BrokerMetrics, Explained, ItemEvent, QueueFacts, info
+from penstock.reports import BrokerMetrics, ItemEvent, ItemExplanation, QueueDescription, describe_queue
 from penstock.rules import catalog, summary
-from penstock.rules.catalog import Entry
+from penstock.rules.catalog import QueueEntry
 from penstock.rules.commands import Configure
 from penstock.rules.options import Options, merged
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
-from penstock.words.limits import MAX_PARTITIONS, within
-from penstock.words.threads import Pool
+from penstock.words.limits import MAX_PARTITIONS, check_range
+from penstock.words.threads import InterruptSafePool
 
 BLOCKING = 8
 """Threads for operations that are submitted and that no turn alone can answer."""
 _log = logging.getLogger("penstock")
 
 
-class Embedded:
+class EmbeddedBroker:
     """Queues in a directory or in memory."""
 
     def __init__(
@@ -104,11 +104,11 @@ class Embedded:
         self._beginning = 0
         self._loops: dict[int, Loop] = {}
         self._runners = Runners(self.clock)
-        self._blocking, self._quick = Pool(BLOCKING), Pool(1)
-        self._delivery = Delivery(self._loops, self.entry)
+        self._blocking, self._quick = InterruptSafePool(BLOCKING), InterruptSafePool(1)
+        self._delivery = TransferRouter(self._loops, self.entry)
         self._closed = self._forked = False
-        self.streams: Streams = Streams(store.inbox, self)
-        self.inbox = InboxKeeper(store.inbox, self)
+        self.streams: StreamCoordinator = StreamCoordinator(store.inbox, self)
+        self.inbox = InboxProcessor(store.inbox, self)
         try:
             self.catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
             self._sweep()
@@ -139,7 +139,7 @@ class Embedded:
         entropy: Callable[[int], bytes] = os.urandom,
         threaded: bool = True,
         min_free_bytes: int = 0,
-    ) -> "Embedded":
+    ) -> "EmbeddedBroker":
         """Open a directory (or several storage roots), or "memory://"."""
         clock = clock or SystemClock()
         store = open_store(target, files, durability, segment_bytes, compression, clock, entropy)
@@ -155,7 +155,7 @@ class Embedded:
         answer: A = self.loop(operation.queue).call(request)
         return answer
 
-    def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         tell = done or partial(_log_failure, operation)
         request = self._request(operation)
         if request is None:
@@ -189,12 +189,12 @@ class Embedded:
         kind = type(operation)
         if kind in _REQUESTS:
             return _REQUESTS[kind](operation, self.clock.read().elapsed)
-        if kind in changes.CHANGES:
+        if kind in changes.CHANGE_HANDLERS:
             if isinstance(operation, RedriveItems):
                 self.loop(operation.to)  # or it is no more
-            return Do(partial(_changed, operation))
-        if kind in queries.QUERIES and not (isinstance(operation, ExplainItem) and operation.follow):
-            return Do(partial(_queried, operation), opens=kind is not ReadStats)
+            return FunctionRequest(partial(_changed, operation))
+        if kind in queries.QUERY_HANDLERS and not (isinstance(operation, ExplainItem) and operation.follow):
+            return FunctionRequest(partial(_queried, operation), opens=kind is not ReadStats)
         if kind not in _OWN:
             raise InvalidRequest(f"{kind.__name__} cannot be asked of a broker; use a kind of operation of penstock.operations")
         return None
@@ -211,9 +211,9 @@ class Embedded:
         if loop is not None:
             loop.turns.kept.pop((partition, lease), None)
 
-    def log(self, queue: int, partition: int, /) -> Readable:
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
         """Everything up to now is published first."""
-        self.run(queue, Do(partial(changes.publish, partition=partition)))
+        self.run(queue, FunctionRequest(partial(changes.publish_partitions, partition=partition)))
         return self.store.reader(queue, partition)
 
     def staging(self) -> Staging:
@@ -221,20 +221,20 @@ class Embedded:
 
     # -- what the broker itself answers --------------------------------------------------------------
 
-    def _find(self, asked: FindQueue) -> QueueFacts:
+    def _find(self, asked: FindQueue) -> QueueDescription:
         self._usable()
-        return info(self._opened(self.catalog.find(asked.name)))
+        return describe_queue(self._opened(self.catalog.find(asked.name)))
 
-    def _list(self, asked: ListQueues) -> list[QueueFacts]:
+    def _list(self, asked: ListQueues) -> list[QueueDescription]:
         self._usable()
         found = [entry for entry in self.catalog.entries if entry.name.startswith(asked.prefix) and entry.name > asked.after]
-        return [info(entry) for entry in found[: asked.limit]]
+        return [describe_queue(entry) for entry in found[: asked.limit]]
 
     def _slot_map(self, asked: ReadSlotMap) -> bytes:
         self._usable()
         return self.entry(asked.queue).map.pack()
 
-    def _create(self, asked: CreateQueue) -> QueueFacts:
+    def _create(self, asked: CreateQueue) -> QueueDescription:
         self._usable()
         chosen = merged(Options(), asked.options)
         name, partitions, exist_ok, given = asked.name, asked.partitions, asked.exist_ok, asked.given
@@ -249,9 +249,9 @@ class Embedded:
             if entry.incarnation not in self._loops:
                 self._beginning = entry.incarnation
                 self._begin(entry)
-        return info(entry)
+        return describe_queue(entry)
 
-    def _begin(self, entry: Entry) -> None:
+    def _begin(self, entry: QueueEntry) -> None:
         """Open a new queue, or take it back when its partitions cannot be."""
         loop = self._open_queue(entry)
         broken = next((member for member in loop.turns.members.values() if member.error is not None), None)
@@ -264,20 +264,20 @@ class Embedded:
         loop.turn()
         self._loops[entry.incarnation] = loop
 
-    def _opened(self, entry: Entry) -> Entry:
+    def _opened(self, entry: QueueEntry) -> QueueEntry:
         """A queue that is recorded may be still being opened."""
         if entry.incarnation not in self._loops:
             with self._creating:
                 pass
         return entry
 
-    def _update(self, asked: UpdateQueue) -> QueueFacts:
+    def _update(self, asked: UpdateQueue) -> QueueDescription:
         """New timeouts count for new leases and items, everything else at once."""
         loop = self.loop(asked.queue)
         with self.recording():
             entry = self.catalog.update(asked.queue, asked.changes)
-        loop.call(Do(self._configure, firm=True))
-        return info(entry)
+        loop.call(FunctionRequest(self._configure, firm=True))
+        return describe_queue(entry)
 
     def _delete(self, asked: DeleteQueue) -> None:
         self._usable()
@@ -295,35 +295,35 @@ class Embedded:
             loop.close(QueueNotFound(f"queue {name!r} was deleted"))
         self._remove(incarnation)
 
-    def _resize(self, asked: ResizeQueue) -> QueueFacts:
-        within("partitions", asked.partitions, 1, MAX_PARTITIONS)
-        return self._reshape(asked.queue, lambda entry: partition_layout.resized(entry, asked.partitions))
+    def _resize(self, asked: ResizeQueue) -> QueueDescription:
+        check_range("partitions", asked.partitions, 1, MAX_PARTITIONS)
+        return self._reshape(asked.queue, lambda entry: partition_layout.resized_layout(entry, asked.partitions))
 
-    def _set_read_only(self, asked: SetReadOnly) -> QueueFacts:
-        return self._reshape(asked.queue, lambda entry: partition_layout.drained(entry, asked.partition, asked.read_only))
+    def _set_read_only(self, asked: SetReadOnly) -> QueueDescription:
+        return self._reshape(asked.queue, lambda entry: partition_layout.layout_with_read_only(entry, asked.partition, asked.read_only))
 
-    def _reshape(self, incarnation: int, choose: Callable[[Entry], partition_layout.Shape]) -> QueueFacts:
-        return info(self.run(incarnation, Reshape(lambda turns: self._change_shape(turns, choose), firm=True)))
+    def _reshape(self, incarnation: int, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]) -> QueueDescription:
+        return describe_queue(self.run(incarnation, ResizeRequest(lambda turns: self._change_shape(turns, choose), firm=True)))
 
-    def _change_shape(self, turns: Turns, choose: Callable[[Entry], partition_layout.Shape]) -> Entry:
+    def _change_shape(self, turns: QueueEngine, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]) -> QueueEntry:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
         try:
             with self.recording():
-                return partition_layout.change(self.catalog, turns, choose, self.clock.read().wall)
+                return partition_layout.record_layout(self.catalog, turns, choose, self.clock.read().wall)
         finally:
             self._reshaped(turns)
 
-    def _reshaped(self, turns: Turns) -> None:
+    def _reshaped(self, turns: QueueEngine) -> None:
         """What is recorded is so, whatever went wrong in between: looked at in every turn."""
         entry = self.catalog.state.entries.get(turns.incarnation)
         if entry is not None and (entry.map.version != turns.map.version or entry.read_only != turns.read_only):
-            partition_layout.apply(turns, entry)
+            partition_layout.apply_layout(turns, entry)
 
     def _metrics(self, asked: ReadMetrics) -> BrokerMetrics:
         self._usable()
         return BrokerMetrics({loop.turns.name: queries.metrics(loop) for loop in list(self._loops.values())})
 
-    def _explain(self, asked: ExplainItem) -> Explained:
+    def _explain(self, asked: ExplainItem) -> ItemExplanation:
         return trace.explain(self, asked)
 
     def _history(self, asked: ReadHistory) -> list[ItemEvent]:
@@ -346,7 +346,7 @@ class Embedded:
 
     # -- opening and closing -------------------------------------------------------------------------
 
-    def _open_queue(self, entry: Entry) -> Loop:
+    def _open_queue(self, entry: QueueEntry) -> Loop:
         setup = QueueSetup(
             entry.name,
             entry.incarnation,
@@ -355,10 +355,10 @@ class Embedded:
             lambda: self._entropy(1)[0] / 255,
             lambda number: self._summary(entry.incarnation, number),
         )
-        turns = Turns(setup, Office(self._delivery.post, self._delivery.map_of))
+        turns = QueueEngine(setup, QueueRouter(self._delivery.post, self._delivery.map_of))
         turns.look_at_shape = lambda: self._reshaped(turns)
         loop = Loop(turns, self.store, self._runners, threaded=self._threaded)
-        partition_layout.apply(turns, entry)
+        partition_layout.apply_layout(turns, entry)
         self._set_options(turns, entry)
         turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
         return loop
@@ -382,14 +382,14 @@ class Embedded:
             log.close()
             raise
 
-    def _set_options(self, turns: Turns, entry: Entry) -> None:
+    def _set_options(self, turns: QueueEngine, entry: QueueEntry) -> None:
         options = entry.options
         turns.policy = options.policy
         turns.producing.max_items, turns.producing.max_bytes = options.max_items, options.max_bytes
         dead = self.catalog.state.names.get(options.dead_queue)
         turns.carrying.dead = dead.incarnation if dead is not None else 0
 
-    def _configure(self, turns: Turns) -> None:
+    def _configure(self, turns: QueueEngine) -> None:
         """Inside a turn: what the catalog says now."""
         entry = self.catalog.get(turns.incarnation)
         self._set_options(turns, entry)
@@ -478,7 +478,7 @@ class Embedded:
         if self._closed:
             raise BrokerClosed("the broker is closed; open it again")
 
-    def entry(self, incarnation: int) -> Entry:
+    def entry(self, incarnation: int) -> QueueEntry:
         """What the catalog says of a queue."""
         return self.catalog.get(incarnation)
 
@@ -529,16 +529,16 @@ def _settle(asked: SettleItems, now: int) -> SettleRequest:
     )
 
 
-def _await(asked: AwaitItems, now: int) -> Watch:
-    return Watch(asked.start, now + asked.wait)
+def _await(asked: AwaitItems, now: int) -> AwaitRequest:
+    return AwaitRequest(asked.start, now + asked.wait)
 
 
-def _changed(operation: Operation[Any], turns: Turns) -> Any:
-    return changes.CHANGES[type(operation)](turns, operation)
+def _changed(operation: Operation[Any], turns: QueueEngine) -> Any:
+    return changes.CHANGE_HANDLERS[type(operation)](turns, operation)
 
 
-def _queried(operation: Operation[Any], turns: Turns) -> Any:
-    return queries.QUERIES[type(operation)](turns, operation)
+def _queried(operation: Operation[Any], turns: QueueEngine) -> Any:
+    return queries.QUERY_HANDLERS[type(operation)](turns, operation)
 
 
 _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
@@ -549,20 +549,20 @@ _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
 }
 _QUICK = {FindQueue, ListQueues, ReadSlotMap, ReadMetrics}
 """Answered from memory: those who submit them do not wait behind others who wait for a disk."""
-_OWN: dict[type[Operation[Any]], Callable[[Embedded, Any], Any]] = {
-    FindQueue: Embedded._find,
-    ListQueues: Embedded._list,
-    ReadSlotMap: Embedded._slot_map,
-    CreateQueue: Embedded._create,
-    UpdateQueue: Embedded._update,
-    DeleteQueue: Embedded._delete,
-    ResizeQueue: Embedded._resize,
-    SetReadOnly: Embedded._set_read_only,
-    ReadMetrics: Embedded._metrics,
-    ExplainItem: Embedded._explain,
-    ReadHistory: Embedded._history,
-    PublishWrite: Embedded._publish_write,
-    FindWrite: Embedded._find_write,
+_OWN: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any]] = {
+    FindQueue: EmbeddedBroker._find,
+    ListQueues: EmbeddedBroker._list,
+    ReadSlotMap: EmbeddedBroker._slot_map,
+    CreateQueue: EmbeddedBroker._create,
+    UpdateQueue: EmbeddedBroker._update,
+    DeleteQueue: EmbeddedBroker._delete,
+    ResizeQueue: EmbeddedBroker._resize,
+    SetReadOnly: EmbeddedBroker._set_read_only,
+    ReadMetrics: EmbeddedBroker._metrics,
+    ExplainItem: EmbeddedBroker._explain,
+    ReadHistory: EmbeddedBroker._history,
+    PublishWrite: EmbeddedBroker._publish_write,
+    FindWrite: EmbeddedBroker._find_write,
     TakeGrant: lambda broker, asked: broker.streams.take(asked),
     RenewStream: lambda broker, asked: broker.streams.renew(asked),
     EndStream: lambda broker, asked: broker.streams.end(asked),
@@ -570,7 +570,7 @@ _OWN: dict[type[Operation[Any]], Callable[[Embedded, Any], Any]] = {
     FailGranted: lambda broker, asked: broker.streams.fail(asked),
 }
 
-_brokers: "weakref.WeakSet[Embedded]" = weakref.WeakSet()
+_brokers: "weakref.WeakSet[EmbeddedBroker]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:

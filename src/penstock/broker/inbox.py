@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock import operations
-from penstock.broker.streams import StreamBroker, Streams
-from penstock.logs.columns import Columns
-from penstock.logs.store import DropManifest, Inbox, Waiting
+from penstock.broker.streams import StreamCoordinator, StreamOwner
+from penstock.logs.columns import FrameColumns
+from penstock.logs.store import Inbox, InboxEntry, WriteManifest
 from penstock.loop.requests import ProduceRequest
 from penstock.operations import FindWrite, Operation, PublishWrite, WriteState
-from penstock.rules.catalog import ONCE, Entry
+from penstock.rules.catalog import SINGLE_WRITE, QueueEntry
 from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import DAY, SECOND
@@ -40,7 +40,7 @@ from penstock.words.errors import (
     QueueNotFound,
     Refused,
 )
-from penstock.words.threads import Thread
+from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
 IDLE_SECONDS = 0.25
@@ -59,7 +59,7 @@ SWEEP_EVERY = DAY
 CHUNKS = 1 << 32
 
 
-class Errand(msgspec.Struct):
+class RemoteOperation(msgspec.Struct):
     """An operation for the owner of a broker, from a process that does not own it."""
 
     operation: msgspec.Raw
@@ -67,27 +67,27 @@ class Errand(msgspec.Struct):
     """Whether somebody waits for the answer."""
 
 
-class Reply(msgspec.Struct):
+class RemoteAnswer(msgspec.Struct):
     """What came of an errand: the answer, as bytes of its type, or why it was refused."""
 
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")
     refused: Refused | None = None
 
 
-class TimeIsOver(Exception):
+class TimeLimitReached(Exception):
     """The time that was given is over; the rest is done at the next look."""
 
 
-class InboxBroker(StreamBroker, Protocol):
+class OwningBroker(StreamOwner, Protocol):
     """What the keeper needs of its broker."""
 
-    streams: Streams
+    streams: StreamCoordinator
 
 
-class InboxKeeper:
+class InboxProcessor:
     """Looks after the inbox of one broker."""
 
-    def __init__(self, inbox: Inbox, broker: InboxBroker) -> None:
+    def __init__(self, inbox: Inbox, broker: OwningBroker) -> None:
         self._inbox = inbox
         self._broker = broker
         self._clock = broker.clock
@@ -95,7 +95,7 @@ class InboxKeeper:
         """What could not be done, and when to try again."""
         self._refused: set[str] = set()
         """What never can be done: left for somebody to look at."""
-        self._manifests: dict[str, DropManifest] = {}
+        self._manifests: dict[str, WriteManifest] = {}
         self._whole: set[str] = set()
         """Drops that were looked through."""
         self._busy_until = 0
@@ -105,7 +105,7 @@ class InboxKeeper:
         self._look_until: int | None = None
         self._ended = threading.Event()
         self._threaded = False
-        self._thread: Thread | None = None
+        self._thread: InterruptSafeThread | None = None
 
     # -- writes --------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class InboxKeeper:
     def _start(self) -> None:
         """Look on, if threads may be begun. Where nobody else reaches the inbox, not before something was put into it."""
         if self._threaded and self._thread is None and not self._ended.is_set():
-            self._thread = Thread(self._watch)
+            self._thread = InterruptSafeThread(self._watch)
 
     def stop(self) -> None:
         self._ended.set()
@@ -155,7 +155,7 @@ class InboxKeeper:
             done.append(self._adopt_all([*of_queue]))
         return any(done)
 
-    def _waiting(self) -> list[Waiting]:
+    def _waiting(self) -> list[InboxEntry]:
         self._looked_at = self._clock.read().elapsed
         try:
             return self._inbox.waiting()
@@ -163,7 +163,7 @@ class InboxKeeper:
             _log.warning("the inbox cannot be read: %s", error)
             return []
 
-    def _do_errands(self, waiting: Sequence[Waiting]) -> bool:
+    def _do_errands(self, waiting: Sequence[InboxEntry]) -> bool:
         self._broker.streams.upkeep()
         done = False
         for one in waiting:
@@ -174,7 +174,7 @@ class InboxKeeper:
     def _time_is_over(self) -> bool:
         return self._look_until is not None and self._clock.read().elapsed >= self._look_until
 
-    def _do_errand(self, waiting: Waiting) -> None:
+    def _do_errand(self, waiting: InboxEntry) -> None:
         """Do one errand, answer it, and take it out of the inbox."""
         raw = self._inbox.body(waiting)
         if raw is None:
@@ -188,15 +188,15 @@ class InboxKeeper:
                 raise InvalidRequest("the errand is about another queue than its name says; use the same Penstock on both sides")
             if operation.queue:
                 self._broker.entry(operation.queue)  # or it was deleted
-            reply = Reply(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(_left_alone(operation, waiting.name)))))
+            reply = RemoteAnswer(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(_left_alone(operation, waiting.name)))))
         except PenstockError as error:
             known = isinstance(error, QueueHeld) or (wants_answer and isinstance(error, OutcomeUnknown))
             if error.retryable and not known:
                 raise
-            reply = Reply(refused=Refused.of(error))
+            reply = RemoteAnswer(refused=Refused.of(error))
         except Exception as error:  # a mistake of ours: whoever waits is told
             _log.exception("doing %s went wrong", waiting.label)
-            reply = Reply(refused=Refused.of(OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")))
+            reply = RemoteAnswer(refused=Refused.of(OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")))
         if reply.refused is not None and not wants_answer:
             _log.warning("%s was refused, and nobody waits to be told: %s", waiting.label, reply.refused.message)
         if wants_answer:
@@ -204,7 +204,7 @@ class InboxKeeper:
         self._inbox.done(waiting, raw)
 
     @property
-    def _queues(self) -> dict[int, Entry]:
+    def _queues(self) -> dict[int, QueueEntry]:
         return self._broker.catalog.state.entries
 
     def _forget_all_but(self, labels: set[str]) -> None:
@@ -231,7 +231,7 @@ class InboxKeeper:
             except Exception:  # a mistake of ours must not end the watch
                 _log.exception("looking into the inbox went wrong")
 
-    def _do(self, one: Waiting, step: Callable[[Waiting], None]) -> bool:
+    def _do(self, one: InboxEntry, step: Callable[[InboxEntry], None]) -> bool:
         """A step with a drop or an errand; whether it could be done."""
         now = self._clock.read().elapsed
         if self._ended.is_set() or one.label in self._refused or now < self._later.get(one.label, 0):
@@ -239,7 +239,7 @@ class InboxKeeper:
         try:
             step(one)
             return True
-        except (BrokerClosed, TimeIsOver):
+        except (BrokerClosed, TimeLimitReached):
             return False
         except PenstockError as error:
             if not error.retryable:
@@ -251,13 +251,13 @@ class InboxKeeper:
             self._refuse(one, "%s is left in the inbox: it went wrong (%r); please report this", one.label, error, exc_info=error)
         return False
 
-    def _refuse(self, one: Waiting, text: str, *args: object, exc_info: Exception | None = None) -> None:
+    def _refuse(self, one: InboxEntry, text: str, *args: object, exc_info: Exception | None = None) -> None:
         self._refused.add(one.label)
         _log.error(text, *args, exc_info=exc_info)
 
     # -- adoption ------------------------------------------------------------------------------------
 
-    def _adopt_all(self, drops: Sequence[Waiting]) -> bool:
+    def _adopt_all(self, drops: Sequence[InboxEntry]) -> bool:
         """The drops of one queue, in their order; whether any was adopted. What must wait lets no other overtake it."""
         if drops[0].incarnation not in self._queues:
             removed = [self._do(drop, self._adopt) for drop in drops]
@@ -279,26 +279,26 @@ class InboxKeeper:
                 held_up.add(source)  # once a later one is in, it never can be: somebody must decide
         return adopted
 
-    def _in_order(self, drops: Sequence[Waiting]) -> list[Waiting]:
+    def _in_order(self, drops: Sequence[InboxEntry]) -> list[InboxEntry]:
         """One that was begun first; then as they were written, but those of a source by number."""
         manifests = self._manifests
-        by_number: dict[str, list[Waiting]] = {}
+        by_number: dict[str, list[InboxEntry]] = {}
         for drop in sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].number), reverse=True):
             by_number.setdefault(manifests[drop.label].source, []).append(drop)
         by_age = sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].began, drop.label))
         return [by_number[manifests[drop.label].source].pop() for drop in by_age]
 
-    def _read_manifest(self, drop: Waiting) -> None:
+    def _read_manifest(self, drop: InboxEntry) -> None:
         self._manifests[drop.label] = self._inbox.manifest(drop)
 
-    def _begun(self, drop: Waiting) -> bool:
+    def _begun(self, drop: InboxEntry) -> bool:
         """Whether it is the one that is to be finished before any other."""
         try:
             return self._broker.entry(drop.incarnation).unfinished == drop.name
         except QueueNotFound:
             return False
 
-    def _adopt(self, drop: Waiting) -> None:
+    def _adopt(self, drop: InboxEntry) -> None:
         try:
             self._take_in(drop)
         except QueueNotFound:
@@ -307,7 +307,7 @@ class InboxKeeper:
             _log.warning("the queue that %s was written for is deleted, so it is removed", drop.label)
         self._inbox.done(drop)
 
-    def _take_in(self, drop: Waiting) -> None:
+    def _take_in(self, drop: InboxEntry) -> None:
         entry = self._broker.entry(drop.incarnation)
         manifest = self._manifests[drop.label]
         if manifest.number <= entry.adopted.get(manifest.source, 0):
@@ -325,18 +325,18 @@ class InboxKeeper:
             self._between_chunks()
             self._produce(drop.incarnation, batch, sequence)
         with self._broker.recording():
-            self._broker.catalog.adopted(drop.incarnation, drop.name, manifest.source, ONCE if manifest.once else manifest.number)
+            self._broker.catalog.adopted(drop.incarnation, drop.name, manifest.source, SINGLE_WRITE if manifest.once else manifest.number)
 
     def _between_chunks(self) -> None:
         """Between two chunks: is it time for something else?"""
         if self._ended.is_set():
             raise BrokerClosed("the broker is being closed; the rest of the drop is adopted when it is opened again")
         if self._time_is_over():
-            raise TimeIsOver
+            raise TimeLimitReached
         if self._clock.read().elapsed >= self._looked_at + ERRANDS_EVERY:
             self._do_errands(self._waiting())
 
-    def _look_through(self, drop: Waiting, manifest: DropManifest) -> None:
+    def _look_through(self, drop: InboxEntry, manifest: WriteManifest) -> None:
         """All of it can be taken, or nothing is."""
         for batch in self._chunks(drop, manifest):
             self._between_chunks()
@@ -346,7 +346,7 @@ class InboxKeeper:
                 raise CorruptLog(f"the drop {drop.label} holds what no queue takes ({error}); move it away and write it again") from error
         self._whole.add(drop.label)
 
-    def _chunks(self, drop: Waiting, manifest: DropManifest) -> Iterator[Batch]:
+    def _chunks(self, drop: InboxEntry, manifest: WriteManifest) -> Iterator[Batch]:
         """Every frame of a drop; CorruptLog as soon as it shows not to be what was published."""
         for part in manifest.parts:
             if not part.frames and not part.items:  # of which no file was made
@@ -354,7 +354,7 @@ class InboxKeeper:
             frames, items = 0, 0
             for frame in self._inbox.frames(drop, part):
                 try:
-                    batch = Columns(frame).batch()
+                    batch = FrameColumns(frame).batch()
                 except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:  # whole, but not made as a frame is
                     raise CorruptLog(
                         f"part {part.name} of {drop.label} cannot be understood ({error}); move the drop away and write it again"
@@ -376,10 +376,10 @@ class InboxKeeper:
 
 def publish_write(inbox: Inbox, asked: PublishWrite) -> bool:
     """Let a staged write become a drop."""
-    return inbox.publish(asked.write, asked.queue, DropManifest([*asked.parts], asked.source, asked.number))
+    return inbox.publish(asked.write, asked.queue, WriteManifest([*asked.parts], asked.source, asked.number))
 
 
-def write_state(inbox: Inbox, entry_of: Callable[[int], Entry], asked: FindWrite) -> WriteState:
+def write_state(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: FindWrite) -> WriteState:
     """What became of a write. The inbox is asked first: what waits there no more is in the catalog by then."""
     if inbox.pending(asked.queue, asked.source, asked.number):
         return "waiting" if inbox.has_owner() else "unattended"
@@ -395,8 +395,8 @@ def _left_alone(operation: Operation[Any], name: str) -> Operation[Any]:
     return operation
 
 
-def _understood(raw: bytes) -> Errand:
+def _understood(raw: bytes) -> RemoteOperation:
     try:
-        return msgspec.msgpack.decode(raw, type=Errand)
+        return msgspec.msgpack.decode(raw, type=RemoteOperation)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the errand cannot be understood ({error}); use the same Penstock on both sides") from error

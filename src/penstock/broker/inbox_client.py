@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 
 from penstock import operations
-from penstock.broker.inbox import Errand, Reply, publish_write, write_state
+from penstock.broker.inbox import RemoteAnswer, RemoteOperation, publish_write, write_state
 from penstock.broker.snapshot import Snapshot
 from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, Target, open_read_only
-from penstock.logs.log import Readable
+from penstock.logs.log import ReadableLog
 from penstock.logs.store import ReadStore
 from penstock.operations import (
     TIMEOUT,
     A,
+    AnswerCallback,
     AwaitItems,
     Cancel,
-    Done,
     FindWrite,
     Operation,
     PublishWrite,
@@ -38,7 +38,7 @@ from penstock.reports import StreamGrant
 from penstock.rules.routing import digest
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, StorageFailed
-from penstock.words.threads import Pool
+from penstock.words.threads import InterruptSafePool
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.05
@@ -57,7 +57,7 @@ class InboxClient:
         self._meanwhile = meanwhile
         self._seen: Snapshot | None = None
         self._closed = False
-        self._pool = Pool(SUBMITTED)
+        self._pool = InterruptSafePool(SUBMITTED)
 
     @classmethod
     def open(cls, target: Target, *, files: Files | None = None, clock: Clock | None = None, **options: Any) -> "InboxClient":
@@ -72,7 +72,7 @@ class InboxClient:
             return found
         return self._snapshot().call(operation) if isinstance(operation, Query) else self._ask(operation)
 
-    def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         """Without `done` it is in the inbox durably when this returns, and nobody waits for the owner."""
         self._usable()
         if done is not None:
@@ -94,7 +94,7 @@ class InboxClient:
 
     let_go = keep
 
-    def log(self, queue: int, partition: int, /) -> Readable:
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
         return self._snapshot(refresh=False).log(queue, partition)
 
     def staging(self) -> Staging:
@@ -152,7 +152,7 @@ class InboxClient:
             self._meanwhile()
             Event().wait(POLL_SECONDS)
         inbox.remove_note(queue, name)
-        reply = msgspec.msgpack.decode(raw, type=Reply)
+        reply = msgspec.msgpack.decode(raw, type=RemoteAnswer)
         if reply.refused is not None:
             raise reply.refused.error()
         answer: A = msgspec.msgpack.decode(reply.answer, type=answer_type(type(operation)))
@@ -174,7 +174,7 @@ class InboxClient:
 
 
 def _errand(operation: Operation[Any], answer: bool) -> bytes:
-    return msgspec.msgpack.encode(Errand(msgspec.Raw(operations.encode(operation)), answer))
+    return msgspec.msgpack.encode(RemoteOperation(msgspec.Raw(operations.encode(operation)), answer))
 
 
 def _name(operation: Operation[Any]) -> str:

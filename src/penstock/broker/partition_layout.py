@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from penstock.loop.catalog import Catalog
-from penstock.loop.partition_handle import Member
-from penstock.loop.requests import NotYet
-from penstock.loop.resize import Change
-from penstock.loop.turn import Turns
-from penstock.rules.catalog import Entry
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.requests import PartitionsNotOpen
+from penstock.loop.resize import SlotMapChange
+from penstock.loop.turn import QueueEngine
+from penstock.rules.catalog import QueueEntry
 from penstock.rules.slots import SlotMap
 from penstock.words.errors import InvalidRequest, QueueBusy
 
@@ -21,33 +21,33 @@ KEPT_MAPS = 32
 """Older slot maps that are kept at least: requests may be remembered under them."""
 
 
-class Shape(NamedTuple):
+class PartitionLayout(NamedTuple):
     """The partitions that take items, and those an operator set read-only."""
 
     active: Sequence[int]
     read_only: Sequence[int]
 
 
-def resized(entry: Entry, partitions: int) -> Shape:
+def resized_layout(entry: QueueEntry, partitions: int) -> PartitionLayout:
     """So many partitions: the first of those there are, and new ones."""
     kept = entry.active[:partitions]
     new = range(entry.next_partition, entry.next_partition + partitions - len(kept))
-    return Shape([*kept, *new], entry.read_only)
+    return PartitionLayout([*kept, *new], entry.read_only)
 
 
-def drained(entry: Entry, partition: int, read_only: bool) -> Shape:
+def layout_with_read_only(entry: QueueEntry, partition: int, read_only: bool) -> PartitionLayout:
     """Without a partition, whose slots go to the others; or with it again."""
     if partition not in (*entry.active, *entry.read_only):
         raise InvalidRequest(f"partition {partition} takes no items; those that do are {entry.active}")
     if not read_only:
-        return Shape(sorted({*entry.active, partition}), [number for number in entry.read_only if number != partition])
+        return PartitionLayout(sorted({*entry.active, partition}), [number for number in entry.read_only if number != partition])
     if partition in entry.read_only:
-        return Shape(entry.active, entry.read_only)
+        return PartitionLayout(entry.active, entry.read_only)
     others = [number for number in entry.active if number != partition]
-    return Shape(others or [entry.next_partition], [*entry.read_only, partition])
+    return PartitionLayout(others or [entry.next_partition], [*entry.read_only, partition])
 
 
-def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wall: int) -> Entry:
+def record_layout(catalog: Catalog, turns: QueueEngine, choose: Callable[[QueueEntry], PartitionLayout], wall: int) -> QueueEntry:
     """Inside a turn: record the new shape. When anything stands in its way nothing is changed."""
     entry = catalog.get(turns.incarnation)
     active, read_only = choose(entry)
@@ -70,14 +70,14 @@ def change(catalog: Catalog, turns: Turns, choose: Callable[[Entry], Shape], wal
         since = _keep_since(turns, entry, wall)
         fixed = [member.number for member in failing]
         return catalog.reshape(turns.incarnation, active, read_only=read_only, marks=marks, keep_since=since, fixed=fixed)
-    except NotYet:
+    except PartitionsNotOpen:
         raise
     except BaseException:
-        forget_new(turns, entry)  # an interrupt may come anywhere
+        discard_new_partitions(turns, entry)  # an interrupt may come anywhere
         raise
 
 
-def _open_new(turns: Turns, numbers: Sequence[int]) -> None:
+def _open_new(turns: QueueEngine, numbers: Sequence[int]) -> None:
     """New partitions, open and doing as the others do; or NotYet, while they are being opened beside the turns."""
     new = [turns.add(number) for number in numbers]
     turns.newcomers.update(numbers)
@@ -86,19 +86,19 @@ def _open_new(turns: Turns, numbers: Sequence[int]) -> None:
         if member.error is not None and not member.out:  # one that is slow is waited for
             raise member.refusal
     if not all(member.healthy for member in new):
-        raise NotYet
+        raise PartitionsNotOpen
     for member in new:
         turns.catch_up(member, new=True)
 
 
-def _mark(turns: Turns, member: Member) -> int:
+def _mark(turns: QueueEngine, member: PartitionHandle) -> int:
     """Where a partition stands. It is made durable in every mode: the catalog, which is about to speak of it, is really synced."""
     turns.touch(member)
     member.open.make_durable()
     return member.open.committed.next_offset
 
 
-def _keep_since(turns: Turns, entry: Entry, wall: int) -> int:
+def _keep_since(turns: QueueEngine, entry: QueueEntry, wall: int) -> int:
     """Older maps that were replaced before that time are not needed any more.
 
     Needed are those under which requests may be remembered: known to be so, or from before this opening and not too old. Some are kept
@@ -113,14 +113,14 @@ def _keep_since(turns: Turns, entry: Entry, wall: int) -> int:
     return min(needed, default=wall + 1)
 
 
-def forget_new(turns: Turns, entry: Entry) -> None:
+def discard_new_partitions(turns: QueueEngine, entry: QueueEntry) -> None:
     """New partitions of a reshape that is not to be after all."""
     for number in set(turns.members) - {*entry.active, *entry.retired}:
         turns.drop(turns.members[number])
     turns.newcomers.clear()
 
 
-def apply(turns: Turns, entry: Entry) -> None:
+def apply_layout(turns: QueueEngine, entry: QueueEntry) -> None:
     """The queue has the partitions that the catalog says; fences that are missing go up."""
     older = [SlotMap.unpack(old.version, old.owners) for old in entry.maps]
     turns.newcomers.clear()
@@ -130,7 +130,7 @@ def apply(turns: Turns, entry: Entry) -> None:
         turns.add(number)
     known = {change.version: change for change in turns.resizing.changes}
     maps = [*older, entry.map]
-    changes = [known.get(new.version) or Change(old, new, entry.marks.get(new.version, {})) for old, new in pairwise(maps)]
+    changes = [known.get(new.version) or SlotMapChange(old, new, entry.marks.get(new.version, {})) for old, new in pairwise(maps)]
     turns.resizing.begin(changes)
     turns.again = True
     turns.read_only = entry.read_only

@@ -9,9 +9,9 @@ from typing import Any
 
 from penstock.loop.item_cache import Items
 from penstock.loop.loop import Loop
-from penstock.loop.partition_reader import Seen, Sight
-from penstock.loop.retention import mean_bytes, to_drop_soon
-from penstock.loop.turn import Turns
+from penstock.loop.partition_reader import PartitionView, QueueView
+from penstock.loop.retention import buried_to_drop, mean_bytes
+from penstock.loop.turn import QueueEngine
 from penstock.operations import (
     ExplainItem,
     FindOffsets,
@@ -26,22 +26,22 @@ from penstock.operations import (
     TraceItem,
 )
 from penstock.reports import (
-    Explained,
-    Fencing,
-    FoundItem,
+    FenceProgress,
     HeldKey,
+    ItemExplanation,
+    ItemTrace,
     Latency,
+    ListedItemData,
     PartitionStats,
     QueueMetrics,
     QueueStats,
-    Traced,
 )
-from penstock.rules.item_states import Life
-from penstock.rules.keys import Line
+from penstock.rules.item_states import ItemState
+from penstock.rules.keys import KeyLine
 from penstock.rules.outbox import moved_runs, moved_to
 from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import State
-from penstock.rules.summary import Summary, gone
+from penstock.rules.summary import Summary, moved_or_lost
 from penstock.words import origin
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, PenstockError, StorageFailed
@@ -54,10 +54,10 @@ WALL = 1_000_000_000_000_000
 # -- counts ------------------------------------------------------------------------------------------
 
 
-def stats(turns: Sight, query: ReadStats) -> QueueStats:
+def stats(turns: QueueView, query: ReadStats) -> QueueStats:
     """The counts of a queue. Who waits for what is known only where it is at work."""
     waiting_consumers, waiting_producers, holder = 0, 0, ""
-    if isinstance(turns, Turns):
+    if isinstance(turns, QueueEngine):
         waiting_consumers = sum(not request.gone for request in turns.leasing.waiting)
         waiting_producers, holder = len(turns.producing.waiting), turns.leasing.held_by
     partitions = [_partition(turns, member) for member in turns.members.values()]
@@ -73,7 +73,7 @@ def stats(turns: Sight, query: ReadStats) -> QueueStats:
         waiting_consumers=waiting_consumers,
         waiting_producers=waiting_producers,
         consumers=consumers,
-        resizing=[Fencing(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
+        resizing=[FenceProgress(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
         transfers=sum(len(line) for member in turns.healthy() for line in member.state.outbox.values()),
         warnings=list(_warnings(partitions, waiting_consumers or bool(holder), consumers)),
         holder=holder,
@@ -81,7 +81,7 @@ def stats(turns: Sight, query: ReadStats) -> QueueStats:
     )
 
 
-def _partition(turns: Sight, member: Seen) -> PartitionStats:
+def _partition(turns: QueueView, member: PartitionView) -> PartitionStats:
     partition = member.known
     if member.closed and member.summary is not None:
         return _closed(turns, member.number, member.summary)
@@ -93,11 +93,11 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
     if member.number not in turns.active and member.error is None:
         status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
     now, segments = partition.now().elapsed, partition.log.segments()
-    to_drop, drop_in = to_drop_soon(segments, state, now)
+    to_drop, drop_in = buried_to_drop(segments, state, now)
     return PartitionStats(
         member.number,
         status,
-        *counts._replace(completed=counts.completed - gone(state)),
+        *counts._replace(completed=counts.completed - moved_or_lost(state)),
         state.next_offset,
         len(state.keys.map),
         _oldest(state, now),
@@ -113,7 +113,7 @@ def _partition(turns: Sight, member: Seen) -> PartitionStats:
     )
 
 
-def _closed(turns: Sight, number: int, known: Summary) -> PartitionStats:
+def _closed(turns: QueueView, number: int, known: Summary) -> PartitionStats:
     """A partition that nobody needs open, as it was when it was closed."""
     counts = known.counts
     status = "active"
@@ -139,12 +139,12 @@ def _oldest(state: State, now: int) -> float:
     for heads in state.keys.ready:
         if heads:
             line = state.keys.map.get(heads[0][2])
-            if isinstance(line, Line) and line.waiting:
+            if isinstance(line, KeyLine) and line.waiting:
                 times.append(line.waiting.first.ready_at)
     return max(0, now - min(times)) / SECOND if times and state.ready else 0.0
 
 
-def _consumers(turns: Sight) -> dict[str, int]:
+def _consumers(turns: QueueView) -> dict[str, int]:
     found: dict[str, int] = {}
     for member in turns.healthy():
         for grant in member.state.leases.live.values():
@@ -176,24 +176,24 @@ def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Map
 # -- why ---------------------------------------------------------------------------------------------
 
 
-def _member(turns: Sight, partition: int) -> Seen:
+def _member(turns: QueueView, partition: int) -> PartitionView:
     member = turns.members.get(partition)
     if member is None:
         raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; the id is of another queue")
     return member
 
 
-def explain(turns: Sight, query: ExplainItem) -> Explained:
+def explain(turns: QueueView, query: ExplainItem) -> ItemExplanation:
     """Why an item is not running here."""
     partition, offset = query.partition, query.offset
     member = _member(turns, partition)
     name = format_id(partition, offset)
     if not member.healthy:
-        return Explained(name, turns.name, "unknown", f"its partition is failing: {member.error}")
+        return ItemExplanation(name, turns.name, "unknown", f"its partition is failing: {member.error}")
     turns.touch(member)
     found = member.open.explain(offset)
     if found.moved_to is not None:
-        return Explained(name, turns.name, "moved", "moved to another partition", moved_to=found.moved_to)
+        return ItemExplanation(name, turns.name, "moved", "moved to another partition", moved_to=found.moved_to)
     now = member.open.now()
     ready_in = None
     if found.until:
@@ -203,10 +203,10 @@ def explain(turns: Sight, query: ExplainItem) -> Explained:
     if found.waits_for is not None and not turns.members[found.waits_for].healthy:
         why += f", which is failing: {turns.members[found.waits_for].error}"
     held_by = "" if found.held_by is None else format_id(partition, found.held_by)
-    return Explained(name, turns.name, found.state.value, why, found.attempts, found.consumer, ready_in, held_by, found.reason)
+    return ItemExplanation(name, turns.name, found.state.value, why, found.attempts, found.consumer, ready_in, held_by, found.reason)
 
 
-def trace(turns: Sight, query: TraceItem) -> Traced:
+def trace(turns: QueueView, query: TraceItem) -> ItemTrace:
     """Where an item was before and where it went from here."""
     offset, member = query.offset, _member(turns, query.partition)
     state = member.state
@@ -220,10 +220,10 @@ def trace(turns: Sight, query: TraceItem) -> Traced:
         if packed is not None:
             known = origin.decode(packed)
             came_from = (known.incarnation, *known.place)
-    return Traced(came_from, moved_to(state, offset))
+    return ItemTrace(came_from, moved_to(state, offset))
 
 
-def held_keys(turns: Sight, query: ListHeldKeys) -> list[HeldKey]:
+def held_keys(turns: QueueView, query: ListHeldKeys) -> list[HeldKey]:
     """Keys that are not free, and what holds them."""
     found: list[HeldKey] = []
     for member in turns.healthy():
@@ -233,13 +233,13 @@ def held_keys(turns: Sight, query: ListHeldKeys) -> list[HeldKey]:
                 return found
             if member.state.keys.map.get(key) is not line:  # damage that was met just now has freed it
                 continue
-            held = _held(member, key, line if isinstance(line, Line) else Line(line))
+            held = _held(member, key, line if isinstance(line, KeyLine) else KeyLine(line))
             if held is not None:
                 found.append(held)
     return found
 
 
-def _held(member: Seen, key: int, line: Line) -> HeldKey | None:
+def _held(member: PartitionView, key: int, line: KeyLine) -> HeldKey | None:
     state = member.state
     waiting = sum(run.stop - run.start for run in line.waiting)
     if line.lease:
@@ -263,11 +263,11 @@ def _held(member: Seen, key: int, line: Line) -> HeldKey | None:
 # -- lists -------------------------------------------------------------------------------------------
 
 
-def items(turns: Sight, query: ListItems) -> list[FoundItem]:
+def items(turns: QueueView, query: ListItems) -> list[ListedItemData]:
     """Items in some states, by partition and offset."""
     after, limit = query.after, query.limit
-    wanted = [Life(state) for state in query.states] if query.states else list(Life)
-    found: list[FoundItem] = []
+    wanted = [ItemState(state) for state in query.states] if query.states else list(ItemState)
+    found: list[ListedItemData] = []
     for member in sorted(turns.healthy(), key=lambda one: one.number):
         start = 0
         if after is not None:
@@ -286,12 +286,12 @@ def items(turns: Sight, query: ListItems) -> list[FoundItem]:
     return found
 
 
-def _bounded(member: Seen, items: int) -> int:
+def _bounded(member: PartitionView, items: int) -> int:
     """So many items, or as many as make a reply that can be held."""
     return max(1, min(items, MAX_BATCH_BYTES // max(1, mean_bytes(member.open.log.segments(), member.state))))
 
 
-def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
+def _in_states(state: State, wanted: Sequence[ItemState], start: int) -> RunSet:
     found = RunSet()
     for life in wanted:
         found.add_all(state.runs_in(life, start))
@@ -300,22 +300,22 @@ def _in_states(state: State, wanted: Sequence[Life], start: int) -> RunSet:
     return found
 
 
-def _listed(member: Seen, items: Items) -> Iterator[FoundItem]:
+def _listed(member: PartitionView, items: Items) -> Iterator[ListedItemData]:
     state = member.state
     for index in range(len(items.batch)):
         offset = items.start + index
         life = state.state_of(offset)
         assert life is not None
         burial, failure = state.buried.get(offset), state.failures.get(offset)
-        attempts = burial.attempts if burial else state.attempts(offset) + (life is Life.LEASED)
+        attempts = burial.attempts if burial else state.attempts(offset) + (life is ItemState.LEASED)
         reason = burial.reason if burial else failure.reason if failure else ""
-        yield FoundItem(member.number, offset, life.value, items.batch, index, items.produced_at, attempts, reason)
+        yield ListedItemData(member.number, offset, life.value, items.batch, index, items.produced_at, attempts, reason)
 
 
 # -- history -----------------------------------------------------------------------------------------
 
 
-def offsets(turns: Sight, query: FindOffsets) -> Offsets:
+def offsets(turns: QueueView, query: FindOffsets) -> Offsets:
     """Where each partition begins, ends, or was at a time."""
     if query.at == "oldest":
         return {member.number: member.state.dropped.first_missing(0) for member in turns.healthy()}
@@ -324,7 +324,7 @@ def offsets(turns: Sight, query: FindOffsets) -> Offsets:
     return {member.number: member.open.offset_at(query.at) for member in turns.healthy()}
 
 
-def cursors(turns: Sight, query: ListCursors) -> dict[str, Offsets]:
+def cursors(turns: QueueView, query: ListCursors) -> dict[str, Offsets]:
     """Where each cursor stands in the partitions that know it."""
     found: dict[str, Offsets] = {}
     for member in turns.healthy():
@@ -333,7 +333,7 @@ def cursors(turns: Sight, query: ListCursors) -> dict[str, Offsets]:
     return found
 
 
-def read(turns: Sight, query: ReadItems) -> Page:
+def read(turns: QueueView, query: ReadItems) -> Page:
     """Retained items from some offsets on, a share from each partition. What was forwarded was read before."""
     offsets, limit = query.start, query.limit
     found: list[tuple[int, Items]] = []
@@ -363,7 +363,7 @@ def read(turns: Sight, query: ReadItems) -> Page:
     return Page(found, after)
 
 
-def _own(turns: Sight, items: Items) -> list[Items]:
+def _own(turns: QueueView, items: Items) -> list[Items]:
     """The items that are not copies of ones that came from another partition of this queue."""
     if items.batch.origins is None:
         return [items]
@@ -375,7 +375,7 @@ def _own(turns: Sight, items: Items) -> list[Items]:
     return [Items(items.start + a, items.batch.cut(a, b), items.produced_at) for a, b in pairs(kept.runs)]
 
 
-QUERIES: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
+QUERY_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     ReadStats: stats,
     ExplainItem: explain,
     TraceItem: trace,

@@ -15,19 +15,19 @@ from typing import Any
 
 from penstock.broker import trace
 from penstock.broker.inbox import write_state
-from penstock.broker.queries import QUERIES
+from penstock.broker.queries import QUERY_HANDLERS
 from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, Target, open_read_only
-from penstock.logs.log import Gap, Readable
+from penstock.logs.log import Gap, ReadableLog
 from penstock.logs.store import CATALOG, ReadStore
 from penstock.loop import catalog
 from penstock.loop.item_events import events
-from penstock.loop.partition_reader import Reader, last_of
+from penstock.loop.partition_reader import PartitionReader, last_sequence
 from penstock.operations import (
     A,
+    AnswerCallback,
     AwaitItems,
     Cancel,
-    Done,
     ExplainItem,
     FindQueue,
     FindWrite,
@@ -39,8 +39,8 @@ from penstock.operations import (
     Staging,
     WriteState,
 )
-from penstock.reports import Explained, ItemEvent, QueueFacts, StreamGrant, info
-from penstock.rules.catalog import CatalogState, Entry, named
+from penstock.reports import ItemEvent, ItemExplanation, QueueDescription, StreamGrant, describe_queue
+from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_name
 from penstock.rules.events import Event
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
@@ -48,15 +48,15 @@ from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueNotFound, StorageFailed
 
 
-class ReadMember:
+class SnapshotPartition:
     """A partition that is read, or what is wrong with it."""
 
-    def __init__(self, number: int, open_it: Callable[[int], Reader]) -> None:
+    def __init__(self, number: int, open_it: Callable[[int], PartitionReader]) -> None:
         self.number = number
         self.error: PenstockError | None = None
         self.slow = self.closed = False
         self.summary: Summary | None = None
-        self._reader: Reader | None = None
+        self._reader: PartitionReader | None = None
         self._open_it = open_it
         self.refresh()
 
@@ -65,14 +65,14 @@ class ReadMember:
         return self.error is None
 
     @property
-    def open(self) -> Reader:
+    def open(self) -> PartitionReader:
         if self._reader is None or self.error is not None:
             kind = CorruptLog if isinstance(self.error, CorruptLog) else StorageFailed
             raise kind(f"partition {self.number} cannot be read ({self.error}); the others can")
         return self._reader
 
     @property
-    def known(self) -> Reader | None:
+    def known(self) -> PartitionReader | None:
         return self._reader if self.error is None else None
 
     @property
@@ -98,25 +98,25 @@ class ReadMember:
         return f"ReadMember({self.number}, {self.error or self._reader})"
 
 
-class ReadQueue:
+class SnapshotQueue:
     """A queue that is read."""
 
-    def __init__(self, entry: Entry, open_it: Callable[[int], Reader]) -> None:
+    def __init__(self, entry: QueueEntry, open_it: Callable[[int], PartitionReader]) -> None:
         self.name = entry.name
         self.incarnation = entry.incarnation
         self.active: Sequence[int] = ()
-        self.members: dict[int, ReadMember] = {}
+        self.members: dict[int, SnapshotPartition] = {}
         self._open_it = open_it
         self.shape(entry)
 
-    def shape(self, entry: Entry) -> None:
+    def shape(self, entry: QueueEntry) -> None:
         """It has the partitions that the catalog says."""
         self.active = entry.active
         for number in sorted([*entry.active, *entry.retired]):
             if number not in self.members:
-                self.members[number] = ReadMember(number, self._open_it)
+                self.members[number] = SnapshotPartition(number, self._open_it)
 
-    def healthy(self) -> Iterator[ReadMember]:
+    def healthy(self) -> Iterator[SnapshotPartition]:
         return (member for member in self.members.values() if member.healthy)
 
     def touch(self, member: Any, /) -> None:
@@ -133,7 +133,7 @@ class Snapshot:
     def __init__(self, store: ReadStore, clock: Clock) -> None:
         self.clock = clock
         self._store = store
-        self._queues: dict[int, ReadQueue] = {}
+        self._queues: dict[int, SnapshotQueue] = {}
         self._catalog = CatalogState()
         self._log = store.reader(CATALOG, CATALOG)
         self._sequence = 0
@@ -154,12 +154,12 @@ class Snapshot:
         if own is not None and not (isinstance(operation, ExplainItem) and not operation.follow):
             found: A = own(self, operation)
             return found
-        if kind in QUERIES:
-            answer: A = QUERIES[kind](self._queue(operation.queue), operation)
+        if kind in QUERY_HANDLERS:
+            answer: A = QUERY_HANDLERS[kind](self._queue(operation.queue), operation)
             return answer
         raise InvalidRequest(f"read-only; {kind.__name__} is for the owner of {self._store.name}: ask its broker")
 
-    def submit(self, operation: Operation[Any], done: Done | None = None, /) -> Cancel:
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         """The answer is there before this returns."""
         try:
             found: Any = self.call(operation)
@@ -174,7 +174,7 @@ class Snapshot:
 
     let_go = keep
 
-    def log(self, queue: int, partition: int, /) -> Readable:
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
         """The log of a partition as far as it is published now, which may be further than what was read of it."""
         self._usable()
         try:
@@ -187,17 +187,17 @@ class Snapshot:
     def staging(self) -> Staging:
         return self._store.inbox
 
-    def _find(self, asked: FindQueue) -> QueueFacts:
-        return info(named(self._catalog, asked.name))
+    def _find(self, asked: FindQueue) -> QueueDescription:
+        return describe_queue(entry_by_name(self._catalog, asked.name))
 
-    def _list(self, asked: ListQueues) -> list[QueueFacts]:
+    def _list(self, asked: ListQueues) -> list[QueueDescription]:
         found = sorted(name for name in self._catalog.names if name.startswith(asked.prefix) and name > asked.after)
-        return [info(self._catalog.names[name]) for name in found[: asked.limit]]
+        return [describe_queue(self._catalog.names[name]) for name in found[: asked.limit]]
 
     def _slot_map(self, asked: ReadSlotMap) -> bytes:
         return self.entry(asked.queue).map.pack()
 
-    def _explain(self, asked: ExplainItem) -> Explained:
+    def _explain(self, asked: ExplainItem) -> ItemExplanation:
         return trace.explain(self, asked)
 
     def _history(self, asked: ReadHistory) -> list[ItemEvent]:
@@ -261,20 +261,22 @@ class Snapshot:
         if self._closed:
             raise BrokerClosed("the snapshot is closed; open it again")
 
-    def _queue(self, incarnation: int) -> ReadQueue:
+    def _queue(self, incarnation: int) -> SnapshotQueue:
         entry = self.entry(incarnation)
         if incarnation not in self._queues:
-            self._queues[incarnation] = ReadQueue(entry, lambda number: Reader(self._store.reader(incarnation, number), self.clock))
+            self._queues[incarnation] = SnapshotQueue(
+                entry, lambda number: PartitionReader(self._store.reader(incarnation, number), self.clock)
+            )
         return self._queues[incarnation]
 
-    def entry(self, incarnation: int) -> Entry:
+    def entry(self, incarnation: int) -> QueueEntry:
         """What the catalog says of a queue."""
         entry = self._catalog.entries.get(incarnation)
         if entry is None:
             raise _gone()
         return entry
 
-    def _reader(self, incarnation: int, partition: int) -> Reader:
+    def _reader(self, incarnation: int, partition: int) -> PartitionReader:
         queue = self._queue(incarnation)
         if partition not in queue.members:
             raise InvalidRequest(f"queue {queue.name!r} has no partition {partition}; it has {sorted(queue.members)}")
@@ -286,8 +288,8 @@ class Snapshot:
         found = [*self._log.frames(sequence)] if sequence else []
         if not sequence or any(isinstance(one, Gap) for one in found):
             self._catalog, found = CatalogState(), [*self._log.recover()]
-        self._catalog, _, _ = catalog.carry_on(self._catalog, found)
-        self._sequence = last_of(found[-1]) if found else sequence
+        self._catalog, _, _ = catalog.apply_catalog_frames(self._catalog, found)
+        self._sequence = last_sequence(found[-1]) if found else sequence
 
 
 def _gone() -> QueueNotFound:

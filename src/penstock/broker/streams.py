@@ -16,19 +16,19 @@ import msgspec
 from penstock.broker import changes
 from penstock.logs.store import Inbox
 from penstock.loop.catalog import Catalog
-from penstock.loop.requests import Do, LeasePart, LeaseRequest, Request, SettleRequest
-from penstock.loop.turn import Turns
+from penstock.loop.requests import FunctionRequest, LeaseRequest, Request, SettlePart, SettleRequest
+from penstock.loop.turn import QueueEngine
 from penstock.operations import EndStream, FailGranted, Operation, ReadGrant, ReadStats, RenewStream, TakeGrant
-from penstock.reports import GrantFailure, StreamGrant, TakenGrant
-from penstock.rules.catalog import Entry
+from penstock.reports import GrantAnswer, GrantFailure, StreamGrant
+from penstock.rules.catalog import QueueEntry
 from penstock.rules.commands import Settled
-from penstock.rules.removal import parks
+from penstock.rules.removal import parks_key
 from penstock.rules.routing import digest
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
-from penstock.rules.settle import cut_reason
+from penstock.rules.settle import truncate_reason
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Refused
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_GRANT, lease_timeout_within, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_GRANT, check_lease_timeout, check_range
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ RUNS = 16
 """Of a stream so many runs are known apart."""
 
 
-class StreamBroker(Protocol):
+class StreamOwner(Protocol):
     """What streams need of their broker."""
 
     clock: Clock
@@ -45,24 +45,24 @@ class StreamBroker(Protocol):
 
     def call(self, operation: Operation[Any], /) -> Any: ...
     def run(self, incarnation: int, request: Request) -> Any: ...
-    def entry(self, incarnation: int) -> Entry: ...
+    def entry(self, incarnation: int) -> QueueEntry: ...
     def recording(self) -> AbstractContextManager[None]: ...
 
 
-def _one_at_a_time(method: "Callable[Concatenate[Streams, P], R]") -> "Callable[Concatenate[Streams, P], R]":
+def _one_at_a_time(method: "Callable[Concatenate[StreamCoordinator, P], R]") -> "Callable[Concatenate[StreamCoordinator, P], R]":
     """A method that waits for others of the same object."""
 
-    def run(self: "Streams", /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self: "StreamCoordinator", /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._using:
             return method(self, *args, **kwargs)
 
     return run
 
 
-class Streams:
+class StreamCoordinator:
     """Streams that consume queues of this broker."""
 
-    def __init__(self, inbox: Inbox, broker: StreamBroker) -> None:
+    def __init__(self, inbox: Inbox, broker: StreamOwner) -> None:
         self._inbox = inbox
         self._broker = broker
         self._runs: dict[tuple[int, str], list[str]] = {}
@@ -82,7 +82,7 @@ class Streams:
     @_one_at_a_time
     def hold(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody, for so long as it is not renewed; refused while another has it."""
-        self._broker.run(incarnation, Do(lambda turns: self._hold(turns, holder, timeout), firm=True, opens=False))
+        self._broker.run(incarnation, FunctionRequest(lambda turns: self._hold(turns, holder, timeout), firm=True, opens=False))
         self._held.pop(incarnation, None)
         if holder:
             self._held[incarnation] = self._now() + timeout
@@ -97,7 +97,7 @@ class Streams:
                     self.hold(incarnation, "", 0)
                 self._held.pop(incarnation, None)
 
-    def _hold(self, turns: Turns, holder: str, timeout: int) -> None:
+    def _hold(self, turns: QueueEngine, holder: str, timeout: int) -> None:
         if holder:
             turns.leasing.refuse_other(holder)
         with self._broker.recording():
@@ -107,13 +107,13 @@ class Streams:
     # -- operations ----------------------------------------------------------------------------------
 
     @_one_at_a_time
-    def take(self, asked: TakeGrant) -> TakenGrant:
+    def take(self, asked: TakeGrant) -> GrantAnswer:
         """Grants up to `done` are committed; give another of up to `want` items (0: none)."""
         incarnation, stream, done, timeout = asked.queue, asked.stream, asked.done, asked.timeout
         self._hear(incarnation, stream, asked.run)
-        within("want", asked.want, 0, MAX_GRANT)
-        within("per_key", asked.per_key, 1, MAX_BATCH_ITEMS)
-        self.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
+        check_range("want", asked.want, 0, MAX_GRANT)
+        check_range("per_key", asked.per_key, 1, MAX_BATCH_ITEMS)
+        self.hold(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
         grant: StreamGrant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
@@ -125,19 +125,23 @@ class Streams:
             grant = self._lease(asked, done + 1)
             newest = done + 1
             if grant.leases:
-                self._broker.run(incarnation, Do(changes.publish, opens=False))  # who reads beside the queue must find them
+                self._broker.run(
+                    incarnation, FunctionRequest(changes.publish_partitions, opens=False)
+                )  # who reads beside the queue must find them
                 self._save(incarnation, stream, newest, grant)
         items = grant.items if grant is not None else 0
-        return TakenGrant(newest if items else done, items, self._broker.call(ReadStats(queue=incarnation)).ready)
+        return GrantAnswer(newest if items else done, items, self._broker.call(ReadStats(queue=incarnation)).ready)
 
     @_one_at_a_time
     def renew(self, asked: RenewStream) -> None:
         """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
         incarnation, stream, timeout = asked.queue, asked.stream, asked.timeout
         self._hear(incarnation, stream, asked.run)
-        self.hold(incarnation, HOLDER + stream, lease_timeout_within(timeout, "timeout"))
+        self.hold(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
-        self._settle(incarnation, SettleRequest("extend", [LeasePart(partition, lease) for partition, lease, _ in leases], timeout=timeout))
+        self._settle(
+            incarnation, SettleRequest("extend", [SettlePart(partition, lease) for partition, lease, _ in leases], timeout=timeout)
+        )
         if asked.again is not None:
             for number, grant in self._grants(incarnation, stream):
                 if number > asked.again and grant.failed and not grant.completed:
@@ -159,7 +163,7 @@ class Streams:
     @_one_at_a_time
     def fail(self, asked: FailGranted) -> tuple[int, list[tuple[int, int]]]:
         """Items that were granted and are not completed yet failed; says how many, and which of these items it did not find."""
-        incarnation, action, delay = asked.queue, asked.action, within("delay", asked.delay, 0, MAX_DELAY)
+        incarnation, action, delay = asked.queue, asked.action, check_range("delay", asked.delay, 0, MAX_DELAY)
         lots: list[tuple[str, dict[int, RunSet]]] = []
         wanted: dict[int, RunSet] = {}
         for why, chosen in reversed(asked.lots):
@@ -168,7 +172,7 @@ class Streams:
                 known = wanted.setdefault(partition, RunSet())
                 mine.remove_all(known.runs)
                 known.add_all(mine.runs)
-            lots.append((cut_reason(why), lot))
+            lots.append((truncate_reason(why), lot))
         found = {partition: RunSet() for partition in wanted}
         for stream in self._streams(incarnation):
             for number, grant in self._grants(incarnation, stream):
@@ -211,7 +215,7 @@ class Streams:
     def _unread(self, incarnation: int, stream: str, number: int, timeout: int) -> StreamGrant | None:
         """A grant whose answer did not reach the stream: it is given again, but for items whose leases have ended, which may be others'."""
         grant = self._grant(incarnation, stream, number)
-        parts = [LeasePart(partition, lease) for partition, lease, _ in grant.leases]
+        parts = [SettlePart(partition, lease) for partition, lease, _ in grant.leases]
         answers = self._settle(incarnation, SettleRequest("extend", parts, timeout=timeout))
         live = [lease for lease, answer in zip(grant.leases, answers, strict=True) if answer is not None]
         if not live:
@@ -228,7 +232,7 @@ class Streams:
         In a key's line whatever stands behind a retried one comes back with it; behind one that is buried only if that parks its key.
         """
         grant = self._grant(incarnation, stream, number)
-        park = parks(self._broker.entry(incarnation).options.policy)
+        park = parks_key(self._broker.entry(incarnation).options.policy)
         later = [failed for failed in grant.failed if park or failed.action == "retry"]
         for failed in [] if park else grant.failed:
             if failed.action == "bury":
@@ -257,7 +261,7 @@ class Streams:
             elif answer.refused:
                 lapsed.setdefault(part.partition, []).extend(answer.refused)
         if lapsed:
-            self._broker.run(incarnation, Do(partial(changes.consume, items=lapsed, consumer=HOLDER + stream)))
+            self._broker.run(incarnation, FunctionRequest(partial(changes.complete_ended_leases, items=lapsed, consumer=HOLDER + stream)))
 
     def _hear(self, incarnation: int, stream: str, run: str) -> None:
         known = self._runs.setdefault((incarnation, stream), [])
@@ -310,7 +314,7 @@ def read_grant(inbox: Inbox, asked: ReadGrant) -> StreamGrant:
     return msgspec.msgpack.decode(raw, type=StreamGrant)
 
 
-def _whole(grant: StreamGrant) -> list[LeasePart]:
+def _whole(grant: StreamGrant) -> list[SettlePart]:
     """Every lease of a grant, without the items of it that failed."""
     failed: dict[int, RunSet] = {}
     for one in grant.failed:
@@ -321,16 +325,16 @@ def _whole(grant: StreamGrant) -> list[LeasePart]:
         left = RunSet(runs)
         total = left.total
         left.remove_all(failed[partition].runs if partition in failed else ())
-        parts.append(LeasePart(partition, lease, None if left.total == total else offsets(left.runs)))
+        parts.append(SettlePart(partition, lease, None if left.total == total else offsets(left.runs)))
     return parts
 
 
-def _parts(grant: StreamGrant, items: Mapping[int, list[int]]) -> Iterator[LeasePart]:
+def _parts(grant: StreamGrant, items: Mapping[int, list[int]]) -> Iterator[SettlePart]:
     """These items by the leases that a grant holds them under."""
     for partition, lease, runs in grant.leases:
         found = _both(runs, RunSet(items.get(partition, ())))
         if found:
-            yield LeasePart(partition, lease, offsets(found))
+            yield SettlePart(partition, lease, offsets(found))
 
 
 def _common(grant: StreamGrant, wanted: Mapping[int, RunSet]) -> dict[int, list[int]]:

@@ -7,15 +7,15 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from penstock.broker.embedded import Embedded
+from penstock.broker.embedded import EmbeddedBroker
 from penstock.logs.backends import MEMORY, Root
 from penstock.operations import Home
 from penstock.words.errors import InvalidRequest
 
-Place: TypeAlias = str | os.PathLike[str]
+TargetPath: TypeAlias = str | os.PathLike[str]
 
 
-def place_of(target: Place, roots: Sequence[Place | Root] | None) -> Any:
+def checked_target(target: TargetPath, roots: Sequence[TargetPath | Root] | None) -> Any:
     """The target with its further storage roots, as `Embedded.open` takes it."""
     if not isinstance(target, str | os.PathLike) or not isinstance(path := os.fspath(target), str):
         raise InvalidRequest(f"the target is {type(target).__name__}; give the path of a directory, or {MEMORY!r}")
@@ -33,6 +33,6 @@ def place_of(target: Place, roots: Sequence[Place | Root] | None) -> Any:
     return [path, *roots]
 
 
-def open_home(target: Place, *, roots: Sequence[Place | Root] | None = None, **options: Any) -> Home:
+def open_home(target: TargetPath, *, roots: Sequence[TargetPath | Root] | None = None, **options: Any) -> Home:
     """The broker of a directory, which is made when it is new, or one in memory. `options` are those of `Embedded.open`."""
-    return Embedded.open(place_of(target, roots), **options)
+    return EmbeddedBroker.open(checked_target(target, roots), **options)

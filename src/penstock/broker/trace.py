@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.loop.item_events import item_history
 from penstock.operations import ExplainItem, Home, ReadHistory, TraceItem
-from penstock.reports import Explained, ItemEvent, Traced
+from penstock.reports import ItemEvent, ItemExplanation, ItemTrace
 from penstock.rules.events import Event
 from penstock.words.errors import InvalidRequest, QueueNotFound
 from penstock.words.ids import format_id
@@ -21,7 +21,7 @@ NameOf = Callable[[int], str | None]
 """The name of the queue of an incarnation, or None when it is no more."""
 
 
-class ItemPlace(NamedTuple):
+class ItemLocation(NamedTuple):
     """An item in one queue."""
 
     queue: int
@@ -29,12 +29,12 @@ class ItemPlace(NamedTuple):
     offset: int
 
 
-StopOf = Callable[[ItemPlace], int | None]
+StopOf = Callable[[ItemLocation], int | None]
 
 
-def explain(home: Home, asked: ExplainItem) -> Explained:
+def explain(home: Home, asked: ExplainItem) -> ItemExplanation:
     """Why is this item not running? Of one that was moved, that is asked where it is now."""
-    place = ItemPlace(asked.queue, asked.partition, asked.offset)
+    place = ItemLocation(asked.queue, asked.partition, asked.offset)
     for step in range(HOPS):
         try:
             found = home.call(ExplainItem(queue=place.queue, partition=place.partition, offset=place.offset, follow=False))
@@ -44,8 +44,8 @@ def explain(home: Home, asked: ExplainItem) -> Explained:
             break
         if found.moved_to is None:
             return found
-        place = ItemPlace(*found.moved_to)
-    return Explained(format_id(asked.partition, asked.offset), "", "moved", "moved to a queue that is no more")
+        place = ItemLocation(*found.moved_to)
+    return ItemExplanation(format_id(asked.partition, asked.offset), "", "moved", "moved to a queue that is no more")
 
 
 def history(home: Home, asked: ReadHistory, name_of: NameOf, stop_of: StopOf = lambda place: None) -> list[ItemEvent]:
@@ -53,7 +53,7 @@ def history(home: Home, asked: ReadHistory, name_of: NameOf, stop_of: StopOf = l
 
     `stop_of` says before which sequence of a place's log to stop, if not at its end.
     """
-    first = ItemPlace(asked.queue, asked.partition, asked.offset)
+    first = ItemLocation(asked.queue, asked.partition, asked.offset)
     path = _Path(home, {first: home.call(TraceItem(queue=first.queue, partition=first.partition, offset=first.offset))})
     found: list[ItemEvent] = []
     for place in path.through(first):
@@ -65,37 +65,37 @@ def history(home: Home, asked: ReadHistory, name_of: NameOf, stop_of: StopOf = l
 class _Path:
     """Where an item was, one place after the other."""
 
-    def __init__(self, home: Home, known: dict[ItemPlace, Traced | None]) -> None:
+    def __init__(self, home: Home, known: dict[ItemLocation, ItemTrace | None]) -> None:
         self._home = home
         self._known = known
 
-    def through(self, asked: ItemPlace) -> list[ItemPlace]:
+    def through(self, asked: ItemLocation) -> list[ItemLocation]:
         """From its first place to its last. Where one does not say where it went, the next is known by where it came from."""
         back = [asked]
         while len(back) < HOPS and (before := self._before(back[-1])) is not None and before not in back:
             back.append(before)
-        path: list[ItemPlace] = []
+        path: list[ItemLocation] = []
         for place in reversed(back):
-            then: ItemPlace | None = place
+            then: ItemLocation | None = place
             while then is not None and then not in path and len(path) < HOPS:
                 path.append(then)
                 then = self._after(then)
         return path
 
-    def _before(self, place: ItemPlace) -> ItemPlace | None:
+    def _before(self, place: ItemLocation) -> ItemLocation | None:
         traced = self._trace(place)
         return self._there(traced.came_from) if traced is not None else None
 
-    def _after(self, place: ItemPlace) -> ItemPlace | None:
+    def _after(self, place: ItemLocation) -> ItemLocation | None:
         traced = self._trace(place)
         return self._there(traced.went_to) if traced is not None else None
 
-    def _there(self, place: tuple[int, int, int] | None) -> ItemPlace | None:
+    def _there(self, place: tuple[int, int, int] | None) -> ItemLocation | None:
         """The place, if it can be looked at."""
-        found = ItemPlace(*place) if place is not None else None
+        found = ItemLocation(*place) if place is not None else None
         return found if found is not None and self._trace(found) is not None else None
 
-    def _trace(self, place: ItemPlace) -> Traced | None:
+    def _trace(self, place: ItemLocation) -> ItemTrace | None:
         if place not in self._known:
             try:
                 self._known[place] = self._home.call(TraceItem(queue=place.queue, partition=place.partition, offset=place.offset))
@@ -104,7 +104,7 @@ class _Path:
         return self._known[place]
 
 
-def _in_queue(place: ItemPlace, event: Event, name_of: NameOf) -> ItemEvent:
+def _in_queue(place: ItemLocation, event: Event, name_of: NameOf) -> ItemEvent:
     return ItemEvent(
         event.event,
         name_of(place.queue) or "",

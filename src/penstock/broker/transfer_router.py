@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from penstock.loop.loop import Loop
-from penstock.loop.requests import Do, Request
-from penstock.loop.turn import Turns
-from penstock.rules.catalog import Entry
+from penstock.loop.requests import FunctionRequest, Request
+from penstock.loop.turn import QueueEngine
+from penstock.rules.catalog import QueueEntry
 from penstock.rules.slots import SlotMap
 from penstock.words.clock import Clock
 from penstock.words.errors import QueueBusy, QueueNotFound
@@ -19,10 +19,10 @@ from penstock.words.errors import QueueBusy, QueueNotFound
 LOOK_AGAIN_SECONDS = 0.01
 
 
-class Delivery:
+class TransferRouter:
     """Queues by incarnation, as senders see them."""
 
-    def __init__(self, loops: Mapping[int, Loop], entry: Callable[[int], Entry]) -> None:
+    def __init__(self, loops: Mapping[int, Loop], entry: Callable[[int], QueueEntry]) -> None:
         self._loops = loops
         self._entry = entry
         self._ending: set[int] = set()
@@ -53,7 +53,7 @@ class Delivery:
         try:
             deadline = clock.read().elapsed + timeout
             for loop in list(self._loops.values()):
-                while loop.call(Do(partial(_is_held_up, incarnation), opens=False)):
+                while loop.call(FunctionRequest(partial(_is_held_up, incarnation), opens=False)):
                     if clock.read().elapsed >= deadline:
                         raise QueueBusy(f"items are on their way to or from queue {name!r}, or a partition is failing; delete it later")
                     threading.Event().wait(LOOK_AGAIN_SECONDS)
@@ -63,7 +63,7 @@ class Delivery:
             own.turns.carrying.ending = False
 
 
-def _is_held_up(incarnation: int, turns: Turns) -> bool:
+def _is_held_up(incarnation: int, turns: QueueEngine) -> bool:
     """Whether transfers keep a queue from being deleted; of its own, none sets out once there are none."""
     carrying = turns.carrying
     return not carrying.end() if turns.incarnation == incarnation else carrying.unknown or bool(carrying.addressed_to(incarnation))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import dead, items, leases, ledgerq_import, produce, queues, repair, spark, stats, work
-from penstock.cli.command_context import VARIABLE, Session
+from penstock.cli.command_context import BROKER_VARIABLE, CommandContext
 from penstock.cli.command_tree import CommandTree, JsonOption
 
 app = typer.Typer(
@@ -34,7 +34,8 @@ def _version(wanted: bool) -> None:
 def main(
     context: typer.Context,
     broker: Annotated[
-        str | None, typer.Option("--broker", "-b", envvar=VARIABLE, metavar="DIR", help="The broker's directory.", show_default=False)
+        str | None,
+        typer.Option("--broker", "-b", envvar=BROKER_VARIABLE, metavar="DIR", help="The broker's directory.", show_default=False),
     ] = None,
     root: Annotated[
         list[str] | None, typer.Option(metavar="DIR", help="A further storage root of the broker; may be repeated.", show_default=False)
@@ -48,7 +49,7 @@ def main(
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    context.obj = Session(broker or "", root or (), as_json)
+    context.obj = CommandContext(broker or "", root or (), as_json)
 
 
 app.add_typer(queues.group, name="queue")

@@ -21,16 +21,16 @@ from rich.text import Text
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.broker import open as open_broker
 from penstock.broker.snapshot import Snapshot
-from penstock.broker.targets import place_of
-from penstock.cli import formatting
+from penstock.broker.targets import checked_target
+from penstock.cli import text_output
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.logs.backends import MEMORY, holds_broker
 
-VARIABLE = "PENSTOCK_BROKER"
-Part = formatting.Table | str
+BROKER_VARIABLE = "PENSTOCK_BROKER"
+OutputPart = text_output.TextTable | str
 
 
-class Session:
+class CommandContext:
     """One run of one command."""
 
     def __init__(self, target: str = "", roots: Sequence[str] = (), as_json: bool = False) -> None:
@@ -41,19 +41,19 @@ class Session:
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def with_options(self, target: str | None, as_json: bool) -> "Session":
+    def with_options(self, target: str | None, as_json: bool) -> "CommandContext":
         """The same, with what was said behind the command."""
-        return Session(target or self._target, self.roots, as_json or self.as_json)
+        return CommandContext(target or self._target, self.roots, as_json or self.as_json)
 
     # -- the broker ----------------------------------------------------------------------------------
 
     @property
     def target(self) -> str:
         if not self._target:
-            raise CommandFailed(f"no broker is named; give its directory with --broker, or set {VARIABLE}")
+            raise CommandFailed(f"no broker is named; give its directory with --broker, or set {BROKER_VARIABLE}")
         if self._target == MEMORY:
             raise CommandFailed(f"{MEMORY} ends with the process that opened it; give a directory")
-        place_of(self._target, self.roots)
+        checked_target(self._target, self.roots)
         return self._target
 
     @contextmanager
@@ -68,7 +68,7 @@ class Session:
     def view(self) -> Iterator[Broker]:
         """The broker, to look at it."""
         self.require()
-        self._snapshot = Snapshot.open(place_of(self.target, self.roots))
+        self._snapshot = Snapshot.open(checked_target(self.target, self.roots))
         with Broker(self._snapshot, self.target) as broker:
             yield broker
 
@@ -87,7 +87,7 @@ class Session:
 
     # -- speaking ------------------------------------------------------------------------------------
 
-    def answer(self, document: Any, *parts: Part) -> None:
+    def answer(self, document: Any, *parts: OutputPart) -> None:
         """Answer with the document (--json) or with these tables and lines."""
         if self.as_json:
             self.line(json.dumps(document, indent=2, ensure_ascii=not self._unicode))
@@ -96,11 +96,11 @@ class Session:
             if isinstance(part, str):
                 self.line(part)
             elif self.out.is_terminal:
-                self.out.print(drawn(part, self.out.width))
+                self.out.print(terminal_text(part, self.out.width))
             else:
                 self.line(part.plain())
 
-    def stream(self, document: Any, *parts: Part) -> None:
+    def stream(self, document: Any, *parts: OutputPart) -> None:
         """One answer of several: with --json, each is a line."""
         if self.as_json:
             self.line(json.dumps(document, ensure_ascii=not self._unicode))
@@ -152,7 +152,7 @@ class Session:
             yield lambda steps: bars.advance(task, steps)
 
 
-def drawn(table: formatting.Table, width: int) -> Text:
+def terminal_text(table: text_output.TextTable, width: int) -> Text:
     """A table for a terminal."""
     heading, *rows = table.lines(width)
     return Text("\n").join([Text(heading, style="bold"), *map(Text, rows)])

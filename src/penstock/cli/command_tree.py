@@ -16,8 +16,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.command_context import VARIABLE, Session
-from penstock.cli.failures import INTERRUPTED, NEGATIVE, PIPE_CLOSED, USAGE, exit_code_of, line_of
+from penstock.cli.command_context import BROKER_VARIABLE, CommandContext
+from penstock.cli.failures import INTERRUPTED, NEGATIVE, PIPE_CLOSED, USAGE, error_message, exit_code_of
 
 F = TypeVar("F", bound=Callable[..., None])
 DEBUG = "PENSTOCK_DEBUG"
@@ -27,7 +27,8 @@ ORDER = (
 )
 
 BrokerOption: TypeAlias = Annotated[
-    str | None, typer.Option("--broker", "-b", metavar="DIR", help=f"The broker's directory; {VARIABLE} unless given.", show_default=False)
+    str | None,
+    typer.Option("--broker", "-b", metavar="DIR", help=f"The broker's directory; {BROKER_VARIABLE} unless given.", show_default=False),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 _COMMON = (
@@ -48,13 +49,13 @@ def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = (
         own = [_numbered(one) for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD] + [*more]
 
         def run(context: typer.Context, broker: str | None, as_json: bool, **given: Any) -> None:
-            session: Session = context.obj.with_options(broker, as_json)
+            session: CommandContext = context.obj.with_options(broker, as_json)
             try:
                 function(session, **given)
             except (typer.Exit, typer.Abort):
                 raise
             except BaseException as error:
-                raise typer.Exit(say(error)) from None
+                raise typer.Exit(print_error(error)) from None
 
         parameters = [_CONTEXT, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *_COMMON]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -82,13 +83,13 @@ def whole_number(given: str | int) -> int:
         raise typer.BadParameter(f"{given!r} is no whole number") from None
 
 
-def say(error: BaseException) -> int:
+def print_error(error: BaseException) -> int:
     """Say in one line what went wrong; gives the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else NEGATIVE
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
-    line = line_of(error)
+    line = error_message(error)
     if isinstance(error, BrokenPipeError):
         _leave_pipe()
     elif line:
@@ -116,7 +117,7 @@ class CommandTree(TyperGroup):
             result = super().main(*args, **options)
             sys.stdout.flush()
         except BrokenPipeError as error:
-            sys.exit(say(error))
+            sys.exit(print_error(error))
         except typer.Abort:
             sys.exit(INTERRUPTED)
         except SystemExit as error:
@@ -130,7 +131,7 @@ def _usage(error: Exception) -> int:
     """Say what is wrong with a command line. The errors of the parser are told by their shape: it has moved between packages."""
     format_message = getattr(error, "format_message", None)
     if format_message is None:
-        return say(error)
+        return print_error(error)
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(context.get_help() if context is not None else format_message(), err=True)
@@ -147,7 +148,7 @@ def _usage(error: Exception) -> int:
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
     """Names of queues that begin so: for the shell, which must never see an error."""
     with suppress(BaseException):
-        session = Session(_broker_of(context))
+        session = CommandContext(_broker_of(context))
         with session.view() as broker:
             return [info.name for info in broker.queues(prefix=incomplete, limit=100)]
     return []
@@ -159,7 +160,7 @@ def _broker_of(context: Any) -> str:
         if context.params.get("broker"):
             return str(context.params["broker"])
         context = context.parent
-    return os.environ.get(VARIABLE, "")
+    return os.environ.get(BROKER_VARIABLE, "")
 
 
 QueueArgument: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]

@@ -12,8 +12,8 @@ import typer
 from penstock.api._sync.broker import Broker
 from penstock.api.arguments import ListedItem
 from penstock.api.options import QueueInfo
-from penstock.cli import formatting, option_values
-from penstock.cli.command_context import Session
+from penstock.cli import option_values, text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.items import LimitOption
 from penstock.cli.queues import all_queues
@@ -26,7 +26,7 @@ group = typer.Typer(no_args_is_help=True, help="Items that were given up.")
 
 @command(group, "list")
 def list_dead(
-    session: Session,
+    session: CommandContext,
     queue: Annotated[
         str | None,
         typer.Argument(metavar="QUEUE", help="Its dead letters; without it, how many each queue has.", autocompletion=queue_names),
@@ -41,7 +41,7 @@ def list_dead(
             _list_letters(session, broker, queue, limit)
 
 
-def _list_counts(session: Session, broker: Broker) -> None:
+def _list_counts(session: CommandContext, broker: Broker) -> None:
     queues = all_queues(broker)
     in_use = {info.dead_queue for info in queues}
     documents, rows = [], []
@@ -49,14 +49,21 @@ def _list_counts(session: Session, broker: Broker) -> None:
         found = broker.queue(info.name).stats()
         waiting = found.ready + found.scheduled + found.leased if info.name in in_use else 0
         documents.append({"queue": info.name, "dead_queue": info.dead_queue, "buried": found.buried, "waiting": waiting})
-        rows.append((info.name, info.dead_queue or formatting.NOTHING, formatting.number(found.buried), formatting.number(waiting)))
-    table = formatting.Table(
+        rows.append(
+            (
+                info.name,
+                info.dead_queue or text_output.NO_VALUE,
+                text_output.format_number(found.buried),
+                text_output.format_number(waiting),
+            )
+        )
+    table = text_output.TextTable(
         ("queue", "dead queue", "buried here", "dead letters waiting"), rows, right=("buried here", "dead letters waiting")
     )
     session.answer(documents, table if rows else "there are no queues")
 
 
-def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> None:
+def _list_letters(session: CommandContext, broker: Broker, name: str, limit: int) -> None:
     info = broker.queue(name).info()
     found: list[tuple[str, ListedItem]] = []
     for letter in _letters(broker, info):
@@ -65,11 +72,11 @@ def _list_letters(session: Session, broker: Broker, name: str, limit: int) -> No
             break
     rows = [_row(where, letter) for where, letter in found]
     headings = ("queue", "id", "from", "attempts", "given up", "reason", "key", "kind", "payload")
-    table = formatting.Table(
+    table = text_output.TextTable(
         headings, rows, right=("attempts",), whole=("queue", "id", "from", "given up"), spare=("kind", "key", "payload", "given up")
     )
     session.answer(
-        [{"queue": where, **formatting.listed_document(letter)} for where, letter in found], table if rows else "there are no dead letters"
+        [{"queue": where, **text_output.listed_document(letter)} for where, letter in found], table if rows else "there are no dead letters"
     )
 
 
@@ -92,28 +99,28 @@ def _pages(broker: Broker, name: str, states: tuple[str, ...]) -> Iterator[Liste
 
 def _row(where: str, letter: ListedItem) -> tuple[str, ...]:
     origin = letter.origin
-    from_ = f"{origin.queue} {origin.id}" if origin is not None else formatting.NOTHING
+    from_ = f"{origin.queue} {origin.id}" if origin is not None else text_output.NO_VALUE
     attempts = origin.attempts if origin is not None else letter.attempts
     reason = letter.reason or (origin.reason if origin is not None else "")
-    at = formatting.iso_time(origin.buried_at) if origin is not None else None
-    given_up = formatting.when(option_values.instant(at, "")) if at else formatting.NOTHING
-    key = letter.key if letter.key is not None else formatting.NOTHING
+    at = text_output.iso_time(origin.buried_at) if origin is not None else None
+    given_up = text_output.format_time(option_values.parse_time(at, "")) if at else text_output.NO_VALUE
+    key = letter.key if letter.key is not None else text_output.NO_VALUE
     return (
         where,
         letter.id,
         from_,
-        formatting.number(attempts),
+        text_output.format_number(attempts),
         given_up,
         reason,
         key,
-        letter.kind or formatting.NOTHING,
-        formatting.payload(letter),
+        letter.kind or text_output.NO_VALUE,
+        text_output.format_payload(letter),
     )
 
 
 @command(group, "redrive")
 def redrive(
-    session: Session,
+    session: CommandContext,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The queue they lie in.", autocompletion=queue_names)],
     to: Annotated[str, typer.Option(metavar="QUEUE", help="Where they go; SOURCE itself makes what is buried there ready.")],
     where: Annotated[
@@ -128,9 +135,9 @@ def redrive(
     preview: Annotated[bool, typer.Option("--preview", help="Move nothing; tell what would be moved.")] = False,
 ) -> None:
     """Send dead letters back, each exactly once."""
-    chosen = option_values.pairs(where or (), "--where", "kind=invoice")
+    chosen = option_values.parse_pairs(where or (), "--where", "kind=invoice")
     with session.view() if preview else session.owner() as broker, session.progress("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
-    text = f"{formatting.counted(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
+    text = f"{text_output.format_count(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
     ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []
     session.answer({"items": found.items, "ids": found.ids, "preview": preview}, text, *ids)

@@ -18,9 +18,9 @@ NOT_FOUND: Final = 5
 STORAGE: Final = 6
 LEASE_LOST: Final = 7
 EXISTS: Final = 8
-NOT_NOW: Final = 9
+RETRY_LATER: Final = 9
 DENIED: Final = 10
-BUG: Final = 70
+INTERNAL_ERROR: Final = 70
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 
@@ -34,9 +34,9 @@ EXIT_CODES: Final[dict[int, str]] = {
     STORAGE: "storage failed, is damaged, or left the outcome unknown",
     LEASE_LOST: "a lease had ended; what was still held is settled",
     EXISTS: "there is a queue of that name, with other options",
-    NOT_NOW: "the queue is full, busy or held; the same command may succeed later",
+    RETRY_LATER: "the queue is full, busy or held; the same command may succeed later",
     DENIED: "not allowed",
-    BUG: "an error that nobody thought of: please report it (`PENSTOCK_DEBUG=1` shows where it came from)",
+    INTERNAL_ERROR: "an error that nobody thought of: please report it (`PENSTOCK_DEBUG=1` shows where it came from)",
     INTERRUPTED: "ended by Ctrl-C",
     PIPE_CLOSED: "whoever read the output has gone",
 }
@@ -46,9 +46,9 @@ _CODES: Final[dict[type[PenstockError], int]] = {
     errors.QueueNotFound: NOT_FOUND,
     errors.QueueExists: EXISTS,
     errors.AccessDenied: DENIED,
-    errors.QueueBusy: NOT_NOW,
-    errors.QueueFull: NOT_NOW,
-    errors.QueueHeld: NOT_NOW,
+    errors.QueueBusy: RETRY_LATER,
+    errors.QueueFull: RETRY_LATER,
+    errors.QueueHeld: RETRY_LATER,
     errors.StorageFailed: STORAGE,
     errors.OutcomeUnknown: STORAGE,
     errors.LeaseLost: LEASE_LOST,
@@ -93,21 +93,21 @@ def exit_code_of(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return PIPE_CLOSED
-    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), BUG)
+    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), INTERNAL_ERROR)
 
 
-def line_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """What is said of it: one line, or nothing when the user knows already."""
     code = exit_code_of(error)
     if code in (INTERRUPTED, PIPE_CLOSED):
         return ""
     text = " ".join(str(error).split())
-    if code == BUG:
+    if code == INTERNAL_ERROR:
         return f"unexpected {type(error).__name__}: {text}; this is a bug in Penstock, PENSTOCK_DEBUG=1 shows where it came from"
-    return as_typed(text) or type(error).__name__
+    return with_option_flags(text) or type(error).__name__
 
 
-def as_typed(text: str) -> str:
+def with_option_flags(text: str) -> str:
     """An error of the API in the words of the command line."""
     found = _NAMED.match(text)
     if found is not None and found[1] in _OPTIONS:

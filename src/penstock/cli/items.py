@@ -10,14 +10,14 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import STATES, ListedItem
-from penstock.cli import formatting
-from penstock.cli.command_context import Session
+from penstock.cli import text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, CommandFailed
-from penstock.reports import Explained, ItemEvent
+from penstock.reports import ItemEvent, ItemExplanation
 from penstock.words import values
 from penstock.words.errors import InvalidRequest
-from penstock.words.ids import FOREIGN, format_id, parse_id
+from penstock.words.ids import FIRST_FOREIGN_NUMBER, format_id, parse_id
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="How many at most.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The item's id, such as 3-17.")]
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def items(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     state: Annotated[
         list[str] | None, typer.Option("--state", metavar="|".join(STATES), help="Only those; may be repeated.", show_default=False)
@@ -47,33 +47,33 @@ def items(
     with session.view() as broker:
         found = broker.queue(queue).items(state, after, limit)
     more = f"there may be more: --after {found[-1].id}" if len(found) == limit else ""
-    session.answer([formatting.listed_document(one) for one in found], *([listing(found)] if found else ["there are none"]))
+    session.answer([text_output.listed_document(one) for one in found], *([items_table(found)] if found else ["there are none"]))
     if more and not session.as_json:
         session.note(more)
 
 
-def listing(found: list[ListedItem]) -> formatting.Table:
+def items_table(found: list[ListedItem]) -> text_output.TextTable:
     """Items, one a row."""
     rows = [
         (
             one.id,
             one.state,
-            one.key if one.key is not None else formatting.NOTHING,
-            one.kind or formatting.NOTHING,
-            formatting.number(one.attempts),
-            formatting.when(one.produced_at),
-            formatting.payload(one),
+            one.key if one.key is not None else text_output.NO_VALUE,
+            one.kind or text_output.NO_VALUE,
+            text_output.format_number(one.attempts),
+            text_output.format_time(one.produced_at),
+            text_output.format_payload(one),
             one.reason or (one.origin.reason if one.origin is not None else ""),
         )
         for one in found
     ]
     headings = ("id", "state", "key", "kind", "attempts", "produced", "payload", "reason")
-    return formatting.Table(
+    return text_output.TextTable(
         headings, rows, right=("attempts",), whole=("id", "state", "produced"), spare=("kind", "attempts", "reason", "produced")
     )
 
 
-def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
+def item(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     """An item and its whole history, through all queues it was in."""
     with session.view() as broker:
         found = broker.queue(queue)
@@ -86,18 +86,18 @@ def item(session: Session, queue: QueueArgument, id: IdArgument) -> None:
         *([] if now is None else _described(now)),
     ]
     headings = ("at", "event", "queue", "id", "attempt", "consumer", "more")
-    table = formatting.Table(
+    table = text_output.TextTable(
         headings, map(_event_row, events), right=("attempt",), whole=("at", "event", "queue", "id"), spare=("consumer", "attempt")
     )
     document = {
-        "item": None if now is None else formatting.listed_document(now),
+        "item": None if now is None else text_output.listed_document(now),
         "state": msgspec.to_builtins(explained),
-        "history": [formatting.event_document(event) for event in events],
+        "history": [text_output.event_document(event) for event in events],
     }
-    session.answer(document, formatting.facts(facts), "", table if events else "nothing is known of its past any more")
+    session.answer(document, text_output.format_pairs(facts), "", table if events else "nothing is known of its past any more")
 
 
-def _explained(queue: Queue, id: str) -> Explained:
+def _explained(queue: Queue, id: str) -> ItemExplanation:
     parse_id(id)
     try:
         return queue.explain(id)
@@ -105,7 +105,7 @@ def _explained(queue: Queue, id: str) -> Explained:
         raise CommandFailed(str(error), NOT_FOUND) from None
 
 
-def _why(explained: Explained) -> str:
+def _why(explained: ItemExplanation) -> str:
     """Its state and why it is in it; most reasons begin with the state."""
     return explained.why if explained.why.startswith(explained.state) else f"{explained.state}: {explained.why}"
 
@@ -113,7 +113,7 @@ def _why(explained: Explained) -> str:
 def _single(queue: Queue, id: str) -> ListedItem | None:
     """The item with its payload, if that is still there."""
     partition, offset = parse_id(id)
-    before = format_id(partition, offset - 1) if offset else format_id(partition - 1, FOREIGN - 1) if partition else None
+    before = format_id(partition, offset - 1) if offset else format_id(partition - 1, FIRST_FOREIGN_NUMBER - 1) if partition else None
     page = queue.items(None, before, 1)
     return page[0] if page and page[0].id == id else None
 
@@ -127,49 +127,51 @@ def _described(one: ListedItem) -> list[tuple[str, str]]:
         ("encoding", one.encoding or ""),
         ("priority", str(one.priority)),
         ("attempts", str(one.attempts)),
-        ("produced", formatting.when(one.produced_at)),
-        ("not before", formatting.when(one.at) if one.at is not None else ""),
-        ("ttl", formatting.span(one.ttl) if one.ttl is not None else ""),
+        ("produced", text_output.format_time(one.produced_at)),
+        ("not before", text_output.format_time(one.at) if one.at is not None else ""),
+        ("ttl", text_output.format_duration(one.ttl) if one.ttl is not None else ""),
         ("came from", f"{origin.id} in queue {origin.queue}" if origin is not None else ""),
         *((f"header {name}", value if isinstance(value, str) else repr(value)) for name, value in one.headers.items()),
-        ("payload", formatting.payload(one)),
+        ("payload", text_output.format_payload(one)),
     ]
 
 
 def _event_row(event: ItemEvent) -> tuple[str, ...]:
     more = [event.reason, f"to {event.destination}" if event.destination else "", f"from {event.source}" if event.source else ""]
-    at = formatting.when(values.timestamp(event.at)) if event.at else formatting.NOTHING
-    attempt = formatting.number(event.attempt) if event.attempt else ""
+    at = text_output.format_time(values.timestamp(event.at)) if event.at else text_output.NO_VALUE
+    attempt = text_output.format_number(event.attempt) if event.attempt else ""
     return (at, event.event, event.queue, event.id, attempt, event.consumer, ", ".join(filter(None, more)))
 
 
-def explain(session: Session, queue: QueueArgument, id: IdArgument) -> None:
+def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     """Why is this item not running?"""
     with session.view() as broker:
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
-    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {formatting.printable(_why(found))}")
+    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {text_output.printable(_why(found))}")
 
 
 # -- keys --------------------------------------------------------------------------------------------
 
 
 @command(keys, "held")
-def held(session: Session, queue: QueueArgument, limit: LimitOption = 100) -> None:
+def held(session: CommandContext, queue: QueueArgument, limit: LimitOption = 100) -> None:
     """Keys that are not free: what holds them, and how many items wait behind."""
     with session.view() as broker:
         found = broker.queue(queue).held_keys(limit)
-    rows = [(_key(one.key), str(one.partition), one.why, one.item, formatting.number(one.waiting)) for one in found]
-    table = formatting.Table(("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), whole=("key", "item"))
-    session.answer([formatting.held_key_document(one) for one in found], table if rows else "no key is held")
+    rows = [(_key(one.key), str(one.partition), one.why, one.item, text_output.format_number(one.waiting)) for one in found]
+    table = text_output.TextTable(
+        ("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), whole=("key", "item")
+    )
+    session.answer([text_output.held_key_document(one) for one in found], table if rows else "no key is held")
 
 
 @command(keys, "release")
-def release(session: Session, queue: QueueArgument, key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")]) -> None:
+def release(session: CommandContext, queue: QueueArgument, key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")]) -> None:
     """Let a parked key go on without the items it was parked for."""
     with session.owner() as broker:
         free = broker.queue(queue).release(key)
-    session.answer({"queue": queue, "key": key, "released": free}, f"{formatting.counted(free, 'item')} free to go on")
+    session.answer({"queue": queue, "key": key, "released": free}, f"{text_output.format_count(free, 'item')} free to go on")
 
 
 def _key(key: bytes) -> str:

@@ -14,8 +14,8 @@ import typer
 
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.queue import Queue
-from penstock.cli import formatting, option_values
-from penstock.cli.command_context import Session
+from penstock.cli import option_values, text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import LEASE_LOST, NEGATIVE, CommandFailed
 from penstock.cli.queues import all_queues
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def lease(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     count: Annotated[int, typer.Argument(metavar="COUNT", help="How many at most.")] = 1,
     wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait when there is nothing.")] = "0s",
@@ -53,19 +53,25 @@ def lease(
 
     Exit code 1 when there was nothing.
     """
-    patience = option_values.duration(wait, "--wait")
-    held = None if lease_timeout is None else option_values.duration(lease_timeout, "--lease-timeout")
+    patience = option_values.parse_duration(wait, "--wait")
+    held = None if lease_timeout is None else option_values.parse_duration(lease_timeout, "--lease-timeout")
     with session.owner() as broker:
         found = broker.queue(queue).lease(count, wait=patience, lease_timeout=held, per_key=per_key, consumer=consumer or _myself())
     rows = [
-        (one.id, one.item.key or formatting.NOTHING, formatting.number(one.attempts), formatting.payload(one.item), one.token)
+        (
+            one.id,
+            one.item.key or text_output.NO_VALUE,
+            text_output.format_number(one.attempts),
+            text_output.format_payload(one.item),
+            one.token,
+        )
         for one in found
     ]
-    table = formatting.Table(
+    table = text_output.TextTable(
         ("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), whole=("id", "token"), spare=("attempts", "key")
     )
     text = "\n".join(one.token for one in found) if tokens else table
-    session.answer([formatting.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
+    session.answer([text_output.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
     if not rows:
         raise typer.Exit(NEGATIVE)
 
@@ -78,44 +84,44 @@ def _myself() -> str:
     return f"{name}@{os.uname().nodename}"
 
 
-def complete(session: Session, tokens: TokensArgument = None) -> None:
+def complete(session: CommandContext, tokens: TokensArgument = None) -> None:
     """Items are done."""
     _settle(session, tokens, "completed", lambda queue, given: queue.complete(given))
 
 
 def retry(
-    session: Session,
+    session: CommandContext,
     tokens: TokensArgument = None,
     delay: Annotated[str, typer.Option(metavar="DURATION", help="Not before so long from now.")] = "0s",
     reason: ReasonOption = "",
     uncounted: Annotated[bool, typer.Option("--uncounted", help="Give the attempt back.")] = False,
 ) -> None:
     """Items go back, to be leased again."""
-    pause = option_values.duration(delay, "--delay")
+    pause = option_values.parse_duration(delay, "--delay")
     _settle(session, tokens, "retried", lambda queue, given: queue.retry(given, delay=pause, reason=reason, counted=not uncounted))
 
 
-def bury(session: Session, tokens: TokensArgument = None, reason: ReasonOption = "") -> None:
+def bury(session: CommandContext, tokens: TokensArgument = None, reason: ReasonOption = "") -> None:
     """Items are given up: they go to the dead queue, or stay buried where they are."""
     _settle(session, tokens, "buried", lambda queue, given: queue.bury(given, reason=reason))
 
 
 def extend(
-    session: Session,
+    session: CommandContext,
     tokens: TokensArgument = None,
     timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="From now on; as long as first given unless said.", show_default=False)
     ] = None,
 ) -> None:
     """Leases are held for longer."""
-    held = None if timeout is None else option_values.duration(timeout, "--timeout")
+    held = None if timeout is None else option_values.parse_duration(timeout, "--timeout")
     _settle(session, tokens, "extended", lambda queue, given: queue.extend(given, timeout=held))
 
 
 # -- settling ----------------------------------------------------------------------------------------
 
 
-def _settle(session: Session, tokens: Sequence[str] | None, verb: str, settle: Settle) -> None:
+def _settle(session: CommandContext, tokens: Sequence[str] | None, verb: str, settle: Settle) -> None:
     """Settle each queue's tokens with one call. What is lost is named; everything else is done."""
     given = _tokens(tokens)
     done, lost = [], []
@@ -124,7 +130,7 @@ def _settle(session: Session, tokens: Sequence[str] | None, verb: str, settle: S
             refused = _refused(queue, share, settle)
             lost += refused
             done += [token for token in share if token not in refused]
-    words = [f"{formatting.counted(len(done), 'item')} {verb}"] if done else []
+    words = [f"{text_output.format_count(len(done), 'item')} {verb}"] if done else []
     session.answer({verb: len(done), "lost": lost}, *words)
     if lost:
         named = ", ".join(map(_id, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")

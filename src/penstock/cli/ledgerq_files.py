@@ -65,7 +65,7 @@ class LedgerEntry(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class Skipped(NamedTuple):
+class SkippedBytes(NamedTuple):
     """What is not a message that can be read."""
 
     where: int
@@ -78,10 +78,10 @@ class Skipped(NamedTuple):
     """Of an entry that is whole but cannot be used."""
 
 
-Found: TypeAlias = LedgerEntry | Skipped
+EntryOrSkipped: TypeAlias = LedgerEntry | SkippedBytes
 
 
-class Unusable(Exception):
+class UnusableEntry(Exception):
     """Why an entry that is whole cannot be used."""
 
 
@@ -108,7 +108,7 @@ def check_header(data: ByteData) -> str:
     return "" if version == VERSION else f"its version is {version}, and {VERSION} is known"
 
 
-def entries(data: ByteData) -> Iterator[Found]:
+def entries(data: ByteData) -> Iterator[EntryOrSkipped]:
     """Every entry of a segment, and what lies between whole ones."""
     position, end = HEADER_BYTES, len(data)
     while position < end:
@@ -123,12 +123,12 @@ def entries(data: ByteData) -> Iterator[Found]:
         position = after
 
 
-def _gap(data: ByteData, position: int, after: int) -> Skipped:
+def _gap(data: ByteData, position: int, after: int) -> SkippedBytes:
     """What is not whole: torn when it is the last thing in the file and meant to be longer."""
     start = data[position : position + _CRC.size]
     meant = _CRC.unpack(start)[0] if len(start) == _CRC.size else _SMALLEST
     torn = after == len(data) and position + meant > after
-    return Skipped(position, after - position, "cut off at the end" if torn else "damaged", torn)
+    return SkippedBytes(position, after - position, "cut off at the end" if torn else "damaged", torn)
 
 
 def _whole(data: ByteData, position: int) -> int:
@@ -158,18 +158,18 @@ def _next(data: ByteData, position: int) -> int:
 # -- one entry ---------------------------------------------------------------------------------------
 
 
-def _read(data: ByteData, position: int, size: int) -> Found:
+def _read(data: ByteData, position: int, size: int) -> EntryOrSkipped:
     whole = data[position : position + size]
     _, kind, flags, id, time = _FIXED.unpack_from(whole)
     try:
         if kind != DATA:
-            raise Unusable(f"an entry of type {kind}, which holds no message")
+            raise UnusableEntry(f"an entry of type {kind}, which holds no message")
         if flags & ENCRYPTED:
-            raise Unusable("encrypted")
+            raise UnusableEntry("encrypted")
         return _message(whole[_FIXED.size : -_CRC.size], flags, id, time)
-    except (Unusable, struct.error, IndexError) as error:
-        why = str(error) if isinstance(error, Unusable) else "its fields do not fit into it"
-        return Skipped(position, size, f"message {id} is not taken: {why}", id=id)
+    except (UnusableEntry, struct.error, IndexError) as error:
+        why = str(error) if isinstance(error, UnusableEntry) else "its fields do not fit into it"
+        return SkippedBytes(position, size, f"message {id} is not taken: {why}", id=id)
 
 
 def _message(body: bytes, flags: int, id: int, time: int) -> LedgerEntry:
@@ -185,7 +185,7 @@ def _message(body: bytes, flags: int, id: int, time: int) -> LedgerEntry:
     if flags & COMPRESSED:
         payload = _decompressed(body[at:])
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise Unusable(f"its payload has more than {MAX_PAYLOAD_BYTES:,} bytes")
+        raise UnusableEntry(f"its payload has more than {MAX_PAYLOAD_BYTES:,} bytes")
     return LedgerEntry(id, time, payload, priority, expires, headers)
 
 
@@ -195,7 +195,7 @@ def _headers(body: bytes, at: int) -> tuple[tuple[tuple[bytes, bytes], ...], int
     for _ in range(2 * count):
         (length,), at = _SHORT.unpack_from(body, at), at + _SHORT.size
         if at + length > len(body):
-            raise Unusable("its headers do not fit into it")
+            raise UnusableEntry("its headers do not fit into it")
         texts.append(body[at : at + length])
         at += length
     return tuple(zip(texts[::2], texts[1::2], strict=True)), at
@@ -204,12 +204,12 @@ def _headers(body: bytes, at: int) -> tuple[tuple[tuple[bytes, bytes], ...], int
 def _decompressed(data: bytes) -> bytes:
     """The payload behind the byte that names its compression; at most as much as an item may have."""
     if data[:1] != bytes([GZIP]):
-        raise Unusable(f"its compression {data[:1].hex() or 'missing'} is not known")
+        raise UnusableEntry(f"its compression {data[:1].hex() or 'missing'} is not known")
     machine = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         found = machine.decompress(data[1:], MAX_PAYLOAD_BYTES + 1)
     except zlib.error as error:
-        raise Unusable(f"it cannot be decompressed ({error})") from None
+        raise UnusableEntry(f"it cannot be decompressed ({error})") from None
     if not machine.eof and len(found) <= MAX_PAYLOAD_BYTES:
-        raise Unusable("its compressed payload is cut off")
+        raise UnusableEntry("its compressed payload is cut off")
     return found

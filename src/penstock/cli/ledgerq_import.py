@@ -14,11 +14,11 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.items import NewItem, to_batch
-from penstock.cli import formatting, ledgerq_files
-from penstock.cli.command_context import Session
+from penstock.cli import ledgerq_files, text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, STORAGE, CommandFailed, exit_code_of
-from penstock.cli.ledgerq_files import LedgerEntry, Skipped
+from penstock.cli.ledgerq_files import LedgerEntry, SkippedBytes
 from penstock.words.batch import validate
 from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError
@@ -49,14 +49,14 @@ class ImportCounts(msgspec.Struct):
     torn: int = 0
     """How many of those are just the cut-off end of a file."""
 
-    def skip(self, file: str, found: Skipped) -> None:
+    def skip(self, file: str, found: SkippedBytes) -> None:
         self.torn += found.torn
         self.skipped.append({"file": file, "byte": found.where, "size": found.size, "why": found.why, "torn": found.torn})
 
 
 @command(group, "ledgerq")
 def import_ledgerq(
-    session: Session,
+    session: CommandContext,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The directory of a LedgerQ queue; nothing is written there.")],
     queue: Annotated[str, typer.Option(metavar="QUEUE", help="Where the items go; it must be there.", autocompletion=queue_names)],
     everything: Annotated[bool, typer.Option("--all", help="Take also what LedgerQ had given out already.")] = False,
@@ -71,7 +71,7 @@ def import_ledgerq(
     """
     files = _segments(directory)
     start, notes = (0, []) if everything else _read_id(directory)
-    source = LedgerItems(directory, files, start, after, key_header)
+    source = LedgerReader(directory, files, start, after, key_header)
     total = sum(os.path.getsize(f"{directory}/{name}") for name in files)
     with session.progress("importing", total, sizes=True) as source.moved:
         if dry_run:
@@ -83,37 +83,37 @@ def import_ledgerq(
     _answer(session, source, notes, dry_run)
 
 
-def _store(queue: Queue, source: "LedgerItems") -> None:
+def _store(queue: Queue, source: "LedgerReader") -> None:
     account = source.account
     try:
         for last, batch in source.batches():
             account.imported += len(queue.produce_many(batch))
             account.last_id = last
     except PenstockError as error:
-        done = f"{formatting.counted(account.imported, 'item')} imported before; go on with --after {account.last_id}"
+        done = f"{text_output.format_count(account.imported, 'item')} imported before; go on with --after {account.last_id}"
         raise CommandFailed(f"{error}; {done}", exit_code_of(error)) from None
     except KeyboardInterrupt:
         typer.echo(f"penstock: stopped; {account.imported:,} items imported, go on with --after {account.last_id}", err=True)
         raise
 
 
-def _answer(session: Session, source: "LedgerItems", notes: list[str], dry_run: bool) -> None:
+def _answer(session: CommandContext, source: "LedgerReader", notes: list[str], dry_run: bool) -> None:
     account = source.account
     if source.priorities and account.consumed:
         notes.append("priorities were used, so some messages below the read position may not have been given out; --all takes them all")
     for note in notes:
         session.note(note)
     lines = [
-        f"{formatting.counted(account.imported, 'item')} {'would be imported' if dry_run else 'imported'}",
+        f"{text_output.format_count(account.imported, 'item')} {'would be imported' if dry_run else 'imported'}",
         *([f"{account.consumed:,} left out: given out by LedgerQ already"] if account.consumed else []),
         *([f"{account.expired:,} left out: expired"] if account.expired else []),
         *(
-            f"! {one['file']}, byte {one['byte']:,}: {one['why']} ({formatting.counted(one['size'], 'byte')})"
+            f"! {one['file']}, byte {one['byte']:,}: {one['why']} ({text_output.format_count(one['size'], 'byte')})"
             for one in account.skipped[:SHOWN]
         ),
         *([f"! and {len(account.skipped) - SHOWN} more; --json lists them all"] if len(account.skipped) > SHOWN else []),
     ]
-    session.answer({**msgspec.to_builtins(account), "dry_run": dry_run, "notes": notes}, *map(formatting.printable, lines))
+    session.answer({**msgspec.to_builtins(account), "dry_run": dry_run, "notes": notes}, *map(text_output.printable, lines))
     if len(account.skipped) > account.torn:
         raise typer.Exit(NEGATIVE)
 
@@ -121,7 +121,7 @@ def _answer(session: Session, source: "LedgerItems", notes: list[str], dry_run: 
 # -- reading -----------------------------------------------------------------------------------------
 
 
-class LedgerItems:
+class LedgerReader:
     """The messages of a directory as items, in batches, with an account of what was left out."""
 
     def __init__(self, directory: str, files: list[str], start: int, after: int, key_header: str | None) -> None:
@@ -156,7 +156,7 @@ class LedgerItems:
         for name, entry, item in batch:
             why = _refusal([item])
             if why:
-                self.account.skip(name, Skipped(0, len(entry.payload), f"message {entry.id} is not taken: {why}", id=entry.id))
+                self.account.skip(name, SkippedBytes(0, len(entry.payload), f"message {entry.id} is not taken: {why}", id=entry.id))
             else:
                 found.append(item)
         return found
@@ -166,14 +166,14 @@ class LedgerItems:
             with _mapped(f"{self._directory}/{name}") as data:
                 problem = ledgerq_files.check_header(data)
                 if problem:
-                    self.account.skip(name, Skipped(0, min(len(data), ledgerq_files.HEADER_BYTES), problem, torn=not len(data)))
+                    self.account.skip(name, SkippedBytes(0, min(len(data), ledgerq_files.HEADER_BYTES), problem, torn=not len(data)))
                 if not problem or problem == ledgerq_files.DAMAGED_HEADER:
                     yield from self._of_file(name, data)
             self.moved(os.path.getsize(f"{self._directory}/{name}"))
 
     def _of_file(self, name: str, data: Any) -> Iterator[tuple[str, LedgerEntry, NewItem]]:
         for found in ledgerq_files.entries(data):
-            if isinstance(found, Skipped):
+            if isinstance(found, SkippedBytes):
                 if not found.id or found.id >= self._start:
                     self.account.skip(name, found)
                 continue
@@ -196,7 +196,7 @@ class LedgerItems:
 def _item(entry: LedgerEntry, now: int, key_header: str | None) -> NewItem:
     headers = {name.decode("utf-8", "backslashreplace"): _text(value) for name, value in entry.headers}
     key = None if key_header is None else headers.get(key_header)
-    time = formatting.iso_time(max(entry.time, 0) // 1_000)
+    time = text_output.iso_time(max(entry.time, 0) // 1_000)
     return NewItem(
         entry.payload,
         key=key,

@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli.failures import CommandFailed
 from penstock.words.clock import SECOND, SystemClock
-from penstock.words.fields import BY_NAME, GIVEN, Surface, on
+from penstock.words.fields import BY_NAME, GIVEN, Surface, fields_on
 from penstock.words.limits import GIB, KIB, MIB
 
 NONE = "none"
@@ -27,7 +27,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def duration(text: str, option: str) -> float:
+def parse_duration(text: str, option: str) -> float:
     """Seconds: "30", "30s", "1.5h", "1d12h"."""
     given = text.strip().lower()
     if _NUMBER.fullmatch(given):
@@ -39,10 +39,10 @@ def duration(text: str, option: str) -> float:
 
 
 def duration_or_none(text: str, option: str) -> float | None:
-    return None if text.strip().lower() == NONE else duration(text, option)
+    return None if text.strip().lower() == NONE else parse_duration(text, option)
 
 
-def size(text: str, option: str) -> int:
+def parse_size(text: str, option: str) -> int:
     """Bytes: "4096", "64MiB", "1GB"."""
     found = _SIZE.fullmatch(text.strip().lower())
     if found is None or found[2] not in _BYTES:
@@ -51,10 +51,10 @@ def size(text: str, option: str) -> int:
 
 
 def size_or_none(text: str, option: str) -> int | None:
-    return None if text.strip().lower() == NONE else size(text, option)
+    return None if text.strip().lower() == NONE else parse_size(text, option)
 
 
-def number(text: str, option: str) -> int:
+def parse_number(text: str, option: str) -> int:
     try:
         return int(text.strip().replace("_", "").replace(",", ""))
     except ValueError:
@@ -62,10 +62,10 @@ def number(text: str, option: str) -> int:
 
 
 def number_or_none(text: str, option: str) -> int | None:
-    return None if text.strip().lower() == NONE else number(text, option)
+    return None if text.strip().lower() == NONE else parse_number(text, option)
 
 
-def instant(text: str, option: str) -> datetime:
+def parse_time(text: str, option: str) -> datetime:
     """A time in ISO 8601; without an offset it is local time."""
     try:
         found = datetime.fromisoformat(text.strip())
@@ -74,7 +74,7 @@ def instant(text: str, option: str) -> datetime:
         raise CommandFailed(f"{option} is {text!r}; give a time as 2030-01-31T08:00:00Z, or without an offset for local time") from None
 
 
-def pairs(given: Iterable[str], option: str, example: str) -> dict[str, str]:
+def parse_pairs(given: Iterable[str], option: str, example: str) -> dict[str, str]:
     """What was given as name=value, each name once."""
     found: dict[str, str] = {}
     for text in given:
@@ -87,7 +87,7 @@ def pairs(given: Iterable[str], option: str, example: str) -> dict[str, str]:
     return found
 
 
-def weights(given: Iterable[str], option: str) -> dict[str, int]:
+def parse_weights(given: Iterable[str], option: str) -> dict[str, int]:
     """Queues with their weights: "orders=3", or "orders" for a weight of 1."""
     found: dict[str, int] = {}
     for text in given:
@@ -103,7 +103,7 @@ def weights(given: Iterable[str], option: str) -> dict[str, int]:
 RETENTION = "retention_"
 
 
-def text(given: str, _: str) -> str:
+def parse_text(given: str, _: str) -> str:
     return given
 
 
@@ -113,7 +113,7 @@ class TextOption(NamedTuple):
     name: str
     metavar: str
     help: str
-    read: Callable[[str, str], Any] = text
+    read: Callable[[str, str], Any] = parse_text
     alias: str = ""
     """A second way to write it."""
     default: str = ""
@@ -125,19 +125,19 @@ class TextOption(NamedTuple):
 
 
 QUEUE_OPTIONS = (
-    TextOption("lease_timeout", "DURATION", "How long a consumer may work on an item.", duration, default="60s"),
-    TextOption("max_attempts", "N", "How often an item is leased before it is given up; 0 is endless.", number, default="10"),
+    TextOption("lease_timeout", "DURATION", "How long a consumer may work on an item.", parse_duration, default="60s"),
+    TextOption("max_attempts", "N", "How often an item is leased before it is given up; 0 is endless.", parse_number, default="10"),
     TextOption("ttl", "DURATION|none", "How long an item may wait before it is given up.", duration_or_none, default="none"),
     TextOption("priority_aging", "DURATION|none", "Waiting so long lifts an item one priority step.", duration_or_none, default="60s"),
-    TextOption("dedup_window", "DURATION", "How long dedup ids are remembered.", duration, default="5m"),
+    TextOption("dedup_window", "DURATION", "How long dedup ids are remembered.", parse_duration, default="5m"),
     TextOption("on_bury", "release|park", "What becomes of the key of an item that is given up.", default="release"),
     TextOption("dead_queue", "QUEUE", "Where items go that are given up; without one they stay, buried."),
     TextOption("max_items", "N|none", "With so many unresolved items, produce waits.", number_or_none, default="none"),
     TextOption("max_bytes", "SIZE|none", "With so many bytes of them, produce waits.", size_or_none, default="none"),
-    TextOption("retention_max_age", "DURATION", "How long completed items are kept; 0 is no limit.", duration, default="1d"),
-    TextOption("retention_max_bytes", "SIZE", "How large a partition's log may grow with them; 0 is no limit.", size, default="1GiB"),
-    TextOption("retention_max_segments", "N", "How many files it may have.", number, default="0, no limit"),
-    TextOption("retention_min_segments", "N", "How many of the newest files stay whatever the limits say.", number, default="1"),
+    TextOption("retention_max_age", "DURATION", "How long completed items are kept; 0 is no limit.", parse_duration, default="1d"),
+    TextOption("retention_max_bytes", "SIZE", "How large a partition's log may grow with them; 0 is no limit.", parse_size, default="1GiB"),
+    TextOption("retention_max_segments", "N", "How many files it may have.", parse_number, default="0, no limit"),
+    TextOption("retention_min_segments", "N", "How many of the newest files stay whatever the limits say.", parse_number, default="1"),
 )
 DURABILITY = TextOption("durability", "fsync|interval|os", "When a produce counts as stored. Cannot be changed later.", default="fsync")
 _MEANINGS = {name: f"{BY_NAME[name].meaning}." for name in GIVEN}
@@ -146,10 +146,10 @@ ITEM_OPTIONS = (
     TextOption("kind", "TEXT", _MEANINGS["kind"]),
     TextOption("reference", "TEXT", _MEANINGS["reference"]),
     TextOption("encoding", "TEXT", f"{BY_NAME['encoding'].meaning}; said by --as unless given."),
-    TextOption("priority", "0…9", _MEANINGS["priority"], number, default="5"),
-    TextOption("at", "TIME", _MEANINGS["at"], instant),
-    TextOption("delay", "DURATION", "Not before so long from now.", duration),
-    TextOption("ttl", "DURATION", _MEANINGS["ttl"], duration),
+    TextOption("priority", "0…9", _MEANINGS["priority"], parse_number, default="5"),
+    TextOption("at", "TIME", _MEANINGS["at"], parse_time),
+    TextOption("delay", "DURATION", "Not before so long from now.", parse_duration),
+    TextOption("ttl", "DURATION", _MEANINGS["ttl"], parse_duration),
     TextOption("dedup", "ID", _MEANINGS["dedup"]),
 )
 _CALLED = {"dedup": "dedup id"}
@@ -160,11 +160,11 @@ FIELD_OPTIONS = tuple(
         f"{'The field of a JSON line, or the column,' if field.name == 'key' else '…'} that is the {_CALLED.get(field.name, field.name)}.",
         alias=f"--{field.name}-column",
     )
-    for field in on(Surface.NAMED)
+    for field in fields_on(Surface.NAMED)
 )
 
 
-def parameters(*options: TextOption, defaults: bool = True) -> list[inspect.Parameter]:
+def option_parameters(*options: TextOption, defaults: bool = True) -> list[inspect.Parameter]:
     """The options as parameters of a command; whether their help says the defaults."""
     return [
         inspect.Parameter(
@@ -186,27 +186,27 @@ def _help(option: TextOption, defaults: bool) -> str:
     return f"{option.help}  [default: {option.default}]" if defaults and option.default else option.help
 
 
-def read(options: Iterable[TextOption], given: Mapping[str, str | None]) -> dict[str, Any]:
+def parse_options(options: Iterable[TextOption], given: Mapping[str, str | None]) -> dict[str, Any]:
     """Those of the options that were typed, read."""
     typed = ((option, given[option.name]) for option in options if option.name in given)
     return {option.name: option.read(text, option.flag) for option, text in typed if text is not None}
 
 
-def of_queue(given: Mapping[str, str | None]) -> dict[str, Any]:
+def parse_queue_options(given: Mapping[str, str | None]) -> dict[str, Any]:
     """The options of a queue, as `create_queue` and `update` take them."""
-    found = read((*QUEUE_OPTIONS, DURABILITY), given)
+    found = parse_options((*QUEUE_OPTIONS, DURABILITY), given)
     kept = {name.removeprefix(RETENTION): found.pop(name) for name in [*found] if name.startswith(RETENTION)}
     if found.get("dead_queue") == "":
         raise CommandFailed("--dead-queue is empty; name a queue, or use --no-dead-queue with update")
     return {**found, **({"retention": kept} if kept else {})}
 
 
-def of_item(given: Mapping[str, str | None], headers: Iterable[str]) -> dict[str, Any]:
+def parse_item_options(given: Mapping[str, str | None], headers: Iterable[str]) -> dict[str, Any]:
     """The options of an item, as `NewItem` takes them."""
-    found = read(ITEM_OPTIONS, given)
+    found = parse_options(ITEM_OPTIONS, given)
     if "at" in found and "delay" in found:
         raise CommandFailed("--at and --delay were both given; leave one out")
     if "delay" in found:
         found["at"] = SystemClock().read().wall / SECOND + found.pop("delay")
-    named = pairs(headers, "--header", "NAME=VALUE")
+    named = parse_pairs(headers, "--header", "NAME=VALUE")
     return {**found, **({"headers": named} if named else {})}

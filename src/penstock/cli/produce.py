@@ -16,15 +16,15 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.items import NewItem, to_batch
-from penstock.cli import formatting, option_values, text_input
-from penstock.cli.command_context import Session
+from penstock.cli import option_values, text_input, text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, CommandFailed, exit_code_of
-from penstock.cli.option_values import FIELD_OPTIONS, ITEM_OPTIONS, of_item, parameters, read
-from penstock.cli.text_input import FORMS, Found, Lines, RecordFields
+from penstock.cli.option_values import FIELD_OPTIONS, ITEM_OPTIONS, option_parameters, parse_item_options, parse_options
+from penstock.cli.text_input import PAYLOAD_FORMATS, InputLines, NumberedItem, RecordFields
 from penstock.words.batch import validate
 from penstock.words.errors import InvalidRequest, PenstockError
-from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, within
+from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, check_range
 
 BATCH = 5_000
 BATCH_BYTES = MAX_BATCH_BYTES // 4
@@ -49,7 +49,7 @@ class ItemLoader:
         self._waiting: list[tuple[int, NewItem]] = []
         self._size = 0
 
-    def load(self, source: Iterable[Found]) -> None:
+    def load(self, source: Iterable[NumberedItem]) -> None:
         """Store everything that a source gives."""
         for line, found in source:
             if isinstance(found, str):
@@ -112,18 +112,18 @@ class ItemLoader:
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "produce", more=parameters(*ITEM_OPTIONS, *FIELD_OPTIONS))(produce)
+    command(app, "produce", more=option_parameters(*ITEM_OPTIONS, *FIELD_OPTIONS))(produce)
 
 
 def produce(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The payload; '-' reads it from stdin.", show_default=False)] = None,
     file: Annotated[str | None, typer.Option("--from", metavar="FILE", help="Read from a file.", show_default=False)] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line is an item.")] = False,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Each line is a JSON value.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Each row is an item: a JSON object of its cells.")] = False,
-    form: Annotated[str, typer.Option("--as", metavar="|".join(FORMS), help="What a value or a line is.")] = "text",
+    form: Annotated[str, typer.Option("--as", metavar="|".join(PAYLOAD_FORMATS), help="What a value or a line is.")] = "text",
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.", show_default=False)] = None,
     columns: Annotated[
         str, typer.Option(metavar="A,B,…", help="Names of the CSV columns, if the first row does not say.", show_default=False)
@@ -141,49 +141,51 @@ def produce(
 
     Prints the id of the item, or how many there were. What has come so far is stored whenever the input pauses.
     """
-    within("--batch", batch, 1, MAX_BATCH_ITEMS)
-    patience = option_values.duration(timeout, "--timeout")
+    check_range("--batch", batch, 1, MAX_BATCH_ITEMS)
+    patience = option_values.parse_duration(timeout, "--timeout")
     cut = _cut(lines, jsonl, csv, form)
     fields = _fields(options, cut)
-    make = partial(_item, of_item(options, header or ()))
+    make = partial(_item, parse_item_options(options, header or ()))
     with ExitStack() as stack:
         stream = _stream(value, file, cut, stack)
         if not cut:
             _produce_one(session, queue, _single(stream.read(), form, make), patience)
             return
-        moved = stack.enter_context(session.progress("producing", text_input.length(stream), progress, sizes=True))
+        moved = stack.enter_context(session.progress("producing", text_input.file_size(stream), progress, sizes=True))
         loader = ItemLoader(stack.enter_context(session.owner()).queue(queue), batch, patience, skip_bad)
-        source = Lines(stream, loader.flush, moved)
+        source = InputLines(stream, loader.flush, moved)
         if cut == "csv":
-            found = text_input.csv_rows(source, fields, make, _delimiter(delimiter), _columns(columns))
+            found = text_input.csv_items(source, fields, make, _delimiter(delimiter), _columns(columns))
         else:
-            found = text_input.json_lines(source, fields, make) if cut == "jsonl" else text_input.lines(source, form, make)
+            found = text_input.json_items(source, fields, make) if cut == "jsonl" else text_input.line_items(source, form, make)
         _load(loader, found)
     _answer(session, loader)
 
 
-def _produce_one(session: Session, queue: str, item: NewItem, patience: float) -> None:
+def _produce_one(session: CommandContext, queue: str, item: NewItem, patience: float) -> None:
     with session.owner() as broker:
         (id,) = broker.queue(queue).produce_many([item], timeout=patience)
     session.answer({"id": id}, id)
 
 
-def _load(loader: ItemLoader, source: Iterable[Found]) -> None:
+def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
     """Store all; when that fails, say how many were stored before."""
     try:
         loader.load(source)
     except (PenstockError, CommandFailed) as error:
-        raise CommandFailed(f"{error}; {formatting.counted(loader.produced, 'item')} stored before", exit_code_of(error)) from None
+        raise CommandFailed(f"{error}; {text_output.format_count(loader.produced, 'item')} stored before", exit_code_of(error)) from None
     except KeyboardInterrupt:
-        typer.echo(f"penstock: stopped; {formatting.counted(loader.produced, 'item')} stored before", err=True)
+        typer.echo(f"penstock: stopped; {text_output.format_count(loader.produced, 'item')} stored before", err=True)
         raise
 
 
-def _answer(session: Session, loader: ItemLoader) -> None:
+def _answer(session: CommandContext, loader: ItemLoader) -> None:
     for line in loader.named:
         session.note(f"{line}; left out")
-    left_out = f", {formatting.counted(loader.bad, 'bad line')} left out" if loader.bad else ""
-    session.answer({"produced": loader.produced, "bad": loader.bad}, f"{formatting.counted(loader.produced, 'item')} produced{left_out}")
+    left_out = f", {text_output.format_count(loader.bad, 'bad line')} left out" if loader.bad else ""
+    session.answer(
+        {"produced": loader.produced, "bad": loader.bad}, f"{text_output.format_count(loader.produced, 'item')} produced{left_out}"
+    )
 
 
 # -- what was asked for ------------------------------------------------------------------------------
@@ -191,8 +193,8 @@ def _answer(session: Session, loader: ItemLoader) -> None:
 
 def _cut(lines: bool, jsonl: bool, csv: bool, form: str) -> str:
     """How the input is cut into items; "" when it is one."""
-    if form not in FORMS:
-        raise CommandFailed(f"--as is {form!r}; use {', '.join(FORMS)}")
+    if form not in PAYLOAD_FORMATS:
+        raise CommandFailed(f"--as is {form!r}; use {', '.join(PAYLOAD_FORMATS)}")
     chosen = [name for name, wanted in (("lines", lines), ("jsonl", jsonl), ("csv", csv)) if wanted]
     if len(chosen) > 1:
         raise CommandFailed(f"--{chosen[0]} and --{chosen[1]} were both given; leave one out")
@@ -200,7 +202,7 @@ def _cut(lines: bool, jsonl: bool, csv: bool, form: str) -> str:
 
 
 def _fields(options: Mapping[str, str | None], cut: str) -> RecordFields:
-    found = read(FIELD_OPTIONS, options)
+    found = parse_options(FIELD_OPTIONS, options)
     for name in found:
         common = name.removesuffix("_field")
         if cut not in ("jsonl", "csv"):
@@ -214,9 +216,9 @@ def _item(common: dict[str, Any], payload: bytes, **own: Any) -> NewItem:
     return NewItem(payload, **{**own, **common})
 
 
-def _single(data: bytes, form: str, make: text_input.Make) -> NewItem:
+def _single(data: bytes, form: str, make: text_input.ItemFactory) -> NewItem:
     try:
-        return text_input.whole(data, form, make)
+        return text_input.single_item(data, form, make)
     except text_input.BadLine as error:
         raise CommandFailed(f"the value {error}; mend it, or say what it is with --as") from None
 

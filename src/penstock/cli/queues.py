@@ -10,14 +10,14 @@ import typer
 
 from penstock.api._sync.broker import Broker
 from penstock.api.options import QueueInfo, to_catalog
-from penstock.cli import formatting, option_values
-from penstock.cli.command_context import Session
+from penstock.cli import option_values, text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, QueueArgument, YesOption, command
 from penstock.cli.failures import CommandFailed
-from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, of_queue, parameters
+from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, option_parameters, parse_queue_options
 from penstock.rules.options import Options, merged
 from penstock.rules.options import check_name as check_queue_name
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, check_range
 
 group = typer.Typer(no_args_is_help=True, help="Create, change, look at and delete queues.")
 
@@ -28,9 +28,9 @@ SIDES = ("lease", "produce", "both")
 # -- which there are ---------------------------------------------------------------------------------
 
 
-@command(group, "create", more=parameters(*QUEUE_OPTIONS, DURABILITY))
+@command(group, "create", more=option_parameters(*QUEUE_OPTIONS, DURABILITY))
 def create(
-    session: Session,
+    session: CommandContext,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'.")],
     partitions: Annotated[
         int | None, typer.Option(metavar="N", help="How many logs it is spread over.  [default: 1]", show_default=False)
@@ -39,26 +39,26 @@ def create(
     **options: Any,
 ) -> None:
     """Make a queue; the broker's directory too, when it is new."""
-    given = of_queue(options)
+    given = parse_queue_options(options)
     _check(session, name, partitions, given)
     with session.owner(create=True) as broker:
         info = broker.create_queue(name, partitions=partitions, exist_ok=exist_ok, **given).info()
-    session.answer(formatting.queue_document(info), f"queue {info.name} has {formatting.counted(info.partitions, 'partition')}")
+    session.answer(text_output.queue_document(info), f"queue {info.name} has {text_output.format_count(info.partitions, 'partition')}")
 
 
-def _check(session: Session, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
+def _check(session: CommandContext, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
     """What is wrong is said before a directory is made for it."""
     check_queue_name(name)
     merged(Options(), to_catalog(given))
     if partitions is not None:
-        within("partitions", partitions, 1, MAX_PARTITIONS)
+        check_range("partitions", partitions, 1, MAX_PARTITIONS)
     if "dead_queue" in given:
         session.require()
 
 
 @command(group, "list")
 def list_queues(
-    session: Session,
+    session: CommandContext,
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)] = "",
 ) -> None:
     """Which queues there are."""
@@ -68,18 +68,18 @@ def list_queues(
     rows = [
         (
             info.name,
-            formatting.number(info.partitions),
-            formatting.span(info.lease_timeout),
-            formatting.number(info.max_attempts) if info.max_attempts else "endless",
-            info.dead_queue or formatting.NOTHING,
-            formatting.when(info.created_at),
+            text_output.format_number(info.partitions),
+            text_output.format_duration(info.lease_timeout),
+            text_output.format_number(info.max_attempts) if info.max_attempts else "endless",
+            info.dead_queue or text_output.NO_VALUE,
+            text_output.format_time(info.created_at),
         )
         for info in found
     ]
-    table = formatting.Table(
+    table = text_output.TextTable(
         headings, rows, right=("partitions", "lease timeout", "attempts"), whole=("name",), spare=("lease timeout", "created", "attempts")
     )
-    session.answer([formatting.queue_document(info) for info in found], table if rows else "there are no queues")
+    session.answer([text_output.queue_document(info) for info in found], table if rows else "there are no queues")
 
 
 def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
@@ -91,39 +91,40 @@ def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
 
 
 @command(group, "info")
-def info(session: Session, queue: QueueArgument) -> None:
+def info(session: CommandContext, queue: QueueArgument) -> None:
     """A queue's partitions and options."""
     with session.view() as broker:
         found = broker.queue(queue)
         info, cursors = found.info(), found.cursors()
     session.answer(
-        {**formatting.queue_document(info), "cursors": cursors}, formatting.facts([*_described(info), ("cursors", ", ".join(cursors))])
+        {**text_output.queue_document(info), "cursors": cursors},
+        text_output.format_pairs([*_described(info), ("cursors", ", ".join(cursors))]),
     )
 
 
 def _described(info: QueueInfo) -> list[tuple[str, str]]:
     kept: Mapping[str, Any] = {**info.retention}
     limits = [
-        f"at most {formatting.span(kept['max_age'])}" if kept["max_age"] else "",
-        f"at most {formatting.size(kept['max_bytes'])} a partition" if kept["max_bytes"] else "",
-        f"at most {formatting.counted(kept['max_segments'], 'file')}" if kept["max_segments"] else "",
+        f"at most {text_output.format_duration(kept['max_age'])}" if kept["max_age"] else "",
+        f"at most {text_output.format_size(kept['max_bytes'])} a partition" if kept["max_bytes"] else "",
+        f"at most {text_output.format_count(kept['max_segments'], 'file')}" if kept["max_segments"] else "",
     ]
     return [
         ("name", info.name),
-        ("created", formatting.when(info.created_at)),
+        ("created", text_output.format_time(info.created_at)),
         ("incarnation", info.incarnation),
-        ("partitions", formatting.number(info.partitions)),
+        ("partitions", text_output.format_number(info.partitions)),
         ("retired", ", ".join(map(str, info.retired))),
         ("read-only", ", ".join(map(str, info.read_only))),
-        ("lease timeout", formatting.span(info.lease_timeout)),
-        ("max attempts", formatting.number(info.max_attempts) if info.max_attempts else "endless"),
-        ("ttl", formatting.span(info.ttl)),
-        ("priority aging", formatting.span(info.priority_aging)),
-        ("dedup window", formatting.span(info.dedup_window)),
+        ("lease timeout", text_output.format_duration(info.lease_timeout)),
+        ("max attempts", text_output.format_number(info.max_attempts) if info.max_attempts else "endless"),
+        ("ttl", text_output.format_duration(info.ttl)),
+        ("priority aging", text_output.format_duration(info.priority_aging)),
+        ("dedup window", text_output.format_duration(info.dedup_window)),
         ("on bury", info.on_bury),
-        ("dead queue", info.dead_queue or formatting.NOTHING),
-        ("max items", formatting.number(info.max_items)),
-        ("max bytes", formatting.size(info.max_bytes)),
+        ("dead queue", info.dead_queue or text_output.NO_VALUE),
+        ("max items", text_output.format_number(info.max_items)),
+        ("max bytes", text_output.format_size(info.max_bytes)),
         ("completed items", ", ".join(limit for limit in limits if limit) or "kept for ever"),
         ("durability", info.durability or "as the broker was opened"),
     ]
@@ -131,16 +132,16 @@ def _described(info: QueueInfo) -> list[tuple[str, str]]:
 
 @command(group, "delete")
 def delete(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     yes: YesOption = False,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for items that are on their way.")] = "30s",
 ) -> None:
     """Remove a queue with all its items."""
-    patience = option_values.duration(timeout, "--timeout")
+    patience = option_values.parse_duration(timeout, "--timeout")
     with session.owner() as broker:
         depth = broker.queue(queue).stats().depth
-        session.confirm(f"removes queue {queue} with {formatting.counted(depth, 'unresolved item')}", yes)
+        session.confirm(f"removes queue {queue} with {text_output.format_count(depth, 'unresolved item')}", yes)
         broker.delete_queue(queue, patience)
     session.answer({"deleted": queue, "unresolved": depth}, f"queue {queue} is gone")
 
@@ -148,15 +149,15 @@ def delete(
 # -- how they work -----------------------------------------------------------------------------------
 
 
-@command(group, "update", more=parameters(*QUEUE_OPTIONS, defaults=False))
+@command(group, "update", more=option_parameters(*QUEUE_OPTIONS, defaults=False))
 def update(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     no_dead_queue: Annotated[bool, typer.Option("--no-dead-queue", help="What is given up from now on stays, buried.")] = False,
     **options: Any,
 ) -> None:
     """Change options of a queue; those not given stay as they are."""
-    given = of_queue(options)
+    given = parse_queue_options(options)
     if no_dead_queue:
         if "dead_queue" in given:
             raise CommandFailed("--dead-queue and --no-dead-queue were both given; leave one out")
@@ -165,26 +166,28 @@ def update(
         raise CommandFailed(f"there is nothing to change; give an option, such as {QUEUE_OPTIONS[0].flag}")
     with session.owner() as broker:
         info = broker.queue(queue).update(**given)
-    session.answer(formatting.queue_document(info), formatting.facts(_described(info)))
+    session.answer(text_output.queue_document(info), text_output.format_pairs(_described(info)))
 
 
 @command(group, "resize")
 def resize(
-    session: Session, queue: QueueArgument, partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="How many it is to have.")]
+    session: CommandContext,
+    queue: QueueArgument,
+    partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="How many it is to have.")],
 ) -> None:
     """Give a queue another number of partitions, while it works. The order within a key is kept."""
     with session.owner() as broker:
         found = broker.queue(queue)
         info, moving = found.resize(partitions), found.stats().resizing
-    waits = f"; keys of {formatting.counted(len(moving), 'partition')} move once their items are resolved" if moving else ""
-    session.answer(formatting.queue_document(info), f"queue {queue} has {formatting.counted(info.partitions, 'partition')}{waits}")
+    waits = f"; keys of {text_output.format_count(len(moving), 'partition')} move once their items are resolved" if moving else ""
+    session.answer(text_output.queue_document(info), f"queue {queue} has {text_output.format_count(info.partitions, 'partition')}{waits}")
 
 
 OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which side of the queue.")]
 
 
 @command(group, "pause")
-def pause(session: Session, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
+def pause(session: CommandContext, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
     """Give out nothing, take nothing, or both, until it is resumed."""
     lease, produce = _sides(only)
     with session.owner() as broker:
@@ -193,7 +196,7 @@ def pause(session: Session, queue: QueueArgument, only: OnlyOption = "both", par
 
 
 @command(group, "resume")
-def resume(session: Session, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
+def resume(session: CommandContext, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
     """Go on with what was paused."""
     lease, produce = _sides(only)
     with session.owner() as broker:
@@ -207,7 +210,7 @@ def _sides(only: str) -> tuple[bool, bool]:
     return only != "produce", only != "lease"
 
 
-def _answer_sides(session: Session, queue: str, verb: str, lease: bool, produce: bool, partition: int | None) -> None:
+def _answer_sides(session: CommandContext, queue: str, verb: str, lease: bool, produce: bool, partition: int | None) -> None:
     document = {"queue": queue, "partition": partition, "lease": verb if lease else None, "produce": verb if produce else None}
     sides = " and ".join(side for side, meant in (("leasing", lease), ("producing", produce)) if meant)
     where = f"queue {queue}" if partition is None else f"partition {partition} of queue {queue}"
@@ -219,7 +222,7 @@ def _answer_sides(session: Session, queue: str, verb: str, lease: bool, produce:
 
 @command(group, "clear")
 def clear(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     state: Annotated[str, typer.Option("--state", metavar="|".join(STATES), help="Which items.")] = "ready",
     partition: PartitionOption = None,
@@ -232,12 +235,12 @@ def clear(
         found = broker.queue(queue)
         session.confirm(f"clears {'everything' if state == 'all' else f'what is {state}'} in queue {queue}", yes)
         items = found.clear(state, partition=partition)  # type: ignore[arg-type]
-    session.answer({"queue": queue, "cleared": items}, f"{formatting.counted(items, 'item')} cleared")
+    session.answer({"queue": queue, "cleared": items}, f"{text_output.format_count(items, 'item')} cleared")
 
 
 @command(group, "seek")
 def seek(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     id: Annotated[str | None, typer.Argument(metavar="ID", help="From this item on, in its partition.", show_default=False)] = None,
     at: Annotated[str | None, typer.Option(metavar="TIME", help="What was produced at that time or later.", show_default=False)] = None,
@@ -245,19 +248,19 @@ def seek(
     """Make completed items ready again, as far as they are kept."""
     if (id is None) == (at is None):
         raise CommandFailed("seek wants to know from where on; give the ID of an item, or --at TIME")
-    moment = None if at is None else option_values.instant(at, "--at")
+    moment = None if at is None else option_values.parse_time(at, "--at")
     with session.owner() as broker:
         items = broker.queue(queue).seek(id, at=moment)
-    session.answer({"queue": queue, "ready_again": items}, f"{formatting.counted(items, 'item')} ready again")
+    session.answer({"queue": queue, "ready_again": items}, f"{text_output.format_count(items, 'item')} ready again")
 
 
 @command(group, "compact")
-def compact(session: Session, queue: QueueArgument, partition: PartitionOption = None) -> None:
+def compact(session: CommandContext, queue: QueueArgument, partition: PartitionOption = None) -> None:
     """Let go now of what retention allows, and say what was freed."""
     with session.owner() as broker, session.progress(f"compacting {queue}", None):
         freed = broker.queue(queue).compact(partition=partition)
     total = {"segments": 0, "rewritten": 0, "items": 0, "size_bytes": 0}
     for one in freed:
         total = {name: value + getattr(one, name) for name, value in total.items()}
-    text = f"{formatting.size(total['size_bytes'])} freed: {formatting.counted(total['segments'], 'segment')} dropped, {total['rewritten']:,} rewritten"
-    session.answer({"queue": queue, **total}, f"{text}, {formatting.counted(total['items'], 'completed item')} let go")
+    text = f"{text_output.format_size(total['size_bytes'])} freed: {text_output.format_count(total['segments'], 'segment')} dropped, {total['rewritten']:,} rewritten"
+    session.answer({"queue": queue, **total}, f"{text}, {text_output.format_count(total['items'], 'completed item')} let go")

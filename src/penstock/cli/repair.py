@@ -10,18 +10,18 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from penstock.cli import formatting
-from penstock.cli.command_context import Session
+from penstock.cli import text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, YesOption, command, queue_names
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.cli.queues import all_queues
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.repair import RepairReport
 from penstock.logs.files.repair import repair as repair_log
-from penstock.logs.files.verify import Report
+from penstock.logs.files.verify import VerifyReport
 from penstock.logs.files.verify import verify as verify_log
 from penstock.logs.log import Gap
-from penstock.loop.recovery import lost_front
+from penstock.loop.recovery import find_missing_front
 from penstock.words.errors import BrokerLocked, PenstockError
 from penstock.words.ids import format_id
 
@@ -33,7 +33,7 @@ QueueOrNone = Annotated[
 ]
 
 
-class LogPlace(NamedTuple):
+class NamedLog(NamedTuple):
     """One log, and the name of the queue it is of."""
 
     queue: str
@@ -50,13 +50,13 @@ def register(app: typer.Typer) -> None:
 # -- verify ------------------------------------------------------------------------------------------
 
 
-def verify(session: Session, queue: QueueOrNone = None, partition: PartitionOption = None) -> None:
+def verify(session: CommandContext, queue: QueueOrNone = None, partition: PartitionOption = None) -> None:
     """Read every log through and list what is wrong. Exit code 1 when there is damage."""
     directory, places = _places(session, queue, partition)
-    found: list[tuple[LogPlace, Report]] = []
+    found: list[tuple[NamedLog, VerifyReport]] = []
     with session.progress("verifying", len(places)) as moved:
         for place in places:
-            found.append((place, verify_log(directory.files, place.path, place.incarnation, place.partition, lost_front)))
+            found.append((place, verify_log(directory.files, place.path, place.incarnation, place.partition, find_missing_front)))
             moved(1)
     sound = all(report.sound for _, report in found)
     document = {"sound": sound, "logs": [{"queue": place.queue, "sound": report.sound, **report.plain()} for place, report in found]}
@@ -65,27 +65,27 @@ def verify(session: Session, queue: QueueOrNone = None, partition: PartitionOpti
         raise typer.Exit(NEGATIVE)
 
 
-def _verified(found: Sequence[tuple[LogPlace, Report]]) -> formatting.Table:
+def _verified(found: Sequence[tuple[NamedLog, VerifyReport]]) -> text_output.TextTable:
     rows = [
         (
             place.queue,
             str(place.partition),
             "sound" if report.sound else "damaged" if report.opens else "does not open",
-            formatting.number(report.segments),
-            formatting.number(sum(report.frames.values())),
-            formatting.number(report.items),
-            formatting.number(len(report.damage)),
-            formatting.size(report.size_bytes),
+            text_output.format_number(report.segments),
+            text_output.format_number(sum(report.frames.values())),
+            text_output.format_number(report.items),
+            text_output.format_number(len(report.damage)),
+            text_output.format_size(report.size_bytes),
         )
         for place, report in found
     ]
     headings = ("queue", "partition", "state", "segments", "frames", "items", "gaps", "size")
-    return formatting.Table(
+    return text_output.TextTable(
         headings, rows, right={*headings} - {"queue", "state"}, whole=("queue", "state"), spare=("frames", "segments", "size")
     )
 
 
-def _wrong(place: LogPlace, report: Report) -> list[str]:
+def _wrong(place: NamedLog, report: VerifyReport) -> list[str]:
     """What there is to say of a log, one line each."""
     name = f"{place.queue} {place.partition}" if place.queue != CATALOG else place.queue
     lines = [f"! {name}: {error}" for error in report.errors]
@@ -94,12 +94,12 @@ def _wrong(place: LogPlace, report: Report) -> list[str]:
         lines.append(f"! {name}: and {len(report.damage) - SHOWN} more gaps; --json lists them all")
     if report.torn_bytes:
         lines.append(
-            f"  {name}: {formatting.counted(report.torn_bytes, 'byte')} of a write that was cut off at the end; opening drops them"
+            f"  {name}: {text_output.format_count(report.torn_bytes, 'byte')} of a write that was cut off at the end; opening drops them"
         )
     mended = len(report.gaps) - len(report.damage)
     if mended:
-        lines.append(f"  {name}: {formatting.counted(mended, 'gap')} mended before")
-    return [formatting.printable(line) for line in [*lines, *(f"  {name}: {what}" for what in report.side_files)]]
+        lines.append(f"  {name}: {text_output.format_count(mended, 'gap')} mended before")
+    return [text_output.printable(line) for line in [*lines, *(f"  {name}: {what}" for what in report.side_files)]]
 
 
 def _gap(partition: int, gap: Gap) -> str:
@@ -111,7 +111,7 @@ def _gap(partition: int, gap: Gap) -> str:
 
 
 def repair(
-    session: Session,
+    session: CommandContext,
     queue: QueueOrNone = None,
     partition: PartitionOption = None,
     discard: Annotated[bool, typer.Option("--discard", help="Do not keep the damaged files.")] = False,
@@ -124,7 +124,7 @@ def repair(
     if discard:
         session.confirm("removes damaged files once their logs are mended", yes)
     directory, places = _places(session, queue, partition)
-    found: list[tuple[LogPlace, RepairReport | PenstockError]] = []
+    found: list[tuple[NamedLog, RepairReport | PenstockError]] = []
     with session.progress("repairing", len(places)) as moved:
         for place in places:
             found.append((place, _repaired(directory, place, discard)))
@@ -134,25 +134,25 @@ def repair(
     lines = [line for place, report in changed for line in _mended(place, report)]
     lines += [f"! {place.queue} {place.partition} cannot be mended: {_why(report)}" for place, report in failed]
     document = {"mended": len(changed), "failed": len(failed), "logs": [_document(*one) for one in found]}
-    session.answer(document, *(map(formatting.printable, lines) if lines else ["nothing needs mending"]))
+    session.answer(document, *(map(text_output.printable, lines) if lines else ["nothing needs mending"]))
     if failed:
         raise typer.Exit(NEGATIVE)
 
 
-def _repaired(directory: Directory, place: LogPlace, discard: bool) -> RepairReport | PenstockError:
+def _repaired(directory: FileStore, place: NamedLog, discard: bool) -> RepairReport | PenstockError:
     try:
-        return repair_log(directory.files, place.path, place.incarnation, place.partition, discard=discard, lost_front=lost_front)
+        return repair_log(directory.files, place.path, place.incarnation, place.partition, discard=discard, lost_front=find_missing_front)
     except BrokerLocked:
         raise
     except PenstockError as error:  # the others may well be mended
         return error
 
 
-def _mended(place: LogPlace, report: RepairReport) -> list[str]:
+def _mended(place: NamedLog, report: RepairReport) -> list[str]:
     name = f"{place.queue} {place.partition}"
     lines = [f"{name}: {_gap(place.partition, gap)}" for gap in report.gaps[:SHOWN]]
     if report.segments:
-        lines.append(f"{name}: {formatting.counted(len(report.segments), 'file')} written anew")
+        lines.append(f"{name}: {text_output.format_count(len(report.segments), 'file')} written anew")
     lines += [f"{name}: the damaged one is kept as {copy}" for copy in report.copies]
     lines += [f"{name}: {what}" for what in report.side_files]
     return [*lines, f"{name}: the report is {report.path}"]
@@ -162,7 +162,7 @@ def _why(report: RepairReport | PenstockError) -> str:
     return str(report) if isinstance(report, PenstockError) else "; ".join(report.errors) or "it does not open"
 
 
-def _document(place: LogPlace, report: RepairReport | PenstockError) -> dict[str, Any]:
+def _document(place: NamedLog, report: RepairReport | PenstockError) -> dict[str, Any]:
     if isinstance(report, PenstockError):
         return {"queue": place.queue, "partition": place.partition, "opens": False, "changed": False, "errors": [str(report)]}
     plain = {**msgspec.structs.asdict(report), "gaps": [gap._asdict() for gap in report.gaps]}
@@ -172,14 +172,14 @@ def _document(place: LogPlace, report: RepairReport | PenstockError) -> dict[str
 # -- which logs --------------------------------------------------------------------------------------
 
 
-def _places(session: Session, queue: str | None, partition: int | None) -> tuple[Directory, list[LogPlace]]:
+def _places(session: CommandContext, queue: str | None, partition: int | None) -> tuple[FileStore, list[NamedLog]]:
     """The logs that are meant. Names come from the catalog, when that can be read: a damaged one must not stop anybody here."""
     session.require()
-    directory = Directory.open([session.target, *session.roots], read_only=True)
+    directory = FileStore.open([session.target, *session.roots], read_only=True)
     names = {0: CATALOG}
     with suppress(PenstockError), session.view() as broker:
         names |= {int(info.incarnation, 16): info.name for info in all_queues(broker)}
-    found = [LogPlace(names.get(one.incarnation, f"{one.incarnation:016x}"), *one, directory.path_of(*one)) for one in directory.logs()]
+    found = [NamedLog(names.get(one.incarnation, f"{one.incarnation:016x}"), *one, directory.path_of(*one)) for one in directory.logs()]
     meant = [place for place in found if queue in (None, place.queue) and partition in (None, place.partition)]
     if queue is not None and not any(place.queue == queue for place in found):
         raise CommandFailed(f"there is no queue {queue!r} with a log; `penstock queue list` shows the names", NOT_FOUND)

@@ -21,13 +21,13 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli import formatting, option_values
-from penstock.cli.command_context import Session
+from penstock.cli import option_values, text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import MISSING_EXTRA, NOT_FOUND, CommandFailed
 from penstock.spark.jobs.findings import findings
-from penstock.spark.jobs.report_metrics import ReportFigures, Spread
-from penstock.spark.jobs.report_text import share, span
+from penstock.spark.jobs.report_metrics import Percentiles, ReportMetrics
+from penstock.spark.jobs.report_text import duration_text, share
 from penstock.words.errors import BrokerLocked
 
 group = typer.Typer(no_args_is_help=True, help="The data pipeline on Apache Spark. Needs penstock[spark].")
@@ -45,15 +45,15 @@ MASTER = "local[*]"
 _MASTERS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?|local-cluster\[\d+,\d+,\d+\]|(spark|sc|k8s)://.+|yarn")
 
 
-def broker_of(session: Session) -> str:
+def broker_option(session: CommandContext) -> str:
     """The broker as the data source takes it; it must be there."""
     session.require()
     return json.dumps([session.target, *session.roots]) if session.roots else session.target
 
 
-def ready(master: str, conf: Sequence[str] | None) -> dict[str, str]:
+def check_spark(master: str, conf: Sequence[str] | None) -> dict[str, str]:
     """Spark's settings, if it is installed and can be started so."""
-    settings = option_values.pairs(conf or (), "--conf", "spark.driver.memory=4g")
+    settings = option_values.parse_pairs(conf or (), "--conf", "spark.driver.memory=4g")
     if not _MASTERS.fullmatch(master):
         raise CommandFailed(
             f"--master is {master!r:.100}; give local[*], local[N] for N threads, spark://HOST:PORT, sc://HOST, k8s://… or yarn"
@@ -65,17 +65,17 @@ def ready(master: str, conf: Sequence[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def running(master: str, conf: Sequence[str] | None) -> Iterator["SparkSession"]:
+def open_spark(master: str, conf: Sequence[str] | None) -> Iterator["SparkSession"]:
     """A Spark, for as long as the command lasts. One that runs in this process already is used, and left running."""
-    settings = ready(master, conf)
-    from penstock.spark.jobs.progress import translated
-    from penstock.spark.session import running as already_running
+    settings = check_spark(master, conf)
+    from penstock.spark.jobs.progress import translate_spark_errors
+    from penstock.spark.session import active_session as already_running
     from penstock.spark.session import session as spark_session
 
     for name in NOISE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     before = already_running()
-    with translated("starting Spark"):
+    with translate_spark_errors("starting Spark"):
         spark = spark_session(master=master, **settings)
     try:
         yield spark
@@ -85,7 +85,7 @@ def running(master: str, conf: Sequence[str] | None) -> Iterator["SparkSession"]
 
 
 @contextmanager
-def bar(session: Session) -> Iterator["Said | None"]:
+def job_progress_bar(session: CommandContext) -> Iterator["Said | None"]:
     """A bar on stderr that shows what a job says; None, so that it need say nothing, where nobody looks."""
     if not session.err.is_terminal or session.as_json:
         yield None
@@ -101,7 +101,7 @@ def bar(session: Session) -> Iterator["Said | None"]:
 
 @command(group, "load")
 def load(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     source: Annotated[list[str], typer.Argument(metavar="SOURCE…", help="Files or folders of Parquet, CSV or JSON lines.")],
     format: Annotated[
@@ -139,16 +139,16 @@ def load(
     conf: ConfOption = None,
 ) -> None:
     """Load files into a queue, a row an item, all or none; the same load again adds nothing."""
-    broker = broker_of(session)
-    options = option_values.pairs(option or (), "--option", "sep=;")
+    broker = broker_option(session)
+    options = option_values.parse_pairs(option or (), "--option", "sep=;")
     missing = next((path for path in source if "://" not in path and not set("*?[{") & set(path) and not os.path.lexists(path)), None)
     if missing is not None:
         raise CommandFailed(f"there is no {missing!r:.200}; mend the path", NOT_FOUND)
-    ready(master, conf)
+    check_spark(master, conf)
     from penstock.spark.jobs import load as job
 
-    job.check(source, broker, queue, format=format, order_by=order_by, load_id=load_id)
-    with bar(session) as said, running(master, conf) as spark:
+    job.check_arguments(source, broker, queue, format=format, order_by=order_by, load_id=load_id)
+    with job_progress_bar(session) as said, open_spark(master, conf) as spark:
         found = job.load(
             spark,
             source,
@@ -171,18 +171,18 @@ def load(
             found = msgspec.structs.replace(found, adopted=True)
     more = []
     if found.repeated:
-        text = f"{formatting.counted(found.files, 'file')} loaded before (load {found.load_id}); nothing was added"
+        text = f"{text_output.format_count(found.files, 'file')} loaded before (load {found.load_id}); nothing was added"
         more = ["To load the same files once more, or with other columns or options, give another --load-id."]
     else:
-        text = f"{formatting.counted(found.items, 'item')} loaded from {formatting.counted(found.files, 'file')} (load {found.load_id})"
+        text = f"{text_output.format_count(found.items, 'item')} loaded from {text_output.format_count(found.files, 'file')} (load {found.load_id})"
     if found.quarantined:
-        more = [f"{formatting.counted(found.quarantined, 'row')} quarantined in {found.quarantine}:"]
+        more = [f"{text_output.format_count(found.quarantined, 'row')} quarantined in {found.quarantine}:"]
     session.answer(msgspec.to_builtins(found), text, *more, *(f"  {number:,} × {reason}" for reason, number in found.reasons.items()))
 
 
 @command(group, "archive")
 def archive(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     path: Annotated[str, typer.Argument(metavar="DIR", help="The archive; made when it is not there.")],
     table: Annotated[str, typer.Option(metavar="items|events", help="What was produced, or what happened.")] = "items",
@@ -202,14 +202,14 @@ def archive(
     conf: ConfOption = None,
 ) -> None:
     """Add to an archive of Parquet files what a queue's log holds and the archive does not, exactly once."""
-    broker = broker_of(session)
+    broker = broker_option(session)
     if max_items is not None and max_items < 1:
         raise CommandFailed(f"--max-items-per-batch is {max_items}; give 1 or more")
-    ready(master, conf)
+    check_spark(master, conf)
     from penstock.spark.jobs import archive as job
 
-    job.check(broker, queue, path, table=table, cursor=cursor, max_items_per_batch=max_items)
-    with bar(session) as said, running(master, conf) as spark:
+    job.check_arguments(broker, queue, path, table=table, cursor=cursor, max_items_per_batch=max_items)
+    with job_progress_bar(session) as said, open_spark(master, conf) as spark:
         found = job.archive(
             spark,
             broker,
@@ -221,14 +221,14 @@ def archive(
             fail_on_data_loss=not allow_loss,
             progress=said,
         )
-    rows = formatting.counted(found.rows, table.removesuffix("s"))
-    text = f"{rows} archived in {formatting.counted(found.files, 'file')} ({formatting.size(found.size_bytes)}); {found.total_rows:,} in {found.path}"
+    rows = text_output.format_count(found.rows, table.removesuffix("s"))
+    text = f"{rows} archived in {text_output.format_count(found.files, 'file')} ({text_output.format_size(found.size_bytes)}); {found.total_rows:,} in {found.path}"
     session.answer(msgspec.to_builtins(found), text)
 
 
 @command(group, "redrive")
 def redrive(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     where: Annotated[
         str,
@@ -246,36 +246,36 @@ def redrive(
     conf: ConfOption = None,
 ) -> None:
     """Send dead letters of a queue back, chosen by a SQL predicate, each exactly once."""
-    broker = broker_of(session)
-    patience = option_values.duration(timeout, "--timeout")
-    ready(master, conf)
+    broker = broker_option(session)
+    patience = option_values.parse_duration(timeout, "--timeout")
+    check_spark(master, conf)
     from penstock.spark.jobs import redrive as job
 
-    job.check(broker, queue, where, to=to, limit=limit)
-    with bar(session) as said, running(master, conf) as spark:
+    job.check_arguments(broker, queue, where, to=to, limit=limit)
+    with job_progress_bar(session) as said, open_spark(master, conf) as spark:
         found = job.redrive(spark, broker, queue, where, to=to, limit=limit, preview=preview, timeout=float(patience), progress=said)
     there = ", ".join(f"{number:,} to {name}" for name, number in found.to.items())
     if preview:
-        text = f"{formatting.counted(found.chosen, 'dead letter')} would go{f': {there}' if there else ''}"
+        text = f"{text_output.format_count(found.chosen, 'dead letter')} would go{f': {there}' if there else ''}"
     else:
-        text = f"{formatting.counted(found.items, 'dead letter')} sent{f': {there}' if there else ''}"
+        text = f"{text_output.format_count(found.items, 'dead letter')} sent{f': {there}' if there else ''}"
     reasons = [f"  {number:,} × {reason or 'no reason given'}" for reason, number in [*found.reasons.items()][:NAMED]]
     headings = ("queue", "id", "key", "attempts", "reason", "payload")
     rows = [
         (
             one.dead_queue,
             one.dead_id,
-            one.key or formatting.NOTHING,
-            formatting.number(one.attempts),
-            one.reason or formatting.NOTHING,
+            one.key or text_output.NO_VALUE,
+            text_output.format_number(one.attempts),
+            one.reason or text_output.NO_VALUE,
             one.payload,
         )
         for one in found.sample
     ]
-    sample = [formatting.Table(headings, rows, right=("attempts",), whole=("queue", "id"), spare=("key",))] if rows else []
+    sample = [text_output.TextTable(headings, rows, right=("attempts",), whole=("queue", "id"), spare=("key",))] if rows else []
     if not preview and found.items < found.chosen:
         named = f": {', '.join(found.changed[:NAMED])}{' …' if len(found.changed) > NAMED else ''}" if found.changed else ""
-        session.note(f"{formatting.counted(found.chosen - found.items, 'letter')} changed meanwhile and did not go{named}")
+        session.note(f"{text_output.format_count(found.chosen - found.items, 'letter')} changed meanwhile and did not go{named}")
     session.answer(msgspec.to_builtins(found), text, *reasons, *sample)
 
 
@@ -297,7 +297,7 @@ UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Only what
 
 @command(group, "report")
 def report(
-    session: Session,
+    session: CommandContext,
     queue: QueueArgument,
     out: OutOption = None,
     since: SinceOption = None,
@@ -309,9 +309,9 @@ def report(
 
     It is one HTML file that opens without a network.
     """
-    broker = broker_of(session)
+    broker = broker_option(session)
     path = Path(out if out is not None else f"{queue}-report.html")
-    times = {name: option_values.instant(text, f"--{name}") for name, text in (("since", since), ("until", until)) if text is not None}
+    times = {name: option_values.parse_time(text, f"--{name}") for name, text in (("since", since), ("until", until)) if text is not None}
     if path.is_dir():
         raise CommandFailed(f"--out is {str(path)!r:.200}, a directory; give the name of the file to write, such as report.html")
     if not path.parent.is_dir():
@@ -320,30 +320,30 @@ def report(
         )
     if len(times) == 2 and times["since"] >= times["until"]:
         raise CommandFailed("--since is not before --until; give the earlier time as --since")
-    ready(master, conf)
+    check_spark(master, conf)
     with session.view() as view:
         view.queue(queue)
-    with bar(session) as said, running(master, conf) as spark:
+    with job_progress_bar(session) as said, open_spark(master, conf) as spark:
         from penstock.spark.jobs import report as job
 
         figures = job.report(spark, broker, queue, path, since=times.get("since"), until=times.get("until"), progress=said)
     session.answer(
-        document(figures, path),
+        report_document(figures, path),
         f"report  {path.resolve()}",
         "",
-        formatting.facts(facts(figures)),
+        text_output.format_pairs(figure_pairs(figures)),
         "",
-        *map(formatting.printable, findings(figures)),
+        *map(text_output.printable, findings(figures)),
     )
 
 
-def document(figures: ReportFigures, path: Path) -> dict[str, Any]:
+def report_document(figures: ReportMetrics, path: Path) -> dict[str, Any]:
     """All figures, for a program."""
     found: dict[str, Any] = msgspec.to_builtins(figures)
     return {"report": str(path.resolve()), **found, "imbalance": figures.imbalance, "findings": findings(figures)}
 
 
-def facts(figures: ReportFigures) -> list[tuple[str, str]]:
+def figure_pairs(figures: ReportMetrics) -> list[tuple[str, str]]:
     """The figures that matter most, for a person."""
     failed = f"{figures.failed:,} ({share(figures.failed, figures.settled)} of all attempts)" if figures.failed else "0"
     return [
@@ -352,10 +352,10 @@ def facts(figures: ReportFigures) -> list[tuple[str, str]]:
         ("not completed", failed),
         ("waiting", _spread(figures.waiting)),
         ("handling", _spread(figures.handling)),
-        ("ready now", f"{figures.ready:,}" + (f", the oldest for {span(figures.age.worst)}" if figures.ready else "")),
+        ("ready now", f"{figures.ready:,}" + (f", the oldest for {duration_text(figures.age.worst)}" if figures.ready else "")),
         ("dead letters now", f"{figures.dead_letters:,}"),
     ]
 
 
-def _spread(spread: Spread) -> str:
-    return f"p50 {span(spread.p50)}, p90 {span(spread.p90)}, p99 {span(spread.p99)}" if spread.count else ""
+def _spread(spread: Percentiles) -> str:
+    return f"p50 {duration_text(spread.p50)}, p90 {duration_text(spread.p90)}, p99 {duration_text(spread.p99)}" if spread.count else ""

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.api._sync.broker import Broker
-from penstock.cli import formatting, option_values
-from penstock.cli.command_context import Session, drawn
+from penstock.cli import option_values, text_output
+from penstock.cli.command_context import CommandContext, terminal_text
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import CommandFailed
 from penstock.cli.queues import all_queues
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def stats(
-    session: Session,
+    session: CommandContext,
     queue: Annotated[
         str | None, typer.Argument(metavar="QUEUE", help="This queue, by partition; all unless given.", autocompletion=queue_names)
     ] = None,
@@ -48,53 +48,60 @@ def stats(
     with session.view() as broker:
         if queue is not None:
             one = broker.queue(queue).stats()
-            session.answer(formatting.stats_document(one), *_queue_parts(one))
+            session.answer(text_output.stats_document(one), *_queue_parts(one))
             return
         found = [broker.queue(info.name).stats() for info in all_queues(broker)]
     warnings = [f"{one.name}: {warning}" for one in found for warning in one.warnings]
     session.answer(
-        [formatting.stats_document(one) for one in found], *([overview(found), *_warned(warnings)] if found else ["there are no queues"])
+        [text_output.stats_document(one) for one in found],
+        *([queues_table(found), *_warned(warnings)] if found else ["there are no queues"]),
     )
 
 
-def overview(found: list[QueueStats]) -> formatting.Table:
+def queues_table(found: list[QueueStats]) -> text_output.TextTable:
     """Queues, one a row."""
-    rows = [(one.name, *(formatting.number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
-    return formatting.Table(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",), spare=SPARE)
+    rows = [(one.name, *(text_output.format_number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
+    return text_output.TextTable(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",), spare=SPARE)
 
 
 def oldest(one: QueueStats) -> str:
     """How long the item has been ready that has been so the longest."""
-    return formatting.span(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
+    return text_output.format_duration(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
 
 
-def _queue_parts(one: QueueStats) -> list[formatting.Table | str]:
+def _queue_parts(one: QueueStats) -> list[text_output.TextTable | str]:
     headings = ("partition", "status", *COUNTS, "oldest", "size")
-    table = formatting.Table(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, spare=SPARE)
+    table = text_output.TextTable(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, spare=SPARE)
     facts = [
         ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
         ("waiting", _waiting(one)),
-        ("transfers", formatting.counted(one.transfers, "batch", "batches") + " on the way" if one.transfers else ""),
-        ("resizing", formatting.counted(len(one.resizing), "fence") + " left" if one.resizing else ""),
+        ("transfers", text_output.format_count(one.transfers, "batch", "batches") + " on the way" if one.transfers else ""),
+        ("resizing", text_output.format_count(len(one.resizing), "fence") + " left" if one.resizing else ""),
     ]
-    more = formatting.facts(facts)
-    return [overview([one]), "", table, *(["", more] if more else []), *_warned(one.warnings)]
+    more = text_output.format_pairs(facts)
+    return [queues_table([one]), "", table, *(["", more] if more else []), *_warned(one.warnings)]
 
 
 def _partition_row(part: PartitionStats) -> tuple[str, ...]:
     paused = [side for side, is_paused in (("lease", part.paused_lease), ("produce", part.paused_produce)) if is_paused]
     status = part.status + (f" ({' and '.join(paused)} paused)" if paused else "")
-    counts = (formatting.number(getattr(part, name)) for name in COUNTS)
-    return (str(part.partition), status, *counts, formatting.span(part.oldest_ready_seconds or None), formatting.size(part.size_bytes))
+    counts = (text_output.format_number(getattr(part, name)) for name in COUNTS)
+    return (
+        str(part.partition),
+        status,
+        *counts,
+        text_output.format_duration(part.oldest_ready_seconds or None),
+        text_output.format_size(part.size_bytes),
+    )
 
 
 def _waiting(one: QueueStats) -> str:
     parts = [(one.waiting_consumers, "consumer"), (one.waiting_producers, "producer")]
-    return ", ".join(formatting.counted(count, name) for count, name in parts if count)
+    return ", ".join(text_output.format_count(count, name) for count, name in parts if count)
 
 
 def _warned(warnings: list[str]) -> list[str]:
-    return [f"! {formatting.printable(warning)}" for warning in warnings]
+    return [f"! {text_output.printable(warning)}" for warning in warnings]
 
 
 # -- watch -------------------------------------------------------------------------------------------
@@ -110,23 +117,24 @@ class StatsSample:
         known = {} if before is None else {one.name: one for one in before.queues}
         self.rates = {one.name: _rates(known.get(one.name), one, seconds) for one in queues}
 
-    def table(self) -> formatting.Table:
+    def table(self) -> text_output.TextTable:
         rows = [
-            (one.name, *(formatting.number(getattr(one, name)) for name in COUNTS), oldest(one), *self._shown(one)) for one in self.queues
+            (one.name, *(text_output.format_number(getattr(one, name)) for name in COUNTS), oldest(one), *self._shown(one))
+            for one in self.queues
         ]
-        return formatting.Table(
+        return text_output.TextTable(
             ("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), whole=("queue",), spare=SPARE
         )
 
     def _shown(self, one: QueueStats) -> list[str]:
-        return [formatting.NOTHING if rate is None else f"{rate:,.0f}" for rate in self.rates[one.name]]
+        return [text_output.NO_VALUE if rate is None else f"{rate:,.0f}" for rate in self.rates[one.name]]
 
-    def document(self) -> formatting.Document:
+    def document(self) -> text_output.Document:
         queues = []
         for one in self.queues:
             came, done = self.rates[one.name]
-            queues.append({**formatting.stats_document(one), "produced_per_second": came, "completed_per_second": done})
-        return {"at": formatting.iso_time(self.at.wall), "queues": queues}
+            queues.append({**text_output.stats_document(one), "produced_per_second": came, "completed_per_second": done})
+        return {"at": text_output.iso_time(self.at.wall), "queues": queues}
 
     @property
     def wall(self) -> datetime:
@@ -134,7 +142,7 @@ class StatsSample:
 
     @property
     def warnings(self) -> list[str]:
-        return [f"! {one.name}: {formatting.printable(warning)}" for one in self.queues for warning in one.warnings]
+        return [f"! {one.name}: {text_output.printable(warning)}" for one in self.queues for warning in one.warnings]
 
 
 def _rates(before: QueueStats | None, now: QueueStats, seconds: float) -> tuple[float | None, float | None]:
@@ -146,7 +154,7 @@ def _rates(before: QueueStats | None, now: QueueStats, seconds: float) -> tuple[
 
 
 def watch(
-    session: Session,
+    session: CommandContext,
     queues: Annotated[
         list[str] | None, typer.Argument(metavar="QUEUE…", help="Those queues; all unless given.", autocompletion=queue_names)
     ] = None,
@@ -154,7 +162,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
 ) -> None:
     """Watch queues change; Ctrl-C ends it. With --json each look is a line."""
-    pause = option_values.duration(interval, "--interval")
+    pause = option_values.parse_duration(interval, "--interval")
     if pause < SHORTEST:
         raise CommandFailed(f"--interval is {interval!r}; give {SHORTEST}s or more")
     with session.view() as broker:
@@ -170,7 +178,7 @@ def watch(
                     live.update(_drawn(look, session.out.width), refresh=True)
 
 
-def _looks(session: Session, broker: Broker, names: list[str] | None, pause: float) -> Iterator[StatsSample]:
+def _looks(session: CommandContext, broker: Broker, names: list[str] | None, pause: float) -> Iterator[StatsSample]:
     """One look after the other, for ever."""
     look: StatsSample | None = None
     while True:
@@ -181,16 +189,18 @@ def _looks(session: Session, broker: Broker, names: list[str] | None, pause: flo
         session.refresh()
 
 
-def _tell(session: Session, look: StatsSample) -> None:
+def _tell(session: CommandContext, look: StatsSample) -> None:
     session.stream(look.document(), *_parts(look))
 
 
-def _parts(look: StatsSample) -> list[formatting.Table | str]:
-    return [formatting.when(look.wall), look.table() if look.queues else "there are no queues", *look.warnings]
+def _parts(look: StatsSample) -> list[text_output.TextTable | str]:
+    return [text_output.format_time(look.wall), look.table() if look.queues else "there are no queues", *look.warnings]
 
 
 def _drawn(look: StatsSample, width: int) -> Group:
-    body = drawn(look.table(), width) if look.queues else Text("there are no queues")
+    body = terminal_text(look.table(), width) if look.queues else Text("there are no queues")
     return Group(
-        Text(f"{formatting.when(look.wall)}   Ctrl-C ends", style="dim"), body, *(Text(line, style="yellow") for line in look.warnings)
+        Text(f"{text_output.format_time(look.wall)}   Ctrl-C ends", style="dim"),
+        body,
+        *(Text(line, style="yellow") for line in look.warnings),
     )

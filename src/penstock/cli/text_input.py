@@ -23,13 +23,13 @@ CHUNK = 1 * MIB
 MAX_LINE_BYTES = MAX_PAYLOAD_BYTES + 4 * MIB
 QUIET = 0.1
 """Seconds without input after which what has come so far is stored."""
-FORMS = ("text", "json", "bytes")
+PAYLOAD_FORMATS = ("text", "json", "bytes")
 _BOM = b"\xef\xbb\xbf"
 _from_json: Any = msgspec.json.Decoder().decode
 _to_json = msgspec.json.Encoder().encode
 
-Found: TypeAlias = tuple[int, NewItem | str]
-Make: TypeAlias = Callable[..., NewItem]
+NumberedItem: TypeAlias = tuple[int, NewItem | str]
+ItemFactory: TypeAlias = Callable[..., NewItem]
 RecordFields: TypeAlias = Mapping[str, str]
 """Field of an item → the field (or column) of a record that gives it."""
 
@@ -41,7 +41,7 @@ class BadLine(Exception):
 # -- lines -------------------------------------------------------------------------------------------
 
 
-class Lines:
+class InputLines:
     """The lines of a stream, without their ends, numbered from 1. Before it has to wait for more, it says so."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Lines:
         self._stream = stream
         self._waits = waits
         self._moved = moved
-        self._handle = None if length(stream) is not None else _handle(stream)
+        self._handle = None if file_size(stream) is not None else _handle(stream)
 
     def __iter__(self) -> Iterator[bytes]:
         rest = b""
@@ -76,7 +76,7 @@ class Lines:
         return getattr(self._stream, "read1", self._stream.read)(CHUNK)  # what is there, not more
 
 
-def length(stream: BinaryIO) -> int | None:
+def file_size(stream: BinaryIO) -> int | None:
     """How much there is to read, when the stream is a file."""
     handle = _handle(stream)
     found = None if handle is None else fstat(handle)
@@ -90,7 +90,7 @@ def _handle(stream: BinaryIO) -> int | None:
         return None
 
 
-def whole(data: bytes, form: str, make: Make) -> NewItem:
+def single_item(data: bytes, form: str, make: ItemFactory) -> NewItem:
     """One item of all the data."""
     if form == "json":
         try:
@@ -107,21 +107,21 @@ def whole(data: bytes, form: str, make: Make) -> NewItem:
     return make(data)
 
 
-def lines(source: Lines, form: str, make: Make) -> Iterator[Found]:
+def line_items(source: InputLines, form: str, make: ItemFactory) -> Iterator[NumberedItem]:
     """Each line an item; empty ones are passed over."""
     for line in source:
         if line:
-            yield source.number, _tried(whole, line, form, make)
+            yield source.number, _tried(single_item, line, form, make)
 
 
-def json_lines(source: Lines, fields: RecordFields, make: Make) -> Iterator[Found]:
+def json_items(source: InputLines, fields: RecordFields, make: ItemFactory) -> Iterator[NumberedItem]:
     """Each line a JSON value, stored as it is written."""
     for line in source:
         if line.strip():
             yield source.number, _tried(_json_line, line, fields, make)
 
 
-def _json_line(line: bytes, fields: RecordFields, make: Make) -> NewItem:
+def _json_line(line: bytes, fields: RecordFields, make: ItemFactory) -> NewItem:
     try:
         value = _from_json(line)
     except (ValueError, RecursionError) as error:
@@ -145,7 +145,9 @@ def _field(value: Any, path: str) -> str | None:
 # -- CSV ---------------------------------------------------------------------------------------------
 
 
-def csv_rows(source: Lines, fields: RecordFields, make: Make, delimiter: str = ",", columns: Sequence[str] = ()) -> Iterator[Found]:
+def csv_items(
+    source: InputLines, fields: RecordFields, make: ItemFactory, delimiter: str = ",", columns: Sequence[str] = ()
+) -> Iterator[NumberedItem]:
     """Each row a JSON object of texts, named by the first row unless the columns are given. An empty cell names nothing."""
     csv.field_size_limit(MAX_PAYLOAD_BYTES)
     reader = csv.reader((line.decode("utf-8", "surrogateescape") + "\n" for line in source), delimiter=delimiter, strict=True)
@@ -183,7 +185,7 @@ def _check_columns(header: Sequence[str], fields: RecordFields) -> None:
             raise CommandFailed(f"there is no column {column!r}; there are {', '.join(header):.300}")
 
 
-def _row(row: Sequence[str], header: Sequence[str], fields: RecordFields, make: Make) -> NewItem:
+def _row(row: Sequence[str], header: Sequence[str], fields: RecordFields, make: ItemFactory) -> NewItem:
     if len(row) != len(header):
         raise BadLine(f"has {len(row)} cells, and there are {len(header)} columns")
     record = dict(zip(header, row, strict=True))

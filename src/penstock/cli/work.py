@@ -18,8 +18,8 @@ import typer
 from rich.text import Text
 
 from penstock.api._sync.queue import Queue
-from penstock.cli import formatting, option_values
-from penstock.cli.command_context import Session
+from penstock.cli import option_values, text_output
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.words.errors import PenstockError
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def work(
-    session: Session,
+    session: CommandContext,
     target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What is called with each item; sync or async.")],
     queue: Annotated[
         list[str],
@@ -61,20 +61,22 @@ def work(
     traces: Annotated[bool, typer.Option("--traces", help="Show where a function failed, not only that it did.")] = False,
 ) -> None:
     """Handle items with a Python function, until a signal (Ctrl-C, SIGTERM) lets it drain; a second one stops it at once."""
-    weights = option_values.weights(queue, "--queue")
-    policy = RetryPolicy(base=option_values.duration(retry_delay, "--retry-delay"), most=option_values.duration(retry_most, "--retry-most"))
+    weights = option_values.parse_weights(queue, "--queue")
+    policy = RetryPolicy(
+        base=option_values.parse_duration(retry_delay, "--retry-delay"), most=option_values.parse_duration(retry_most, "--retry-most")
+    )
     options: dict[str, Any] = {
         "concurrency": concurrency,
         "processes": processes,
         "per_partition": per_partition,
         "batch": batch,
-        "handler_timeout": None if handler_timeout is None else option_values.duration(handler_timeout, "--handler-timeout"),
-        "lease_timeout": None if lease_timeout is None else option_values.duration(lease_timeout, "--lease-timeout"),
+        "handler_timeout": None if handler_timeout is None else option_values.parse_duration(handler_timeout, "--handler-timeout"),
+        "lease_timeout": None if lease_timeout is None else option_values.parse_duration(lease_timeout, "--lease-timeout"),
         "rate": rate,
         "name": name,
         "retry": policy,
     }
-    handler = load(target)
+    handler = import_function(target)
     with session.owner() as broker:
         queues: dict[AnyQueue, int] = {broker.queue(one): weight for one, weight in weights.items()}
         worker = Worker(queues, handler, **options)
@@ -92,7 +94,7 @@ def work(
     session.answer(msgspec.to_builtins(done), told)
 
 
-def load(target: str) -> Callable[..., Any]:
+def import_function(target: str) -> Callable[..., Any]:
     """The function that `module:function` names."""
     module_name, colon, path = target.partition(":")
     if not colon or not module_name or not path:
@@ -121,16 +123,16 @@ def _module(name: str) -> Any:
         raise CommandFailed(f"module {name!r} cannot be imported: {type(error).__name__}: {error}; mend it") from None
 
 
-class NoteHandler(logging.Handler):
+class StderrLogHandler(logging.Handler):
     """What the worker has to say, as notes of a line each; with the traces of what handlers raised, if they are wanted."""
 
-    def __init__(self, session: Session, traces: bool) -> None:
+    def __init__(self, session: CommandContext, traces: bool) -> None:
         super().__init__()
         self._session = session
         self._traces = logging.Formatter() if traces else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._session.note(formatting.printable(record.getMessage()))
+        self._session.note(text_output.printable(record.getMessage()))
         if self._traces is not None and record.exc_info:
             self._session.err.print(Text(self._traces.formatException(record.exc_info)))
 
@@ -154,9 +156,9 @@ def _stdout_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _told(session: Session, traces: bool) -> Iterator[None]:
+def _told(session: CommandContext, traces: bool) -> Iterator[None]:
     """Unless the program says itself where its log goes."""
-    log, told = logging.getLogger("penstock"), NoteHandler(session, traces)
+    log, told = logging.getLogger("penstock"), StderrLogHandler(session, traces)
     if log.hasHandlers():
         yield
         return
@@ -186,7 +188,7 @@ def _repeated(action: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _watched(session: Session, worker: Worker) -> Iterator[None]:
+def _watched(session: CommandContext, worker: Worker) -> Iterator[None]:
     """On a terminal, a line that says what was done so far."""
     if not session.err.is_terminal or session.as_json:
         yield

@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs import columns
-from penstock.logs.columns import Binary, Columns, Constant, Digests
+from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns
 from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_digest, dedup_slot, key_ids
 from penstock.words.clock import Moment
-from penstock.words.fields import GIVEN, STORED, Form
+from penstock.words.fields import GIVEN, STORED, ColumnLayout
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS
 
-FREE: Final = -1
+ANY_PARTITION: Final = -1
 """The home of an item that may go to any partition."""
 KEY_ID, DIGEST = "key_id", "dedup_digest"
 _INT32, _INT64, _UINT64, _UINT8 = pa.int32(), pa.int64(), pa.uint64(), pa.uint8()
@@ -33,26 +33,26 @@ _DIGEST = pa.binary(16)
 _WORKED_WITH: Final = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string(), _UINT8: _INT64}
 
 BY_FORM = {
-    Form.BYTES: pa.binary(),
-    Form.OPTIONAL_BYTES: pa.binary(),
-    Form.TEXTS: pa.string(),
-    Form.KEY_IDS: pa.uint64(),
-    Form.SMALL: pa.uint8(),
-    Form.NUMBERS: pa.int64(),
+    ColumnLayout.BYTES: pa.binary(),
+    ColumnLayout.OPTIONAL_BYTES: pa.binary(),
+    ColumnLayout.TEXTS: pa.string(),
+    ColumnLayout.KEY_IDS: pa.uint64(),
+    ColumnLayout.SMALL: pa.uint8(),
+    ColumnLayout.NUMBERS: pa.int64(),
 }
 """The type of a column as it lies in a frame. Digests are bytes of one size, which Arrow has as another type."""
 TYPES = {field.name: BY_FORM[column.form] for field, column in STORED if column.form in BY_FORM}
 """The columns that come out, in their order, and their types."""
 
 
-class Sheet:
+class ArrowBatch:
     """Items as Arrow columns, each in one piece, ready to be cut into frames."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
     @classmethod
-    def of(cls, given: Mapping[str, pa.ChunkedArray]) -> "Sheet":
+    def of(cls, given: Mapping[str, pa.ChunkedArray]) -> "ArrowBatch":
         """The sheet of columns as api/arrow.py reads them."""
         found = dict(given)
         keys, names = found.get("key"), found.pop("dedup", None)
@@ -72,23 +72,23 @@ class Sheet:
         return cls(pa.table(found))
 
     @classmethod
-    def read(cls, frame: Frame) -> "Sheet":
+    def read(cls, frame: Frame) -> "ArrowBatch":
         """The sheet of a DATA frame."""
-        found = columns.Columns(frame)
+        found = columns.FrameColumns(frame)
         table = pa.table(to_arrow(found))
         for place, field in enumerate(table.schema):
             if field.type in _WORKED_WITH:
                 table = table.set_column(place, field.name, table[field.name].cast(_WORKED_WITH[field.type]))
         digests = found.stored.get("dedup")
-        if isinstance(digests, columns.Digests):
+        if isinstance(digests, columns.DigestColumn):
             buffers = [pa.py_buffer(digests.bits), pa.py_buffer(digests.data)]
             table = table.append_column(DIGEST, pa.Array.from_buffers(_DIGEST, table.num_rows, buffers))
         return cls(table)
 
     @staticmethod
-    def join(sheets: "Sequence[Sheet]") -> "Sheet":
+    def join(sheets: "Sequence[ArrowBatch]") -> "ArrowBatch":
         """One sheet of several; a column that only some have is filled up."""
-        return Sheet(pa.concat_tables([sheet._table for sheet in sheets], promote_options="default"))
+        return ArrowBatch(pa.concat_tables([sheet._table for sheet in sheets], promote_options="default"))
 
     def __len__(self) -> int:
         count: int = self._table.num_rows
@@ -99,7 +99,7 @@ class Sheet:
         table, count = self._table, len(self)
         if len(set(owners)) == 1:
             return pa.repeat(pa.scalar(owners[0], _INT32), count)
-        homes = pa.repeat(pa.scalar(FREE, _INT32), count)
+        homes = pa.repeat(pa.scalar(ANY_PARTITION, _INT32), count)
         places = pa.array(owners, _INT32)
         if KEY_ID in table.column_names:
             ids = _whole(table[KEY_ID])
@@ -110,12 +110,12 @@ class Sheet:
             homes = pc.coalesce(places.take(pa.array(slots, _INT32)), homes)
         return homes
 
-    def take(self, rows: pa.Array) -> "Sheet":
+    def take(self, rows: pa.Array) -> "ArrowBatch":
         """The items at these rows, in this order."""
-        return Sheet(self._table.take(rows))
+        return ArrowBatch(self._table.take(rows))
 
-    def cut(self, start: int, stop: int) -> "Sheet":
-        return Sheet(self._table.slice(start, stop - start))
+    def cut(self, start: int, stop: int) -> "ArrowBatch":
+        return ArrowBatch(self._table.slice(start, stop - start))
 
     def sizes(self) -> pa.ChunkedArray:
         """How many bytes each item has, all its fields of any length together."""
@@ -127,7 +127,7 @@ class Sheet:
 
     def steps(self, most_bytes: int | None = None) -> list[int]:
         """Rows to cut at, 0 and the last included, so that no frame has more items or bytes of payload than a batch may have, or fewer."""
-        return cuts(pc.binary_length(self._table["payload"]), MAX_BATCH_BYTES if most_bytes is None else most_bytes)
+        return batch_boundaries(pc.binary_length(self._table["payload"]), MAX_BATCH_BYTES if most_bytes is None else most_bytes)
 
     def draft(self, now: Moment) -> Draft:
         """One DATA frame of all items, base 0."""
@@ -143,7 +143,7 @@ class Sheet:
         return Draft(FrameType.DATA, 0, len(self), word, now.elapsed, now.wall, parts)
 
 
-def cuts(sizes: pa.Array | pa.ChunkedArray, most_bytes: int) -> list[int]:
+def batch_boundaries(sizes: pa.Array | pa.ChunkedArray, most_bytes: int) -> list[int]:
     """Where to cut items of these sizes, 0 and the last included: no piece has more than a batch may have, nor, but for a single item,
     more bytes than that."""
     found = [0]
@@ -227,15 +227,15 @@ def _add_filled(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -
     return bit | bit << columns.CONSTANT_SHIFT
 
 
-_BY_FORM: Final[dict[Form, Callable[[list[Buffer], int, pa.Array, Any], int]]] = {
-    Form.OPTIONAL_BYTES: _add_optional,
-    Form.TEXTS: _add_texts,
-    Form.SMALL: _add_small,
-    Form.NUMBERS: _add_numbers,
-    Form.DIGESTS: _add_digests,
+_BY_FORM: Final[dict[ColumnLayout, Callable[[list[Buffer], int, pa.Array, Any], int]]] = {
+    ColumnLayout.OPTIONAL_BYTES: _add_optional,
+    ColumnLayout.TEXTS: _add_texts,
+    ColumnLayout.SMALL: _add_small,
+    ColumnLayout.NUMBERS: _add_numbers,
+    ColumnLayout.DIGESTS: _add_digests,
 }
 _ADD: Final = [
-    (DIGEST if column.form is Form.DIGESTS else field.name, 1 << column.bit, column.nothing, _BY_FORM[column.form])
+    (DIGEST if column.form is ColumnLayout.DIGESTS else field.name, 1 << column.bit, column.nothing, _BY_FORM[column.form])
     for field, column in STORED[1:]
     if field.name in GIVEN
 ]
@@ -259,30 +259,30 @@ def _bitmap(column: pa.Array) -> bytes:
 # -- frames as Arrow -----------------------------------------------------------------------------------
 
 
-def to_arrow(frame: Columns) -> pa.RecordBatch:
+def to_arrow(frame: FrameColumns) -> pa.RecordBatch:
     """The columns that the frame stores."""
     count = frame.stop - frame.base
     names, arrays = ["payload"], [binary_array(frame.payload, 0, count, TYPES["payload"])]
     for name, column in frame.stored.items():
-        if isinstance(column, Digests):
+        if isinstance(column, DigestColumn):
             continue
         kind = TYPES[name]
         names.append(name)
-        if isinstance(column, Binary):
+        if isinstance(column, BinaryColumn):
             arrays.append(binary_array(column, 0, count, kind))
-        elif isinstance(column, Constant):
+        elif isinstance(column, ConstantColumn):
             arrays.append(_repeated(column, count, kind))
         else:
             arrays.append(pa.Array.from_buffers(kind, count, [None, pa.py_buffer(column.numbers)]))
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-def binary_array(column: Binary, low: int, high: int, kind: pa.DataType) -> pa.Array:
+def binary_array(column: BinaryColumn, low: int, high: int, kind: pa.DataType) -> pa.Array:
     """The items [low, high) of a column of byte strings, not copied."""
     bits = None if column.bits is None else pa.py_buffer(column.bits)
     return pa.Array.from_buffers(kind, high - low, [bits, pa.py_buffer(column.offsets), pa.py_buffer(column.data)], offset=low)
 
 
-def _repeated(column: Constant, count: int, kind: pa.DataType) -> pa.Array:
+def _repeated(column: ConstantColumn, count: int, kind: pa.DataType) -> pa.Array:
     value = column.value.decode() if isinstance(column.value, bytes) else column.value
     return pa.repeat(pa.scalar(value, kind), count)

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import Files, SystemFiles
-from penstock.logs.files.root import LOGS, Root, inspect
+from penstock.logs.files.root import LOGS, Root, read_marker
 from penstock.logs.log import DURABILITIES, Durability
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import CATALOG, ReadStore, Store
@@ -35,7 +35,7 @@ def open_store(
         raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
     if target == MEMORY:
         return MemoryStore()
-    directory = Directory.open(
+    directory = FileStore.open(
         target,
         files=files,
         durability=durability,
@@ -54,7 +54,7 @@ def open_store(
 def open_read_only(target: Target, files: Files | None = None) -> ReadStore:
     """The store that a target names, to be read beside its owner or without one."""
     _refuse_memory(target)
-    directory = Directory.open(target, files=files, read_only=True)
+    directory = FileStore.open(target, files=files, read_only=True)
     if not directory.broker_id:
         raise InvalidRequest(f"{directory.name} is no broker's directory; give one that a broker was opened in")
     return directory
@@ -63,7 +63,7 @@ def open_read_only(target: Target, files: Files | None = None) -> ReadStore:
 def holds_broker(directory: str) -> bool:
     """Whether a broker was opened in this directory before."""
     files = SystemFiles()
-    return inspect(files, os.path.abspath(directory)) is not None or files.exists(f"{directory}/{LOGS}")
+    return read_marker(files, os.path.abspath(directory)) is not None or files.exists(f"{directory}/{LOGS}")
 
 
 def _refuse_memory(target: Target) -> None:

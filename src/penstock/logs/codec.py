@@ -25,7 +25,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[StateRecord])
 
 
-def drafts(written: Sequence[Record], now: Moment, next_offset: int) -> list[Draft]:
+def encode_records(written: Sequence[Record], now: Moment, next_offset: int) -> list[Draft]:
     """The frames of records, in their order. `next_offset` is the partition's after them."""
     if len(written) == 1:
         return [_draft(written, type(written[0]) is Produced, now, next_offset)]
@@ -67,7 +67,7 @@ def unpack_batch(packed: bytes) -> Batch:
     """The items that `pack_batch` saw."""
     count, present = _PACKED.unpack_from(packed)
     body = memoryview(packed)[_PACKED.size :]
-    return columns.Columns(Frame(FrameType.DATA, 0, 0, count, present, 0, 0, body)).batch()
+    return columns.FrameColumns(Frame(FrameType.DATA, 0, 0, count, present, 0, 0, body)).batch()
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
@@ -75,16 +75,16 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     return batches[0] if len(batches) == 1 else columns.join(batches)
 
 
-def base(body: bytes, now: Moment, next_offset: int) -> Draft:
+def base_draft(body: bytes, now: Moment, next_offset: int) -> Draft:
     """The frame of a Base."""
     return Draft(FrameType.BASE, next_offset, 1, 0, now.elapsed, now.wall, [body])
 
 
-def records(frame: Frame, *, outline: bool = False) -> Sequence[Record]:
+def decode_frame(frame: Frame, *, outline: bool = False) -> Sequence[Record]:
     """The records of a DATA or STATE frame. An outline has no payloads, keys or texts, which is all that replay needs."""
     try:
         if frame.type is FrameType.DATA:
-            return columns.Columns(frame).records(outline=outline)
+            return columns.FrameColumns(frame).records(outline=outline)
         return _decoder.decode(frame.body)
     except (msgspec.MsgspecError, ValueError, IndexError) as error:
         raise CorruptLog(f"frame {frame.sequence} is whole but cannot be understood ({error}); use a newer Penstock") from error

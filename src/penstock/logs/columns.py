@@ -25,15 +25,15 @@ from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Block
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
-from penstock.words.fields import COLUMNS, STORED, Column, Form
+from penstock.words.fields import COLUMNS, STORED, Column, ColumnLayout
 
 BITS: Final = {field.name: 1 << column.bit for field, column in STORED if column.bit >= 0}
 PARTS, ORIGIN = BITS["parts"], BITS["origin"]
 CONSTANT_SHIFT: Final = 16
 KNOWN: Final = sum(set(BITS.values()))
 _COLUMNS: Final = {field.name: column.name for field, column in COLUMNS}
-_TEXTS: Final = {column.name for _, column in STORED if column.form is Form.TEXTS}
-_CONSTANTS: Final = {form for form in Form if form.constant != "never"}
+_TEXTS: Final = {column.name for _, column in STORED if column.form is ColumnLayout.TEXTS}
+_CONSTANTS: Final = {form for form in ColumnLayout if form.constant != "never"}
 _LAYOUT: Final = [(field.name, 1 << column.bit, column.form) for field, column in STORED[1:]]
 _RULED: Final = ("priority", "at", "ttl", "dedup")
 """What `apply` looks at, besides key ids."""
@@ -81,7 +81,7 @@ def join(batches: Sequence[Batch]) -> Batch:
         if all(values is None for values in given):
             return None
         whole = chain.from_iterable(repeat(column.nothing, len(b)) if v is None else v for v, b in zip(given, batches, strict=True))
-        return bytes(whole) if column.form is Form.SMALL else list(whole)
+        return bytes(whole) if column.form is ColumnLayout.SMALL else list(whole)
 
     return Batch(*(joined(column) for _, column in COLUMNS))
 
@@ -138,14 +138,14 @@ def _add_nullable(parts: list[Buffer], bit: int, values: Sequence[bytes | None])
     return 0
 
 
-_BY_FORM: Final[Mapping[Form, Callable[[list[Buffer], int, Any], int]]] = {
-    Form.OPTIONAL_BYTES: _add_nullable,
-    Form.KEY_IDS: _add_key_ids,
-    Form.TEXTS: _add_texts,
-    Form.SMALL: _add_small,
-    Form.NUMBERS: _add_numbers,
-    Form.DIGESTS: _add_digests,
-    Form.PARTS: _add_shares,
+_BY_FORM: Final[Mapping[ColumnLayout, Callable[[list[Buffer], int, Any], int]]] = {
+    ColumnLayout.OPTIONAL_BYTES: _add_nullable,
+    ColumnLayout.KEY_IDS: _add_key_ids,
+    ColumnLayout.TEXTS: _add_texts,
+    ColumnLayout.SMALL: _add_small,
+    ColumnLayout.NUMBERS: _add_numbers,
+    ColumnLayout.DIGESTS: _add_digests,
+    ColumnLayout.PARTS: _add_shares,
 }
 _ADD: Final = [(BITS[field.name], column.name, _BY_FORM[column.form]) for field, column in STORED[1:]]
 """How each column but the payload is added: its bit, its name in a Batch, and what adds the values and says whether they are a constant."""
@@ -188,7 +188,7 @@ def _bitmap(values: Sequence[object]) -> bytes:
 # -- decode ------------------------------------------------------------------------------------------
 
 
-class Binary:
+class BinaryColumn:
     """A column of byte strings: an offsets buffer and a data buffer, perhaps a bitmap of which are there."""
 
     __slots__ = ("bits", "data", "offsets")
@@ -214,7 +214,7 @@ class Binary:
         return found
 
 
-class Constant:
+class ConstantColumn:
     """A value that all items share."""
 
     __slots__ = ("value",)
@@ -226,7 +226,7 @@ class Constant:
         return [self.value] * (stop - start)
 
 
-class Numbers:
+class NumberColumn:
     """A column of fixed-width numbers."""
 
     __slots__ = ("numbers",)
@@ -238,7 +238,7 @@ class Numbers:
         return self.numbers[start:stop].tolist()
 
 
-class Small:
+class ByteColumn:
     """A column of numbers of one byte."""
 
     __slots__ = ("numbers",)
@@ -250,7 +250,7 @@ class Small:
         return self.numbers[start:stop]
 
 
-class Digests:
+class DigestColumn:
     """A column of 16-byte digests, some of them missing."""
 
     __slots__ = ("bits", "data")
@@ -264,13 +264,13 @@ class Digests:
         return [bytes(self.data[16 * i : 16 * i + 16]) if there >> i & 1 else None for i in range(start, stop)]
 
 
-Found: TypeAlias = Binary | Constant | Numbers | Small | Digests
+StoredColumn: TypeAlias = BinaryColumn | ConstantColumn | NumberColumn | ByteColumn | DigestColumn
 
 
-class Columns:
+class FrameColumns:
     """The items of one DATA frame. Nothing is decoded before it is asked for."""
 
-    stored: Mapping[str, Found] = MappingProxyType({})
+    stored: Mapping[str, StoredColumn] = MappingProxyType({})
     """The columns that it has besides the payloads, by the names of the fields."""
 
     def __init__(self, frame: Frame) -> None:
@@ -285,39 +285,39 @@ class Columns:
         if frame.columns:
             self.stored = self._locate(frame.columns & 0xFFFF, frame.columns >> CONSTANT_SHIFT)
 
-    def _locate(self, present: int, constant: int) -> dict[str, Found]:
+    def _locate(self, present: int, constant: int) -> dict[str, StoredColumn]:
         """Find the columns besides the payloads."""
         if present & ~KNOWN:
             raise ValueError(f"it has columns {present & ~KNOWN:#x}, which are not known here")
-        found: dict[str, Found] = {}
+        found: dict[str, StoredColumn] = {}
         for name, bit, form in _LAYOUT:
             if not present & bit:
                 continue
-            if form is Form.PARTS:
+            if form is ColumnLayout.PARTS:
                 self._parts = _parts_decoder.decode(self._blob())
             else:
                 found[name] = self._take_constant(form) if constant & bit and form in _CONSTANTS else self._take_column(form)
         return found
 
-    def _take_column(self, form: Form) -> Found:
+    def _take_column(self, form: ColumnLayout) -> StoredColumn:
         count = self._count
-        if form is Form.KEY_IDS:
-            return Numbers(self._take(8 * count).cast("Q"))
-        if form is Form.NUMBERS:
-            return Numbers(self._take(8 * count).cast("q"))
-        if form is Form.SMALL:
-            return Small(bytes(self._take(count)))
+        if form is ColumnLayout.KEY_IDS:
+            return NumberColumn(self._take(8 * count).cast("Q"))
+        if form is ColumnLayout.NUMBERS:
+            return NumberColumn(self._take(8 * count).cast("q"))
+        if form is ColumnLayout.SMALL:
+            return ByteColumn(bytes(self._take(count)))
         bits = self._take((count + 7) // 8)
-        return Digests(self._take(16 * count), bits) if form is Form.DIGESTS else self._binary(bits)
+        return DigestColumn(self._take(16 * count), bits) if form is ColumnLayout.DIGESTS else self._binary(bits)
 
-    def _take_constant(self, form: Form) -> Found:
-        if form is Form.TEXTS:
-            return Constant(bytes(self._blob()))
-        if form is Form.SMALL:
-            return Small(bytes(self._take(1)) * self._count)
-        return Constant(self._take(8).cast("q")[0])
+    def _take_constant(self, form: ColumnLayout) -> StoredColumn:
+        if form is ColumnLayout.TEXTS:
+            return ConstantColumn(bytes(self._blob()))
+        if form is ColumnLayout.SMALL:
+            return ByteColumn(bytes(self._take(1)) * self._count)
+        return ConstantColumn(self._take(8).cast("q")[0])
 
-    def column(self, name: str) -> Found | None:
+    def column(self, name: str) -> StoredColumn | None:
         """The column of a field, if the frame has it."""
         return self.payload if name == "payload" else self.stored.get(name)
 
@@ -338,19 +338,19 @@ class Columns:
         size = int.from_bytes(self._body[self._at : self._at + 4], "little")
         return self._take(4 + size)[4:]
 
-    def _binary(self, bits: memoryview | None = None) -> Binary:
+    def _binary(self, bits: memoryview | None = None) -> BinaryColumn:
         edges = self._take(4 * (self._count + 1)).cast("i")
-        return Binary(edges, self._take(edges[-1]), bits)
+        return BinaryColumn(edges, self._take(edges[-1]), bits)
 
     @cached_property
     def key_ids(self) -> list[int] | None:
         found = self.stored.get("key_id")
-        return found.values(0, self._count) if isinstance(found, Numbers) else None
+        return found.values(0, self._count) if isinstance(found, NumberColumn) else None
 
     @property
     def priorities(self) -> bytes | None:
         found = self.stored.get("priority")
-        return found.numbers if isinstance(found, Small) else None
+        return found.numbers if isinstance(found, ByteColumn) else None
 
     def block(self) -> Block:
         """What rules may need to see."""
@@ -392,7 +392,7 @@ class Columns:
         nothing: Any = range(stop - start)
         found: dict[str, Any] = {_COLUMNS[name]: self.stored[name].values(low, high) for name in _RULED if name in self.stored}
         ids = self.stored.get("key_id")
-        if isinstance(ids, Numbers):
+        if isinstance(ids, NumberColumn):
             found |= {"keys": nothing, "key_ids": ids.numbers[low:high]}
         return Batch(nothing, **found)
 
@@ -400,7 +400,7 @@ class Columns:
 # -- trimming --------------------------------------------------------------------------------------
 
 
-def trimmed(frame: Frame, keep: RunSet) -> Draft | None:
+def trim_frame(frame: Frame, keep: RunSet) -> Draft | None:
     """A draft of the frame with the items of `keep`, or None when it has none of them. One that cannot be taken apart is kept as it is."""
     stop = frame.base + frame.count
     kept = keep.within(frame.base, stop)
@@ -410,7 +410,7 @@ def trimmed(frame: Frame, keep: RunSet) -> Draft | None:
     if kept == [frame.base, stop] and not frame.columns & PARTS:
         return whole
     try:
-        batch = Columns(frame).batch(kept[0], kept[-1])
+        batch = FrameColumns(frame).batch(kept[0], kept[-1])
     except (msgspec.MsgspecError, ValueError, IndexError, TypeError):
         return whole
     return encode([Produced(kept[0], _blanked(batch, kept))], Moment(frame.elapsed, frame.wall))
@@ -429,6 +429,6 @@ def _blanked(batch: Batch, kept: Sequence[int]) -> Batch:
         if values is None:
             return None
         left: Any = [value if there else column.nothing for value, there in zip(values, alive, strict=True)]
-        return bytes(left) if column.form is Form.SMALL else left
+        return bytes(left) if column.form is ColumnLayout.SMALL else left
 
     return Batch(*(blanked(column) for _, column in COLUMNS)).compact()

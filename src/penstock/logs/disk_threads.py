@@ -8,23 +8,23 @@ Threads are begun when they are first needed.
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
-from penstock.logs.log import Began, Landed, Log
+from penstock.logs.log import Log, OnSyncDone, OnSyncStart
 from penstock.words.errors import StorageFailed
-from penstock.words.threads import Pool
+from penstock.words.threads import InterruptSafePool
 
 SYNCS, JOBS = 8, 4
 """Syncs, and jobs, that run at the same time in one root."""
 
 
-class Syncs:
+class DiskThreads:
     """What runs beside the turns of a broker's queues."""
 
     def __init__(self, root_of: Callable[[int, int], Hashable]) -> None:
         """`root_of` tells where the log of an incarnation and partition lies."""
         self._root_of = root_of
-        self._pools: dict[tuple[Hashable, int], Pool] = {}
+        self._pools: dict[tuple[Hashable, int], InterruptSafePool] = {}
 
-    def commit(self, logs: Sequence[Log], began: Began, landed: Landed, here: Log | None = None) -> None:
+    def commit(self, logs: Sequence[Log], began: OnSyncStart, landed: OnSyncDone, here: Log | None = None) -> None:
         """Sync these logs side by side. `landed` is called once for each; the one that is `here` is synced by this very thread."""
         for log in logs:
             if log is not here:
@@ -36,9 +36,9 @@ class Syncs:
         """Do something that may take long with one log, in a thread of its root."""
         self._pool(incarnation, partition, JOBS).submit(job)
 
-    def _pool(self, incarnation: int, partition: int, threads: int) -> Pool:
+    def _pool(self, incarnation: int, partition: int, threads: int) -> InterruptSafePool:
         name = self._root_of(incarnation, partition), threads
-        return self._pools.get(name) or self._pools.setdefault(name, Pool(threads))
+        return self._pools.get(name) or self._pools.setdefault(name, InterruptSafePool(threads))
 
     def close(self) -> None:
         """End the threads, once what they do is done; whoever comes later begins others."""
@@ -46,12 +46,12 @@ class Syncs:
             self._pools.popitem()[1].close()
 
 
-def _begin(log: Log, began: Began, landed: Landed) -> None:
+def _begin(log: Log, began: OnSyncStart, landed: OnSyncDone) -> None:
     if began(log):
         sync(log, landed)
 
 
-def sync(log: Log, landed: Landed) -> None:
+def sync(log: Log, landed: OnSyncDone) -> None:
     """Sync one log, and say what became of it."""
     failure = None
     try:

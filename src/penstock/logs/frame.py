@@ -36,9 +36,9 @@ MAX_BODY_BYTES = 1 << 30
 JOINED_BYTES = 4096
 """Smaller bodies are copied into one piece: cheaper than handling their parts."""
 
-MORE = 1
+MORE_IN_GROUP = 1
 """Further frames of the same append follow."""
-JOINS = 2
+CONTINUES_GROUP = 2
 """The frame before this one belongs to the same append."""
 ZSTD = 4
 """The body is compressed."""
@@ -51,16 +51,16 @@ HEADER_BYTES = HEADER.size
 CHECKSUM_BYTES = 4
 _COVERED = struct.Struct("<4sBBHIIIIIQQQqq")
 _TYPES = {int(kind): kind for kind in FrameType}
-_KNOWN_FLAGS = MORE | JOINS | ZSTD | AFTER_SYNC
+_KNOWN_FLAGS = MORE_IN_GROUP | CONTINUES_GROUP | ZSTD | AFTER_SYNC
 _RESIDUE = 0x48674BC7
 """CRC-32C of any bytes followed by their own CRC-32C: body and checksum are verified in one pass, without cutting them apart."""
 
 
-class Damaged(Exception):
+class DamagedFrame(Exception):
     """These bytes are not a whole frame. Never leaves this package: it becomes a Gap, or a torn tail."""
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """A frame's header, its checksum verified."""
 
     magic: bytes
@@ -86,7 +86,7 @@ def frame_bytes(stored_bytes: int) -> int:
     return size + -size % ALIGNMENT
 
 
-class Encoder:
+class FrameEncoder:
     """Turns the drafts of one partition into bytes."""
 
     __slots__ = ("_compressor", "_incarnation", "_partition")
@@ -128,23 +128,23 @@ class Encoder:
         return size
 
 
-def ungrouped(frame: bytes) -> bytes:
+def without_group_flags(frame: bytes) -> bytes:
     """A whole frame's bytes, as those of a frame that was appended alone."""
     flags = int.from_bytes(frame[6:8], "little")
-    if not flags & (MORE | JOINS):
+    if not flags & (MORE_IN_GROUP | CONTINUES_GROUP):
         return frame
-    covered = frame[:6] + (flags & ~(MORE | JOINS)).to_bytes(2, "little") + frame[8 : _COVERED.size]
+    covered = frame[:6] + (flags & ~(MORE_IN_GROUP | CONTINUES_GROUP)).to_bytes(2, "little") + frame[8 : _COVERED.size]
     checksum: int = value(covered)
     return covered + checksum.to_bytes(CHECKSUM_BYTES, "little") + frame[HEADER_BYTES:]
 
 
-def parse_header(raw: bytes) -> Header:
+def parse_header(raw: bytes) -> FrameHeader:
     """The header in these bytes, or Damaged; CorruptLog when it is whole but of a format that this version does not know."""
     if len(raw) < HEADER_BYTES:
-        raise Damaged("the file ends inside a frame header")
+        raise DamagedFrame("the file ends inside a frame header")
     if value(raw) != _RESIDUE or not raw.startswith(MAGIC):
-        raise Damaged("a frame header does not match its checksum")
-    header = Header._make(HEADER.unpack(raw))
+        raise DamagedFrame("a frame header does not match its checksum")
+    header = FrameHeader._make(HEADER.unpack(raw))
     if header.version != VERSION or header.type not in _TYPES or header.flags & ~_KNOWN_FLAGS:
         raise CorruptLog(
             f"a frame of newer format (version {header.version}, type {header.type}, flags {header.flags:#x}) was found; "
@@ -153,23 +153,23 @@ def parse_header(raw: bytes) -> Header:
     return header
 
 
-def unpack_body(header: Header, stored: bytes) -> Frame:
+def unpack_body(header: FrameHeader, stored: bytes) -> Frame:
     """The frame of a header and its stored body with checksum, or Damaged."""
     if len(stored) != header.stored_bytes + CHECKSUM_BYTES or value(stored) != _RESIDUE:
-        raise Damaged("a frame body does not match its checksum")
+        raise DamagedFrame("a frame body does not match its checksum")
     body = memoryview(stored)[:-CHECKSUM_BYTES]
     if header.flags & ZSTD:
         body = _expanded(body, header.raw_bytes)
     elif header.raw_bytes != header.stored_bytes:
-        raise Damaged("a frame's lengths contradict each other")
+        raise DamagedFrame("a frame's lengths contradict each other")
     _, _, kind, _, _, _, count, _, columns, _, sequence, base, wall, elapsed, _ = header
     return Frame(_TYPES[kind], sequence, base, count, columns, elapsed, wall, body)
 
 
 def _expanded(stored: memoryview, raw_bytes: int) -> memoryview:
-    body = expand(stored, raw_bytes) if raw_bytes <= MAX_BODY_BYTES else None
+    body = decompress(stored, raw_bytes) if raw_bytes <= MAX_BODY_BYTES else None
     if body is None:
-        raise Damaged(f"a compressed frame body does not expand to the {raw_bytes} bytes it should (at most {MAX_BODY_BYTES})")
+        raise DamagedFrame(f"a compressed frame body does not expand to the {raw_bytes} bytes it should (at most {MAX_BODY_BYTES})")
     return memoryview(body)
 
 
@@ -224,7 +224,7 @@ def _sample(parts: Sequence[bytes]) -> bytes:
     return longest[start : start + SAMPLE_BYTES]
 
 
-def expand(stored: memoryview, size: int) -> bytes | None:
+def decompress(stored: memoryview, size: int) -> bytes | None:
     """The `size` bytes that were compressed, or None when they are not exactly that many: never more than `size` + 1 are made."""
     unpacker = zstd.ZstdDecompressor()
     try:
@@ -265,7 +265,7 @@ def gap_draft(lost: Gap, then: Moment) -> Draft:
     return Draft(FrameType.GAP, lost.stop, 1, 0, then.elapsed, then.wall, [body])
 
 
-def gap_of(frame: Frame, where: str) -> Gap:
+def decode_gap(frame: Frame, where: str) -> Gap:
     """What a GAP frame tells."""
     try:
         body = _decoder.decode(frame.body)

@@ -104,7 +104,7 @@ class SegmentFacts(NamedTuple):
     """Elapsed time of its first frame; -1 when it is empty or that frame cannot be read."""
 
 
-class Published(NamedTuple):
+class LogRange(NamedTuple):
     """What of a log can be read: by its owner what is written, by anybody else what is published."""
 
     start: int
@@ -123,7 +123,7 @@ class Published(NamedTuple):
         return self.segments[0] if self.segments else 1
 
 
-class Readable(Protocol):
+class ReadableLog(Protocol):
     """A log as anybody may read it: its owner, or one who takes no lock."""
 
     @property
@@ -173,7 +173,7 @@ class Readable(Protocol):
         """The segments retained, oldest first; there is always one. Cheap: only what changed since the last call is looked at."""
         ...
 
-    def published(self) -> Published:
+    def published(self) -> LogRange:
         """How far it goes. Cheap: no segment is read."""
         ...
 
@@ -186,7 +186,7 @@ class Readable(Protocol):
         ...
 
 
-class Log(Readable, Protocol):
+class Log(ReadableLog, Protocol):
     """One partition's append-only sequence of frames."""
 
     @property
@@ -272,15 +272,15 @@ class Log(Readable, Protocol):
         ...
 
 
-Began: TypeAlias = Callable[[Log], bool]
-Landed: TypeAlias = Callable[[Log, StorageFailed | None], None]
+OnSyncStart: TypeAlias = Callable[[Log], bool]
+OnSyncDone: TypeAlias = Callable[[Log, StorageFailed | None], None]
 """Told of a log that its commit is over: it is durable, or why it is not. Called from any thread; must not raise."""
 
 
 class Committer(Protocol):
     """What waits for storage while the turn of a queue goes on."""
 
-    def commit(self, logs: Sequence[Log], began: Began, landed: Landed, here: Log | None = None) -> None:
+    def commit(self, logs: Sequence[Log], began: OnSyncStart, landed: OnSyncDone, here: Log | None = None) -> None:
         """Make everything that was appended to these logs durable, as their durability mode promises.
 
         `began` is called for each log when its sync is about to begin, which it does if that gives True, and `landed` when its outcome is

@@ -14,21 +14,21 @@ from collections import defaultdict, deque
 from collections.abc import Container, Iterator, Sequence
 from typing import BinaryIO, ClassVar, TypeAlias
 
-from penstock.logs.columns import trimmed
-from penstock.logs.disk_threads import Syncs
+from penstock.logs.columns import trim_frame
+from penstock.logs.disk_threads import DiskThreads
 from penstock.logs.frame import DROPPED, dropped_gap
-from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, Published, Readable, SegmentFacts
+from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, LogRange, ReadableLog, SegmentFacts
 from penstock.logs.store import (
-    DropManifest,
+    InboxEntry,
     StagedPart,
-    Sweeps,
-    Waiting,
-    checked_name,
-    drop_name,
+    SweepCounter,
+    WriteManifest,
+    check_file_name,
     kept_sweeps,
+    leading_number,
+    publishable_manifest,
+    published_write_name,
     refuse_missing,
-    stamped,
-    started,
 )
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
@@ -150,10 +150,10 @@ class MemoryLog:
         self._ready()
         return [*self._facts, self._newest_facts()]
 
-    def published(self) -> Published:
+    def published(self) -> LogRange:
         facts = self.segments()
         whole_from = next((segment.first_sequence for segment in facts if not segment.rewritten), 1)
-        return Published(facts[0].base, self._offset, self._sequence, whole_from, [segment.first_sequence for segment in facts])
+        return LogRange(facts[0].base, self._offset, self._sequence, whole_from, [segment.first_sequence for segment in facts])
 
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments())
@@ -176,7 +176,7 @@ class MemoryLog:
         _refuse_unless(0 <= first <= last < len(facts) - 2, f"segments {first} to {last} of {len(facts)} cannot be rewritten")
         wanted = RunSet(keep)
         old = self.kept[self._cuts[first] : self._cuts[last + 1]]
-        drafts = [(trimmed(frame, wanted), frame.sequence) for frame in old if frame.type is FrameType.DATA]
+        drafts = [(trim_frame(frame, wanted), frame.sequence) for frame in old if frame.type is FrameType.DATA]
         skip = Frame(FrameType.SKIP, facts[first].first_sequence, facts[first].base, 0, 0, old[0].elapsed, old[0].wall, memoryview(b""))
         new = [skip, *(_framed(draft, sequence) for draft, sequence in drafts if draft is not None)]
         self._replace(first, last + 1, new)
@@ -279,7 +279,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.inbox = MemoryInbox()
         self._kept: dict[tuple[int, int], list[Frame]] = defaultdict(list)
-        syncs = Syncs(lambda incarnation, partition: self.name)
+        syncs = DiskThreads(lambda incarnation, partition: self.name)
         self.commit, self.run, self.close = syncs.commit, syncs.run, syncs.close
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
@@ -292,7 +292,7 @@ class MemoryStore:
         """A log in memory is opened as quickly as anything could be looked up."""
         return None if self._kept[incarnation, partition] else b""
 
-    def reader(self, incarnation: int, partition: int) -> Readable:
+    def reader(self, incarnation: int, partition: int) -> ReadableLog:
         """As it is now."""
         log = MemoryLog(incarnation, partition, list(self._kept[incarnation, partition]))
         deque(log.recover(), maxlen=0)
@@ -315,33 +315,33 @@ class MemoryInbox:
     def __init__(self) -> None:
         self.staged: dict[str, dict[str, bytes | list[Frame]]] = {}
         """Of each write under way its parts and, as bytes, their sidecars."""
-        self._drops: dict[Place, tuple[DropManifest, dict[str, bytes | list[Frame]]]] = {}
+        self._drops: dict[Place, tuple[WriteManifest, dict[str, bytes | list[Frame]]]] = {}
         self._errands: dict[Place, bytes] = {}
         self._notes: dict[Place, bytes] = {}
-        self._sweeps: Sweeps[Place] = Sweeps()
+        self._sweeps: SweepCounter[Place] = SweepCounter()
         self._lock = threading.Lock()
 
     # -- for those who do not own it -----------------------------------------------------------------
 
     def begin(self, write: str) -> None:
-        self.staged.setdefault(checked_name(write), {})
+        self.staged.setdefault(check_file_name(write), {})
 
     def writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "MemoryPart":
-        return MemoryPart(self, checked_name(write), checked_name(name), make)
+        return MemoryPart(self, check_file_name(write), check_file_name(name), make)
 
     def part(self, write: str, name: str, incarnation: int) -> "MemoryPart":
-        return MemoryPart(self, checked_name(write), checked_name(name), make=False)
+        return MemoryPart(self, check_file_name(write), check_file_name(name), make=False)
 
     def sidecar(self, write: str, name: str) -> BinaryIO:
         found = self.staged[write][_sidecar(name)]
         assert isinstance(found, bytes)
         return io.BytesIO(found)
 
-    def publish(self, write: str, incarnation: int, manifest: DropManifest) -> bool:
-        manifest = stamped(write, manifest)
-        place = incarnation, drop_name(manifest.source, manifest.number)
+    def publish(self, write: str, incarnation: int, manifest: WriteManifest) -> bool:
+        manifest = publishable_manifest(write, manifest)
+        place = incarnation, published_write_name(manifest.source, manifest.number)
         with self._lock:
-            parts = self.staged.pop(checked_name(write), {})
+            parts = self.staged.pop(check_file_name(write), {})
             if place in self._drops:
                 return False
             refuse_missing(write, manifest, parts)
@@ -350,7 +350,7 @@ class MemoryInbox:
         return True
 
     def abandon(self, write: str) -> None:
-        self.staged.pop(checked_name(write), None)
+        self.staged.pop(check_file_name(write), None)
 
     def abandon_empty(self, write: str) -> None:
         with self._lock:
@@ -358,11 +358,11 @@ class MemoryInbox:
                 del self.staged[write]
 
     def pending(self, incarnation: int, source: str, number: int) -> bool:
-        return (incarnation, drop_name(source, number)) in self._drops
+        return (incarnation, published_write_name(source, number)) in self._drops
 
     def put_errand(self, incarnation: int, name: str, body: bytes) -> None:
         with self._lock:
-            self._errands[incarnation, checked_name(name)] = body
+            self._errands[incarnation, check_file_name(name)] = body
 
     def withdraw(self, incarnation: int, name: str) -> None:
         self._errands.pop((incarnation, name), None)
@@ -373,24 +373,24 @@ class MemoryInbox:
 
     # -- for the owner -------------------------------------------------------------------------------
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[InboxEntry]:
         with self._lock:
-            errands = [Waiting(*place, f"{place[0]:016x}-{place[1]}.errand", True) for place in sorted(self._errands)]
-            return errands + [Waiting(*place, f"{place[0]:016x}-{place[1]}.drop", False) for place in sorted(self._drops)]
+            errands = [InboxEntry(*place, f"{place[0]:016x}-{place[1]}.errand", True) for place in sorted(self._errands)]
+            return errands + [InboxEntry(*place, f"{place[0]:016x}-{place[1]}.drop", False) for place in sorted(self._drops)]
 
-    def manifest(self, drop: Waiting) -> DropManifest:
+    def manifest(self, drop: InboxEntry) -> WriteManifest:
         return self._drop(drop)[0]
 
-    def frames(self, drop: Waiting, part: StagedPart) -> Iterator[Frame]:
-        found = self._drop(drop)[1].get(checked_name(part.name))
+    def frames(self, drop: InboxEntry, part: StagedPart) -> Iterator[Frame]:
+        found = self._drop(drop)[1].get(check_file_name(part.name))
         if not isinstance(found, list):
             raise CorruptLog(f"the drop {drop.label} lacks its part {part.name}; write it again")
         return iter(found)
 
-    def body(self, errand: Waiting) -> bytes | None:
+    def body(self, errand: InboxEntry) -> bytes | None:
         return self._errands.get((errand.incarnation, errand.name))
 
-    def done(self, one: Waiting, body: bytes | None = None) -> None:
+    def done(self, one: InboxEntry, body: bytes | None = None) -> None:
         place = one.incarnation, one.name
         with self._lock:
             if not one.is_errand:
@@ -400,7 +400,7 @@ class MemoryInbox:
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
         with self._lock:
-            for write in [write for write in self.staged if 0 < started(write) < started_before]:
+            for write in [write for write in self.staged if 0 < leading_number(write) < started_before]:
                 del self.staged[write]
             for place in [place for place in self._notes if place[0] not in queues]:
                 del self._notes[place]
@@ -411,7 +411,7 @@ class MemoryInbox:
 
     def put_note(self, incarnation: int, name: str, body: bytes) -> None:
         with self._lock:
-            self._notes[incarnation, checked_name(name)] = body
+            self._notes[incarnation, check_file_name(name)] = body
 
     def note(self, incarnation: int, name: str) -> bytes | None:
         return self._notes.get((incarnation, name))
@@ -424,7 +424,7 @@ class MemoryInbox:
         with self._lock:
             self._notes.pop((incarnation, name), None)
 
-    def _drop(self, drop: Waiting) -> tuple[DropManifest, dict[str, bytes | list[Frame]]]:
+    def _drop(self, drop: InboxEntry) -> tuple[WriteManifest, dict[str, bytes | list[Frame]]]:
         found = self._drops.get((drop.incarnation, drop.name))
         if found is None:
             raise CorruptLog(f"the drop {drop.label} is not in the inbox; write it again")

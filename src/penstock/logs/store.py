@@ -20,7 +20,7 @@ from typing import Annotated, BinaryIO, ClassVar, Generic, NamedTuple, Protocol,
 
 import msgspec
 
-from penstock.logs.log import Committer, Draft, Durability, Frame, Log, Readable
+from penstock.logs.log import Committer, Draft, Durability, Frame, Log, ReadableLog
 from penstock.rules.routing import digest
 from penstock.words.errors import InvalidRequest, StorageFailed
 
@@ -56,7 +56,7 @@ class Store(Committer, Protocol):
         """What was left of a log when it was closed; b"" when it was never opened; None when it must be opened to know anything of it."""
         ...
 
-    def reader(self, incarnation: int, partition: int) -> Readable:
+    def reader(self, incarnation: int, partition: int) -> ReadableLog:
         """A log as far as it is published, beside its owner."""
         ...
 
@@ -77,7 +77,7 @@ class ReadStore(Protocol):
 
     @property
     def inbox(self) -> "Inbox": ...
-    def reader(self, incarnation: int, partition: int) -> Readable:
+    def reader(self, incarnation: int, partition: int) -> ReadableLog:
         """A log as far as it is published; CorruptLog when there is none."""
         ...
 
@@ -99,7 +99,7 @@ class StagedPart(msgspec.Struct, frozen=True):
     items: int
 
 
-class DropManifest(msgspec.Struct, frozen=True):
+class WriteManifest(msgspec.Struct, frozen=True):
     """What a drop holds, and what it is known by: of one source each number is adopted once, and none below one adopted before."""
 
     parts: list[StagedPart]
@@ -112,7 +112,7 @@ class DropManifest(msgspec.Struct, frozen=True):
     """The source is this very write: nothing comes of it again."""
 
 
-class Waiting(NamedTuple):
+class InboxEntry(NamedTuple):
     """A drop or an errand that waits for the owner."""
 
     incarnation: int
@@ -185,7 +185,7 @@ class Inbox(Protocol):
         """What was noted beside a part of a write that is not published yet, to be read and closed."""
         ...
 
-    def publish(self, write: str, incarnation: int, manifest: DropManifest) -> bool:
+    def publish(self, write: str, incarnation: int, manifest: WriteManifest) -> bool:
         """Hand a write over, all parts that the manifest names at once; what else was staged is removed.
 
         False when the same drop is in the inbox already: then this one is removed. OutcomeUnknown when it is there, perhaps not durably.
@@ -218,23 +218,23 @@ class Inbox(Protocol):
 
     # For the owner.
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[InboxEntry]:
         """Everything there is to do; errands before drops."""
         ...
 
-    def manifest(self, drop: Waiting) -> DropManifest:
+    def manifest(self, drop: InboxEntry) -> WriteManifest:
         """What a drop says of itself; CorruptLog when that is not as it was published."""
         ...
 
-    def frames(self, drop: Waiting, part: StagedPart) -> Iterator[Frame]:
+    def frames(self, drop: InboxEntry, part: StagedPart) -> Iterator[Frame]:
         """The frames of a part of a drop, in order; CorruptLog as soon as it shows not to be what was staged."""
         ...
 
-    def body(self, errand: Waiting) -> bytes | None:
+    def body(self, errand: InboxEntry) -> bytes | None:
         """What an errand says; None when it was taken back."""
         ...
 
-    def done(self, one: Waiting, body: bytes | None = None) -> None:
+    def done(self, one: InboxEntry, body: bytes | None = None) -> None:
         """Take a drop or an errand out, at one stroke. An errand only if this is what it says: another may have been put in its place,
         and waits on."""
         ...
@@ -263,7 +263,7 @@ class Inbox(Protocol):
 # -- what the inboxes of all stores have in common -----------------------------------------------------
 
 
-class Sweeps(Generic[T]):
+class SweepCounter(Generic[T]):
     """Counts for how many sweeps a thing has been there."""
 
     def __init__(self) -> None:
@@ -288,7 +288,7 @@ def write_name(wall: int) -> str:
     return f"{wall:016x}-{os.urandom(8).hex()}"
 
 
-def started(name: str) -> int:
+def leading_number(name: str) -> int:
     """The number that a name begins with: of a write, when it began; 0 when it does not begin with one."""
     try:
         return int(name.partition("-")[0], 16)
@@ -296,29 +296,29 @@ def started(name: str) -> int:
         return 0
 
 
-def drop_name(source: str, number: int) -> str:
+def published_write_name(source: str, number: int) -> str:
     """The name of a drop in its queue."""
     return digest(b"drop", source.encode(), str(number).encode()).hex()
 
 
-def stamped(write: str, manifest: DropManifest) -> DropManifest:
+def publishable_manifest(write: str, manifest: WriteManifest) -> WriteManifest:
     """A manifest as it is published with a write; InvalidRequest where it could not be adopted."""
-    found = msgspec.structs.replace(manifest, began=started(write), once=manifest.source == write)
+    found = msgspec.structs.replace(manifest, began=leading_number(write), once=manifest.source == write)
     try:
-        msgspec.convert(msgspec.to_builtins(found), DropManifest)
+        msgspec.convert(msgspec.to_builtins(found), WriteManifest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"this cannot be published ({error}); give each write a source, and a number from 1 on") from error
     return found
 
 
-def refuse_missing(write: str, manifest: DropManifest, there: Container[str]) -> None:
+def refuse_missing(write: str, manifest: WriteManifest, there: Container[str]) -> None:
     """A write is published whole or not at all: StorageFailed when a part of it is not there (any more). One without frames never is."""
     missing = [part.name for part in manifest.parts if part.frames and part.name not in there]
     if missing:
         raise StorageFailed(f"part {missing[0]} of the write {write} is gone: it was given up, or began too long ago; write it again")
 
 
-def checked_name(name: str) -> str:
+def check_file_name(name: str) -> str:
     """A name that any store can keep something under."""
     if not _IN_A_NAME.issuperset(name) or len(name) > MAX_NAME:
         raise InvalidRequest(f"{name!r:.200} cannot be part of a file name; use up to {MAX_NAME} letters, digits, '.', '_' and '-'")

@@ -19,7 +19,7 @@ import msgspec
 from penstock.logs import codec
 from penstock.logs.log import Draft, Frame, FrameType, Gap, Log
 from penstock.rules import catalog
-from penstock.rules.catalog import CatalogRecord, CatalogState, Entry
+from penstock.rules.catalog import CatalogRecord, CatalogState, QueueEntry
 from penstock.rules.options import Options
 from penstock.words.clock import Clock
 from penstock.words.errors import BrokerClosed, CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
@@ -58,7 +58,7 @@ class Catalog:
     # -- looking -------------------------------------------------------------------------------------
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueueEntry]:
         """The queues by name."""
         return [entry for _, entry in sorted(self.state.names.items())]
 
@@ -67,13 +67,13 @@ class Catalog:
         """Incarnations of deleted queues whose files may still be there. (One that is merely unknown may be a queue that damage took.)"""
         return sorted(self.state.deleted)
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> QueueEntry:
         """The queue of that name."""
-        return catalog.named(self.state, name)
+        return catalog.entry_by_name(self.state, name)
 
-    def get(self, incarnation: int) -> Entry:
+    def get(self, incarnation: int) -> QueueEntry:
         """The queue of that incarnation."""
-        return catalog.known(self.state, incarnation)
+        return catalog.entry_by_incarnation(self.state, incarnation)
 
     @property
     def failed(self) -> bool:
@@ -91,12 +91,12 @@ class Catalog:
         partitions: int = 1,
         exist_ok: bool = False,
         given: Mapping[str, object] | None = None,
-    ) -> Entry:
+    ) -> QueueEntry:
         """Make a queue; see rules/catalog.py. The answer has another incarnation when the queue was there."""
         self._do(catalog.create, name, options, partitions, incarnation, self._wall(), exist_ok, given)
         return self.find(name)
 
-    def update(self, incarnation: int, changes: Mapping[str, object]) -> Entry:
+    def update(self, incarnation: int, changes: Mapping[str, object]) -> QueueEntry:
         """Change options of a queue."""
         self._do(catalog.update, incarnation, changes)
         return self.get(incarnation)
@@ -110,12 +110,12 @@ class Catalog:
         marks: Mapping[int, int],
         keep_since: int,
         fixed: Collection[int] = (),
-    ) -> Entry:
+    ) -> QueueEntry:
         """Give a queue other partitions."""
-        self._do(catalog.reshape, incarnation, active, read_only, marks, self._wall(), keep_since, fixed)
+        self._do(catalog.change_partitions, incarnation, active, read_only, marks, self._wall(), keep_since, fixed)
         return self.get(incarnation)
 
-    def delete(self, name: str) -> Entry:
+    def delete(self, name: str) -> QueueEntry:
         """End a queue; its files may go from now on."""
         self._usable()
         entry = self.find(name)
@@ -124,20 +124,20 @@ class Catalog:
 
     def removed(self, incarnation: int) -> None:
         """Say that the files of a deleted queue are gone."""
-        self._do(catalog.removed, incarnation)
+        self._do(catalog.confirm_files_removed, incarnation)
 
     def adopting(self, incarnation: int, name: str) -> int:
         """Begin to adopt a drop, and give the number that is its own; the same when that was begun before."""
-        self._do(catalog.adopting, incarnation, name)
+        self._do(catalog.begin_adoption, incarnation, name)
         return self.get(incarnation).adopting[name]
 
     def adopted(self, incarnation: int, name: str, source: str, number: int) -> None:
         """Say that a drop is adopted, all of it."""
-        self._do(catalog.adopted, incarnation, name, source, number)
+        self._do(catalog.finish_adoption, incarnation, name, source, number)
 
     def hold(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody."""
-        self._do(catalog.hold, incarnation, holder, timeout)
+        self._do(catalog.set_consumer_right, incarnation, holder, timeout)
 
     def run(self, records: Sequence[CatalogRecord]) -> None:
         """Store records and make them true, all or none."""
@@ -186,7 +186,7 @@ class Catalog:
 
     def _rotate(self) -> None:
         body = catalog.dump(self.state)
-        self._log.rotate(codec.base(body, self._clock.read(), 0))
+        self._log.rotate(codec.base_draft(body, self._clock.read(), 0))
         self._base_bytes = len(body)
 
     # -- opening and closing -------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Catalog:
         self._log.close()
 
     def _open(self) -> None:
-        self.state, self.gaps, self._base_bytes = carry_on(CatalogState(), self._log.recover())
+        self.state, self.gaps, self._base_bytes = apply_catalog_frames(CatalogState(), self._log.recover())
         if self._log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
             self._rotate()
 
@@ -226,7 +226,7 @@ class Catalog:
         return f"Catalog({state}, {len(self.state.names)} queues)"
 
 
-def carry_on(state: CatalogState, frames: Iterable[Frame | Gap]) -> tuple[CatalogState, list[Gap], int]:
+def apply_catalog_frames(state: CatalogState, frames: Iterable[Frame | Gap]) -> tuple[CatalogState, list[Gap], int]:
     """The catalog after more frames, the gaps among them, and the size of the last Base. The state given is not to be used any more."""
     gaps: list[Gap] = []
     base_bytes = 0

@@ -15,15 +15,15 @@ from typing import Any
 
 from penstock.loop import requests
 from penstock.loop.item_cache import Items
-from penstock.loop.lease import Leasing
-from penstock.loop.partition_handle import GRACE_AFTER_SLOW, SLOW_AFTER, Member, Unanswered
-from penstock.loop.partition_set import Partitions, QueueSetup
-from penstock.loop.produce import Producing
-from penstock.loop.requests import Handed, Placed, Request
-from penstock.loop.resize import Resizing
-from penstock.loop.settle import Settling
-from penstock.loop.transfer import Carrying, Office
-from penstock.rules.commands import Extend, Granted
+from penstock.loop.lease import LeaseStep
+from penstock.loop.partition_handle import GRACE_AFTER_SLOW, SLOW_AFTER, PartitionHandle, PendingAnswer
+from penstock.loop.partition_set import PartitionSet, QueueSetup
+from penstock.loop.produce import ProduceStep
+from penstock.loop.requests import LeaseResult, Request, StoredPart
+from penstock.loop.resize import ResizeStep
+from penstock.loop.settle import SettleStep
+from penstock.loop.transfer import QueueRouter, TransferStep
+from penstock.rules.commands import ExtendLease, LeaseAnswer
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, Refused, StorageFailed
 
@@ -31,24 +31,24 @@ _log = logging.getLogger("penstock")
 NONE_FAILED: Mapping[int, PenstockError] = {}
 
 
-class Commits(Partitions):
+class CommitTracker(PartitionSet):
     """A queue's partitions between two turns, and those who wait for them."""
 
-    def __init__(self, setup: QueueSetup, office: Office) -> None:
+    def __init__(self, setup: QueueSetup, office: QueueRouter) -> None:
         super().__init__(setup)
         self.answered: list[Request] = []
         """By the last turn."""
-        self.carrying = Carrying(self, office)
-        self.resizing = Resizing(self, self.carrying)
-        self.producing = Producing(self)
-        self.leasing = Leasing(self, self.carrying, self.resizing)
-        self.settling = Settling(self, self.carrying)
-        self.departures: list[Member] = []
+        self.carrying = TransferStep(self, office)
+        self.resizing = ResizeStep(self, self.carrying)
+        self.producing = ProduceStep(self)
+        self.leasing = LeaseStep(self, self.carrying, self.resizing)
+        self.settling = SettleStep(self, self.carrying)
+        self.departures: list[PartitionHandle] = []
         """Partitions that went out and that nobody has seen to yet."""
-        self.landed: deque[Member] = deque()
+        self.landed: deque[PartitionHandle] = deque()
         """Partitions whose commit or job is over, to be taken back by the next turn. Added to from any thread."""
-        self._waits_for_commit: dict[int, Unanswered] = {}
-        self._recovered: list[Member] = []
+        self._waits_for_commit: dict[int, PendingAnswer] = {}
+        self._recovered: list[PartitionHandle] = []
         self._departing = False
         self._last_landing = 0
         """When a partition came back last."""
@@ -74,7 +74,7 @@ class Commits(Partitions):
                 member.note_rest()
         self._answer_or_wait()
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: PartitionHandle) -> None:
         partition = member.open
         wants_close, member.wants_close = member.wants_close, False
         if wants_close and not member.wants_retention and member.may_close(self.now):  # nobody has used it in this turn either
@@ -88,7 +88,7 @@ class Commits(Partitions):
         else:
             self._send_out(member, None if partition.is_writable else partition.commit)
 
-    def _send_out(self, member: Member, job: Callable[[], None] | None) -> None:
+    def _send_out(self, member: PartitionHandle, job: Callable[[], None] | None) -> None:
         """A member goes out. In this order: wherever an interrupt comes, one that is out is seen off by somebody."""
         self.departures.append(member)
         self.outs[member.number] = member
@@ -101,7 +101,7 @@ class Commits(Partitions):
             request, result = self.pending[0]
             rests_on = {number for number in _rests_on(request, result) if number in self.outs} if self.outs else None
             if rests_on:
-                waiting = Unanswered(request, result, rests_on, self._expires(request))
+                waiting = PendingAnswer(request, result, rests_on, self._expires(request))
                 for number in rests_on:
                     self.outs[number].unanswered.append(waiting)
                 self._waits_for_commit[id(waiting)] = waiting
@@ -160,13 +160,13 @@ class Commits(Partitions):
                 self.resizing.check(member)
         self._recovered.clear()
 
-    def _spare_leases(self, member: Member) -> None:
+    def _spare_leases(self, member: PartitionHandle) -> None:
         """None of the leases of a partition that was slow ends for a while: their holders could not settle or extend them."""
         end = member.open.now().elapsed + GRACE_AFTER_SLOW
         with suppress(PenstockError):  # the commit says what is wrong
             for grant in [*member.state.leases.live.values()]:
                 if grant.deadline < end:
-                    self.run(member, Extend(grant.number, GRACE_AFTER_SLOW, late=True))
+                    self.run(member, ExtendLease(grant.number, GRACE_AFTER_SLOW, late=True))
 
     def _expire(self) -> None:
         """Answer those whose time is over although a partition has not landed: nobody knows what becomes of that part."""
@@ -201,10 +201,10 @@ class Commits(Partitions):
                         for part, one in zip(request.parts, result, strict=True)
                     ]
                 request.finish(result)
-            elif isinstance(request, requests.Deliver):
+            elif isinstance(request, requests.DeliverRequest):
                 member, taken = result
                 request.finish(taken, failed.get(member.number))
-            elif isinstance(request, requests.Do):
+            elif isinstance(request, requests.FunctionRequest):
                 answer, used = result
                 wrong = None if request.firm else _partly(used, failed)
                 request.finish(answer if wrong is None else None, wrong)
@@ -232,7 +232,7 @@ class Commits(Partitions):
     def _hand(self, request: requests.LeaseRequest, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
         """Give leased items out, with their bytes."""
         handed = [
-            Handed(member.number, granted, items, (until - self.now) / SECOND)
+            LeaseResult(member.number, granted, items, (until - self.now) / SECOND)
             for member, granted, items, until in parts
             if member.number not in failed
         ]
@@ -253,7 +253,7 @@ class Commits(Partitions):
             request.finish([])
 
 
-def _unknown(member: Member) -> OutcomeUnknown:
+def _unknown(member: PartitionHandle) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"partition {member.number} has not answered in time ({member.error or 'its disk is busy'}); repeat with the same request id"
     )
@@ -268,21 +268,21 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
         return [part.partition for part, one in parts if not (isinstance(one, Refused) and one.code == StorageFailed.code)]
     if isinstance(request, requests.LeaseRequest):
         return [part[0].number for part in result]
-    if isinstance(request, requests.Deliver):
+    if isinstance(request, requests.DeliverRequest):
         return [result[0].number]
-    return result[1] if isinstance(request, requests.Do) else ()
+    return result[1] if isinstance(request, requests.FunctionRequest) else ()
 
 
-def _found(granted: Granted, items: Sequence[Items]) -> Granted:
+def _found(granted: LeaseAnswer, items: Sequence[Items]) -> LeaseAnswer:
     """A lease without the items that damage was found to have taken."""
     if sum(len(part.batch) for part in items) == granted.count:
         return granted
-    return Granted(
+    return LeaseAnswer(
         granted.lease, granted.deadline, [edge for part in items for edge in (part.start, part.start + len(part.batch))], granted.attempts
     )
 
 
-def _refused(part: Placed, error: PenstockError) -> Placed:
+def _refused(part: StoredPart, error: PenstockError) -> StoredPart:
     return part._replace(stored=None, refused=Refused.of(error))
 
 

@@ -13,12 +13,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from penstock.logs.columns import Columns
-from penstock.logs.log import Gap, Readable
+from penstock.logs.columns import FrameColumns
+from penstock.logs.log import Gap, ReadableLog
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import pairs
-from penstock.rules.state import Block, Missing
+from penstock.rules.state import Block, MissingBlocks
 from penstock.words.batch import Batch
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY, MIB
@@ -33,7 +33,7 @@ BLOCK_ITEMS = 1_000
 AHEAD_ITEMS = 4_000
 
 
-class Fresh:
+class ProducedItems:
     """Items as they were produced. Answers what `Columns` answers."""
 
     __slots__ = ("_batch", "base", "size_bytes", "stop", "wall")
@@ -72,13 +72,13 @@ class Items(NamedTuple):
     produced_at: int
 
 
-Held: TypeAlias = Columns | Fresh
+CachedItems: TypeAlias = FrameColumns | ProducedItems
 
 
-class Collected(NamedTuple):
+class ReadResult(NamedTuple):
     """What was found of some items."""
 
-    parts: list[tuple[Held, int, int]]
+    parts: list[tuple[CachedItems, int, int]]
     """The parts of frames that hold them: (frame, first offset, stop)."""
     gaps: list[Gap]
     """The gaps that took some of them, whole: a gap may reach beyond what was asked for."""
@@ -86,12 +86,12 @@ class Collected(NamedTuple):
     """Runs of those of which the log says nothing, as it does of what retention took out."""
 
 
-class Frames:
+class ItemCache:
     """Items by offset: what was produced or read last."""
 
-    def __init__(self, log: Readable) -> None:
+    def __init__(self, log: ReadableLog) -> None:
         self._log = log
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, CachedItems] = {}
         self._bases: list[int] = []
         self._bytes = 0
         self._read_to = 0  # where the last read ended: what lies before it is the least likely to be wanted
@@ -102,9 +102,9 @@ class Frames:
             if self._bases[0] >= self._read_to:
                 return
             self._drop_read()
-        self._add(Fresh(record, wall))
+        self._add(ProducedItems(record, wall))
 
-    def read(self, start: int, stop: int) -> Iterator[Held | Gap]:
+    def read(self, start: int, stop: int) -> Iterator[CachedItems | Gap]:
         """Everything that overlaps [start, stop), in order: items, and gaps. What lies between them, the log does not have."""
         while start < stop:
             gaps: list[Gap] = []
@@ -126,9 +126,9 @@ class Frames:
                     [reached, *self._bases[bisect_right(self._bases, start) :][:1], *(gap.start for gap in gaps if gap.start > start)]
                 )
 
-    def collect(self, runs: Sequence[int]) -> Collected:
+    def collect(self, runs: Sequence[int]) -> ReadResult:
         """What there is of the items of `runs`."""
-        found = Collected([], [], [])
+        found = ReadResult([], [], [])
         for start, stop in pairs(runs):
             at = start
             for one in self.read(start, stop):
@@ -144,7 +144,7 @@ class Frames:
                 found.absent.extend((at, stop))
         return found
 
-    def _find(self, offset: int) -> Held | None:
+    def _find(self, offset: int) -> CachedItems | None:
         at = bisect_right(self._bases, offset) - 1
         if at < 0:
             return None
@@ -164,12 +164,12 @@ class Frames:
             if isinstance(found, Gap):
                 gaps.append(found)
             else:
-                self._replace(Columns(found))
+                self._replace(FrameColumns(found))
                 size += len(found.body)
                 reached = found.base + found.count
         return gaps, reached if size >= FETCH_BYTES else stop  # a log stops early only when it has read so much
 
-    def _replace(self, read: Columns) -> None:
+    def _replace(self, read: FrameColumns) -> None:
         """Hold a frame that was read, instead of the produces in it that were held one by one: what is held never overlaps."""
         low, high = bisect_left(self._bases, read.base), bisect_left(self._bases, read.stop)
         if high - low == 1 and self._held[self._bases[low]].stop == read.stop:
@@ -181,7 +181,7 @@ class Frames:
         self._bytes -= sum(self._held.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[low:high])
         del self._bases[low:high]
 
-    def _add(self, held: Held) -> None:
+    def _add(self, held: CachedItems) -> None:
         self._held[held.base] = held
         self._bytes += held.size_bytes + ENTRY_BYTES
         if self._bases and held.base < self._bases[-1]:
@@ -199,10 +199,10 @@ class Frames:
         self._bytes = 0
 
 
-class Blocks:
+class BlockCache:
     """The blocks used last. All that one decision asks for are kept until the next `trim`, however many they are."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: ItemCache) -> None:
         self._frames = frames
         self._blocks: dict[int, Block] = {}
         self._bases: list[int] = []
@@ -217,7 +217,7 @@ class Blocks:
             if offset < found.stop:
                 self._last = found
                 return found
-        raise Missing([offset])
+        raise MissingBlocks([offset])
 
     def fetch(self, offset: int) -> list[Gap]:
         """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and decide anew each time.
@@ -227,7 +227,7 @@ class Blocks:
         gaps: list[Gap] = []
         if self._holds(offset):
             return gaps
-        parts: list[Held] = []
+        parts: list[CachedItems] = []
         size = 0
         for found in self._frames.read(offset, offset + AHEAD_ITEMS):
             if isinstance(found, Gap):
@@ -254,7 +254,7 @@ class Blocks:
         at = bisect_right(self._bases, offset) - 1
         return self._blocks[self._bases[at]].stop if at >= 0 else 0
 
-    def _add(self, parts: list[Held]) -> None:
+    def _add(self, parts: list[CachedItems]) -> None:
         if parts:
             self._keep(parts[0].block() if len(parts) == 1 else _joined(parts))
 
@@ -276,7 +276,7 @@ class Blocks:
         self._last = Block(0, 0)
 
 
-def _joined(parts: list[Held]) -> Block:
+def _joined(parts: list[CachedItems]) -> Block:
     keys: list[int] | None = None
     if any(part.key_ids is not None for part in parts):
         keys = [key for part in parts for key in (part.key_ids or [NO_KEY] * (part.stop - part.base))]

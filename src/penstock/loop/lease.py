@@ -18,13 +18,13 @@ from typing import TypeAlias
 
 from penstock.loop import requests
 from penstock.loop.partition import Partition
-from penstock.loop.partition_handle import Member
-from penstock.loop.partition_set import Partitions
-from penstock.loop.resize import Resizing
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.partition_set import PartitionSet
+from penstock.loop.resize import ResizeStep
 from penstock.loop.retention import mean_bytes
-from penstock.loop.transfer import Carrying
+from penstock.loop.transfer import TransferStep
 from penstock.rules import commands
-from penstock.rules.commands import Again, Granted, Strayed
+from penstock.rules.commands import AskAgain, LeaseAnswer, StraysFound
 from penstock.rules.fences import ENDLESS
 from penstock.rules.lanes import Rank, best_rank
 from penstock.rules.lease import validate_lease
@@ -43,15 +43,15 @@ ROUNDS = 4
 
 
 SAME_AGE = 1 * SECOND
-Entry: TypeAlias = "tuple[Rank, int, int, Stock]"
+Entry: TypeAlias = "tuple[Rank, int, int, LeaseSource]"
 
 
-class Stock:
+class LeaseSource:
     """What a partition has to give, as it was when something last happened there."""
 
     __slots__ = ("_aging", "_changes", "_good_until", "_heads", "_partition", "_shift", "_used", "entry", "member", "rank", "ready")
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: PartitionHandle) -> None:
         self.member = member
         self.ready = 0
         """How many items are ready, whether or not their keys are free; 0 while leasing is paused."""
@@ -111,24 +111,24 @@ class Stock:
         return f"Stock({self.member.number}, {self.ready} ready, {self.rank})"
 
 
-class BestFirst:
+class SourcesByRank:
     """The partitions that have something to lease, as they are dealt from within one turn."""
 
-    def __init__(self, found: Iterable[Stock], now: int) -> None:
+    def __init__(self, found: Iterable[LeaseSource], now: int) -> None:
         self._now = now
-        self._current: Stock | None = None
+        self._current: LeaseSource | None = None
         self._others = [stock.entry for stock in found if stock.entry is not None]
         heapify(self._others)
 
     def __bool__(self) -> bool:
         return self._current is not None or bool(self._others)
 
-    def __iter__(self) -> Iterator[Stock]:
+    def __iter__(self) -> Iterator[LeaseSource]:
         yield from (stock for *_, stock in self._others)
         if self._current is not None:
             yield self._current
 
-    def best(self) -> Stock | None:
+    def best(self) -> LeaseSource | None:
         """The partition to lease from next: the last one, unless another is clearly better."""
         current, bound = self._current, self._bound()
         if current is not None:
@@ -147,7 +147,7 @@ class BestFirst:
         """The partition that `best` gave has nothing (more) to give in this turn, unless it is added again."""
         self._current = None
 
-    def add(self, stock: Stock) -> None:
+    def add(self, stock: LeaseSource) -> None:
         if stock.look(self._now) and stock.entry is not None:
             heappush(self._others, stock.entry)
 
@@ -182,15 +182,15 @@ def shares(wants: Sequence[int], there: int) -> list[int]:
 # -- who waits -----------------------------------------------------------------------------------
 
 
-class Leasing:
+class LeaseStep:
     """Those who wait for items."""
 
-    def __init__(self, partitions: Partitions, carrying: Carrying, resizing: Resizing) -> None:
+    def __init__(self, partitions: PartitionSet, carrying: TransferStep, resizing: ResizeStep) -> None:
         self._partitions = partitions
         self._carrying = carrying
         self._resizing = resizing
         self.waiting: list[requests.LeaseRequest] = []
-        self._stocks: dict[int, Stock] = {}  # by the number of the partition
+        self._stocks: dict[int, LeaseSource] = {}  # by the number of the partition
         self._deals = 0
         self.looked_on = False  # a partition has to look further before it knows whether it has something
         self.left = False
@@ -244,7 +244,7 @@ class Leasing:
         self.waiting.append(request)
         self.earliest = request.deadline if self.earliest is None else min(self.earliest, request.deadline)
 
-    def _known(self, request: requests.LeaseRequest) -> list[tuple[Member, Granted]] | None:
+    def _known(self, request: requests.LeaseRequest) -> list[tuple[PartitionHandle, LeaseAnswer]] | None:
         """What a request was given when it was first made; None when this is the first time.
 
         For a bare one it is no matter if a partition that is out of order knows more: whoever has not noted those leases lets them end.
@@ -255,7 +255,7 @@ class Leasing:
             while member.state.requests.get(command.request or b"", member.open.now().elapsed) is not None:
                 again = True
                 granted = self._partitions.run(member, command)
-                if isinstance(granted, Granted) and granted.lease:
+                if isinstance(granted, LeaseAnswer) and granted.lease:
                     found.append((member, granted))
                 part += 1
                 command = self._command(request, request.want, part)
@@ -274,11 +274,11 @@ class Leasing:
         waiting = [request for request in self.waiting if not request.gone and not request.done]
         there = sum([stock.ready for stock in stocks])
         front = waiting[:there]  # nobody behind them can get anything
-        given: list[list[tuple[Member, Granted]]] = [[] for _ in front]
+        given: list[list[tuple[PartitionHandle, LeaseAnswer]]] = [[] for _ in front]
         if front:
             left = shares([request.want for request in front], there)
             self._deals += 1
-            self._hand_out(front, given, left, BestFirst(stocks, now))
+            self._hand_out(front, given, left, SourcesByRank(stocks, now))
         still: list[requests.LeaseRequest] = []
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
@@ -304,19 +304,23 @@ class Leasing:
         else:
             request.finish([])
 
-    def _look(self, available: Iterable[Member], now: int) -> list[Stock]:
+    def _look(self, available: Iterable[PartitionHandle], now: int) -> list[LeaseSource]:
         """What there is to lease in those of these partitions that are in order and have something."""
         found = []
         for member in available:
             stock = self._stocks.get(member.number)
             if stock is None or stock.member is not member:
-                stock = self._stocks[member.number] = Stock(member)
+                stock = self._stocks[member.number] = LeaseSource(member)
             if member.healthy and stock.look(now):
                 found.append(stock)
         return found
 
     def _hand_out(
-        self, waiting: list[requests.LeaseRequest], given: list[list[tuple[Member, Granted]]], left: list[int], stocks: BestFirst
+        self,
+        waiting: list[requests.LeaseRequest],
+        given: list[list[tuple[PartitionHandle, LeaseAnswer]]],
+        left: list[int],
+        stocks: SourcesByRank,
     ) -> None:
         """Rounds of dealing. Where there are keys, each of several takes a part at a time: held keys make items scarcer than they seem.
 
@@ -339,11 +343,11 @@ class Leasing:
                 left[index] = 0 if alone else left[index] - sum(granted.count for _, granted in parts)
                 handed = handed or bool(parts)
 
-    def _take(self, request: requests.LeaseRequest, want: int, stocks: BestFirst) -> list[tuple[Member, Granted]]:
+    def _take(self, request: requests.LeaseRequest, want: int, stocks: SourcesByRank) -> list[tuple[PartitionHandle, LeaseAnswer]]:
         """Up to `want` items, the best of all partitions first; those that have nothing (more) to give are left out from now on."""
-        parts: list[tuple[Member, Granted]] = []
+        parts: list[tuple[PartitionHandle, LeaseAnswer]] = []
         asked: dict[int, int] = {}
-        left_out: list[Stock] = []
+        left_out: list[LeaseSource] = []
         many, room = want > MANY, MAX_BATCH_BYTES
         while want > 0 and (stock := stocks.best()) is not None:
             member = stock.member
@@ -366,34 +370,34 @@ class Leasing:
                 stocks.add(stock)
         return parts
 
-    def _mean_bytes(self, member: Member) -> int:
+    def _mean_bytes(self, member: PartitionHandle) -> int:
         """About how many bytes an item of this partition takes in a reply."""
         with suppress(PenstockError):  # the commit says what is wrong
             return mean_bytes(member.open.log.segments(), member.state)
         return 0
 
-    def _lease(self, member: Member, command: commands.Lease) -> Granted | None:
+    def _lease(self, member: PartitionHandle, command: commands.AcquireLease) -> LeaseAnswer | None:
         partitions = self._partitions
         command.departed = self._resizing.departed(member.number)
         while True:
             try:
                 answer = partitions.run(member, command, rounds=ROUNDS)
-                if isinstance(answer, Strayed):
+                if isinstance(answer, StraysFound):
                     self._carrying.forward(member, answer.offsets)
                     continue
             except PenstockError:
                 return None  # the commit says what is wrong
-            if isinstance(answer, Again):  # looked far enough for one turn
+            if isinstance(answer, AskAgain):  # looked far enough for one turn
                 partitions.again = self.looked_on = True
                 return None
-            return answer if isinstance(answer, Granted) else None
+            return answer if isinstance(answer, LeaseAnswer) else None
 
-    def _command(self, request: requests.LeaseRequest, want: int, part: int = 0, until: Rank | None = None) -> commands.Lease:
+    def _command(self, request: requests.LeaseRequest, want: int, part: int = 0, until: Rank | None = None) -> commands.AcquireLease:
         """What a partition is asked. One that is asked for one request several times remembers each part under a name of its own."""
         name = None
         if request.request is not None:
             name = digest(b"lease", request.request, *([part.to_bytes(4, "big")] if part else []))
-        return commands.Lease(want, request.consumer, request.timeout, request.per_key, name, None, until)
+        return commands.AcquireLease(want, request.consumer, request.timeout, request.per_key, name, None, until)
 
 
 def _holdable(want: int, room: int, each: int) -> int:

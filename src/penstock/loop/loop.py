@@ -21,10 +21,10 @@ from typing import Any
 from penstock.logs.disk_threads import sync
 from penstock.logs.log import Committer
 from penstock.loop.meter import Meter
-from penstock.loop.partition_handle import Member
-from penstock.loop.requests import LeaseRequest, Request, RequestInbox, Watch, closed
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.requests import AwaitRequest, LeaseRequest, PendingRequests, Request, queue_closed_error
 from penstock.loop.runners import Runners
-from penstock.loop.turn import Turns
+from penstock.loop.turn import QueueEngine
 from penstock.words.clock import SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
 
@@ -42,21 +42,21 @@ _log = logging.getLogger("penstock")
 class Loop:
     """One queue at work."""
 
-    def __init__(self, turns: Turns, committer: Committer, runners: Runners, *, threaded: bool = True) -> None:
+    def __init__(self, turns: QueueEngine, committer: Committer, runners: Runners, *, threaded: bool = True) -> None:
         self.turns = turns
         self._runners = runners
         self._committer = committer
         self.meter = Meter()
-        self._inbox = RequestInbox(turns.name)
+        self._inbox = PendingRequests(turns.name)
         self._turning = threading.RLock()  # never taken twice: it can say who has it
         self._threaded = threaded
         self.woken = False
         self.wakes_at: int | None = None
         self._crowd = 0  # requests in the last turn
         self._syncs = False  # whether the last turn made a partition go out
-        self.waiting_for_disk: list[Member] = []
+        self.waiting_for_disk: list[PartitionHandle] = []
         """Without threads: partitions that are out."""
-        self.is_slow: Callable[[Member], bool] = lambda member: False
+        self.is_slow: Callable[[PartitionHandle], bool] = lambda member: False
         """Without threads: whether a partition stays out for now. Set by simulations."""
         self._ending: SimpleQueue[None] | None = None
         self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: waiting for it lets others run
@@ -110,13 +110,13 @@ class Loop:
 
     def _enter(self, request: Request) -> None:
         if self._closed:
-            raise closed(self.turns.name)
+            raise queue_closed_error(self.turns.name)
         request.check()
         turns = self.turns
         request.entered_at = now = turns.clock.read().elapsed
         if request.deadline:  # a late lease still gets what is there; and everybody is given the time for one turn
             request.give_up_at = (
-                request.deadline + GRACE if isinstance(request, LeaseRequest | Watch) else max(request.deadline, now + SECOND)
+                request.deadline + GRACE if isinstance(request, LeaseRequest | AwaitRequest) else max(request.deadline, now + SECOND)
             )
         held = len(turns.leasing.waiting) + len(turns.producing.waiting) + len(turns.watching)
         self._inbox.enter(request, held)
@@ -124,7 +124,7 @@ class Loop:
     def _post(self, request: Request) -> None:
         """A message of the queue's own, or of another queue: never refused while the loop is open."""
         if self._closed:
-            raise closed(self.turns.name)
+            raise queue_closed_error(self.turns.name)
         request.entered_at = self.turns.clock.read().elapsed
         self._inbox.post(request)
         self.wake()
@@ -145,7 +145,7 @@ class Loop:
             request.sleep(left / SECOND)
         elif request.claim():
             request.gone = True
-            request.finish(error=late(self.turns.name))
+            request.finish(error=not_reached_error(self.turns.name))
             self.wake()  # it may have been this one's turn to lead
         elif left > -GRACE:  # the turn that has it will answer
             request.sleep((left + GRACE) / SECOND)
@@ -169,7 +169,7 @@ class Loop:
         by_hand = any(not self.is_slow(member) for member in self.waiting_for_disk)
         return turns.again or len(self._inbox) > 0 or bool(turns.landed) or bool(turns.departures) or by_hand
 
-    def _lead(self, request: Request) -> Member | None:
+    def _lead(self, request: Request) -> PartitionHandle | None:
         """Run turns until this caller's request is answered or has to wait; gives the partition whose disk it waits for itself."""
         while True:
             self._turn()
@@ -199,8 +199,8 @@ class Loop:
         self._crowd = len(taken)
         now = turns.clock.read().elapsed
         for request in taken:
-            if request.give_up_at and now > request.give_up_at and not isinstance(request, LeaseRequest | Watch):
-                request.finish(error=late(turns.name))
+            if request.give_up_at and now > request.give_up_at and not isinstance(request, LeaseRequest | AwaitRequest):
+                request.finish(error=not_reached_error(turns.name))
         before = turns.produced
         turns.turn([request for request in taken if not request.done] if taken else taken, now)
         self._syncs = bool(turns.departures)
@@ -209,7 +209,7 @@ class Loop:
 
     # -- commits -------------------------------------------------------------------------------------
 
-    def _see_off(self, request: Request | None = None) -> Member | None:
+    def _see_off(self, request: Request | None = None) -> PartitionHandle | None:
         """Have other threads commit the partitions that went out, but for one that the caller of a request waits for itself."""
         departures = self.turns.departures
         if not departures and not self.waiting_for_disk:
@@ -224,7 +224,7 @@ class Loop:
         departures.clear()
         return mine
 
-    def _commit(self, members: Sequence[Member], mine: Member | None) -> None:
+    def _commit(self, members: Sequence[PartitionHandle], mine: PartitionHandle | None) -> None:
         """Have members committed that are out: the one that is `mine` by this thread."""
         if not self._threaded:
             self._commit_by_hand(members)
@@ -242,7 +242,7 @@ class Loop:
                 mine.log if mine is not None else None,
             )
 
-    def _commit_by_hand(self, members: Sequence[Member]) -> None:
+    def _commit_by_hand(self, members: Sequence[PartitionHandle]) -> None:
         for member in members:
             if member not in self.waiting_for_disk:
                 member.begun_at = max(1, member.out_since)
@@ -251,7 +251,7 @@ class Loop:
             if not self.is_slow(member):
                 self.run_by_hand(member)
 
-    def run_by_hand(self, member: Member) -> None:
+    def run_by_hand(self, member: PartitionHandle) -> None:
         """Without threads: do what a member is out for, and take it back."""
         try:
             if member.job is not None:
@@ -264,15 +264,15 @@ class Loop:
         self.waiting_for_disk.remove(member)
         self._land(member)
 
-    def _synced(self, member: Member, failure: StorageFailed | None) -> None:
+    def _synced(self, member: PartitionHandle, failure: StorageFailed | None) -> None:
         member.synced(failure)
         self._land(member)
 
-    def _claim_and_work(self, member: Member) -> None:
+    def _claim_and_work(self, member: PartitionHandle) -> None:
         if member.claim():
             self._work(member)
 
-    def _work(self, member: Member) -> None:
+    def _work(self, member: PartitionHandle) -> None:
         """A job of a member, in a thread of its disk."""
         try:
             member.work()
@@ -283,7 +283,7 @@ class Loop:
                 member.partition.failed = True
         self._land(member)
 
-    def _land(self, member: Member) -> None:
+    def _land(self, member: PartitionHandle) -> None:
         """Take a member back whose commit or job is over, and let somebody go on."""
         turns = self.turns
         member.waiter = 0
@@ -353,7 +353,7 @@ class Loop:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def inspect(self, look: Callable[[Turns], Any]) -> Any:
+    def inspect(self, look: Callable[[QueueEngine], Any]) -> Any:
         """Run a function between two turns, without one."""
         with self._turning:
             return look(self.turns)
@@ -384,7 +384,7 @@ class Loop:
                 return False
             self._closed = True
             try:
-                turns.refuse_all(error or closed(turns.name))
+                turns.refuse_all(error or queue_closed_error(turns.name))
             finally:
                 turns.close()
             return True
@@ -398,9 +398,9 @@ class Loop:
         return f"Loop({self.turns.name!r}, {len(self.turns.members)} partitions{', closed' if self._closed else ''})"
 
 
-def _waits_for(member: Member, request: Request) -> bool:
+def _waits_for(member: PartitionHandle, request: Request) -> bool:
     return any(waiting.request is request for waiting in member.unanswered)
 
 
-def late(name: str) -> QueueBusy:
+def not_reached_error(name: str) -> QueueBusy:
     return QueueBusy(f"queue {name!r} did not get to the request in time; nothing was done, try again in a moment")

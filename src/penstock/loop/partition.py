@@ -19,16 +19,26 @@ from typing import NamedTuple, NoReturn, TypeAlias
 from penstock.logs import codec
 from penstock.logs.log import Gap, Log
 from penstock.loop import recovery
-from penstock.loop.item_cache import Blocks, Frames, Held, Items
-from penstock.loop.partition_reader import History, history
-from penstock.loop.recovery import continued, replay
-from penstock.loop.retention import DROPS_AT_ONCE, LEAST_ROTATION_AGE, SEGMENT_AGE, UNTOUCHED, Floor, Freed, Timetable, plan, rotation_age
+from penstock.loop.item_cache import BlockCache, CachedItems, ItemCache, Items
+from penstock.loop.partition_reader import RetainedItems, read_retained
+from penstock.loop.recovery import elapsed_shift, replay
+from penstock.loop.retention import (
+    DROPS_AT_ONCE,
+    LEAST_ROTATION_AGE,
+    SEGMENT_AGE,
+    UNTOUCHED,
+    FreeSpaceCheck,
+    RetentionResult,
+    RetentionSchedule,
+    plan_retention,
+    rotation_age,
+)
 from penstock.rules import base, machine, summary
-from penstock.rules.commands import Again, Answer, Command, Configure, Drop, Produce
+from penstock.rules.commands import Answer, AskAgain, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.records import Answered, Due, Leased, Lost, Noted, Opened, Passed, Produced, Record
+from penstock.rules.records import Due, Leased, Lost, Opened, PassedOver, Produced, ProgressSet, Record, RequestAnswered
 from penstock.rules.runs import RunSet, count, pairs
-from penstock.rules.state import Missing, State
+from penstock.rules.state import MissingBlocks, State
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
@@ -45,10 +55,10 @@ NOT_WRITTEN = 1 << 63
 """Higher than every sequence of a frame."""
 Appended: TypeAlias = tuple[int, list[Record], Moment]
 """The sequence of the last frame that holds them, records, and their time."""
-_NEEDS_NO_SYNC = (Leased, Passed, Answered, Noted)
+_NEEDS_NO_SYNC = (Leased, PassedOver, RequestAnswered, ProgressSet)
 
 
-class Taken(NamedTuple):
+class DroppedBuried(NamedTuple):
     """Buried items that a pass of retention took."""
 
     items: int
@@ -81,18 +91,18 @@ class Partition:
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
-        self._floor = Floor(log, min_free_bytes)
-        self.taken: list[Taken] = []
+        self._floor = FreeSpaceCheck(log, min_free_bytes)
+        self.taken: list[DroppedBuried] = []
         """Buried items that retention took and nobody has told of yet: whoever does takes them off."""
         self.untidy: StorageFailed | None = None
         """Why keeping the files in order failed, if it did and nobody has told of it yet."""
-        self._timetable = Timetable()
+        self._timetable = RetentionSchedule()
         self._room = 0
         self._segment_base = 0
         self._segment_started = 0  # by elapsed time
         self._unreplayed = 0
-        self._frames = Frames(log)
-        self._blocks = Blocks(self._frames)
+        self._frames = ItemCache(log)
+        self._blocks = BlockCache(self._frames)
         self._staged: list[Record] = []  # decided and applied, not yet appended
         self._appended: list[Appended] = []  # since the last commit
         self._answered: list[Appended] = []  # committed without a sync, and not synced since
@@ -112,10 +122,10 @@ class Partition:
 
     def _open(self, answered: Sequence[Appended] = ()) -> None:
         self.state, gaps = replay(self.log)
-        self.gaps = recovery.at_opening(self.state, self.log, gaps)
+        self.gaps = recovery.gaps_at_opening(self.state, self.log, gaps)
         unwritten = [group for group in answered if group[0] > self.log.sequence and group[1]]
         state, raw = self.state, self._clock.read()
-        shift, rebooted = continued(state, raw, self._clock.boot)
+        shift, rebooted = elapsed_shift(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
         self._frames.clear()
         self._blocks.clear()
@@ -200,7 +210,7 @@ class Partition:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way that needs it open."""
-        return self.is_committed and not self._answered and not self.log.unsynced and not summary.is_busy(self.state)
+        return self.is_committed and not self._answered and not self.log.unsynced and not summary.must_stay_open(self.state)
 
     # -- the turn ------------------------------------------------------------------------------------
 
@@ -228,12 +238,12 @@ class Partition:
         while True:
             try:
                 records, answer = machine.decide(self.state, command, now, self._blocks)
-            except Missing as missing:
+            except MissingBlocks as missing:
                 self._fetch(missing.offsets)
                 continue
             self._stage(records)
             rounds -= 1
-            if type(answer) is not Again or rounds == 0:
+            if type(answer) is not AskAgain or rounds == 0:
                 return answer
 
     def due(self, limit: int = DUE_ITEMS) -> int:
@@ -243,7 +253,7 @@ class Partition:
         while True:
             try:
                 records = machine.decide_due(self.state, now, limit, self._blocks)
-            except Missing as missing:
+            except MissingBlocks as missing:
                 self._fetch(missing.offsets)
             else:
                 self._stage(records)
@@ -449,9 +459,9 @@ class Partition:
         for record in staged:
             if type(record) is Produced:
                 self._frames.put(record, self._turn.wall)
-            if type(record) not in _NEEDS_NO_SYNC or (type(record) is Answered and record.ids is not None):
+            if type(record) not in _NEEDS_NO_SYNC or (type(record) is RequestAnswered and record.ids is not None):
                 self.owes_sync = True
-        drafts = codec.drafts(staged, self._turn, self.state.next_offset)
+        drafts = codec.encode_records(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)
         group = (self.log.sequence, staged, self._turn)
         self._appended, self._staged = [*self._appended, group], []  # no interrupt comes between two assignments
@@ -463,7 +473,7 @@ class Partition:
         """Bring blocks to hand; what they may hold is written first, so that it can be read. Gives runs of what turned out to be lost."""
         self._flush()
         self._fetched = True
-        return recovery.note(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
+        return recovery.record_gaps(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
 
     def _flush(self) -> None:
         """Write what the turn has so far, so that it can be read. If that fails the turn is undone, and `commit` must not say otherwise."""
@@ -481,7 +491,7 @@ class Partition:
         state = self.state
         state.ttl.keep(lambda entry: state.resolved.missing(entry.start, entry.stop))  # what is resolved has no ttl any more
         body = base.dump(state)
-        self.log.rotate(codec.base(body, self._turn, self.state.next_offset))
+        self.log.rotate(codec.base_draft(body, self._turn, self.state.next_offset))
         self._note_synced()
         self._unreplayed = 0
         self._plan_rotation(len(body), state.next_offset, self._turn.elapsed)
@@ -493,7 +503,7 @@ class Partition:
 
     # -- retention -----------------------------------------------------------------------------------
 
-    def retain(self, *, thorough: bool = False) -> Freed:
+    def retain(self, *, thorough: bool = False) -> RetentionResult:
         """Let go of what the policy's retention does not ask for. `thorough`: whatever frees anything.
 
         A part of it is done by itself: at every rotation, and, by whoever calls `upkeep` when `next_retention` says so, as time passes.
@@ -507,7 +517,7 @@ class Partition:
             self.failed = True  # as in `_keep_house`
             raise
 
-    def compact(self) -> Freed:
+    def compact(self) -> RetentionResult:
         """Close the newest segment and let go of everything that may go."""
         self._commit_so_far()
         try:
@@ -567,13 +577,13 @@ class Partition:
     def _would_rewrite_the_second(self, now: int) -> bool:
         """Whether the last segment but one is worth rewriting, as it can be once another one is begun. An idle queue begins none itself."""
         segments = self.log.segments()
-        chosen = plan(segments, self.state, self.state.policy.retention, now, drops=DROPS_AT_ONCE, untouched=UNTOUCHED - 1)
+        chosen = plan_retention(segments, self.state, self.state.policy.retention, now, drops=DROPS_AT_ONCE, untouched=UNTOUCHED - 1)
         return chosen.rewrites and chosen.last >= len(segments) - UNTOUCHED
 
-    def _tidy(self, *, thorough: bool = False, drops: int = 1 << 30) -> Freed:
+    def _tidy(self, *, thorough: bool = False, drops: int = 1 << 30) -> RetentionResult:
         """The record first, durably, then the files: a crash in between leaves bytes too many, never too few."""
         now, retention = self.now().elapsed, self.state.policy.retention
-        chosen = plan(self.log.segments(), self.state, retention, now, thorough=thorough, drops=drops)
+        chosen = plan_retention(self.log.segments(), self.state, retention, now, thorough=thorough, drops=drops)
         buried = [edge for start, stop in pairs(chosen.forget) for edge in self.state.buried_set.within(start, stop)]
         if chosen.forget:
             self.run(Drop(chosen.forget))
@@ -581,19 +591,19 @@ class Partition:
         self.log.sync()
         self._note_synced()
         if buried:
-            self.taken.append(Taken(count(buried), buried[0], buried[-1] - 1))
+            self.taken.append(DroppedBuried(count(buried), buried[0], buried[-1] - 1))
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:
             self._frames.clear()
         self._timetable.looked(self.log.segments(), now, retention, self.changes, chosen)
-        return Freed(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
+        return RetentionResult(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def history(self, start: int, limit: int) -> History:
+    def history(self, start: int, limit: int) -> RetainedItems:
         """Up to `limit` retained items from offset `start` on, whatever became of them: what cursors read."""
-        return history(self, start, limit)
+        return read_retained(self, start, limit)
 
     def offset_at(self, wall: int) -> int:
         """The first offset produced at or after a wall time: where to `Seek` or to set a cursor."""
@@ -608,14 +618,14 @@ class Partition:
         """Whole items, in the order of `runs`; what damage took is left out and put out of the way."""
         return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in self._read(runs)]
 
-    def _read(self, runs: Sequence[int]) -> list[tuple[Held, int, int]]:
+    def _read(self, runs: Sequence[int]) -> list[tuple[CachedItems, int, int]]:
         self._usable()
         if len(runs) % 2:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
         if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
             self._flush()
         found = self._frames.collect(runs)
-        self._lose(recovery.note(self.gaps, self.state, self.log.partition, found.gaps))
+        self._lose(recovery.record_gaps(self.gaps, self.state, self.log.partition, found.gaps))
         if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).without(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
         return found.parts
@@ -633,7 +643,7 @@ class Partition:
         while True:
             try:
                 return explain(self.state, offset, self.now(), self._blocks)
-            except Missing as missing:
+            except MissingBlocks as missing:
                 self._lose(self._fetch(missing.offsets))
 
     def __repr__(self) -> str:

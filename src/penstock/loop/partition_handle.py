@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.logs.log import Log
 from penstock.loop.partition import Partition
-from penstock.loop.recovery import continued
+from penstock.loop.recovery import elapsed_shift
 from penstock.loop.requests import Request
 from penstock.rules.commands import Pause
 from penstock.rules.state import State
@@ -40,7 +40,7 @@ WALL_CHECK = 1 * SECOND
 """The date may be stepped: what waits for one is looked at this often."""
 
 
-class Unanswered:
+class PendingAnswer:
     """A request whose answer waits for partitions to land."""
 
     __slots__ = ("expires", "failed", "request", "rests_on", "result")
@@ -55,7 +55,7 @@ class Unanswered:
         """When it is answered although some have not landed; 0 is never."""
 
 
-class Member:
+class PartitionHandle:
     """One partition of a queue."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Member:
         """Whether it goes out at the end of this turn to let go of what is old."""
         self.recovered = False
         """Whether it has landed in order after it was failing or slow."""
-        self.unanswered: deque[Unanswered] = deque()
+        self.unanswered: deque[PendingAnswer] = deque()
         """Requests whose answers wait for it to land."""
         self.unresolved = (0, 0) if summary is None else (summary.unresolved, summary.size_bytes)
         """Items that were not resolved when last asked, and bytes."""
@@ -382,7 +382,7 @@ class Member:
             self.next_run = None if known is not None else now
             return
         raw = self._clock.read()
-        shift, rebooted = continued(known, raw, self._clock.boot)
+        shift, rebooted = elapsed_shift(known, raw, self._clock.boot)
         waits = [] if known.due_elapsed is None else [0 if rebooted else known.due_elapsed - raw.elapsed - shift]
         if known.due_wall is not None:
             waits.append(min(CLOSED_WALL_CHECK, known.due_wall - raw.wall))
@@ -395,7 +395,7 @@ class Member:
         if known is None:
             return True
         raw = self._clock.read()
-        shift, rebooted = continued(known, raw, self._clock.boot)
+        shift, rebooted = elapsed_shift(known, raw, self._clock.boot)
         elapsed = known.due_elapsed is not None and (rebooted or known.due_elapsed <= raw.elapsed + shift)
         return elapsed or (known.due_wall is not None and known.due_wall <= raw.wall)
 

@@ -11,18 +11,18 @@ Single-threaded.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock.logs.log import Frame, Gap, Readable
-from penstock.loop.item_cache import Blocks, Frames, Items
-from penstock.loop.recovery import carry_on, continued, lose_front
+from penstock.logs.log import Frame, Gap, ReadableLog
+from penstock.loop.item_cache import BlockCache, ItemCache, Items
+from penstock.loop.recovery import apply_frames, elapsed_shift, mark_missing_front
 from penstock.rules.explain import Explanation, explain
 from penstock.rules.runs import RunSet, first_of, pairs
-from penstock.rules.state import Missing, State
+from penstock.rules.state import MissingBlocks, State
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, Moment
 from penstock.words.errors import PenstockError
 
 
-class Lookable(Protocol):
+class ReadablePartition(Protocol):
     """A partition that can be looked at: one at work, or a reader."""
 
     @property
@@ -30,15 +30,15 @@ class Lookable(Protocol):
     @property
     def gaps(self) -> list[Gap]: ...
     @property
-    def log(self) -> Readable: ...
+    def log(self) -> ReadableLog: ...
     def now(self) -> Moment: ...
     def items(self, runs: Sequence[int]) -> list[Items]: ...
-    def history(self, start: int, limit: int) -> "History": ...
+    def history(self, start: int, limit: int) -> "RetainedItems": ...
     def offset_at(self, wall: int) -> int: ...
     def explain(self, offset: int) -> Explanation: ...
 
 
-class Seen(Protocol):
+class PartitionView(Protocol):
     """One partition of a queue, in order or not."""
 
     @property
@@ -57,12 +57,12 @@ class Seen(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def open(self) -> Lookable:
+    def open(self) -> ReadablePartition:
         """The partition, or why it cannot be looked at."""
         ...
 
     @property
-    def known(self) -> Lookable | None:
+    def known(self) -> ReadablePartition | None:
         """The partition even while it is failing, if what is known of it is true."""
         ...
 
@@ -70,7 +70,7 @@ class Seen(Protocol):
     def state(self) -> State: ...
 
 
-class Sight(Protocol):
+class QueueView(Protocol):
     """A queue that can be looked at."""
 
     @property
@@ -80,52 +80,52 @@ class Sight(Protocol):
     @property
     def active(self) -> Sequence[int]: ...
     @property
-    def members(self) -> Mapping[int, Seen]: ...
-    def healthy(self) -> Iterator[Seen]: ...
+    def members(self) -> Mapping[int, PartitionView]: ...
+    def healthy(self) -> Iterator[PartitionView]: ...
     def touch(self, member: Any, /) -> None:
         """It is about to be read from: whatever that brings to light is kept with the turn."""
         ...
 
 
-def last_of(found: Frame | Gap) -> int:
+def last_sequence(found: Frame | Gap) -> int:
     """The sequence behind which reading goes on."""
     return found.last_sequence if isinstance(found, Gap) else found.sequence
 
 
-def retained(state: State, start: int, limit: int) -> list[int]:
+def retained_runs(state: State, start: int, limit: int) -> list[int]:
     """Runs of up to `limit` items from offset `start` on whose bytes are there, as far as is known, whatever became of them."""
     there = RunSet(state.dropped.missing(start, state.next_offset))
     there.remove_all(state.lost.runs)
     return first_of(there.runs, limit)
 
 
-class History(NamedTuple):
+class RetainedItems(NamedTuple):
     """Items of a partition, whatever became of them, and the offset up to which it was read for them."""
 
     items: list[Items]
     stop: int
 
 
-def history(partition: Lookable, start: int, limit: int) -> History:
+def read_retained(partition: ReadablePartition, start: int, limit: int) -> RetainedItems:
     """Up to `limit` retained items from offset `start` on; none only when there is none up to the end."""
     while True:
-        runs = retained(partition.state, start, limit)
+        runs = retained_runs(partition.state, start, limit)
         items = partition.items(runs)
         if items or not runs:
-            return History(items, runs[-1] if runs else partition.state.next_offset)
+            return RetainedItems(items, runs[-1] if runs else partition.state.next_offset)
         start = runs[-1]  # all of these are lost
 
 
-class Reader:
+class PartitionReader:
     """A partition's state and items, as published."""
 
-    def __init__(self, log: Readable, clock: Clock) -> None:
+    def __init__(self, log: ReadableLog, clock: Clock) -> None:
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []
         self._clock = clock
-        self._frames = Frames(log)
-        self._blocks = Blocks(self._frames)
+        self._frames = ItemCache(log)
+        self._blocks = BlockCache(self._frames)
         self._lost = RunSet()
         """What damage was found to have taken since the last refresh: it is not looked for again. The state is the owner's to change."""
         self.sequence = 0
@@ -134,8 +134,8 @@ class Reader:
 
     def _begin(self) -> None:
         first = self.log.first_offset  # before the state: what an owner drops meanwhile it says first
-        self.state, self.gaps = carry_on(State(), self._noted(self.log.recover()))
-        self.gaps += lose_front(self.state, first, self.log.where)
+        self.state, self.gaps = apply_frames(State(), self._noted(self.log.recover()))
+        self.gaps += mark_missing_front(self.state, first, self.log.where)
         self._frames.clear()
         self._blocks.clear()
 
@@ -144,7 +144,7 @@ class Reader:
         sequence, self.sequence = self.sequence, 0
         self._lost.clear()
         if sequence:  # else nothing was there, or reading it failed
-            self.state, gaps = carry_on(self.state, self._noted(self.log.frames(sequence), sequence))
+            self.state, gaps = apply_frames(self.state, self._noted(self.log.frames(sequence), sequence))
             self._blocks.clear()  # what was not there yet may count as lost in them
             if not gaps:
                 return
@@ -153,7 +153,7 @@ class Reader:
     def _noted(self, frames: Iterator[Frame | Gap], sequence: int = 0) -> Iterator[Frame | Gap]:
         """The same, and in the end how far it came: a state that was brought only half the way is not to be carried on."""
         for found in frames:
-            sequence = last_of(found)
+            sequence = last_sequence(found)
             yield found
         self.sequence = sequence
 
@@ -165,7 +165,7 @@ class Reader:
     def now(self) -> Moment:
         """The partition's time, as an owner would carry it on."""
         raw = self._clock.read()
-        shift, _ = continued(self.state, raw, self._clock.boot)
+        shift, _ = elapsed_shift(self.state, raw, self._clock.boot)
         return Moment(raw.elapsed + shift, raw.wall)
 
     def items(self, runs: Sequence[int]) -> list[Items]:
@@ -174,9 +174,9 @@ class Reader:
         self._lost.add_all(edge for gap in found.gaps for edge in (gap.start, gap.stop))
         return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in found.parts]
 
-    def history(self, start: int, limit: int) -> History:
+    def history(self, start: int, limit: int) -> RetainedItems:
         """Up to `limit` retained items from offset `start` on, whatever became of them."""
-        return history(self, start, limit)
+        return read_retained(self, start, limit)
 
     def offset_at(self, wall: int) -> int:
         """The first offset produced at or after a wall time."""
@@ -187,7 +187,7 @@ class Reader:
         while True:
             try:
                 return explain(self.state, offset, self.now(), self._blocks)
-            except Missing as missing:
+            except MissingBlocks as missing:
                 self._blocks.trim()
                 for wanted in missing.offsets:
                     self._blocks.fetch(wanted)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from penstock.loop.partition import Partition
-from penstock.loop.partition_handle import IDLE_AFTER, RETIRED_IDLE_AFTER, Member
+from penstock.loop.partition_handle import IDLE_AFTER, RETIRED_IDLE_AFTER, PartitionHandle
 from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
 from penstock.rules.commands import Answer, Command, Configure, Pause, PutCursor
@@ -34,14 +34,14 @@ class QueueSetup(NamedTuple):
     """What is known of a partition that is closed; None when it must be opened to know anything."""
 
 
-class Partitions:
+class PartitionSet:
     """The members of one queue."""
 
     def __init__(self, setup: QueueSetup) -> None:
         self.name = setup.name
         self.incarnation = setup.incarnation
         self.clock = setup.clock
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, PartitionHandle] = {}
         self.active: Sequence[int] = ()
         """Those that take items."""
         self.opened_version = 0
@@ -56,17 +56,17 @@ class Partitions:
         self.again = False
         """There is more to do at once."""
         self.produced = 0
-        self.touched: list[Member] = []
+        self.touched: list[PartitionHandle] = []
         """By this turn."""
-        self.closed: dict[int, Member] = {}
+        self.closed: dict[int, PartitionHandle] = {}
         """Partitions that nobody has needed for a while."""
-        self.to_open: dict[int, Member] = {}
+        self.to_open: dict[int, PartitionHandle] = {}
         """Of these, those that are to be opened by the next turn."""
         self.visits_changed = False
         """Whether a member is gone that may have wanted the next visit."""
         self.newcomers: set[int] = set()
         """Partitions that a reshape is about to add."""
-        self.outs: dict[int, Member] = {}
+        self.outs: dict[int, PartitionHandle] = {}
         """Partitions that are out."""
         self.with_ready: set[int] = set()
         self.used: set[int] = set()
@@ -84,18 +84,18 @@ class Partitions:
             member.idle_after = IDLE_AFTER if number in active else RETIRED_IDLE_AFTER
         self.map, self.active, self.older_maps = slots, active, older
 
-    def add(self, number: int) -> Member:
+    def add(self, number: int) -> PartitionHandle:
         """The member of that number, closed when it is new: it is opened when somebody needs it, at once if it must be looked into."""
         if number not in self.members:
             summary = self._setup.summary_of(number)
-            self.members[number] = member = Member(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
+            self.members[number] = member = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
             self.closed[number] = member
             self.touch(member)
             if summary is None or summary.busy:
                 self.to_open[number] = member
         return self.members[number]
 
-    def drop(self, member: Member) -> None:
+    def drop(self, member: PartitionHandle) -> None:
         """A new partition that is not to be after all."""
         del self.members[member.number]
         for others in (self.closed, self.to_open, self.outs):
@@ -110,13 +110,13 @@ class Partitions:
             with suppress(PenstockError):
                 member.partition.close()
 
-    def open_up(self, member: Member) -> None:
+    def open_up(self, member: PartitionHandle) -> None:
         """Somebody needs a partition that is closed: the next turn opens it."""
         if member.closed:
             self.to_open[member.number] = member
             self.again = True
 
-    def catch_up(self, member: Member, *, new: bool = False) -> None:
+    def catch_up(self, member: PartitionHandle, *, new: bool = False) -> None:
         """A partition that is new, or was away, does as the others do."""
         others = [other.state for other in self.healthy() if other is not member]
         with suppress(PenstockError):  # the commit says what is wrong
@@ -141,7 +141,7 @@ class Partitions:
                 lease = member.missed.lease if word.lease is None else word.lease
                 member.missed = Pause(lease, member.missed.produce if word.produce is None else word.produce)
 
-    def healthy(self) -> Iterator[Member]:
+    def healthy(self) -> Iterator[PartitionHandle]:
         """Partitions that can be used now: in order, and not out."""
         return (member for member in list(self.members.values()) if member.healthy)
 
@@ -155,7 +155,7 @@ class Partitions:
         """Whether a turn now could do nothing but wait."""
         return bool(self.outs) and len(self.outs) == len(self.members) and all(member.awaited for member in list(self.outs.values()))
 
-    def stocked(self) -> list[Member]:
+    def stocked(self) -> list[PartitionHandle]:
         """Partitions that may have something ready, by number: those that had at the end of the last turn, and those touched since."""
         return [self.members[number] for number in sorted(self.with_ready.union(member.number for member in self.touched))]
 
@@ -167,13 +167,13 @@ class Partitions:
             else:
                 self.with_ready.discard(member.number)
 
-    def run(self, member: Member, command: Command, rounds: int = 0) -> Answer:
+    def run(self, member: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
         """Run a command in a partition; it is committed with the turn."""
         partition = member.open
         self.touch(member)
         return partition.run(command, rounds)
 
-    def touch(self, member: Member) -> None:
+    def touch(self, member: PartitionHandle) -> None:
         """This partition has to do with the turn: it is committed and planned with it."""
         if not member.touched:
             member.touched = True

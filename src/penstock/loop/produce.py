@@ -10,9 +10,9 @@ up the old versions first and adds only what none of them knows. So are the chun
 from collections.abc import Collection, Sequence
 
 from penstock.loop import requests
-from penstock.loop.partition_handle import Member
-from penstock.loop.partition_set import Partitions
-from penstock.loop.requests import Placed
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.partition_set import PartitionSet
+from penstock.loop.requests import StoredPart
 from penstock.rules import commands
 from penstock.rules.commands import Stored
 from penstock.rules.routing import dedup_slot, digest, slot
@@ -30,10 +30,10 @@ FREE = -1  # goes wherever there is least to do
 OTHER_ITEMS = Refused.of(InvalidRequest("this request id was used before, for other items; give each request an id of its own"))
 
 
-class Producing:
+class ProduceStep:
     """The produces of a queue, and those that wait for room."""
 
-    def __init__(self, partitions: Partitions) -> None:
+    def __init__(self, partitions: PartitionSet) -> None:
         self._partitions = partitions
         self.waiting: list[requests.ProduceRequest] = []
         self._from = 0
@@ -72,7 +72,7 @@ class Producing:
             partitions.answer(request, [self._store(self._least().number, None, commands.Produce(batch, checked=True))])
             return
         left: Sequence[int] | None = None
-        placed: list[Placed] = []
+        placed: list[StoredPart] = []
         if request.request is not None:
             self.versions.add(partitions.map.version)
             maps = (partitions.map, *partitions.older_maps) if request.sequence else partitions.older_maps
@@ -148,7 +148,7 @@ class Producing:
 
     # -- where to ------------------------------------------------------------------------------------
 
-    def _least(self) -> Member:
+    def _least(self) -> PartitionHandle:
         """The partition for items that may go anywhere: in order, taking items, with the fewest ready."""
         active = self._partitions.active
         best = self._least_of(self._some()) or self._least_of(active)
@@ -159,8 +159,8 @@ class Producing:
         broken = self._partitions.members[active[0]]
         raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order ({broken.error}); try again in a moment")
 
-    def _least_of(self, numbers: Sequence[int]) -> Member | None:
-        best: Member | None = None
+    def _least_of(self, numbers: Sequence[int]) -> PartitionHandle | None:
+        best: PartitionHandle | None = None
         fewest = 0
         for number in numbers:
             member = self._partitions.members[number]
@@ -196,7 +196,7 @@ class Producing:
             cut[least] = sorted([*(cut.get(least) or ()), *found[FREE]])
         return cut
 
-    def _store(self, number: int, indexes: Sequence[int] | None, command: commands.Produce) -> Placed:
+    def _store(self, number: int, indexes: Sequence[int] | None, command: commands.Produce) -> StoredPart:
         partitions = self._partitions
         try:
             member = partitions.members[number]
@@ -204,12 +204,12 @@ class Producing:
                 raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
             stored = partitions.run(member, command)
         except PenstockError as error:
-            return Placed(number, indexes, None, Refused.of(error))
+            return StoredPart(number, indexes, None, Refused.of(error))
         assert isinstance(stored, Stored)
         if len(stored.offsets) != len(command.batch):
-            return Placed(number, indexes, None, OTHER_ITEMS)
+            return StoredPart(number, indexes, None, OTHER_ITEMS)
         partitions.produced += stored.count
-        return Placed(number, indexes, stored)
+        return StoredPart(number, indexes, stored)
 
     # -- repetitions after a resize ------------------------------------------------------------------
 
@@ -224,10 +224,10 @@ class Producing:
         member = self._partitions.members[self._partitions.map.owners[dedup_slot(name)]]
         return member.healthy and member.state.dedup.get(name, member.open.now().elapsed) is not None
 
-    def _known(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[Placed], Sequence[int] | None]:
+    def _known(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[StoredPart], Sequence[int] | None]:
         """What is known of a request under these versions of the slot map, and the indexes that none of them has (None: all)."""
         assert request.request is not None
-        placed: list[Placed] = []
+        placed: list[StoredPart] = []
         left: list[int] | None = None
         for slots in maps:
             for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
@@ -237,17 +237,17 @@ class Producing:
                     continue
                 if not member.healthy:  # it cannot be asked, so nobody knows
                     left = _without(left, indexes, len(request.batch))
-                    placed.append(Placed(number, indexes, None, Refused.of(member.refusal)))
+                    placed.append(StoredPart(number, indexes, None, Refused.of(member.refusal)))
                     continue
                 stored = _stored_before(member, request, slots, len(indexes))
                 if stored is not None:
                     left = _without(left, indexes, len(request.batch))
                     same = len(stored.offsets) == len(indexes)
-                    placed.append(Placed(number, indexes, stored if same else None, None if same else OTHER_ITEMS))
+                    placed.append(StoredPart(number, indexes, stored if same else None, None if same else OTHER_ITEMS))
         return placed, left
 
 
-def _stored_before(member: Member, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
+def _stored_before(member: PartitionHandle, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
     """What a partition has of a request that was cut by that map; of a chunk it only knows that it has it."""
     if request.sequence:
         return Stored(-1, count, again=True) if member.state.producers.get(_source(slots), 0) >= request.sequence else None

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from penstock.logs import codec
 from penstock.logs.frame import DROPPED
-from penstock.logs.log import Frame, FrameType, Gap, Readable
+from penstock.logs.log import Frame, FrameType, Gap, ReadableLog
 from penstock.rules import base, machine
-from penstock.rules.reconciliation import mend
+from penstock.rules.reconciliation import reconcile
 from penstock.rules.records import Lost
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State
@@ -21,7 +21,7 @@ from penstock.words.clock import Moment
 from penstock.words.ids import format_id
 
 
-def continued(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool]:
+def elapsed_shift(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool]:
     """What to add to the machine's elapsed time so that the partition's goes on and never back; and whether the machine was rebooted."""
     if state.epoch == 0:
         return -raw.elapsed, False
@@ -31,12 +31,12 @@ def continued(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool
     return state.moment.elapsed + max(0, raw.wall - state.moment.wall) - raw.elapsed, True
 
 
-def replay(log: Readable) -> tuple[State, list[Gap]]:
+def replay(log: ReadableLog) -> tuple[State, list[Gap]]:
     """The state that a log tells, from its latest Base on, and the gaps met on the way."""
-    return carry_on(State(), log.recover())
+    return apply_frames(State(), log.recover())
 
 
-def carry_on(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[Gap]]:
+def apply_frames(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[Gap]]:
     """The state after more frames, and the gaps among them. The one given is not to be used any more."""
     gaps: list[Gap] = []
     for found in frames:
@@ -47,12 +47,12 @@ def carry_on(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[G
             state = base.load(found.body)
         else:
             now = Moment(found.elapsed, found.wall)
-            for record in codec.records(found, outline=True):
+            for record in codec.decode_frame(found, outline=True):
                 machine.apply(state, record, now)
     for gap in gaps:  # once more: records behind a gap may have spoken of what it took
         machine.apply(state, Lost([gap.start, gap.stop]), state.moment)
     if gaps:
-        mend(state)
+        reconcile(state)
     return state, gaps
 
 
@@ -63,17 +63,17 @@ _log = logging.getLogger("penstock")
 MISSING = "the segment that held it is missing"
 
 
-def note(known: list[Gap], state: State, partition: int, met: Iterable[Gap]) -> list[int]:
+def record_gaps(known: list[Gap], state: State, partition: int, met: Iterable[Gap]) -> list[int]:
     """Runs of the items that gaps took and that are not recorded as lost yet. What is new is told, and is in `known` from now on."""
     new = [gap for gap in met if state.unrecorded(gap.start, gap.stop)]
     for gap in map(missing_segment, new):
         if gap not in known:
             known.append(gap)
-            tell(partition, [gap])
+            log_gaps(partition, [gap])
     return RunSet(edge for gap in new for edge in state.unrecorded(gap.start, gap.stop)).runs
 
 
-def tell(partition: int, gaps: Iterable[Gap]) -> None:
+def log_gaps(partition: int, gaps: Iterable[Gap]) -> None:
     """A line in `logging` for each gap; what a repair has mended was told about before."""
     for gap in gaps:
         if not gap.mended:
@@ -82,14 +82,14 @@ def tell(partition: int, gaps: Iterable[Gap]) -> None:
             _log.warning("damage in partition %d: %s (%s); %s; run verify, then repair", partition, gap.why, gap.where, lost)
 
 
-def at_opening(state: State, log: Readable, gaps: Sequence[Gap]) -> list[Gap]:
+def gaps_at_opening(state: State, log: ReadableLog, gaps: Sequence[Gap]) -> list[Gap]:
     """All damage that an owner meets at opening: the gaps of the replay that gave the state, and what is missing before the log's front."""
-    found = [*gaps, *lose_front(state, log.first_offset, log.where)]
-    tell(log.partition, found)
+    found = [*gaps, *mark_missing_front(state, log.first_offset, log.where)]
+    log_gaps(log.partition, found)
     return found
 
 
-def lose_front(state: State, first_offset: int, where: str) -> Sequence[Gap]:
+def mark_missing_front(state: State, first_offset: int, where: str) -> Sequence[Gap]:
     """The log begins at `first_offset`, but only the state knows what retention dropped: everything else before it is lost.
 
     It is so recorded in the state; says what was found lost just now.
@@ -100,7 +100,7 @@ def lose_front(state: State, first_offset: int, where: str) -> Sequence[Gap]:
     return [Gap(1, 0, start, stop, where, MISSING) for start, stop in pairs(runs)]
 
 
-def lost_front(log: Readable, first_offset: int) -> list[Gap]:
+def find_missing_front(log: ReadableLog, first_offset: int) -> list[Gap]:
     """What is lost before a log's oldest segment, which begins at that offset. What is recorded as lost counts as mended.
 
     The state is read after the names of the segments: an owner at work says what it drops before it does.

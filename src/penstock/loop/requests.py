@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from penstock.loop.item_cache import Items
-from penstock.rules.commands import Granted, Settled, Stored
+from penstock.rules.commands import LeaseAnswer, Settled, Stored
 from penstock.rules.routing import with_key_ids
 from penstock.words.batch import Batch, validate
 from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError, QueueBusy, Refused
@@ -108,7 +108,7 @@ class Request:
         return f"{type(self).__name__}({state})"
 
 
-class Placed(NamedTuple):
+class StoredPart(NamedTuple):
     """The part of a produce that one partition took or refused: the items at `indexes` (None: all)."""
 
     partition: int
@@ -134,11 +134,11 @@ class ProduceRequest(Request):
         self.batch = validate(with_key_ids(self.batch))
 
 
-class Handed(NamedTuple):
+class LeaseResult(NamedTuple):
     """The part of a lease that one partition gave."""
 
     partition: int
-    granted: Granted
+    granted: LeaseAnswer
     items: list[Items]
     seconds: float
     """How long it is given for, counted from now."""
@@ -173,7 +173,7 @@ class LeaseRequest(Request):
         self.request = request
 
 
-class LeasePart(NamedTuple):
+class SettlePart(NamedTuple):
     """Items of one lease: all that are open when offsets are None."""
 
     partition: int
@@ -181,7 +181,7 @@ class LeasePart(NamedTuple):
     offsets: Sequence[int] | None = None
 
 
-Verb = Literal["complete", "retry", "bury", "extend"]
+SettleAction = Literal["complete", "retry", "bury", "extend"]
 
 
 class SettleRequest(Request):
@@ -191,8 +191,8 @@ class SettleRequest(Request):
 
     def __init__(
         self,
-        action: Verb,
-        parts: Sequence[LeasePart],
+        action: SettleAction,
+        parts: Sequence[SettlePart],
         *,
         delay: int = 0,
         reason: str = "",
@@ -224,7 +224,7 @@ class SettleRequest(Request):
 SettleAnswer = list[Settled | Refused]
 
 
-class Do(Request):
+class FunctionRequest(Request):
     """Anything an operator asks: a function of the queue's `Turns`, run in a turn."""
 
     verb = "admin"
@@ -239,15 +239,15 @@ class Do(Request):
         """Done whatever becomes of the turn: it is recorded elsewhere, and made good in the partitions."""
 
 
-class Reshape(Do):
+class ResizeRequest(FunctionRequest):
     """Other partitions for the queue. It is run first in its turn: what it records in the catalog must rest on nothing uncommitted."""
 
 
-class NotYet(Exception):
+class PartitionsNotOpen(Exception):
     """Raised by a reshape whose new partitions are not open yet: it is run again when they are."""
 
 
-class Watch(Request):
+class AwaitRequest(Request):
     """Wait until there are items at or beyond these offsets; answered with True, or False at the deadline."""
 
     verb = "watch"
@@ -257,7 +257,7 @@ class Watch(Request):
         self.offsets = offsets
 
 
-class Deliver(Request):
+class DeliverRequest(Request):
     """Transfers arrive, in order. Answered with (sequence, offset of its first item, -1 when not known) for each that is taken."""
 
     verb = "transfer"
@@ -271,7 +271,7 @@ class Deliver(Request):
         """(sequence, items); None when damage took all of them."""
 
 
-class Arrived(Request):
+class ConfirmRequest(Request):
     """What became of transfers from here, or an error."""
 
     verb = "transfer"
@@ -297,7 +297,7 @@ PLACES = 10_000
 RESERVED = 2_000
 
 
-class RequestInbox:
+class PendingRequests:
     """Requests in the order in which they came.
 
     Bounded: a full one refuses at once (`QueueBusy`), but for the places kept free for what relieves the queue: complete, retry, bury,
@@ -317,12 +317,12 @@ class RequestInbox:
     def enter(self, request: Request, held: int = 0) -> None:
         """Take a request in, or refuse it. `held` others have a place already although a turn has taken them."""
         if self.closed:
-            raise closed(self._name)
+            raise queue_closed_error(self._name)
         if len(self._waiting) + held >= self._places + (self._reserved if request.reserved else 0):
             raise QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
         self._waiting.append(request)
         if self.closed and request.claim():  # closing looked before this one came
-            raise closed(self._name)
+            raise queue_closed_error(self._name)
 
     def post(self, request: Request) -> None:
         """Take in what must not be refused: the queue's own messages."""
@@ -350,5 +350,5 @@ class RequestInbox:
             return self.wake_one()
 
 
-def closed(name: str) -> BrokerClosed:
+def queue_closed_error(name: str) -> BrokerClosed:
     return BrokerClosed(f"queue {name!r} is closed here; open the broker again")

@@ -11,16 +11,16 @@ One log never records what another could still undo: partitions are looked at on
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from penstock.loop.partition_handle import Member
-from penstock.loop.partition_set import Partitions
-from penstock.loop.transfer import Carrying
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.partition_set import PartitionSet
+from penstock.loop.transfer import TransferStep
 from penstock.rules import commands
-from penstock.rules.fences import ENDLESS, Departed, Fence, pack_slots, unpack_slots
-from penstock.rules.keys import Line
+from penstock.rules.fences import ENDLESS, Fence, MovedSlots, pack_slots, unpack_slots
+from penstock.rules.keys import KeyLine
 from penstock.rules.lanes import KEYED, Extent
-from penstock.rules.records import Barrier, pack_keys, unpack_keys
+from penstock.rules.records import FenceSpec, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_slot
-from penstock.rules.slots import Move, SlotMap, moves
+from penstock.rules.slots import Move, SlotMap, slot_moves
 from penstock.rules.state import State
 from penstock.words import ids
 from penstock.words.errors import PenstockError
@@ -31,13 +31,13 @@ ADOPT = 20_000
 """Dedup ids carried over by one record."""
 
 
-class Change:
+class SlotMapChange:
     """One version of the slot map after another, and the mark of each partition then."""
 
     def __init__(self, old: SlotMap, new: SlotMap, marks: Mapping[int, int]) -> None:
         self.version = new.version
         self.marks = marks
-        self.moves = moves(old, new)
+        self.moves = slot_moves(old, new)
         self.arriving: dict[int, list[Move]] = {}
         """By where the slots go."""
         for move in self.moves:
@@ -45,13 +45,13 @@ class Change:
         self.dedups: dict[int, dict[int, list[tuple[bytes, int, int]]]] = {}
 
 
-class Resizing:
+class ResizeStep:
     """The fences of a queue."""
 
-    def __init__(self, partitions: Partitions, carrying: Carrying) -> None:
+    def __init__(self, partitions: PartitionSet, carrying: TransferStep) -> None:
         self._partitions = partitions
         self._carrying = carrying
-        self.changes: list[Change] = []
+        self.changes: list[SlotMapChange] = []
         """Changes of the map that may not have reached every partition, or that later ones rest on."""
         self._backlogs: dict[int, dict[int, int]] = {}
         """Old partition → slot → mark: what the fences that stand, or are still to be put up, wait for."""
@@ -61,7 +61,7 @@ class Resizing:
         """Partitions that cannot be opened: nobody knows their fences."""
         self._stale = False
         """Whether fences were changed by this turn."""
-        self._departed: dict[int, Departed] = {}
+        self._departed: dict[int, MovedSlots] = {}
         self._drained: dict[tuple[int, int], tuple[int, bool]] = {}
         self._looked_through: set[tuple[int, int]] = set()
         """(Partition, fence) of which every key was looked at: from then on only those that something happened to are."""
@@ -72,24 +72,24 @@ class Resizing:
         self.wanted: set[int] = set()
         """Partitions that somebody waits for who wants to produce: they get their fences first."""
 
-    def begin(self, changes: list[Change]) -> None:
+    def begin(self, changes: list[SlotMapChange]) -> None:
         """These changes of the map may not have reached every partition."""
         self.changes = changes
         for member in self._partitions.members.values():
             member.fenced = self._is_fenced(member)
         self.look_anew()
 
-    def check(self, member: Member) -> None:
+    def check(self, member: PartitionHandle) -> None:
         """A member that was away: put up the fences that it lacks."""
         self._prepare(member)
         self.start_over()
 
-    def note_opened(self, member: Member) -> None:
+    def note_opened(self, member: PartitionHandle) -> None:
         """A member was opened: now its fences can be seen."""
         member.fenced = self._is_fenced(member)
         self.look_anew()
 
-    def _prepare(self, member: Member) -> None:
+    def _prepare(self, member: PartitionHandle) -> None:
         """A member may be used for the slots it owns once its fences stand, durably; put up what is missing."""
         member.fenced = self._is_fenced(member)
         if member.fenced:
@@ -102,7 +102,7 @@ class Resizing:
         except PenstockError:
             return  # tried again when it is in order
 
-    def _is_fenced(self, member: Member) -> bool:
+    def _is_fenced(self, member: PartitionHandle) -> bool:
         """Whether the fences that a member needs stand, durably."""
         last = max((change.version for change in self.changes if member.number in change.arriving), default=0)
         if not last:
@@ -121,10 +121,10 @@ class Resizing:
         """Whether a fence waits for that partition."""
         return number in self._backlogs
 
-    def _sources_are_sound(self, member: Member) -> bool:
+    def _sources_are_sound(self, member: PartitionHandle) -> bool:
         return all(source.error is None for source in self._sources(member))
 
-    def _sources(self, member: Member) -> Iterator[Member]:
+    def _sources(self, member: PartitionHandle) -> Iterator[PartitionHandle]:
         """The partitions that a member's missing fences will wait for."""
         for change in self.changes:
             if member.fence_version < change.version:
@@ -170,7 +170,7 @@ class Resizing:
                 backlog, mark = self._backlogs.setdefault(move.source, {}), change.marks.get(move.source, ENDLESS)
                 raise_marks(backlog, move.slots, mark)
 
-    def _put_up(self, member: Member, change: Change) -> bool:
+    def _put_up(self, member: PartitionHandle, change: SlotMapChange) -> bool:
         """The fences of one change, durably; False when something stands in the way."""
         arriving = change.arriving[member.number]
         sources = [self._partitions.members.get(move.source) for move in arriving]
@@ -179,7 +179,7 @@ class Resizing:
                 self._partitions.open_up(source)
         if not all(source is not None and source.healthy and source.open.is_committed for source in sources):
             return False
-        barriers: list[Barrier] = []
+        barriers: list[FenceSpec] = []
         adopted: list[tuple[bytes, int, int]] = []
         left_at = self._left(member.number, change)
         for move, source in zip(arriving, sources, strict=True):
@@ -189,16 +189,16 @@ class Resizing:
             known = source.open.committed
             awaited = slots_awaited(known, member.number)  # of the others all here was resolved: what was sought since then must wait
             left = {slot: mark if slot in awaited else 0 for slot, mark in left_at.items()}
-            whole = Barrier(0, source.number, change.marks.get(source.number, known.next_offset), 0, pack_slots(move.slots))
+            whole = FenceSpec(0, source.number, change.marks.get(source.number, known.next_offset), 0, pack_slots(move.slots))
             for barrier in (whole, *inherited(known, move)):
-                barriers += since_they_left(barrier, left)
+                barriers += split_by_departure_mark(barrier, left)
             adopted += self._dedups(source, change).get(member.number, ())
         for start in range(0, len(adopted), ADOPT):
-            self._partitions.run(member, commands.FenceOff(0, [], adopted[start : start + ADOPT]))
-        self._partitions.run(member, commands.FenceOff(change.version, merged(barriers)))
+            self._partitions.run(member, commands.AddFences(0, [], adopted[start : start + ADOPT]))
+        self._partitions.run(member, commands.AddFences(change.version, merge_barriers(barriers)))
         return True
 
-    def _left(self, number: int, until: Change) -> dict[int, int]:
+    def _left(self, number: int, until: SlotMapChange) -> dict[int, int]:
         """slot → the mark of a partition when that slot left it: what became ready there since then is astray, not older."""
         left: dict[int, int] = {}
         for change in self.changes:
@@ -212,7 +212,7 @@ class Resizing:
                         left.pop(slot, None)
         return left
 
-    def _dedups(self, source: Member, change: Change) -> dict[int, list[tuple[bytes, int, int]]]:
+    def _dedups(self, source: PartitionHandle, change: SlotMapChange) -> dict[int, list[tuple[bytes, int, int]]]:
         """The dedup ids that leave a partition, by where they go: (digest, time left, where the first item is). Looked up once a change."""
         if source.number not in change.dedups:
             homes = {slot: move.destination for move in change.moves if move.source == source.number for slot in move.slots}
@@ -222,7 +222,7 @@ class Resizing:
                 home = homes.get(dedup_slot(digest))
                 if home is not None:
                     where = ids.locate(source.number, number)
-                    item = where[1] if where[0] == home else ids.foreign(*where)
+                    item = where[1] if where[0] == home else ids.foreign_number(*where)
                     found.setdefault(home, []).append((digest, deadline - now, item))
             change.dedups[source.number] = found
         return change.dedups[source.number]
@@ -234,7 +234,7 @@ class Resizing:
         if self._stale:
             self.look_anew()
         self._put_up_some()
-        found: list[tuple[Member, commands.Command]] = []
+        found: list[tuple[PartitionHandle, commands.Command]] = []
         freed: dict[int, list[int] | None] = {}
         for member in self._partitions.healthy():
             for fence in member.state.keys.fences:
@@ -271,12 +271,12 @@ class Resizing:
         if any(self._needs_another_turn(member) for member in some):
             self._partitions.again = True
 
-    def _can_go_on(self, member: Member) -> bool:
+    def _can_go_on(self, member: PartitionHandle) -> bool:
         """Whether nothing that a member's missing fences need is out or failing: what is out comes back by itself."""
         sources = self._sources(member)
         return not member.out and member.error is None and all(not source.out and source.error is None for source in sources)
 
-    def _needs_another_turn(self, member: Member) -> bool:
+    def _needs_another_turn(self, member: PartitionHandle) -> bool:
         """Whether a member whose fences were to be put up still lacks one, or has it recorded where no commit has to be waited for."""
         if member.fenced:
             return False
@@ -293,16 +293,16 @@ class Resizing:
                 else:
                     self._looked_through = {seen for seen in self._looked_through if seen[0] != member.number}
 
-    def _narrow(self, member: Member, fence: Fence, source: Member) -> commands.Command | None:
+    def _narrow(self, member: PartitionHandle, fence: Fence, source: PartitionHandle) -> commands.Command | None:
         """From slots to keys, once the backlog of the old partition is worked off."""
         if not self._is_drained(source, fence.mark) or not self._durable(source):
             return None
         slots, known = fence.slots or (), source.open.committed
-        left = [key for key in known.keys.map if key & SLOT_MASK in slots and unresolved(known, key, fence.mark, member.number)]
+        left = [key for key in known.keys.map if key & SLOT_MASK in slots and key_is_unresolved(known, key, fence.mark, member.number)]
         self._looked_through.discard((member.number, fence.number))
-        return commands.Narrow(fence.number, left)
+        return commands.NarrowFence(fence.number, left)
 
-    def _durable(self, source: Member) -> bool:
+    def _durable(self, source: PartitionHandle) -> bool:
         """Make really durable what a record in another log will rest on: also leases, without which items would be back in their lanes."""
         try:
             source.open.make_durable()
@@ -311,15 +311,17 @@ class Resizing:
             source.fail(error)
         return source.healthy
 
-    def _is_drained(self, source: Member, mark: int) -> bool:
+    def _is_drained(self, source: PartitionHandle, mark: int) -> bool:
         """Looked at anew only when something happened there."""
         changes = source.open.changes
         known = self._drained.get((source.number, mark))
         if known is None or known[0] != changes:
-            known = self._drained[source.number, mark] = (changes, drained(source.state, mark))
+            known = self._drained[source.number, mark] = (changes, is_drained(source.state, mark))
         return known[1]
 
-    def _lift(self, member: Member, fence: Fence, source: Member, freed: Mapping[int, list[int] | None]) -> commands.Command | None:
+    def _lift(
+        self, member: PartitionHandle, fence: Fence, source: PartitionHandle, freed: Mapping[int, list[int] | None]
+    ) -> commands.Command | None:
         """Let go of the keys that are resolved: all are looked at once, then only those that something happened to."""
         seen, happened = (member.number, fence.number), freed[source.number]
         if happened is None or seen not in self._looked_through:
@@ -327,10 +329,10 @@ class Resizing:
         else:
             keys = fence.keys.intersection({*happened, *self._unseen.get((member.number, source.number), ())})
         self._looked_through.add(seen)
-        gone = [key for key in keys if not unresolved(source.open.committed, key, fence.mark, member.number)]
-        return commands.Lift(fence.number, gone) if gone else None
+        gone = [key for key in keys if not key_is_unresolved(source.open.committed, key, fence.mark, member.number)]
+        return commands.LiftFence(fence.number, gone) if gone else None
 
-    def forward(self, member: Member, runs: list[int]) -> None:
+    def forward(self, member: PartitionHandle, runs: list[int]) -> None:
         """Of items that became ready just now, those whose slot lives elsewhere leave at once, to have their place in their key's order."""
         departed = self.departed(member.number)
         if departed is None:
@@ -343,14 +345,14 @@ class Resizing:
         if strays:
             self._carrying.forward(member, strays)
 
-    def departed(self, number: int) -> Departed | None:
+    def departed(self, number: int) -> MovedSlots | None:
         """What a lease must know of a partition: which of its slots live elsewhere. None when the width never changed."""
         partitions = self._partitions
         if partitions.map.version == 1:
             return None
         if number not in self._departed:
             backlog = self._backlogs.get(number, {})
-            self._departed[number] = Departed(partitions.map.owners, number, backlog, self._unknown, self._awaited.get(number, ()))
+            self._departed[number] = MovedSlots(partitions.map.owners, number, backlog, self._unknown, self._awaited.get(number, ()))
         return self._departed[number]
 
     @property
@@ -363,7 +365,7 @@ class Resizing:
         ]
 
 
-def since_they_left(barrier: Barrier, left: Mapping[int, int]) -> list[Barrier]:
+def split_by_departure_mark(barrier: FenceSpec, left: Mapping[int, int]) -> list[FenceSpec]:
     """A barrier, cut by when its slots left the partition they now come back to; those that were never there begin now."""
     if not left:
         return [barrier]
@@ -374,7 +376,7 @@ def since_they_left(barrier: Barrier, left: Mapping[int, int]) -> list[Barrier]:
         slot = key & SLOT_MASK
         groups.setdefault((left[slot] or -1) if slot in left else 0, ([], []))[1].append(key)
     return [
-        Barrier(0, barrier.source, barrier.mark, since, None if barrier.slots is None else pack_slots(slots), pack_keys(keys))
+        FenceSpec(0, barrier.source, barrier.mark, since, None if barrier.slots is None else pack_slots(slots), pack_keys(keys))
         for since, (slots, keys) in sorted(groups.items())
     ]
 
@@ -388,9 +390,9 @@ def slots_awaited(state: State, source: int) -> set[int]:
     return found
 
 
-def inherited(source: State, move: Move) -> list[Barrier]:
+def inherited(source: State, move: Move) -> list[FenceSpec]:
     """The fences of a slot's old partition, for its new one: what it waited for there it waits for here."""
-    found: list[Barrier] = []
+    found: list[FenceSpec] = []
     moved = set(move.slots)
     for fence in source.keys.fences:
         if fence.source == move.destination:
@@ -398,15 +400,15 @@ def inherited(source: State, move: Move) -> list[Barrier]:
         if fence.slots is not None:
             slots = fence.slots & moved
             if slots:
-                found.append(Barrier(0, fence.source, fence.mark, 0, pack_slots(slots)))
+                found.append(FenceSpec(0, fence.source, fence.mark, 0, pack_slots(slots)))
         else:
             keys = sorted(key for key in fence.keys if key & SLOT_MASK in moved)
             if keys:
-                found.append(Barrier(0, fence.source, fence.mark, 0, None, pack_keys(keys)))
+                found.append(FenceSpec(0, fence.source, fence.mark, 0, None, pack_keys(keys)))
     return found
 
 
-def merged(barriers: Sequence[Barrier]) -> list[Barrier]:
+def merge_barriers(barriers: Sequence[FenceSpec]) -> list[FenceSpec]:
     """The same, of each slot and key only the highest mark of a source: who waits for that has waited for the lower ones.
 
     Resizes over a backlog that nobody serves would double what is inherited again and again.
@@ -420,9 +422,13 @@ def merged(barriers: Sequence[Barrier]) -> list[Barrier]:
     for place, marks in keys.items():
         whole = slots.get(place, {})
         keys[place] = {key: mark for key, mark in marks.items() if mark > whole.get(key & SLOT_MASK, -1)}
-    made = [Barrier(0, source, mark, since, pack_slots(some)) for (source, since), marks in slots.items() for mark, some in _by_mark(marks)]
+    made = [
+        FenceSpec(0, source, mark, since, pack_slots(some)) for (source, since), marks in slots.items() for mark, some in _by_mark(marks)
+    ]
     return made + [
-        Barrier(0, source, mark, since, None, pack_keys(some)) for (source, since), marks in keys.items() for mark, some in _by_mark(marks)
+        FenceSpec(0, source, mark, since, None, pack_keys(some))
+        for (source, since), marks in keys.items()
+        for mark, some in _by_mark(marks)
     ]
 
 
@@ -443,21 +449,21 @@ def _by_mark(marks: Mapping[int, int]) -> list[tuple[int, list[int]]]:
     return sorted(found.items())
 
 
-def drained(state: State, mark: int) -> bool:
+def is_drained(state: State, mark: int) -> bool:
     """Whether nothing with a key stands in a lane from before `mark`: all that is left of that time is known by its key."""
     if state.next_offset == state.away.total:
         return True
     return not any(extent.tag & KEYED and _before(extent, mark) for lane in state.lanes.lanes for extent in lane)
 
 
-def unresolved(state: State, key: int, mark: int, waiter: int = -1) -> bool:
+def key_is_unresolved(state: State, key: int, mark: int, waiter: int = -1) -> bool:
     """Whether a key is busy, or has items in line from before `mark`.
 
     What came late and stands just at the mark may be from before it or after: it counts, unless it waits here for the very partition
     (`waiter`) that asks: then neither would ever go.
     """
     found = state.keys.map.get(key)
-    if not isinstance(found, Line):
+    if not isinstance(found, KeyLine):
         return found is not None
     if found.busy or not found.waiting:
         return found.busy

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.logs.log import Log, SegmentFacts
-from penstock.rules.retention import lately_buried, needed
+from penstock.rules.retention import buried_since, offsets_to_keep
 from penstock.rules.runs import RunSet, count, offsets
 from penstock.rules.state import State
 from penstock.words.clock import DAY, HOUR, SECOND
@@ -51,7 +51,7 @@ class RetentionPlan(NamedTuple):
         return self.first <= self.last
 
 
-class Freed(NamedTuple):
+class RetentionResult(NamedTuple):
     """What a pass of retention did."""
 
     segments: int
@@ -70,7 +70,7 @@ class Freed(NamedTuple):
         return f"{self.size_bytes:,} bytes freed: {done}"
 
 
-def plan(
+def plan_retention(
     segments: Sequence[SegmentFacts],
     state: State,
     retention: Retention,
@@ -86,10 +86,10 @@ def plan(
     cursor = min(state.cursors.values(), default=state.next_offset)
     while stops and stops[-1] > cursor:
         stops.pop()
-    kept = needed(state, stops[-1]) if stops else RunSet()
+    kept = offsets_to_keep(state, stops[-1]) if stops else RunSet()
     held_until = None
     if len(stops) > over:  # by their age alone: what was buried lately is kept for as long again
-        lately = lately_buried(state, segments[over].base, stops[-1], now - retention.max_age)
+        lately = buried_since(state, segments[over].base, stops[-1], now - retention.max_age)
         held_until = min((state.buried[offset].since + retention.max_age for offset in lately), default=None)
         for offset in lately:
             kept.add(offset, offset + 1)
@@ -129,14 +129,14 @@ def _old(segments: Sequence[SegmentFacts], retention: Retention, now: int) -> in
     """How many of the oldest segments hold nothing that is younger than `max_age`."""
     if not retention.max_age:
         return 0
-    return bisect_right(ends(segments, now)[: _most(segments, retention)], now - retention.max_age)
+    return bisect_right(segment_ends(segments, now)[: _most(segments, retention)], now - retention.max_age)
 
 
 def _most(segments: Sequence[SegmentFacts], retention: Retention) -> int:
     return max(0, len(segments) - max(1, retention.min_segments))
 
 
-def ends(segments: Sequence[SegmentFacts], now: int) -> list[int]:
+def segment_ends(segments: Sequence[SegmentFacts], now: int) -> list[int]:
     """When each segment but the newest ended, by elapsed time: when the next began. Where that cannot be read, a later time."""
     found: list[int] = []
     end = now
@@ -191,12 +191,12 @@ def recheck_age(retention: Retention) -> int:
     return max(retention.max_age // 40, FIRST_LOOK)
 
 
-def notice(retention: Retention) -> int:
+def warning_period(retention: Retention) -> int:
     """How long before they are dropped buried items are warned of: a tenth of `max_age`, at least an hour, but no more than half of it."""
     return max(retention.max_age // 10, min(HOUR, retention.max_age // 2))
 
 
-class Timetable:
+class RetentionSchedule:
     """When retention has something to look at in a partition, by elapsed time. It learns of the segments by looking."""
 
     def __init__(self) -> None:
@@ -219,11 +219,11 @@ class Timetable:
     def learn(self, segments: Sequence[SegmentFacts], now: int) -> None:
         """Before the first look: what the segments are, so that one which is closed is not opened again for a look that finds nothing."""
         if self._ends is None:
-            self._ends, self._looked_at = ends(segments, now), -1
+            self._ends, self._looked_at = segment_ends(segments, now), -1
 
     def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, done: RetentionPlan) -> None:
         """A look is over, after so many changes of the state, and this was done."""
-        self._ends = ends(segments, now)
+        self._ends = segment_ends(segments, now)
         self._looked_at = now
         self._look_again_at = now if done.more else now + recheck_age(retention)
         self._changes = changes - 1 if done.more else changes
@@ -245,18 +245,18 @@ class Timetable:
         return min(times, default=None)
 
 
-def to_drop_soon(segments: Sequence[SegmentFacts], state: State, now: int) -> tuple[int, int]:
+def buried_to_drop(segments: Sequence[SegmentFacts], state: State, now: int) -> tuple[int, int]:
     """How many buried items retention is to drop before long because of their age, and in how many microseconds it begins; or (0, 0)."""
     retention = state.policy.retention
     if not retention.max_age or not state.buried_set:
         return 0, 0
-    horizon = now + notice(retention) - retention.max_age
+    horizon = now + warning_period(retention) - retention.max_age
     cursor = min(state.cursors.values(), default=state.next_offset)
     newest_ends = max(now, segments[-1].first_elapsed + rotation_age(retention))
     stops = [*(facts.base for facts in segments[1:]), state.next_offset]
     found: list[int] = []
     first = horizon
-    for number, end in enumerate([*ends(segments, now), newest_ends][: len(segments) + 1 - max(1, retention.min_segments)]):
+    for number, end in enumerate([*segment_ends(segments, now), newest_ends][: len(segments) + 1 - max(1, retention.min_segments)]):
         if end > horizon or segments[number].base >= cursor:
             break
         for offset in offsets(state.buried_set.within(segments[number].base, min(stops[number], cursor))):
@@ -277,7 +277,7 @@ def to_drop_soon(segments: Sequence[SegmentFacts], state: State, now: int) -> tu
 LOOK_BYTES = 64 * MIB
 
 
-class Floor:
+class FreeSpaceCheck:
     """How many bytes must stay free; 0 is no floor. The system is asked every LOOK_BYTES written, and always once the floor is near."""
 
     __slots__ = ("_known", "_log", "_since", "bytes")

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from penstock.words.clock import SECOND, Clock
-from penstock.words.threads import Thread
+from penstock.words.threads import InterruptSafeThread
 
 THREADS = 4
 IDLE_SECONDS = 60.0
@@ -38,8 +38,8 @@ class Runners:
         self._clock = clock
         self._ready: SimpleQueue[Runnable | None] = SimpleQueue()
         self._changing = threading.Lock()
-        self._threads: list[Thread] = []
-        self._timer: Thread | None = None
+        self._threads: list[InterruptSafeThread] = []
+        self._timer: InterruptSafeThread | None = None
         self._idle = 0
         self._alarm: SimpleQueue[None] = SimpleQueue()
         self._planned: list[tuple[int, int, Runnable]] = []
@@ -85,8 +85,8 @@ class Runners:
         for thread in threads:
             thread.join()
 
-    def _begin(self, run: Callable[[], None]) -> Thread:
-        thread = Thread(run)
+    def _begin(self, run: Callable[[], None]) -> InterruptSafeThread:
+        thread = InterruptSafeThread(run)
         self._threads.append(thread)
         return thread
 

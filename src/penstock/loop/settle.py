@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.loop import requests
-from penstock.loop.partition_handle import Member
-from penstock.loop.partition_set import Partitions
-from penstock.loop.requests import Handed, LeasePart
-from penstock.loop.transfer import Carrying
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.partition_set import PartitionSet
+from penstock.loop.requests import LeaseResult, SettlePart
+from penstock.loop.transfer import TransferStep
 from penstock.rules import commands
 from penstock.rules.commands import Settled
 from penstock.rules.routing import digest
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueNotFound, Refused
 
 
-class Settling:
+class SettleStep:
     """The settling of a queue's leases."""
 
-    def __init__(self, partitions: Partitions, carrying: Carrying) -> None:
+    def __init__(self, partitions: PartitionSet, carrying: TransferStep) -> None:
         self._partitions = partitions
         self._carrying = carrying
 
@@ -31,7 +31,7 @@ class Settling:
             raise InvalidRequest(f"the queue of a follow-up is gone ({error}); nothing was completed") from error
         self._partitions.answer(request, [self._settle(request, part, letters) for part in request.parts])
 
-    def _settle(self, request: requests.SettleRequest, part: LeasePart, letters: list[commands.Letter]) -> Settled | Refused:
+    def _settle(self, request: requests.SettleRequest, part: SettlePart, letters: list[commands.FollowUpBatch]) -> Settled | Refused:
         member = self._partitions.members.get(part.partition)
         if member is None:
             return Refused.of(LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work"))
@@ -42,28 +42,28 @@ class Settling:
         assert isinstance(answer, Settled)
         return answer
 
-    def give_back_owed(self, member: Member) -> None:
+    def give_back_owed(self, member: PartitionHandle) -> None:
         """Leases that a failing partition gave and nobody got."""
         owed, member.owed = member.owed, []
         for lease in owed:
             with suppress(PenstockError):  # it has ended meanwhile
-                self._partitions.run(member, commands.Retry(lease, counted=False))
+                self._partitions.run(member, commands.RetryLeased(lease, counted=False))
 
-    def give_back(self, handed: Sequence[Handed]) -> None:
+    def give_back(self, handed: Sequence[LeaseResult]) -> None:
         """Nobody took these items: they go back in the next turn as if they had not been leased."""
         for one in handed:
-            self._partitions.post(requests.SettleRequest("retry", [LeasePart(one.partition, one.granted.lease)], counted=False))
+            self._partitions.post(requests.SettleRequest("retry", [SettlePart(one.partition, one.granted.lease)], counted=False))
             self._partitions.again = True
 
 
-def _command(request: requests.SettleRequest, part: LeasePart, letters: list[commands.Letter]) -> commands.Command:
+def _command(request: requests.SettleRequest, part: SettlePart, letters: list[commands.FollowUpBatch]) -> commands.Command:
     name = None
     if request.request is not None:  # one id may settle several leases
         name = digest(request.action.encode(), request.request, part.lease.to_bytes(8, "big"))
     if request.action == "complete":
-        return commands.Complete(part.lease, part.offsets, name, letters)
+        return commands.CompleteLeased(part.lease, part.offsets, name, letters)
     if request.action == "retry":
-        return commands.Retry(part.lease, part.offsets, request.delay, request.reason, request.counted, name)
+        return commands.RetryLeased(part.lease, part.offsets, request.delay, request.reason, request.counted, name)
     if request.action == "bury":
-        return commands.Bury(part.lease, part.offsets, request.reason, name, request.alone)
-    return commands.Extend(part.lease, request.timeout, name)
+        return commands.BuryLeased(part.lease, part.offsets, request.reason, name, request.alone)
+    return commands.ExtendLease(part.lease, request.timeout, name)

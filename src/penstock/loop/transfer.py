@@ -13,17 +13,17 @@ import msgspec
 
 from penstock.logs import codec
 from penstock.loop.item_cache import Items
-from penstock.loop.partition_handle import Member
-from penstock.loop.partition_set import Partitions
-from penstock.loop.requests import Arrived, Deliver, Request
+from penstock.loop.partition_handle import PartitionHandle
+from penstock.loop.partition_set import PartitionSet
+from penstock.loop.requests import ConfirmRequest, DeliverRequest, Request
 from penstock.rules import commands
 from penstock.rules.commands import Stored
-from penstock.rules.keys import Line
-from penstock.rules.outbox import destination, place_of
+from penstock.rules.keys import KeyLine
+from penstock.rules.outbox import pack_destination, unpack_destination
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, first_of, from_offsets, offsets
 from penstock.rules.slots import SlotMap
-from penstock.rules.state import Outgoing
+from penstock.rules.state import OutboxEntry
 from penstock.words import ids, origin
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
@@ -40,7 +40,7 @@ DISPATCH_ITEMS = 4 * SEND_ITEMS
 RETRY_AFTER = 1 * SECOND
 
 
-class Office(msgspec.Struct):
+class QueueRouter(msgspec.Struct):
     """How a queue reaches others: set by the broker."""
 
     post: Callable[[int, Request], None]
@@ -49,16 +49,16 @@ class Office(msgspec.Struct):
     """The slot map and the partitions that take items of a queue; raises QueueNotFound."""
 
 
-class Carrying:
+class TransferStep:
     """The transfers of a queue."""
 
-    def __init__(self, partitions: Partitions, office: Office) -> None:
+    def __init__(self, partitions: PartitionSet, office: QueueRouter) -> None:
         self._partitions = partitions
         self._office = office
         self.dead = 0
         """The incarnation of the dead queue; 0 is none."""
         self._spread = 0
-        self._senders: dict[int, Member] = {}
+        self._senders: dict[int, PartitionHandle] = {}
         """Partitions whose outboxes may hold something."""
         self.ending = False
         """The queue is being deleted: nothing leaves any more."""
@@ -81,11 +81,11 @@ class Carrying:
                 with suppress(PenstockError):  # it stays buried, and is tried again in the next turn
                     self.send(member, offsets(chosen), self.dead)
 
-    def forward(self, member: Member, strays: Sequence[int]) -> None:
+    def forward(self, member: PartitionHandle, strays: Sequence[int]) -> None:
         """Items that became ready where their slot no longer lives leave for where it does."""
         self.send(member, strays, self._partitions.incarnation, parking=False)
 
-    def send(self, member: Member, chosen: Sequence[int], incarnation: int, *, parking: bool = True) -> None:
+    def send(self, member: PartitionHandle, chosen: Sequence[int], incarnation: int, *, parking: bool = True) -> None:
         """Items leave for another queue (or this one), each for the partition where its key lives there.
 
         With `parking`, one for which a key is parked in that queue goes back to its old place.
@@ -106,9 +106,9 @@ class Carrying:
                     items_sent += 1
         self._enter(member, shares, incarnation)
 
-    def _enter(self, member: Member, shares: dict[int, list[int]], incarnation: int) -> None:
+    def _enter(self, member: PartitionHandle, shares: dict[int, list[int]], incarnation: int) -> None:
         for home, share in shares.items():
-            self._partitions.run(member, commands.Send(share, destination(incarnation, home)))
+            self._partitions.run(member, commands.Send(share, pack_destination(incarnation, home)))
         shares.clear()
         self._spread += 1
 
@@ -122,10 +122,10 @@ class Carrying:
                 homes[index] = parking[0]
         return homes
 
-    def letters(self, then: Sequence[tuple[int, Batch]]) -> list[commands.Letter]:
+    def letters(self, then: Sequence[tuple[int, Batch]]) -> list[commands.FollowUpBatch]:
         """Follow-ups as letters: cut by destination."""
         self._refuse_at_the_end()
-        found: list[commands.Letter] = []
+        found: list[commands.FollowUpBatch] = []
         for incarnation, batch in then:
             slots, active = self._office.map_of(incarnation)
             self._spread += 1
@@ -133,7 +133,7 @@ class Carrying:
             homes = slots.homes(batch, anywhere)
             for home in sorted(set(homes)):
                 share = batch.pick([index for index, there in enumerate(homes) if there == home])
-                found.append(commands.Letter(destination(incarnation, home), codec.pack_batch(share)))
+                found.append(commands.FollowUpBatch(pack_destination(incarnation, home), codec.pack_batch(share)))
         return found
 
     def end(self) -> bool:
@@ -170,9 +170,9 @@ class Carrying:
                 if under_way is None or (under_way < 0 and now >= -under_way):
                     self._set_out(member, packed, line, now)
 
-    def _set_out(self, member: Member, packed: bytes, line: Sequence[Outgoing], now: int) -> None:
+    def _set_out(self, member: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
         """With as many of the first transfers as make a good load."""
-        incarnation, partition = place_of(packed)
+        incarnation, partition = unpack_destination(packed)
         try:
             entries: list[tuple[int, Batch | None]] = []
             items = size = 0
@@ -183,7 +183,7 @@ class Carrying:
                 size += batch.size_bytes if batch is not None else 0
                 if items >= SEND_ITEMS or size >= SEND_BYTES:
                     break
-            request = Deliver(partition, destination(self._partitions.incarnation, member.number), entries)
+            request = DeliverRequest(partition, pack_destination(self._partitions.incarnation, member.number), entries)
             request.on_done = self._news(member.number, packed, entries[-1][0])
             self._office.post(incarnation, request)
             member.carrying[packed] = entries[-1][0]  # after it is posted: an interrupt in between has it sent twice, and it is taken once
@@ -195,16 +195,16 @@ class Carrying:
         """What to do when a delivery is over, in whatever thread that is: tell the source."""
 
         def tell(done: Request) -> None:
-            self._partitions.post(Arrived(number, packed, until, done.answer or () if done.error is None else (), done.error))
+            self._partitions.post(ConfirmRequest(number, packed, until, done.answer or () if done.error is None else (), done.error))
 
         return tell
 
-    def _load(self, member: Member, entry: Outgoing, incarnation: int) -> Batch | None:
+    def _load(self, member: PartitionHandle, entry: OutboxEntry, incarnation: int) -> Batch | None:
         """The items of a transfer, each with where it comes from."""
         batches = [self._addressed(member, items, incarnation) for items in self._read(member, entry.runs)]
         return codec.join_batches(batches) if batches else None
 
-    def _addressed(self, member: Member, items: Items, incarnation: int) -> Batch:
+    def _addressed(self, member: PartitionHandle, items: Items, incarnation: int) -> Batch:
         """Items as they leave: without what belongs to their past (schedule, dedup id), with where they come from."""
         batch, known = items.batch, items.batch.origins
         keys = batch.key_ids or [NO_KEY] * len(batch)
@@ -215,7 +215,7 @@ class Carrying:
         ttls = batch.ttls if incarnation == self._partitions.incarnation else None  # it begins anew, as the item does
         return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=ttls, origins=packed)
 
-    def _origin(self, member: Member, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
+    def _origin(self, member: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
         """What an item that leaves says of where it was, and of where a key is parked for it."""
         state, partitions = member.state, self._partitions
         before = origin.decode(packed) if packed is not None else None
@@ -245,12 +245,12 @@ class Carrying:
             burial.first_failed_at,
             burial.last_failed_at,
             burial.buried_at,
-            parked=isinstance(line, Line) and offset in line.parked,
+            parked=isinstance(line, KeyLine) and offset in line.parked,
             parked_in=others[0][0] if others else 0,
             parked_id=ids.format_id(*others[0][1:]) if others else "",
         )
 
-    def arrived(self, request: Arrived) -> None:
+    def arrived(self, request: ConfirmRequest) -> None:
         """News of transfers from here."""
         member = self._partitions.members.get(request.partition)
         if member is None or member.carrying.get(request.destination) != request.until:
@@ -262,12 +262,12 @@ class Carrying:
         del member.carrying[request.destination]
         if member.healthy:
             for sequence, base in request.arrived:
-                self._partitions.run(member, commands.Confirm(request.destination, sequence, base))
+                self._partitions.run(member, commands.ConfirmTransfer(request.destination, sequence, base))
             self._partitions.again = True
 
     # -- at the destination --------------------------------------------------------------------------
 
-    def deliver(self, request: Deliver) -> None:
+    def deliver(self, request: DeliverRequest) -> None:
         """Take transfers in, but for those that were taken before; as many as go in."""
         partitions = self._partitions
         member = partitions.members.get(request.partition)
@@ -283,7 +283,7 @@ class Carrying:
                 break
         partitions.answer(request, (member, taken))
 
-    def _take_in(self, member: Member, source: bytes, sequence: int, batch: Batch | None) -> int:
+    def _take_in(self, member: PartitionHandle, source: bytes, sequence: int, batch: Batch | None) -> int:
         if batch is None:
             return -1
         command = commands.Produce(batch, None, source, sequence, home=self._partitions.incarnation, partition=member.number)
@@ -291,7 +291,7 @@ class Carrying:
         assert isinstance(stored, Stored)
         return stored.base
 
-    def _read(self, member: Member, runs: list[int]) -> list[Items]:
+    def _read(self, member: PartitionHandle, runs: list[int]) -> list[Items]:
         self._partitions.touch(member)
         return member.open.items(runs)
 
@@ -303,7 +303,7 @@ class Carrying:
     def addressed_to(self, incarnation: int) -> int:
         """Transfers in the outboxes of this queue that are for another."""
         lines = (pair for member in self._partitions.healthy() for pair in member.state.outbox.items())
-        return sum(len(line) for packed, line in lines if place_of(packed)[0] == incarnation)
+        return sum(len(line) for packed, line in lines if unpack_destination(packed)[0] == incarnation)
 
 
 def _offsets(items: Items) -> range:

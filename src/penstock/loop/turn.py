@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from penstock.loop import requests
-from penstock.loop.commits import Commits
+from penstock.loop.commits import CommitTracker
 from penstock.loop.partition import Partition
-from penstock.loop.partition_handle import Member
+from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.partition_set import QueueSetup
-from penstock.loop.requests import NotYet, Request
-from penstock.loop.transfer import Office
-from penstock.rules.commands import Extend
+from penstock.loop.requests import PartitionsNotOpen, Request
+from penstock.loop.transfer import QueueRouter
+from penstock.rules.commands import ExtendLease
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy
 from penstock.words.ids import format_id
@@ -33,16 +33,16 @@ DUE_ITEMS = 2_000
 """Items that come due in one partition in one turn; the rest waits for the next, so that others have theirs in between."""
 
 
-class Turns(Commits):
+class QueueEngine(CommitTracker):
     """A queue's partitions, and the requests of the turn that is being run."""
 
-    def __init__(self, setup: QueueSetup, office: Office) -> None:
+    def __init__(self, setup: QueueSetup, office: QueueRouter) -> None:
         super().__init__(setup, office)
         self.next_run: int | None = None
         """When the queue wants a turn, if nobody asks before."""
         self.buried_dropped = 0
         """Buried items that retention took since the queue was opened."""
-        self.watching: list[requests.Watch] = []
+        self.watching: list[requests.AwaitRequest] = []
         self.look_at_shape: Callable[[], None] = lambda: None
         """Does what a resize recorded and an interrupt kept from being done."""
         self.kept: dict[tuple[int, int], None] = {}
@@ -56,14 +56,14 @@ class Turns(Commits):
         self._blocked = False
         """Whether somebody waits for all partitions to land: nothing is given out meanwhile."""
         self._steps: dict[type[Request], Callable[[Any], None]] = {
-            requests.Reshape: self._do,
+            requests.ResizeRequest: self._do,
             requests.SettleRequest: self.settling.run,
-            requests.Arrived: self.carrying.arrived,
-            requests.Deliver: self.carrying.deliver,
+            requests.ConfirmRequest: self.carrying.arrived,
+            requests.DeliverRequest: self.carrying.deliver,
             requests.ProduceRequest: self.producing.run,
-            requests.Do: self._do,
+            requests.FunctionRequest: self._do,
             requests.LeaseRequest: self.leasing.run,
-            requests.Watch: self.watching.append,
+            requests.AwaitRequest: self.watching.append,
         }
         self._order = {kind: place for place, kind in enumerate(self._steps)}
 
@@ -91,9 +91,9 @@ class Turns(Commits):
             requests_now = self._runnable(taken) if self.outs or self.deferred or self.closed else self._in_order(taken)
             if self.to_open:
                 self._open()
-            if self.newcomers and not any(isinstance(one, requests.Reshape) for one in (*requests_now, *self.deferred)):
+            if self.newcomers and not any(isinstance(one, requests.ResizeRequest) for one in (*requests_now, *self.deferred)):
                 self._drop_newcomers()
-            if any(type(request) is requests.Reshape for request in requests_now):
+            if any(type(request) is requests.ResizeRequest for request in requests_now):
                 requests_now = self._reshape(requests_now)
             self.look_at_shape()
             if self.resizing.under_way:
@@ -186,11 +186,11 @@ class Turns(Commits):
             return {part.partition for part in request.parts}  # type: ignore[attr-defined]
         if kind is requests.ProduceRequest:
             return self.producing.needs(request)  # type: ignore[arg-type]
-        if kind is requests.Deliver or kind is requests.Arrived:
+        if kind is requests.DeliverRequest or kind is requests.ConfirmRequest:
             return (request.partition,)  # type: ignore[attr-defined]
-        if kind is requests.Reshape:  # while new partitions are being opened, nobody else waits for that
+        if kind is requests.ResizeRequest:  # while new partitions are being opened, nobody else waits for that
             return self.newcomers if any(self.members[number].out for number in self.newcomers) else {*self.active, *self.newcomers}
-        if kind is requests.Watch or (kind is requests.LeaseRequest and request.request is None):  # type: ignore[attr-defined]
+        if kind is requests.AwaitRequest or (kind is requests.LeaseRequest and request.request is None):  # type: ignore[attr-defined]
             return ()
         return None
 
@@ -223,18 +223,18 @@ class Turns(Commits):
 
     def _reshape(self, taken: Sequence[Request]) -> Sequence[Request]:
         """Run the first reshape before anything else, unless something is uncommitted; other ones wait for a turn. Gives the rest."""
-        found = [request for request in taken if isinstance(request, requests.Reshape)]
+        found = [request for request in taken if isinstance(request, requests.ResizeRequest)]
         waiting = found
         if not self.resizing.preparing and all(member.open.is_committed for member in self.healthy()):
             try:
                 self.attempt(found[0], self._do)
                 waiting = found[1:]
-            except NotYet:  # new partitions are being opened: with the last of them comes another turn
+            except PartitionsNotOpen:  # new partitions are being opened: with the last of them comes another turn
                 self._open()
                 self.deferred += waiting
                 waiting = []
         self._wait_a_turn(waiting)
-        return [request for request in taken if type(request) is not requests.Reshape]
+        return [request for request in taken if type(request) is not requests.ResizeRequest]
 
     def _drop_newcomers(self) -> None:
         """Whoever wanted another shape waits for it no longer: the partitions made for it are not to be."""
@@ -298,26 +298,26 @@ class Turns(Commits):
                 elif member.closed or member.error is not None:
                     self.touch(member)  # it plans anew
 
-    def _is_needed_open(self, member: Member) -> bool:
+    def _is_needed_open(self, member: PartitionHandle) -> bool:
         """Whether somebody looks at a partition although nothing happens in it."""
         return not member.fenced or self.resizing.is_source(member.number) or bool(self.leasing.waiting and member.state.ready)
 
-    def _keep_up(self, member: Member) -> None:
+    def _keep_up(self, member: PartitionHandle) -> None:
         """Leases whose holders work in this process do not end while they do, however busy the interpreter is."""
         for number, lease in [pair for pair in list(self.kept) if pair[0] == member.number]:
             grant = member.state.leases.live.get(lease)
             if grant is None:
                 self.kept.pop((number, lease), None)
             elif grant.deadline <= member.open.now().elapsed + SECOND // 4:  # before `due` would end it, a moment later
-                self.run(member, Extend(lease, late=True))
+                self.run(member, ExtendLease(lease, late=True))
 
-    def _do(self, request: requests.Do) -> None:
+    def _do(self, request: requests.FunctionRequest) -> None:
         self.used.clear()
         try:
             result = request.action(self)
         except PenstockError:
             raise
-        except NotYet:
+        except PartitionsNotOpen:
             raise
         except Exception as error:  # a mistake of ours in one question must not take the turn from the others
             _log.exception("an operator's question to queue %r went wrong", self.name)

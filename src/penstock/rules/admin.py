@@ -3,9 +3,9 @@
 Owns: the decisions and their application.
 """
 
-from penstock.rules.commands import Again, Clear, Configure, Counted, Pause, Redrive, Release, Seek
-from penstock.rules.item_states import Life, LifeEvent, after, before
-from penstock.rules.keys import Line
+from penstock.rules.commands import AskAgain, Clear, Configure, ItemCount, Pause, Redrive, ReleaseParkedKey, Seek
+from penstock.rules.item_states import ItemState, Transition, next_state, states_allowing
+from penstock.rules.keys import KeyLine
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
 from penstock.rules.outbox import moved_runs
 from penstock.rules.records import (
@@ -13,21 +13,21 @@ from penstock.rules.records import (
     Configured,
     Lost,
     Opened,
+    ParkedKeyReleased,
     Paused,
     Record,
     RedrivenInPlace,
-    Released,
     Sought,
     pack_keys,
     unpack_keys,
 )
-from penstock.rules.removal import SPENT, bury_waiting, is_spent, leave_line
+from penstock.rules.removal import SPENT, attempts_exhausted, bury_waiting, remove_from_line
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
-from penstock.rules.state import Peek, State, find_all, lost_runs
+from penstock.rules.state import BlockSource, State, find_blocks, lost_runs
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import DEFAULT_PRIORITY, Policy, within
+from penstock.words.limits import DEFAULT_PRIORITY, Policy, check_range
 
 # -- opening -----------------------------------------------------------------------------------------
 
@@ -43,35 +43,37 @@ def apply_opened(state: State, record: Opened, now: Moment) -> None:
 # -- configure, pause --------------------------------------------------------------------------------
 
 
-def decide_configure(state: State, command: Configure, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
+def decide_configure(state: State, command: Configure, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
     if not isinstance(command.policy, Policy):
         raise InvalidRequest(f"the policy is {type(command.policy).__name__}; give a Policy")
     policy = command.policy.validate()
     if policy == state.policy:
-        return [], Counted(0)
+        return [], ItemCount(0)
     records: list[Record] = [Configured(policy)]
-    without_lease = before(LifeEvent.BURIED) - {Life.LEASED}
-    spent = sorted(o for o, failure in state.failures.items() if is_spent(policy, failure.attempts) and state.state_of(o) in without_lease)
+    without_lease = states_allowing(Transition.BURIED) - {ItemState.LEASED}
+    spent = sorted(
+        o for o, failure in state.failures.items() if attempts_exhausted(policy, failure.attempts) and state.state_of(o) in without_lease
+    )
     if spent:
         buried = bury_waiting(state, policy, from_offsets(spent), SPENT, peek)
         if isinstance(buried, Lost):
-            return [buried], Again()
+            return [buried], AskAgain()
         records.append(buried)
-    return records, Counted(len(spent))
+    return records, ItemCount(len(spent))
 
 
 def apply_configured(state: State, record: Configured, now: Moment) -> None:
     state.policy = record.policy
 
 
-def decide_pause(state: State, command: Pause, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_pause(state: State, command: Pause, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     if {type(command.lease), type(command.produce)} - {bool, type(None)}:
         raise InvalidRequest("pause takes True, False or None for lease and produce")
     lease = state.paused_lease if command.lease is None else command.lease
     produce = state.paused_produce if command.produce is None else command.produce
     if (lease, produce) == (state.paused_lease, state.paused_produce):
-        return [], Counted(0)
-    return [Paused(lease, produce)], Counted(0)
+        return [], ItemCount(0)
+    return [Paused(lease, produce)], ItemCount(0)
 
 
 def apply_paused(state: State, record: Paused, now: Moment) -> None:
@@ -81,13 +83,13 @@ def apply_paused(state: State, record: Paused, now: Moment) -> None:
 # -- clear -------------------------------------------------------------------------------------------
 
 
-def decide_clear(state: State, command: Clear, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
-    chosen = {life.value: state.runs_in(life) for life in before(LifeEvent.CLEARED) if getattr(command, life.value)}
+def decide_clear(state: State, command: Clear, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+    chosen = {life.value: state.runs_in(life) for life in states_allowing(Transition.CLEARED) if getattr(command, life.value)}
     record, items = Cleared(**chosen), sum(map(count, chosen.values()))
     freed: list[Record] = []
     if command.buried:  # keys parked for items that were carried away go on too
-        freed += [Released(key) for key, line in state.keys.lines() if line.parked]
-    return [*([record] if items else []), *freed], Counted(items)
+        freed += [ParkedKeyReleased(key) for key, line in state.keys.lines() if line.parked]
+    return [*([record] if items else []), *freed], ItemCount(items)
 
 
 def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
@@ -102,7 +104,7 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
         state.by_elapsed.clear()
         state.scheduled.clear()
         for offset in list(state.backing_off):
-            leave_line(state, offset, NO_KEY)
+            remove_from_line(state, offset, NO_KEY)
     if record.leased:
         for grant in list(state.leases.live.values()):
             state.keys.release(grant.keys(), grant.number)
@@ -128,13 +130,13 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
 # -- seek --------------------------------------------------------------------------------------------
 
 
-def decide_seek(state: State, command: Seek, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
-    within("offset", command.offset, 0, 1 << 62)
+def decide_seek(state: State, command: Seek, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+    check_range("offset", command.offset, 0, 1 << 62)
     found = RunSet(state.resolved.within(command.offset, state.next_offset))
     found.remove_all(state.lost.runs)
     found.remove_all(state.dropped.runs)
     found.remove_all(moved_runs(state))
-    return ([Sought(found.runs)] if found else []), Counted(len(found))
+    return ([Sought(found.runs)] if found else []), ItemCount(len(found))
 
 
 def apply_sought(state: State, record: Sought, now: Moment) -> None:
@@ -163,19 +165,19 @@ def _forget_places(state: State, runs: list[int]) -> None:
 # -- redrive -----------------------------------------------------------------------------------------
 
 
-def decide_redrive(state: State, command: Redrive, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
+def decide_redrive(state: State, command: Redrive, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
     chosen = offsets(state.buried_set.runs) if command.offsets is None else sorted(set(command.offsets))
     chosen = [offset for offset in chosen if offset not in state.lost]  # damage may have been found since they were chosen
     for offset in chosen:
-        after(state.state_of(offset), LifeEvent.REDRIVEN)
-    blocks = find_all(peek, chosen)
+        next_state(state.state_of(offset), Transition.REDRIVEN)
+    blocks = find_blocks(peek, chosen)
     if lost := lost_runs(state, blocks):
-        return [Lost(lost)], Again()
+        return [Lost(lost)], AskAgain()
     keys = [block.key_of(offset) for offset, block in zip(chosen, blocks, strict=True)]
     tags = [block.priority_of(o) | (KEYED if key else 0) for o, key, block in zip(chosen, keys, blocks, strict=True)]
     if not chosen:
-        return [], Counted(0)
-    return [RedrivenInPlace(from_offsets(chosen), bytes(tags), pack_keys(keys) if any(keys) else b"")], Counted(len(chosen))
+        return [], ItemCount(0)
+    return [RedrivenInPlace(from_offsets(chosen), bytes(tags), pack_keys(keys) if any(keys) else b"")], ItemCount(len(chosen))
 
 
 def apply_redriven(state: State, record: RedrivenInPlace, now: Moment) -> None:
@@ -197,13 +199,13 @@ def apply_redriven(state: State, record: RedrivenInPlace, now: Moment) -> None:
     state.buried_set.remove_all(record.runs)
 
 
-def decide_release(state: State, command: Release, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_release_parked_key(state: State, command: ReleaseParkedKey, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     line = state.keys.map.get(command.key)
-    parked = len(line.parked) if isinstance(line, Line) else 0
-    return ([Released(command.key)] if parked else []), Counted(parked)
+    parked = len(line.parked) if isinstance(line, KeyLine) else 0
+    return ([ParkedKeyReleased(command.key)] if parked else []), ItemCount(parked)
 
 
-def apply_released(state: State, record: Released, now: Moment) -> None:
+def apply_parked_key_released(state: State, record: ParkedKeyReleased, now: Moment) -> None:
     line = state.keys.line(record.key)
     line.parked.clear()
     state.keys.settle(record.key, line)

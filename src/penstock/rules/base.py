@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from penstock.rules.calendar import Calendar, CalendarEntry
-from penstock.rules.keys import Line
+from penstock.rules.keys import KeyLine
 from penstock.rules.lanes import Extent
-from penstock.rules.leases import Grant, Leases
-from penstock.rules.records import Barrier, Leased, pack_keys, unpack_keys
+from penstock.rules.leases import Leases, LiveLease
+from penstock.rules.records import FenceSpec, Leased, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
-from penstock.rules.state import Burial, Failure, Outgoing, Remembered, State
+from penstock.rules.state import Burial, Failure, OutboxEntry, RememberedAnswer, State
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
 from penstock.words.limits import Policy
@@ -72,18 +72,18 @@ class _Image(msgspec.Struct, array_like=True):
     ttl: list[int]
     failures: list[tuple[int, tuple[int, int, int, str]]]
     buried: list[tuple[int, Burial]]
-    requests: list[tuple[bytes, int, Remembered]]
+    requests: list[tuple[bytes, int, RememberedAnswer]]
     dedup: list[tuple[bytes, int, int]]
     producers: list[tuple[bytes, int]]
     dropped: list[int] = []
     cursors: list[tuple[str, int]] = []
     arrivals: list[tuple[bytes, int]] = []
-    outbox: list[tuple[bytes, list[Outgoing]]] = []
+    outbox: list[tuple[bytes, list[OutboxEntry]]] = []
     sequences: list[tuple[bytes, int]] = []
     moved: list[tuple[int, int, bytes, int]] = []
     fence_version: int = 0
     fences_given: int = 0
-    fences: list[Barrier] = []
+    fences: list[FenceSpec] = []
     notes: list[tuple[int, int, str]] = []
     buried_dropped: int = 0
 
@@ -139,13 +139,13 @@ def dump(state: State) -> bytes:
     return _encoder.encode(image)
 
 
-def _line_image(key: int, line: Line) -> _LineImage:
+def _line_image(key: int, line: KeyLine) -> _LineImage:
     until = line.until if line.backing_off else 0
     waiting = [run.astuple() for run in line.waiting]
     return _LineImage(key, line.lease, line.backing_off, until, line.parked, waiting, sorted(line.places.items()))
 
 
-def _grant_image(grant: Grant) -> _GrantImage:
+def _grant_image(grant: LiveLease) -> _GrantImage:
     """Neighbouring runs of one lane are joined, however the grant came by them."""
     given: list[tuple[int, int, int, bytes]] = []
     for start, stop, lane, keys in _apart(grant):
@@ -157,7 +157,7 @@ def _grant_image(grant: Grant) -> _GrantImage:
     return _GrantImage(grant.number, grant.deadline, grant.timeout, grant.consumer, grant.size, given, done)
 
 
-def _apart(grant: Grant) -> Iterator[tuple[int, int, int, bytes]]:
+def _apart(grant: LiveLease) -> Iterator[tuple[int, int, int, bytes]]:
     """The parts of a grant, each with a key for every item or for none."""
     for start, stop, lane, packed in grant.parts():
         keys = unpack_keys(packed)
@@ -238,7 +238,7 @@ def _load_outbox(state: State, image: _Image) -> None:
 def _load_leases(state: State, image: _Image) -> None:
     leases: Leases = state.leases
     for one in image.grants:
-        grant = Grant(Leased(one.number, one.deadline, one.timeout, one.consumer))
+        grant = LiveLease(Leased(one.number, one.deadline, one.timeout, one.consumer))
         grant.given = one.given
         grant.count = sum(stop - start for start, stop, _, _ in one.given)
         grant.size = one.size
@@ -252,7 +252,7 @@ def _load_leases(state: State, image: _Image) -> None:
 
 
 def _load_line(state: State, image: _LineImage) -> None:
-    line = Line(image.lease)
+    line = KeyLine(image.lease)
     line.backing_off, line.until, line.parked = image.backing_off, image.until, image.parked
     line.places = dict(image.places)
     for run in image.waiting:

@@ -19,20 +19,20 @@ from penstock.rules import slots
 from penstock.rules.options import Options, check_name, merged
 from penstock.rules.slots import SlotMap
 from penstock.words.errors import CorruptLog, InvalidRequest, QueueExists, QueueNotFound
-from penstock.words.limits import MAX_PARTITIONS, within
+from penstock.words.limits import MAX_PARTITIONS, check_range
 
 MAX_INCARNATION = (1 << 64) - 1
 VERSION = 1
 MAX_SOURCES, MAX_ONCE = 10_000, 1_000
 """Sources of drops whose last number is remembered; and of those with one drop only, which need it until that is out of the inbox."""
-ONCE = 1 << 61
+SINGLE_WRITE = 1 << 61
 """Instead of a number: this source has but one drop."""
 
 
 # -- what a catalog holds -----------------------------------------------------------------------------
 
 
-class OldMap(NamedTuple):
+class ReplacedMap(NamedTuple):
     """A map that was replaced, and when."""
 
     version: int
@@ -40,7 +40,7 @@ class OldMap(NamedTuple):
     replaced_at: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class QueueEntry(msgspec.Struct, frozen=True):
     """One queue. Lists of partitions are in order."""
 
     name: str
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
     next_partition: int
     read_only: list[int] = []
     """Those retired because an operator set them read-only."""
-    maps: list[OldMap] = []
+    maps: list[ReplacedMap] = []
     """Earlier maps that may still matter, oldest first."""
     marks: dict[int, dict[int, int]] = {}
     """By version, this and those kept: the next offset of partitions when it took effect."""
@@ -84,13 +84,13 @@ class CatalogState:
     """Every queue there is."""
 
     def __init__(self) -> None:
-        self.names: dict[str, Entry] = {}
-        self.entries: dict[int, Entry] = {}
+        self.names: dict[str, QueueEntry] = {}
+        self.entries: dict[int, QueueEntry] = {}
         """The same by incarnation."""
         self.deleted: set[int] = set()
         """Incarnations that are no more and whose files may still be there."""
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: QueueEntry) -> None:
         self.names[entry.name] = self.entries[entry.incarnation] = entry
 
     def drop(self, incarnation: int) -> None:
@@ -122,7 +122,7 @@ class Updated(msgspec.Struct, array_like=True, gc=False, tag=2):
     options: Options
 
 
-class Reshaped(msgspec.Struct, array_like=True, gc=False, tag=3):
+class PartitionsChanged(msgspec.Struct, array_like=True, gc=False, tag=3):
     """A queue's partitions are now these. With the version that it had, only `read_only` is new."""
 
     incarnation: int
@@ -143,20 +143,20 @@ class Deleted(msgspec.Struct, array_like=True, gc=False, tag=4):
     incarnation: int
 
 
-class Removed(msgspec.Struct, array_like=True, gc=False, tag=5):
+class FilesRemoved(msgspec.Struct, array_like=True, gc=False, tag=5):
     """The files of a deleted queue are gone."""
 
     incarnation: int
 
 
-class Adopting(msgspec.Struct, array_like=True, gc=False, tag=6):
+class AdoptionBegun(msgspec.Struct, array_like=True, gc=False, tag=6):
     """The adoption of a drop begins: the next number is its own."""
 
     incarnation: int
     name: str
 
 
-class Adopted(msgspec.Struct, array_like=True, gc=False, tag=7):
+class AdoptionFinished(msgspec.Struct, array_like=True, gc=False, tag=7):
     """A drop was adopted, all of it."""
 
     incarnation: int
@@ -165,7 +165,7 @@ class Adopted(msgspec.Struct, array_like=True, gc=False, tag=7):
     number: int
 
 
-class Held(msgspec.Struct, array_like=True, gc=False, tag=8):
+class ConsumerRightSet(msgspec.Struct, array_like=True, gc=False, tag=8):
     """A queue's consumer right is with this holder ("": with nobody)."""
 
     incarnation: int
@@ -173,13 +173,15 @@ class Held(msgspec.Struct, array_like=True, gc=False, tag=8):
     timeout: int = 0
 
 
-CatalogRecord: TypeAlias = Created | Updated | Reshaped | Deleted | Removed | Adopting | Adopted | Held
+CatalogRecord: TypeAlias = (
+    Created | Updated | PartitionsChanged | Deleted | FilesRemoved | AdoptionBegun | AdoptionFinished | ConsumerRightSet
+)
 
 
 # -- looking ------------------------------------------------------------------------------------------
 
 
-def named(state: CatalogState, name: str) -> Entry:
+def entry_by_name(state: CatalogState, name: str) -> QueueEntry:
     """The queue of that name."""
     entry = state.names.get(check_name(name))
     if entry is None:
@@ -187,15 +189,15 @@ def named(state: CatalogState, name: str) -> Entry:
     return entry
 
 
-def known(state: CatalogState, incarnation: int) -> Entry:
+def entry_by_incarnation(state: CatalogState, incarnation: int) -> QueueEntry:
     """The queue of that incarnation."""
-    entry = state.entries.get(within("incarnation", incarnation, 1, MAX_INCARNATION))
+    entry = state.entries.get(check_range("incarnation", incarnation, 1, MAX_INCARNATION))
     if entry is None:
         raise QueueNotFound(f"there is no queue of incarnation {incarnation:016x} (any more); look for it by its name")
     return entry
 
 
-def users(state: CatalogState, name: str) -> list[str]:
+def dead_queue_users(state: CatalogState, name: str) -> list[str]:
     """The queues whose dead queue that is, in order."""
     return sorted(entry.name for entry in state.names.values() if entry.options.dead_queue == name)
 
@@ -219,7 +221,7 @@ def create(
     because a caller cares about it, must be the same.
     """
     check_name(name)
-    within("partitions", partitions, 1, MAX_PARTITIONS)
+    check_range("partitions", partitions, 1, MAX_PARTITIONS)
     options.validate()
     existing = state.names.get(name)
     if existing is not None:
@@ -227,7 +229,7 @@ def create(
             raise QueueExists(f"there is a queue {name!r} already; use it, pass exist_ok=True, or choose another name")
         _refuse_other_options(existing, given or {})
         return []
-    within("incarnation", incarnation, 1, MAX_INCARNATION)
+    check_range("incarnation", incarnation, 1, MAX_INCARNATION)
     if incarnation in state.entries or incarnation in state.deleted:
         raise InvalidRequest(f"incarnation {incarnation:016x} is given already; draw another")
     _check_dead_queue(state, name, options.dead_queue)
@@ -236,7 +238,7 @@ def create(
 
 def update(state: CatalogState, incarnation: int, changes: Mapping[str, object]) -> list[CatalogRecord]:
     """Change options; those not named stay as they are."""
-    entry = known(state, incarnation)
+    entry = entry_by_incarnation(state, incarnation)
     options = merged(entry.options, changes)
     if options.durability != entry.options.durability:
         raise InvalidRequest(f"the durability of queue {entry.name!r} cannot be changed; create a new queue with the one you want")
@@ -245,7 +247,7 @@ def update(state: CatalogState, incarnation: int, changes: Mapping[str, object])
     return [Updated(incarnation, options)] if options != entry.options else []
 
 
-def reshape(
+def change_partitions(
     state: CatalogState,
     incarnation: int,
     active: Collection[int],
@@ -259,61 +261,61 @@ def reshape(
 
     Maps that were replaced before `keep_since` are forgotten, but for the one replaced now. Where the active ones stay, so does the map.
     """
-    entry = known(state, incarnation)
+    entry = entry_by_incarnation(state, incarnation)
     numbers, held_back = _numbers("active", active), _numbers("read_only", read_only)
-    within("the count of active partitions", len(numbers), 1, MAX_PARTITIONS)
+    check_range("the count of active partitions", len(numbers), 1, MAX_PARTITIONS)
     next_partition = max(entry.next_partition, numbers[-1] + 1)
     _refuse_strangers(entry, numbers, held_back, marks, next_partition)
     if (numbers, held_back) == (entry.active, entry.read_only):
         return []
     new, marked = entry.map, []
     if numbers != entry.active:
-        new, marked = slots.spread(entry.map, numbers, fixed), list(marks.items())
+        new, marked = slots.next_map(entry.map, numbers, fixed), list(marks.items())
     kept_from = next((old.version for old in entry.maps if old.replaced_at >= keep_since), entry.map.version)
-    return [Reshaped(incarnation, new.version, new.pack(), numbers, next_partition, held_back, marked, at, kept_from)]
+    return [PartitionsChanged(incarnation, new.version, new.pack(), numbers, next_partition, held_back, marked, at, kept_from)]
 
 
 def delete(state: CatalogState, name: str) -> list[CatalogRecord]:
     """End a queue."""
-    entry = named(state, name)
-    using = users(state, name)
+    entry = entry_by_name(state, name)
+    using = dead_queue_users(state, name)
     if using:
         raise InvalidRequest(f"queue {name!r} is the dead queue of {_listed(using)}; give them another or none, then delete it")
     return [Deleted(entry.incarnation)]
 
 
-def removed(state: CatalogState, incarnation: int) -> list[CatalogRecord]:
+def confirm_files_removed(state: CatalogState, incarnation: int) -> list[CatalogRecord]:
     """Say that the files of a deleted queue are gone; nothing when that was said before."""
     if incarnation in state.entries:
         raise InvalidRequest(f"queue {state.entries[incarnation].name!r} is not deleted; delete it before its files are removed")
-    return [Removed(incarnation)] if incarnation in state.deleted else []
+    return [FilesRemoved(incarnation)] if incarnation in state.deleted else []
 
 
-def adopting(state: CatalogState, incarnation: int, name: str) -> list[CatalogRecord]:
+def begin_adoption(state: CatalogState, incarnation: int, name: str) -> list[CatalogRecord]:
     """Begin to adopt a drop; nothing when that was begun before."""
-    return [] if name in known(state, incarnation).adopting else [Adopting(incarnation, name)]
+    return [] if name in entry_by_incarnation(state, incarnation).adopting else [AdoptionBegun(incarnation, name)]
 
 
-def adopted(state: CatalogState, incarnation: int, name: str, source: str, number: int) -> list[CatalogRecord]:
+def finish_adoption(state: CatalogState, incarnation: int, name: str, source: str, number: int) -> list[CatalogRecord]:
     """A drop is adopted."""
-    known(state, incarnation)
-    return [Adopted(incarnation, name, source, number)]
+    entry_by_incarnation(state, incarnation)
+    return [AdoptionFinished(incarnation, name, source, number)]
 
 
-def hold(state: CatalogState, incarnation: int, holder: str, timeout: int) -> list[CatalogRecord]:
+def set_consumer_right(state: CatalogState, incarnation: int, holder: str, timeout: int) -> list[CatalogRecord]:
     """Give the consumer right to a holder, or ("") to nobody."""
-    entry = known(state, incarnation)
-    return [] if (entry.holder, entry.hold_timeout) == (holder, timeout) else [Held(incarnation, holder, timeout)]
+    entry = entry_by_incarnation(state, incarnation)
+    return [] if (entry.holder, entry.hold_timeout) == (holder, timeout) else [ConsumerRightSet(incarnation, holder, timeout)]
 
 
-def _refuse_other_options(existing: Entry, given: Mapping[str, object]) -> None:
+def _refuse_other_options(existing: QueueEntry, given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if not _has(existing, name, value):
             advice = f"leave {name} out, change it there, or choose another name"
             raise QueueExists(f"there is a queue {existing.name!r} with another {name}; {advice}")
 
 
-def _has(entry: Entry, name: str, value: object) -> bool:
+def _has(entry: QueueEntry, name: str, value: object) -> bool:
     if name == "partitions":
         return value == len(entry.active)
     return merged(entry.options, {name: value}) == entry.options
@@ -330,7 +332,7 @@ def _check_dead_queue(state: CatalogState, name: str, dead_queue: str) -> None:
         raise QueueNotFound(f"there is no queue {dead_queue!r} to be the dead queue of {name!r}; create it first")
     if target.options.dead_queue:
         raise InvalidRequest(f"queue {dead_queue!r} has a dead queue of its own, so it cannot be one; choose another")
-    using = users(state, name)
+    using = dead_queue_users(state, name)
     if using:
         raise InvalidRequest(f"queue {name!r} is the dead queue of {_listed(using)}, so it cannot have one; give them another first")
 
@@ -338,13 +340,13 @@ def _check_dead_queue(state: CatalogState, name: str, dead_queue: str) -> None:
 def _numbers(name: str, given: Collection[int]) -> list[int]:
     """Numbers of partitions in order, each once."""
     for number in given:
-        within(f"a partition in {name}", number, 0, slots.MAX_NUMBER)
+        check_range(f"a partition in {name}", number, 0, slots.MAX_NUMBER)
     if len(set(given)) < len(given):
         raise InvalidRequest(f"{name} names a partition twice; give each number once")
     return sorted(given)
 
 
-def _refuse_strangers(entry: Entry, active: list[int], read_only: list[int], marks: Mapping[int, int], next_partition: int) -> None:
+def _refuse_strangers(entry: QueueEntry, active: list[int], read_only: list[int], marks: Mapping[int, int], next_partition: int) -> None:
     skipped = set(range(entry.next_partition, next_partition)) - set(active)
     if skipped:
         what = f"partition {min(skipped)} of queue {entry.name!r} is skipped"
@@ -354,8 +356,8 @@ def _refuse_strangers(entry: Entry, active: list[int], read_only: list[int], mar
     if stray:
         raise InvalidRequest(f"partition {stray[0]} of queue {entry.name!r} is active or not there; only a retired one can be read-only")
     for number, offset in marks.items():
-        within("the number of a mark", number, 0, entry.next_partition - 1)
-        within("the offset of a mark", offset, 0, (1 << 63) - 1)
+        check_range("the number of a mark", number, 0, entry.next_partition - 1)
+        check_range("the offset of a mark", offset, 0, (1 << 63) - 1)
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
@@ -376,7 +378,7 @@ def _created(state: CatalogState, record: Created) -> None:
     if former is not None:  # that it was deleted is among the records that a repaired log lacks
         _deleted(state, Deleted(former.incarnation))
     numbers = list(range(record.partitions))
-    state.put(Entry(record.name, record.incarnation, record.options, record.at, slots.first(numbers), numbers, record.partitions))
+    state.put(QueueEntry(record.name, record.incarnation, record.options, record.at, slots.first_map(numbers), numbers, record.partitions))
 
 
 def _updated(state: CatalogState, record: Updated) -> None:
@@ -385,13 +387,13 @@ def _updated(state: CatalogState, record: Updated) -> None:
         state.put(msgspec.structs.replace(entry, options=record.options))
 
 
-def _reshaped(state: CatalogState, record: Reshaped) -> None:
+def _reshaped(state: CatalogState, record: PartitionsChanged) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is None:
         return
     changes: dict[str, Any] = {"read_only": record.read_only}
     if record.version != entry.map.version:
-        maps = [*entry.maps, OldMap(entry.map.version, entry.map.pack(), record.at)]
+        maps = [*entry.maps, ReplacedMap(entry.map.version, entry.map.pack(), record.at)]
         marks = {**entry.marks, record.version: dict(record.marks)}
         changes |= {
             "map": SlotMap.unpack(record.version, record.owners),
@@ -408,46 +410,46 @@ def _deleted(state: CatalogState, record: Deleted) -> None:
     state.deleted.add(record.incarnation)
 
 
-def _removed(state: CatalogState, record: Removed) -> None:
+def _removed(state: CatalogState, record: FilesRemoved) -> None:
     state.drop(record.incarnation)
     state.deleted.discard(record.incarnation)
 
 
-def _adopting(state: CatalogState, record: Adopting) -> None:
+def _adopting(state: CatalogState, record: AdoptionBegun) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is not None and record.name not in entry.adopting:
         number = entry.adoptions + 1
         state.put(msgspec.structs.replace(entry, adoptions=number, adopting={**entry.adopting, record.name: number}))
 
 
-def _adopted(state: CatalogState, record: Adopted) -> None:
+def _adopted(state: CatalogState, record: AdoptionFinished) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is None:
         return
     adopting = {name: number for name, number in entry.adopting.items() if name != record.name}
     adopted = {source: number for source, number in entry.adopted.items() if source != record.source}
     adopted[record.source] = max(record.number, entry.adopted.get(record.source, 0))
-    once = [source for source, number in adopted.items() if number == ONCE]
-    for oldest in once[:-MAX_ONCE] + [source for source, number in adopted.items() if number != ONCE][:-MAX_SOURCES]:
+    once = [source for source, number in adopted.items() if number == SINGLE_WRITE]
+    for oldest in once[:-MAX_ONCE] + [source for source, number in adopted.items() if number != SINGLE_WRITE][:-MAX_SOURCES]:
         del adopted[oldest]
     state.put(msgspec.structs.replace(entry, adopting=adopting, adopted=adopted))
 
 
-def _held(state: CatalogState, record: Held) -> None:
+def _held(state: CatalogState, record: ConsumerRightSet) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is not None:
         state.put(msgspec.structs.replace(entry, holder=record.holder, hold_timeout=record.timeout))
 
 
 _APPLY: dict[type, Callable[[CatalogState, Any], None]] = {
-    Adopting: _adopting,
-    Adopted: _adopted,
-    Held: _held,
+    AdoptionBegun: _adopting,
+    AdoptionFinished: _adopted,
+    ConsumerRightSet: _held,
     Created: _created,
     Updated: _updated,
-    Reshaped: _reshaped,
+    PartitionsChanged: _reshaped,
     Deleted: _deleted,
-    Removed: _removed,
+    FilesRemoved: _removed,
 }
 
 
@@ -466,7 +468,7 @@ class _EntryImage(msgspec.Struct, array_like=True):
     active: list[int]
     next_partition: int
     read_only: list[int]
-    maps: list[OldMap]
+    maps: list[ReplacedMap]
     marks: list[tuple[int, list[tuple[int, int]]]]
     adoptions: int = 0
     adopting: list[tuple[str, int]] = []
@@ -506,7 +508,7 @@ def load(body: bytes | memoryview) -> CatalogState:
     return state
 
 
-def _image(entry: Entry) -> _EntryImage:
+def _image(entry: QueueEntry) -> _EntryImage:
     return _EntryImage(
         entry.name,
         entry.incarnation,
@@ -527,8 +529,8 @@ def _image(entry: Entry) -> _EntryImage:
     )
 
 
-def _entry(image: _EntryImage) -> Entry:
-    return Entry(
+def _entry(image: _EntryImage) -> QueueEntry:
+    return QueueEntry(
         image.name,
         image.incarnation,
         image.options,

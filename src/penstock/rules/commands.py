@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.rules.fences import Departed
+from penstock.rules.fences import MovedSlots
 from penstock.rules.lanes import Rank
-from penstock.rules.records import Barrier
+from penstock.rules.records import FenceSpec
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
@@ -32,7 +32,7 @@ class Produce(msgspec.Struct, gc=False):
     """Of a chunk: unlike a transfer it is new here, so dedup ids count."""
 
 
-class Lease(msgspec.Struct, gc=False):
+class AcquireLease(msgspec.Struct, gc=False):
     """Give up to `want` ready items to `consumer` for `timeout` (0: the policy's)."""
 
     want: int
@@ -40,29 +40,29 @@ class Lease(msgspec.Struct, gc=False):
     timeout: int = 0
     per_key: int = 1
     request: bytes | None = None
-    departed: Departed | None = None
+    departed: MovedSlots | None = None
     """Which slots live elsewhere. Known to the queue, not to the partition."""
     until: Rank | None = None
     """Stop before items that are worse than this: they wait until other partitions have given what is better."""
 
 
-class Letter(msgspec.Struct, gc=False):
+class FollowUpBatch(msgspec.Struct, gc=False):
     """Items to be produced elsewhere: a destination (outbox.py) and a batch as bytes, which rules do not look into."""
 
     destination: bytes
     body: bytes
 
 
-class Complete(msgspec.Struct, gc=False):
+class CompleteLeased(msgspec.Struct, gc=False):
     """These items of a lease are done; None is all that are open. With `then`, all of them and the letters, or nothing."""
 
     lease: int
     offsets: Sequence[int] | None = None
     request: bytes | None = None
-    then: Sequence[Letter] = ()
+    then: Sequence[FollowUpBatch] = ()
 
 
-class Retry(msgspec.Struct, gc=False):
+class RetryLeased(msgspec.Struct, gc=False):
     """These items of a lease failed and go back after `delay`. Not `counted`: the attempt is given back too."""
 
     lease: int
@@ -73,7 +73,7 @@ class Retry(msgspec.Struct, gc=False):
     request: bytes | None = None
 
 
-class Bury(msgspec.Struct, gc=False):
+class BuryLeased(msgspec.Struct, gc=False):
     """These items of a lease are given up."""
 
     lease: int
@@ -84,7 +84,7 @@ class Bury(msgspec.Struct, gc=False):
     """Those behind them in their keys' lines stay with the lease: they were handled, too. (Not where a burial parks its key.)"""
 
 
-class Consume(msgspec.Struct, gc=False):
+class CompleteUnleased(msgspec.Struct, gc=False):
     """Of these items, those that are ready are done: what the holder of the consumer right handled under leases that ended meanwhile."""
 
     offsets: Sequence[int]
@@ -93,7 +93,7 @@ class Consume(msgspec.Struct, gc=False):
     """Only those that a lease has ended on, and nothing else has happened to since."""
 
 
-class Extend(msgspec.Struct, gc=False):
+class ExtendLease(msgspec.Struct, gc=False):
     """The lease ends `timeout` (0: as long as it was given for) from now."""
 
     lease: int
@@ -104,7 +104,7 @@ class Extend(msgspec.Struct, gc=False):
     not be given the time to ask earlier."""
 
 
-class Note(msgspec.Struct, gc=False):
+class SetProgress(msgspec.Struct, gc=False):
     """How far the holder of an item has come, in its own words."""
 
     lease: int
@@ -170,7 +170,7 @@ class Send(msgspec.Struct, gc=False):
     destination: bytes
 
 
-class Confirm(msgspec.Struct, gc=False):
+class ConfirmTransfer(msgspec.Struct, gc=False):
     """A transfer arrived: its items have offsets from `base` on there (-1: not known)."""
 
     destination: bytes
@@ -178,34 +178,34 @@ class Confirm(msgspec.Struct, gc=False):
     base: int = -1
 
 
-class FenceOff(msgspec.Struct, gc=False):
+class AddFences(msgspec.Struct, gc=False):
     """Slots came here by version `version` of the slot map; their items wait until their old partitions have resolved what they hold.
 
     Version 0 says nothing of slots: it only brings dedup ids, of which there may be too many for one record.
     """
 
     version: int
-    barriers: Sequence[Barrier]
+    barriers: Sequence[FenceSpec]
     """Whose `since` is 0 begin here and now, and at the very beginning when it is -1."""
     adopted: Sequence[tuple[bytes, int, int]] = ()
     """Dedup ids that come along: (digest, time left, where the first item is)."""
 
 
-class Narrow(msgspec.Struct, gc=False):
+class NarrowFence(msgspec.Struct, gc=False):
     """The backlog behind a barrier is worked off; only these keys are left of it."""
 
     number: int
     keys: Sequence[int]
 
 
-class Lift(msgspec.Struct, gc=False):
+class LiftFence(msgspec.Struct, gc=False):
     """These keys of a narrowed barrier are free."""
 
     number: int
     keys: Sequence[int]
 
 
-class Release(msgspec.Struct, gc=False):
+class ReleaseParkedKey(msgspec.Struct, gc=False):
     """A parked key goes on without its buried items."""
 
     key: int
@@ -213,13 +213,13 @@ class Release(msgspec.Struct, gc=False):
 
 Command: TypeAlias = (
     Produce
-    | Lease
-    | Complete
-    | Retry
-    | Bury
-    | Consume
-    | Extend
-    | Note
+    | AcquireLease
+    | CompleteLeased
+    | RetryLeased
+    | BuryLeased
+    | CompleteUnleased
+    | ExtendLease
+    | SetProgress
     | Configure
     | Pause
     | Clear
@@ -229,11 +229,11 @@ Command: TypeAlias = (
     | PutCursor
     | ForgetCursor
     | Send
-    | Confirm
-    | FenceOff
-    | Narrow
-    | Lift
-    | Release
+    | ConfirmTransfer
+    | AddFences
+    | NarrowFence
+    | LiftFence
+    | ReleaseParkedKey
 )
 
 
@@ -251,7 +251,7 @@ class Stored(msgspec.Struct, gc=False):
         return range(self.base, self.base + self.count) if self.ids is None else self.ids
 
 
-class Granted(msgspec.Struct, gc=False):
+class LeaseAnswer(msgspec.Struct, gc=False):
     """A lease, or nothing (lease 0)."""
 
     lease: int
@@ -274,20 +274,20 @@ class Settled(msgspec.Struct, gc=False, tag=True):
     """Refused because an earlier item of their key, held by the same lease, must be settled first."""
 
 
-class Counted(msgspec.Struct, gc=False):
+class ItemCount(msgspec.Struct, gc=False):
     """How many items an operator's command moved."""
 
     items: int
 
 
-class Again(msgspec.Struct, gc=False):
+class AskAgain(msgspec.Struct, gc=False):
     """Progress was made but not enough to answer: apply the records and ask again."""
 
 
-class Strayed(msgspec.Struct, gc=False):
+class StraysFound(msgspec.Struct, gc=False):
     """These ready items belong elsewhere: send them, then ask again."""
 
     offsets: list[int]
 
 
-Answer: TypeAlias = Stored | Granted | Settled | Counted | Again | Strayed
+Answer: TypeAlias = Stored | LeaseAnswer | Settled | ItemCount | AskAgain | StraysFound

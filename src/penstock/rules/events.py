@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.rules import machine, records
-from penstock.rules.item_states import LifeEvent as Kind
-from penstock.rules.leases import Grant
-from penstock.rules.outbox import destination, place_of
-from penstock.rules.removal import EXPIRED, LEASE_EXPIRED
+from penstock.rules.item_states import Transition as Kind
+from penstock.rules.leases import LiveLease
+from penstock.rules.outbox import pack_destination, unpack_destination
+from penstock.rules.removal import LEASE_EXPIRED, TTL_EXPIRED
 from penstock.rules.runs import RunSet, offsets, pairs
 from penstock.rules.state import State
 from penstock.words.clock import Moment
@@ -24,7 +24,7 @@ from penstock.words.ids import format_id
 RETURNED = "returned with an earlier item of its key"
 REBOOTED = "the machine was started anew: every lease has its full timeout again"
 DAMAGED = "damage took its bytes"
-PLACE_BYTES = len(destination(0, 0))
+PLACE_BYTES = len(pack_destination(0, 0))
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +47,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """Where it came from, if it was not produced here first."""
 
 
-class Happening(NamedTuple):
+class EventRuns(NamedTuple):
     """The same event of many items, by one record. Its fields are those of `Event` but for:"""
 
     event: Kind
@@ -71,7 +71,7 @@ class Happening(NamedTuple):
         if self.destination:
             return (self._event(offset, index) for index, offset in enumerate(offsets(self.runs)))
         _, _, at, attempt, attempts, reason, consumer, lease, _, _, _ = self
-        event, source = self.event.value, place_text(self.source) if self.source else ""
+        event, source = self.event.value, format_place(self.source) if self.source else ""
         found = ((offset, attempts.get(offset, attempt)) for offset in offsets(self.runs))
         return (Event(event, offset, at, number, reason, consumer, lease, "", source) for offset, number in found)
 
@@ -85,27 +85,27 @@ class Happening(NamedTuple):
         return None
 
     def _event(self, offset: int, index: int) -> Event:
-        there = place_text(self.destination, self.base + index if self.base >= 0 else None) if self.destination else ""
-        source = place_text(self.source) if self.source else ""
+        there = format_place(self.destination, self.base + index if self.base >= 0 else None) if self.destination else ""
+        source = format_place(self.source) if self.source else ""
         attempt = self.attempts.get(offset, self.attempt)
         return Event(self.event.value, offset, self.at, attempt, self.reason, self.consumer, self.lease, there, source)
 
 
-def place_text(packed: bytes, offset: int | None = None) -> str:
+def format_place(packed: bytes, offset: int | None = None) -> str:
     """A partition of any queue, or an item of it: "<incarnation, 16 hex digits>/<partition>" or "…/<item id>"."""
     if len(packed) != PLACE_BYTES:  # a source may be named in any way
         return packed.hex()
-    incarnation, partition = place_of(packed)
+    incarnation, partition = unpack_destination(packed)
     return f"{incarnation:016x}/{partition if offset is None else format_id(partition, offset)}"
 
 
-class Teller:
+class EventReplay:
     """A state, carried on record by record."""
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state if state is not None else State()
 
-    def tell(self, record: records.Record, now: Moment) -> list[Happening]:
+    def tell(self, record: records.Record, now: Moment) -> list[EventRuns]:
         """What a record does to items; then it is done. An item is in at most one of them."""
         kind, state = type(record), self.state
         before, after = BEFORE.get(kind), AFTER.get(kind)
@@ -130,64 +130,64 @@ def _attempts(state: State, runs: list[int], attempt: int = 0) -> dict[int, int]
     return found
 
 
-def _plain(event: Kind, state: State, runs: list[int], at: int, reason: str = "") -> Happening:
+def _plain(event: Kind, state: State, runs: list[int], at: int, reason: str = "") -> EventRuns:
     """Of items that nobody holds."""
-    return Happening(event, runs, at, 0, _attempts(state, runs), reason)
+    return EventRuns(event, runs, at, 0, _attempts(state, runs), reason)
 
 
-def _held(event: Kind, state: State, grant: Grant, runs: list[int], at: int, reason: str = "") -> Happening:
+def _held(event: Kind, state: State, grant: LiveLease, runs: list[int], at: int, reason: str = "") -> EventRuns:
     """Of items of a lease."""
-    return Happening(event, runs, at, 1, _attempts(state, runs, 1), reason, grant.consumer, grant.number)
+    return EventRuns(event, runs, at, 1, _attempts(state, runs, 1), reason, grant.consumer, grant.number)
 
 
-def _produced(state: State, record: records.Produced, at: int) -> Iterable[Happening]:
+def _produced(state: State, record: records.Produced, at: int) -> Iterable[EventRuns]:
     start, stop = record.base, record.base + len(record.batch)
     later = state.scheduled.within(start, stop)
     source = record.source or b""
-    yield Happening(Kind.PRODUCED, RunSet(later).missing(start, stop), at, source=source)
-    yield Happening(Kind.SCHEDULED, later, at, source=source)
+    yield EventRuns(Kind.PRODUCED, RunSet(later).missing(start, stop), at, source=source)
+    yield EventRuns(Kind.SCHEDULED, later, at, source=source)
 
 
-def _leased(state: State, record: records.Leased, at: int) -> Iterable[Happening]:
+def _leased(state: State, record: records.Leased, at: int) -> Iterable[EventRuns]:
     grant = state.leases.live[record.lease]
     yield _held(Kind.LEASED, state, grant, grant.runs(), at)
 
 
-def _opened(state: State, record: records.Opened, at: int) -> Iterable[Happening]:
+def _opened(state: State, record: records.Opened, at: int) -> Iterable[EventRuns]:
     for grant in state.leases.live.values() if record.rebooted else ():
         yield _held(Kind.EXTENDED, state, grant, grant.runs(), at, REBOOTED)
 
 
-def _extended(state: State, record: records.Extended, at: int) -> Iterable[Happening]:
+def _extended(state: State, record: records.Extended, at: int) -> Iterable[EventRuns]:
     grant = state.leases.live.get(record.lease)
     if grant is not None:
         yield _held(Kind.EXTENDED, state, grant, grant.runs(), at)
 
 
-def _completed(state: State, record: records.Completed, at: int) -> Iterable[Happening]:
+def _completed(state: State, record: records.Completed, at: int) -> Iterable[EventRuns]:
     grant = state.leases.live.get(record.lease)
     if grant is not None:
         yield _held(Kind.COMPLETED, state, grant, grant.runs() if record.runs is None else record.runs, at)
     else:  # damage took the record of the lease
-        yield Happening(Kind.COMPLETED, record.runs or [], at, 1, lease=record.lease)
+        yield EventRuns(Kind.COMPLETED, record.runs or [], at, 1, lease=record.lease)
 
 
-def _retried(state: State, record: records.Retried, at: int) -> Iterable[Happening]:
+def _retried(state: State, record: records.Retried, at: int) -> Iterable[EventRuns]:
     grant = state.leases.live.get(record.lease)
     if grant is not None:
         yield _held(Kind.DELAYED if record.due else Kind.RETRIED, state, grant, record.runs, at, record.reason)
         yield _held(Kind.RETRIED, state, grant, record.returned, at, RETURNED)
 
 
-def _expired(state: State, record: records.Expired, at: int) -> Iterable[Happening]:
+def _expired(state: State, record: records.LeaseExpired, at: int) -> Iterable[EventRuns]:
     grant = state.leases.live.get(record.lease)
     if grant is not None:
         yield _held(Kind.LEASE_EXPIRED, state, grant, grant.runs(), at, LEASE_EXPIRED)
 
 
-def _buried(state: State, record: records.Buried, at: int) -> Iterable[Happening]:
+def _buried(state: State, record: records.Buried, at: int) -> Iterable[EventRuns]:
     if not record.lease:
-        event = Kind.TTL_EXPIRED if record.reason == EXPIRED else Kind.BURIED
+        event = Kind.TTL_EXPIRED if record.reason == TTL_EXPIRED else Kind.BURIED
         yield _plain(event, state, record.runs, at, record.reason)
         return
     grant = state.leases.live.get(record.lease)
@@ -196,29 +196,29 @@ def _buried(state: State, record: records.Buried, at: int) -> Iterable[Happening
         yield _held(Kind.RETRIED, state, grant, record.returned, at, RETURNED)
 
 
-def _consumed(state: State, record: records.Consumed, at: int) -> Iterable[Happening]:
+def _consumed(state: State, record: records.CompletedUnleased, at: int) -> Iterable[EventRuns]:
     yield _plain(Kind.COMPLETED, state, record.runs, at)._replace(consumer=record.consumer)
 
 
-def _due(state: State, record: records.Due, at: int) -> Iterable[Happening]:
+def _due(state: State, record: records.Due, at: int) -> Iterable[EventRuns]:
     yield _plain(Kind.DUE, state, record.runs, at)
 
 
-def _cleared(state: State, record: records.Cleared, at: int) -> Iterable[Happening]:
+def _cleared(state: State, record: records.Cleared, at: int) -> Iterable[EventRuns]:
     for runs in (record.ready, record.scheduled, record.buried):
         yield _plain(Kind.CLEARED, state, runs, at)
-    yield Happening(Kind.CLEARED, record.leased, at, 1, _attempts(state, record.leased, 1))
+    yield EventRuns(Kind.CLEARED, record.leased, at, 1, _attempts(state, record.leased, 1))
 
 
-def _sought(state: State, record: records.Sought, at: int) -> Iterable[Happening]:
+def _sought(state: State, record: records.Sought, at: int) -> Iterable[EventRuns]:
     yield _plain(Kind.SOUGHT, state, record.runs, at)
 
 
-def _redriven(state: State, record: records.RedrivenInPlace, at: int) -> Iterable[Happening]:
+def _redriven(state: State, record: records.RedrivenInPlace, at: int) -> Iterable[EventRuns]:
     yield _plain(Kind.REDRIVEN, state, record.runs, at)
 
 
-def _lost(state: State, record: records.Lost, at: int) -> Iterable[Happening]:
+def _lost(state: State, record: records.Lost, at: int) -> Iterable[EventRuns]:
     """What was resolved is so still, with or without its bytes. An item of which no record is left was never seen before this."""
     gone, held = RunSet(), RunSet()
     for start, stop in pairs(record.runs):
@@ -226,31 +226,31 @@ def _lost(state: State, record: records.Lost, at: int) -> Iterable[Happening]:
         held.add_all(state.leased_within(start, stop).runs)
     gone.remove_all(held.runs)
     yield _plain(Kind.LOST, state, gone.runs, at, DAMAGED)
-    yield Happening(Kind.LOST, held.runs, at, 1, _attempts(state, held.runs, 1), DAMAGED)
+    yield EventRuns(Kind.LOST, held.runs, at, 1, _attempts(state, held.runs, 1), DAMAGED)
 
 
-def _dropped(state: State, record: records.Dropped, at: int) -> Iterable[Happening]:
+def _dropped(state: State, record: records.Dropped, at: int) -> Iterable[EventRuns]:
     yield _plain(Kind.DROPPED, state, record.runs, at)
 
 
-def _sent(state: State, record: records.Sent, at: int) -> Iterable[Happening]:
+def _sent(state: State, record: records.Sent, at: int) -> Iterable[EventRuns]:
     yield _plain(Kind.SENT, state, record.runs, at)._replace(destination=record.destination)
 
 
-def _delivered(state: State, record: records.Delivered, at: int) -> Iterable[Happening]:
+def _delivered(state: State, record: records.Delivered, at: int) -> Iterable[EventRuns]:
     for entry in state.outbox.get(record.destination, ()):
         if entry.sequence == record.sequence:
             yield _plain(Kind.DELIVERED, state, entry.runs, at)._replace(destination=record.destination, base=record.base)
 
 
-_Tell = Callable[[State, Any, int], Iterable[Happening]]
+_Tell = Callable[[State, Any, int], Iterable[EventRuns]]
 BEFORE: dict[type, _Tell] = {
     records.Extended: _extended,
     records.Completed: _completed,
     records.Retried: _retried,
-    records.Expired: _expired,
+    records.LeaseExpired: _expired,
     records.Buried: _buried,
-    records.Consumed: _consumed,
+    records.CompletedUnleased: _consumed,
     records.Due: _due,
     records.Cleared: _cleared,
     records.Sought: _sought,
@@ -266,18 +266,18 @@ AFTER: dict[type, _Tell] = {records.Produced: _produced, records.Leased: _leased
 SILENT: frozenset[type] = frozenset(
     {
         records.Configured,
-        records.Passed,
-        records.Answered,
-        records.Aged,
+        records.PassedOver,
+        records.RequestAnswered,
+        records.TtlChecked,
         records.Paused,
         records.CursorMoved,
         records.CursorReleased,
-        records.Noted,
-        records.Fenced,
-        records.Narrowed,
-        records.Lifted,
-        records.Promised,
-        records.Released,
+        records.ProgressSet,
+        records.FencesAdded,
+        records.FenceNarrowed,
+        records.FenceLifted,
+        records.FollowUpSent,
+        records.ParkedKeyReleased,
     }
 )
 """Nothing happens to an item of this partition."""

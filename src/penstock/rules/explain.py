@@ -6,12 +6,12 @@ Owns: `explain`. Reads the state; needs the item's block only when its key must 
 import msgspec
 
 from penstock.rules.fences import Fence
-from penstock.rules.item_states import Life
-from penstock.rules.keys import Line
-from penstock.rules.outbox import moved_to, place_of
+from penstock.rules.item_states import ItemState
+from penstock.rules.keys import KeyLine
+from penstock.rules.outbox import moved_to, unpack_destination
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
-from penstock.rules.state import Peek, State
+from penstock.rules.state import BlockSource, State
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import InvalidRequest
 
@@ -21,7 +21,7 @@ LOST = "lost: damage took its bytes"
 class Explanation(msgspec.Struct):
     """What an item is doing and why."""
 
-    state: Life
+    state: ItemState
     why: str
     attempts: int = 0
     lease: int = 0
@@ -37,20 +37,20 @@ class Explanation(msgspec.Struct):
     """The partition that still holds earlier items of its key, after a resize."""
 
 
-def explain(state: State, offset: int, now: Moment, peek: Peek) -> Explanation:
+def explain(state: State, offset: int, now: Moment, peek: BlockSource) -> Explanation:
     """May raise Missing."""
     found = state.state_of(offset)
     if found is None:
         raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
-    if found is Life.LEASED:
+    if found is ItemState.LEASED:
         return _leased(state, offset, now)
-    if found is Life.SCHEDULED:
+    if found is ItemState.SCHEDULED:
         return _scheduled(state, offset, now)
-    if found is Life.READY:
+    if found is ItemState.READY:
         return _ready(state, offset, peek)
-    if found is Life.MOVING:
+    if found is ItemState.MOVING:
         return _moving(state, offset)
-    if found is Life.BURIED:
+    if found is ItemState.BURIED:
         burial = state.buried[offset]
         return Explanation(found, f"buried because: {burial.reason}", burial.attempts, reason=burial.reason)
     if (there := moved_to(state, offset)) is not None:
@@ -65,7 +65,9 @@ def _moving(state: State, offset: int) -> Explanation:
     burial = state.buried.get(offset)
     reason = burial.reason if burial else ""
     because = f", buried because: {reason}" if burial else ""
-    return Explanation(Life.MOVING, f"on its way to partition {place_of(packed)[1]} of its destination{because}", reason=reason)
+    return Explanation(
+        ItemState.MOVING, f"on its way to partition {unpack_destination(packed)[1]} of its destination{because}", reason=reason
+    )
 
 
 def _leased(state: State, offset: int, now: Moment) -> Explanation:
@@ -75,7 +77,7 @@ def _leased(state: State, offset: int, now: Moment) -> Explanation:
     why = f"leased by {who} for another {left:.1f} s"
     if (note := state.live_notes().get(offset)) is not None:
         why += f" ({note[1]})"
-    return Explanation(Life.LEASED, why, state.attempts(offset) + 1, grant.number, grant.consumer, grant.deadline)
+    return Explanation(ItemState.LEASED, why, state.attempts(offset) + 1, grant.number, grant.consumer, grant.deadline)
 
 
 def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
@@ -86,48 +88,48 @@ def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
                 left = max(0, entry.when - clock) / SECOND
                 what = f"backing off after attempt {failure.attempts} ({failure.reason})" if failure else "scheduled"
                 reason, why = failure.reason if failure else "", f"{what}, ready in {left:.1f} s"
-                return Explanation(Life.SCHEDULED, why, state.attempts(offset), until=entry.when, reason=reason)
+                return Explanation(ItemState.SCHEDULED, why, state.attempts(offset), until=entry.when, reason=reason)
     raise AssertionError(f"offset {offset} is scheduled but in no calendar")
 
 
-def _ready(state: State, offset: int, peek: Peek) -> Explanation:
+def _ready(state: State, offset: int, peek: BlockSource) -> Explanation:
     attempts = state.attempts(offset)
     if state.paused_lease:
-        return Explanation(Life.READY, "ready, but leasing is paused; resume it", attempts)
+        return Explanation(ItemState.READY, "ready, but leasing is paused; resume it", attempts)
     block = peek.find(offset)
     if block.lost:
-        return Explanation(Life.READY, LOST, attempts)
+        return Explanation(ItemState.READY, LOST, attempts)
     key = block.key_of(offset)
     holder = state.keys.map.get(key) if key != NO_KEY else None
     if holder is None:
         fence = _fence(state, key, _position(state, offset)) if key != NO_KEY and state.keys.fences else None
         if fence is not None:
             return _fenced(fence, attempts)
-        return Explanation(Life.READY, "ready: the next lease that reaches it gets it", attempts)
+        return Explanation(ItemState.READY, "ready: the next lease that reaches it gets it", attempts)
     return _behind_key(state, offset, key, holder, attempts)
 
 
-def _behind_key(state: State, offset: int, key: int, holder: int | Line, attempts: int) -> Explanation:
-    line = Line(holder) if isinstance(holder, int) else holder
+def _behind_key(state: State, offset: int, key: int, holder: int | KeyLine, attempts: int) -> Explanation:
+    line = KeyLine(holder) if isinstance(holder, int) else holder
     if line.lease:
         grant = state.leases.live[line.lease]
         first = next(other for other, (_, its) in grant.open.items() if its == key)
         why = f"its key is held: item {first} is leased by {grant.consumer or 'an unnamed consumer'}"
-        return Explanation(Life.READY, why, attempts, held_by=first, until=grant.deadline)
+        return Explanation(ItemState.READY, why, attempts, held_by=first, until=grant.deadline)
     if line.backing_off is not None:
         why = f"its key is held: item {line.backing_off[0]} backs off"
-        return Explanation(Life.READY, why, attempts, held_by=line.backing_off[0], until=line.until)
+        return Explanation(ItemState.READY, why, attempts, held_by=line.backing_off[0], until=line.until)
     if line.parked:
         why = f"its key is parked: item {line.parked[0]} was buried; redrive or clear it"
-        return Explanation(Life.READY, why, attempts, held_by=line.parked[0])
+        return Explanation(ItemState.READY, why, attempts, held_by=line.parked[0])
     head = line.waiting.first
     first = head.start
     fence = _fence(state, key, head.position)
     if fence is not None:
         return _fenced(fence, attempts)
     if first == offset:
-        return Explanation(Life.READY, "ready: first of its key, the next lease that reaches it gets it", attempts)
-    return Explanation(Life.READY, f"ready, behind item {first} of the same key", attempts, held_by=first)
+        return Explanation(ItemState.READY, "ready: first of its key, the next lease that reaches it gets it", attempts)
+    return Explanation(ItemState.READY, f"ready, behind item {first} of the same key", attempts, held_by=first)
 
 
 def _position(state: State, offset: int) -> int:
@@ -143,4 +145,4 @@ def _fence(state: State, key: int, position: int) -> Fence | None:
 
 def _fenced(fence: Fence, attempts: int) -> Explanation:
     why = f"fenced by a resize: partition {fence.source} still holds earlier items of its key or slot"
-    return Explanation(Life.READY, why, attempts, waits_for=fence.source)
+    return Explanation(ItemState.READY, why, attempts, waits_for=fence.source)

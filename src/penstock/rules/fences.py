@@ -8,7 +8,7 @@ they go on, since the other partition waits for them in turn. When there are no 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from penstock.rules.records import Barrier, pack_keys, unpack_keys
+from penstock.rules.records import FenceSpec, pack_keys, unpack_keys
 from penstock.rules.routing import SLOT_MASK
 
 ENDLESS = 1 << 63
@@ -27,7 +27,7 @@ class Fence:
 
     __slots__ = ("keys", "mark", "number", "since", "slots", "source")
 
-    def __init__(self, barrier: Barrier) -> None:
+    def __init__(self, barrier: FenceSpec) -> None:
         self.number = barrier.number
         self.source = barrier.source
         self.mark = barrier.mark
@@ -39,9 +39,9 @@ class Fence:
         return key in self.keys if self.slots is None else key & SLOT_MASK in self.slots
 
     @property
-    def barrier(self) -> Barrier:
+    def barrier(self) -> FenceSpec:
         slots = None if self.slots is None else pack_slots(self.slots)
-        return Barrier(self.number, self.source, self.mark, self.since, slots, pack_keys(sorted(self.keys)))
+        return FenceSpec(self.number, self.source, self.mark, self.since, slots, pack_keys(sorted(self.keys)))
 
     def __repr__(self) -> str:
         what = f"{len(self.keys)} keys" if self.slots is None else f"{len(self.slots)} slots"
@@ -66,7 +66,7 @@ class Fences:
         """The position from which on items of a key must wait."""
         return min((fence.since for fence in self._all if fence.covers(key)), default=ENDLESS)
 
-    def add(self, barrier: Barrier) -> None:
+    def add(self, barrier: FenceSpec) -> None:
         fence = Fence(barrier)
         if fence.slots or fence.keys:
             self._all.append(fence)
@@ -78,7 +78,7 @@ class Fences:
         self._all = [fence for fence in self._all if fence.slots or fence.keys]
 
 
-class Departed:
+class MovedSlots:
     """For one partition: the slots that live elsewhere, and from which position on their items here are strays.
 
     Items from before that position are the backlog that the slot's new partition waits for: they are handled here.

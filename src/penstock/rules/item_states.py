@@ -19,7 +19,7 @@ from typing import Final
 from penstock.words.errors import InvalidRequest
 
 
-class Life(Enum):
+class ItemState(Enum):
     """Where an item is in its life."""
 
     SCHEDULED = "scheduled"
@@ -31,10 +31,10 @@ class Life(Enum):
 
     @property
     def resolved(self) -> bool:
-        return self in (Life.COMPLETED, Life.BURIED)
+        return self in (ItemState.COMPLETED, ItemState.BURIED)
 
 
-class LifeEvent(Enum):
+class Transition(Enum):
     """What happens to an item."""
 
     PRODUCED = "produced"
@@ -57,62 +57,62 @@ class LifeEvent(Enum):
     DELIVERED = "delivered"
 
 
-TRANSITIONS: Final[dict[tuple[Life | None, LifeEvent], Life]] = {
-    (None, LifeEvent.PRODUCED): Life.READY,
-    (None, LifeEvent.SCHEDULED): Life.SCHEDULED,
-    (Life.SCHEDULED, LifeEvent.DUE): Life.READY,
-    (Life.READY, LifeEvent.LEASED): Life.LEASED,
-    (Life.LEASED, LifeEvent.EXTENDED): Life.LEASED,
-    (Life.LEASED, LifeEvent.COMPLETED): Life.COMPLETED,
-    (Life.LEASED, LifeEvent.RETRIED): Life.READY,
-    (Life.LEASED, LifeEvent.DELAYED): Life.SCHEDULED,
-    (Life.LEASED, LifeEvent.LEASE_EXPIRED): Life.READY,
+TRANSITIONS: Final[dict[tuple[ItemState | None, Transition], ItemState]] = {
+    (None, Transition.PRODUCED): ItemState.READY,
+    (None, Transition.SCHEDULED): ItemState.SCHEDULED,
+    (ItemState.SCHEDULED, Transition.DUE): ItemState.READY,
+    (ItemState.READY, Transition.LEASED): ItemState.LEASED,
+    (ItemState.LEASED, Transition.EXTENDED): ItemState.LEASED,
+    (ItemState.LEASED, Transition.COMPLETED): ItemState.COMPLETED,
+    (ItemState.LEASED, Transition.RETRIED): ItemState.READY,
+    (ItemState.LEASED, Transition.DELAYED): ItemState.SCHEDULED,
+    (ItemState.LEASED, Transition.LEASE_EXPIRED): ItemState.READY,
     # handled by the holder of the consumer right, whose lease of it had ended
-    (Life.READY, LifeEvent.COMPLETED): Life.COMPLETED,
+    (ItemState.READY, Transition.COMPLETED): ItemState.COMPLETED,
     # given up: by its holder, by spent attempts (also when a lowered max_attempts finds it waiting), by its ttl (never while leased)
-    (Life.LEASED, LifeEvent.BURIED): Life.BURIED,
-    (Life.READY, LifeEvent.BURIED): Life.BURIED,
-    (Life.SCHEDULED, LifeEvent.BURIED): Life.BURIED,
-    (Life.READY, LifeEvent.TTL_EXPIRED): Life.BURIED,
-    (Life.SCHEDULED, LifeEvent.TTL_EXPIRED): Life.BURIED,
+    (ItemState.LEASED, Transition.BURIED): ItemState.BURIED,
+    (ItemState.READY, Transition.BURIED): ItemState.BURIED,
+    (ItemState.SCHEDULED, Transition.BURIED): ItemState.BURIED,
+    (ItemState.READY, Transition.TTL_EXPIRED): ItemState.BURIED,
+    (ItemState.SCHEDULED, Transition.TTL_EXPIRED): ItemState.BURIED,
     # an operator's word
-    (Life.READY, LifeEvent.CLEARED): Life.COMPLETED,
-    (Life.SCHEDULED, LifeEvent.CLEARED): Life.COMPLETED,
-    (Life.LEASED, LifeEvent.CLEARED): Life.COMPLETED,
-    (Life.BURIED, LifeEvent.CLEARED): Life.COMPLETED,
-    (Life.COMPLETED, LifeEvent.SOUGHT): Life.READY,
-    (Life.BURIED, LifeEvent.REDRIVEN): Life.READY,
+    (ItemState.READY, Transition.CLEARED): ItemState.COMPLETED,
+    (ItemState.SCHEDULED, Transition.CLEARED): ItemState.COMPLETED,
+    (ItemState.LEASED, Transition.CLEARED): ItemState.COMPLETED,
+    (ItemState.BURIED, Transition.CLEARED): ItemState.COMPLETED,
+    (ItemState.COMPLETED, Transition.SOUGHT): ItemState.READY,
+    (ItemState.BURIED, Transition.REDRIVEN): ItemState.READY,
     # on its way to another partition: a dead letter, a redrive, a key that lives elsewhere now
-    (Life.READY, LifeEvent.SENT): Life.MOVING,
-    (Life.BURIED, LifeEvent.SENT): Life.MOVING,
-    (Life.MOVING, LifeEvent.DELIVERED): Life.COMPLETED,
+    (ItemState.READY, Transition.SENT): ItemState.MOVING,
+    (ItemState.BURIED, Transition.SENT): ItemState.MOVING,
+    (ItemState.MOVING, Transition.DELIVERED): ItemState.COMPLETED,
     # retention let go of its bytes
-    (Life.COMPLETED, LifeEvent.DROPPED): Life.COMPLETED,
-    (Life.BURIED, LifeEvent.DROPPED): Life.COMPLETED,
+    (ItemState.COMPLETED, Transition.DROPPED): ItemState.COMPLETED,
+    (ItemState.BURIED, Transition.DROPPED): ItemState.COMPLETED,
     # damage took its bytes
-    (Life.READY, LifeEvent.LOST): Life.COMPLETED,
-    (Life.SCHEDULED, LifeEvent.LOST): Life.COMPLETED,
-    (Life.LEASED, LifeEvent.LOST): Life.COMPLETED,
-    (Life.BURIED, LifeEvent.LOST): Life.COMPLETED,
-    (Life.MOVING, LifeEvent.LOST): Life.COMPLETED,
+    (ItemState.READY, Transition.LOST): ItemState.COMPLETED,
+    (ItemState.SCHEDULED, Transition.LOST): ItemState.COMPLETED,
+    (ItemState.LEASED, Transition.LOST): ItemState.COMPLETED,
+    (ItemState.BURIED, Transition.LOST): ItemState.COMPLETED,
+    (ItemState.MOVING, Transition.LOST): ItemState.COMPLETED,
 }
 
 
-def before(event: LifeEvent) -> frozenset[Life]:
+def states_allowing(event: Transition) -> frozenset[ItemState]:
     """The states in which this can happen to an item."""
     return _BEFORE[event]
 
 
-_BEFORE = {event: frozenset(life for life, what in TRANSITIONS if what is event and life is not None) for event in LifeEvent}
+_BEFORE = {event: frozenset(life for life, what in TRANSITIONS if what is event and life is not None) for event in Transition}
 
 
-def after(state: Life | None, event: LifeEvent) -> Life:
+def next_state(state: ItemState | None, event: Transition) -> ItemState:
     """The state that follows, or an error that says what the item is doing instead."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
         now = "not there" if state is None else state.value
-        allowed = sorted(known.value for known in before(event))
+        allowed = sorted(known.value for known in states_allowing(event))
         raise InvalidRequest(f"an item that is {now} cannot be {event.value}; it must be {' or '.join(allowed) or 'new'}") from None
 
 

@@ -112,7 +112,7 @@ class PackedExtents:
         self._at = 0
 
 
-class Line:
+class KeyLine:
     """One key: what holds it and what waits behind."""
 
     __slots__ = ("backing_off", "lease", "parked", "places", "until", "waiting")
@@ -163,7 +163,7 @@ class Line:
         return self.waiting.drop(offset)
 
 
-class Keys:
+class KeyLines:
     """All keys that are not simply free."""
 
     __slots__ = ("fences", "freed", "map", "ready")
@@ -172,7 +172,7 @@ class Keys:
         self.fences = fences or Fences()
         self.freed: list[int] | None = None
         """Keys that nothing holds any more, since somebody asked for them; None when nobody does. Not state: a note for the queue."""
-        self.map: dict[int, int | Line] = {}
+        self.map: dict[int, int | KeyLine] = {}
         self.ready: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
         """Per lane: (position, offset, key) of heads that may be leased."""
 
@@ -181,34 +181,34 @@ class Keys:
         found, self.freed = self.freed, []
         return found
 
-    def line(self, key: int) -> Line:
+    def line(self, key: int) -> KeyLine:
         """The key's line, made when there is none."""
         found = self.map.get(key)
-        if not isinstance(found, Line):
-            found = self.map[key] = Line(found or 0)
+        if not isinstance(found, KeyLine):
+            found = self.map[key] = KeyLine(found or 0)
         return found
 
-    def lines(self) -> list[tuple[int, Line]]:
-        return [(key, found) for key, found in self.map.items() if isinstance(found, Line)]
+    def lines(self) -> list[tuple[int, KeyLine]]:
+        return [(key, found) for key, found in self.map.items() if isinstance(found, KeyLine)]
 
-    def head(self, lane: int, position: int, offset: int, key: int) -> Line | None:
+    def head(self, lane: int, position: int, offset: int, key: int) -> KeyLine | None:
         """The line that a `ready` entry speaks of, if it still holds good."""
         found = self.map.get(key)
-        if not isinstance(found, Line) or found.busy or not found.waiting:
+        if not isinstance(found, KeyLine) or found.busy or not found.waiting:
             return None
         first = found.waiting.first
         if self.fences and first.position >= self.fences.limit(key):
             return None
         return found if (first.tag, first.position, first.start) == (lane, position, offset) else None
 
-    def free(self, lane: int) -> Iterator[tuple[tuple[int, int, int], Line]]:
+    def free(self, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
         """The entries of the free keys of a lane, best first, each with its line. A key may come twice."""
         for entry in in_order(self.ready[lane]):
             line = self.head(lane, *entry)
             if line is not None:
                 yield entry, line
 
-    def first_free(self, lane: int) -> Line | None:
+    def first_free(self, lane: int) -> KeyLine | None:
         """The line of the first free key of a lane."""
         return next((line for _, line in self.free(lane)), None) if self.ready[lane] else None
 
@@ -226,7 +226,7 @@ class Keys:
             return
         for key in keys:
             found = mapped.get(key)
-            if isinstance(found, Line):
+            if isinstance(found, KeyLine):
                 found.lease = lease
             else:
                 mapped[key] = lease
@@ -240,11 +240,11 @@ class Keys:
                 del mapped[key]
                 if self.freed is not None:
                     self.freed.append(key)
-            elif isinstance(found, Line) and found.lease == lease:
+            elif isinstance(found, KeyLine) and found.lease == lease:
                 found.lease = 0
                 self.settle(key, found)
 
-    def settle(self, key: int, line: Line) -> None:
+    def settle(self, key: int, line: KeyLine) -> None:
         """After a change: a free line offers its head unless it is fenced, or goes when it has none."""
         if line.busy:
             return
@@ -269,7 +269,7 @@ class Keys:
     def take(self, key: int, start: int, stop: int) -> None:
         """Items [start, stop) leave the front of the line."""
         found = self.map.get(key)
-        if not isinstance(found, Line):
+        if not isinstance(found, KeyLine):
             return
         for offset in range(start, stop):
             if found.waiting and found.waiting.first.start == offset:

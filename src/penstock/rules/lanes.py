@@ -34,14 +34,14 @@ class Rank(NamedTuple):
     """Since when it waits in its place. Elapsed time is per partition: it only compares with others once it is put on one clock."""
 
 
-def lifted(lane: int, since: int, aging: int, now: int) -> int:
+def aged_priority(lane: int, since: int, aging: int, now: int) -> int:
     """The priority that an item of a lane competes with: every `aging` of waiting lifts it one step (0: never)."""
     return max(0, lane - (now - since) // aging) if aging else lane
 
 
 def best_rank(heads: Iterable[Rank], aging: int, now: int) -> Rank | None:
     """The best of these heads of lanes when each is lifted by its age; None when there is none."""
-    return min([Rank(lifted(lane, since, aging, now), since) for lane, since in heads], default=None)
+    return min([Rank(aged_priority(lane, since, aging, now), since) for lane, since in heads], default=None)
 
 
 class Extent:

@@ -5,56 +5,56 @@ Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned i
 
 from itertools import groupby
 
-from penstock.rules.commands import Again, Answer, Granted, Lease, Strayed
-from penstock.rules.lanes import Extent, Rank, lifted
+from penstock.rules.commands import AcquireLease, Answer, AskAgain, LeaseAnswer, StraysFound
+from penstock.rules.lanes import Extent, Rank, aged_priority
 from penstock.rules.lease_plan import LeasePlan
-from penstock.rules.leases import EPOCH_SHIFT, Grant
-from penstock.rules.records import Answered, Leased, Lost, Passed, Record, Take, unpack_keys
+from penstock.rules.leases import EPOCH_SHIFT, LiveLease
+from penstock.rules.records import LaneTake, Leased, Lost, PassedOver, Record, RequestAnswered, unpack_keys
 from penstock.rules.runs import offsets, pairs
-from penstock.rules.state import Peek, State
+from penstock.rules.state import BlockSource, State
 from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
-from penstock.words.limits import MAX_BATCH_ITEMS, lease_timeout_within, within
+from penstock.words.limits import MAX_BATCH_ITEMS, check_lease_timeout, check_range
 
-NOTHING = Granted(0)
+NOTHING = LeaseAnswer(0)
 
 
-def validate_lease(command: Lease) -> Lease:
-    within("want", command.want, 1, MAX_BATCH_ITEMS)
-    within("per_key", command.per_key, 1, MAX_BATCH_ITEMS)
+def validate_lease(command: AcquireLease) -> AcquireLease:
+    check_range("want", command.want, 1, MAX_BATCH_ITEMS)
+    check_range("per_key", command.per_key, 1, MAX_BATCH_ITEMS)
     if command.timeout:
-        lease_timeout_within(command.timeout)
+        check_lease_timeout(command.timeout)
     check_name("consumer", command.consumer)
     check_request(command.request)
     return command
 
 
-def decide_lease(state: State, command: Lease, now: Moment, peek: Peek) -> tuple[list[Record], Answer]:
+def decide_lease(state: State, command: AcquireLease, now: Moment, peek: BlockSource) -> tuple[list[Record], Answer]:
     validate_lease(command)
     if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
         grant = state.leases.live.get(known.lease)
-        return [], NOTHING if grant is None else granted(state, grant.number, grant.deadline, grant.runs())
+        return [], NOTHING if grant is None else lease_answer(state, grant.number, grant.deadline, grant.runs())
     if state.paused_lease:
         return [], NOTHING
     timeout = command.timeout or state.policy.lease_timeout
     lease, deadline = state.next_lease, now.elapsed + timeout
     if command.request is None and (take := _plain(state, command, now.elapsed)) is not None:
-        return [Leased(lease, deadline, timeout, command.consumer, [take])], granted(state, lease, deadline, [take.start, take.stop])
+        return [Leased(lease, deadline, timeout, command.consumer, [take])], lease_answer(state, lease, deadline, [take.start, take.stop])
     plan = LeasePlan(state, command, now, peek)
     plan.fill()
     if plan.lost is not None:
-        return [Lost(plan.lost)], Again()
+        return [Lost(plan.lost)], AskAgain()
     if plan.strays:
-        return [], Strayed(plan.strays)
+        return [], StraysFound(plan.strays)
     if not plan.count:
-        return ([Passed(plan.takes)] if plan.takes else []), (Again() if plan.more else NOTHING)
+        return ([PassedOver(plan.takes)] if plan.takes else []), (AskAgain() if plan.more else NOTHING)
     records: list[Record] = [Leased(lease, deadline, timeout, command.consumer, plan.takes, plan.heads)]
     if command.request is not None:
-        records.append(Answered(command.request, lease=lease))
-    return records, granted(state, lease, deadline, plan.runs)
+        records.append(RequestAnswered(command.request, lease=lease))
+    return records, lease_answer(state, lease, deadline, plan.runs)
 
 
-def _plain(state: State, command: Lease, now: int) -> Take | None:
+def _plain(state: State, command: AcquireLease, now: int) -> LaneTake | None:
     """The commonest case without a plan: one lane, nothing with a key, enough in the first extent."""
     filled = [lane for lane, extents in enumerate(state.lanes.lanes) if extents]
     if len(filled) != 1 or any(state.keys.ready):
@@ -64,21 +64,21 @@ def _plain(state: State, command: Lease, now: int) -> Take | None:
     if extent.tag or stop > extent.stop or state.away.overlaps(extent.start, stop):
         return None
     if command.until is not None:
-        priority = lifted(filled[0], extent.ready_at, state.policy.priority_aging, now)
+        priority = aged_priority(filled[0], extent.ready_at, state.policy.priority_aging, now)
         if Rank(priority, extent.ready_at) > command.until:
             return None
-    return Take(filled[0], extent.start, stop)
+    return LaneTake(filled[0], extent.start, stop)
 
 
-def granted(state: State, lease: int, deadline: int, runs: list[int]) -> Granted:
+def lease_answer(state: State, lease: int, deadline: int, runs: list[int]) -> LeaseAnswer:
     """The answer to a lease, with the attempt numbers that are above 1."""
     failures = state.failures
     attempts = {offset: failures[offset].attempts + 1 for offset in failures.keys() & set(offsets(runs))} if failures else {}
-    return Granted(lease, deadline, runs, attempts)
+    return LeaseAnswer(lease, deadline, runs, attempts)
 
 
 def apply_leased(state: State, record: Leased, now: Moment) -> None:
-    grant = Grant(record)
+    grant = LiveLease(record)
     for take in record.takes:
         _apply_take(state, take, record.lease, now)
     for head in record.heads:
@@ -92,12 +92,12 @@ def apply_leased(state: State, record: Leased, now: Moment) -> None:
     state.leases_given = max(state.leases_given, given)
 
 
-def apply_passed(state: State, record: Passed, now: Moment) -> None:
+def apply_passed(state: State, record: PassedOver, now: Moment) -> None:
     for take in record.takes:
         _apply_take(state, take, 0, now)
 
 
-def _apply_take(state: State, take: Take, lease: int, now: Moment) -> None:
+def _apply_take(state: State, take: LaneTake, lease: int, now: Moment) -> None:
     extent = state.lanes.trim(take.lane, take.start, take.stop, take.left)
     if take.taken is None:
         state.away.add(take.start, take.stop)

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from penstock.rules.commands import Lease
+from penstock.rules.commands import AcquireLease
 from penstock.rules.fences import ENDLESS
-from penstock.rules.keys import Line
-from penstock.rules.lanes import KEYED, SPARSE, Extent, Rank, lifted
-from penstock.rules.records import Head, Take, pack_keys
+from penstock.rules.keys import KeyLine
+from penstock.rules.lanes import KEYED, SPARSE, Extent, Rank, aged_priority
+from penstock.rules.records import LaneTake, LineTake, pack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets
-from penstock.rules.state import Block, Peek, State
+from penstock.rules.state import Block, BlockSource, State
 from penstock.words.clock import Moment
 
 
@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
     lane: int
     since: int
     head: tuple[int, int, int] | None = None
-    line: Line | None = None
+    line: KeyLine | None = None
 
 
 class Walk:
@@ -74,12 +74,12 @@ PASS_COST = 100
 class LeasePlan:
     """What a lease would take."""
 
-    def __init__(self, state: State, command: Lease, now: Moment, peek: Peek) -> None:
+    def __init__(self, state: State, command: AcquireLease, now: Moment, peek: BlockSource) -> None:
         self.state, self.now, self.peek = state, now.elapsed, peek
         self.room = command.want
         self.per_key = command.per_key
-        self.takes: list[Take] = []
-        self.heads: list[Head] = []
+        self.takes: list[LaneTake] = []
+        self.heads: list[LineTake] = []
         self.runs: list[int] = []
         self.count = 0
         self.scanned = 0
@@ -180,7 +180,7 @@ class LeasePlan:
         return best, second, oldest
 
     def _lifted(self, lane: int, since: int) -> int:
-        return lifted(lane, since, self.state.policy.priority_aging, self.now)
+        return aged_priority(lane, since, self.state.policy.priority_aging, self.now)
 
     def _top_head(self, lane: int) -> Candidate | None:
         """The first free key of a lane that this plan has not touched."""
@@ -195,7 +195,7 @@ class LeasePlan:
             (self._lifted(lane, first.ready_at), entry[0], first.fresh, first.ready_at, lane), lane, first.ready_at, entry, line
         )
 
-    def _take_head(self, entry: tuple[int, int, int], line: Line | None) -> None:
+    def _take_head(self, entry: tuple[int, int, int], line: KeyLine | None) -> None:
         assert line is not None
         key = entry[2]
         self._touched.add(key)
@@ -211,7 +211,7 @@ class LeasePlan:
             if stop <= run.start or run.position > unread:
                 break
             allowed -= stop - run.start
-            self.heads.append(Head(key, run.tag, run.start, stop))
+            self.heads.append(LineTake(key, run.tag, run.start, stop))
             self._took([run.start, stop])
 
     def _took(self, runs: list[int]) -> None:
@@ -225,7 +225,7 @@ class LeasePlan:
         start = walk.start
         stop = min(stop, self.state.away.first_missing(start) + max(self.room, 1))  # past what is not ready any more in one step
         runs = self.state.away.missing(start, stop)
-        self.takes.append(Take(walk.lane, start, stop, None if runs == [start, stop] else runs))
+        self.takes.append(LaneTake(walk.lane, start, stop, None if runs == [start, stop] else runs))
         self._took(runs)
         self.scanned += 1
         walk.advance(stop)
@@ -266,7 +266,7 @@ class LeasePlan:
         start, stop = walk.start, min(self.state.away.first_missing(walk.start), walk.extent.stop)
         if start == stop:
             return False
-        self.takes.append(Take(walk.lane, start, stop, []))
+        self.takes.append(LaneTake(walk.lane, start, stop, []))
         self.scanned += 1
         walk.advance(stop)
         return True
@@ -295,7 +295,7 @@ class LeasePlan:
         if passed:
             self._add_cut(walk.lane, start, stop, packed, passed)
         else:
-            self.takes.append(Take(walk.lane, start, stop, None, packed))
+            self.takes.append(LaneTake(walk.lane, start, stop, None, packed))
             self._took([start, stop])
         self.scanned += stop - start
         walk.advance(stop)
@@ -322,7 +322,7 @@ class LeasePlan:
                 kept.append(packed[8 * at : 8 * index])
             at = index + 1
         passed_keys = b"".join([packed[8 * index : 8 * index + 8] for index in passed])
-        self.takes.append(Take(lane, start, stop, runs, b"".join(kept), from_offsets([start + index for index in passed]), passed_keys))
+        self.takes.append(LaneTake(lane, start, stop, runs, b"".join(kept), from_offsets([start + index for index in passed]), passed_keys))
         self._took(runs)
 
     def _free(self, key: int, position: int = 0) -> bool:
@@ -342,7 +342,7 @@ class LeasePlan:
     def _jumps(self, walk: Walk, offset: int, key: int) -> bool:
         """Whether an item stands before those that wait, free to go, in its key's line: they were read ahead of it."""
         line = self.state.keys.map.get(key)
-        if not isinstance(line, Line) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
+        if not isinstance(line, KeyLine) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
             return False
         position = walk.position_of(offset)
         self._jumped = Extent(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
@@ -367,7 +367,7 @@ class LeasePlan:
         runs, taken_keys = _split(taken)
         passed_runs, passed_keys = _split(passed)
         packed = pack_keys(taken_keys) if any(taken_keys) else b""
-        self.takes.append(Take(walk.lane, start, stop, runs, packed, passed_runs, pack_keys(passed_keys)))
+        self.takes.append(LaneTake(walk.lane, start, stop, runs, packed, passed_runs, pack_keys(passed_keys)))
         self._took(runs)
         self.scanned += stop - start
         walk.advance(stop)
@@ -422,7 +422,7 @@ class LeasePlan:
             return
         passed, keys = _split([(offset, key) for offset, key in found if key != NO_KEY])
         left = from_offsets(offset for offset, key in found if key == NO_KEY)
-        self.takes.append(Take(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
+        self.takes.append(LaneTake(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
         self.scanned += max(stop - walk.start, PASS_COST)
         walk.advance(stop)
 

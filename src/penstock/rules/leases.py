@@ -19,7 +19,7 @@ from penstock.words.limits import MAX_LEASE_TIMEOUT
 EPOCH_SHIFT = 40
 
 
-class Grant:
+class LiveLease:
     """A live lease."""
 
     __slots__ = ("_open", "_sharing", "consumer", "count", "deadline", "done", "given", "number", "size", "timeout")
@@ -125,7 +125,7 @@ class Leases:
     __slots__ = ("_deadlines", "finished", "live", "marks", "past")
 
     def __init__(self) -> None:
-        self.live: dict[int, Grant] = {}
+        self.live: dict[int, LiveLease] = {}
         self._deadlines: list[tuple[int, int]] = []
         self.finished = RunSet()
         """Leases all of whose items were completed under them."""
@@ -134,11 +134,11 @@ class Leases:
         self.marks: list[tuple[int, int]] = []
         """(time, lease): landmarks by which `finished` is forgotten."""
 
-    def add(self, grant: Grant) -> None:
+    def add(self, grant: LiveLease) -> None:
         self.live[grant.number] = grant
         heappush(self._deadlines, (grant.deadline, grant.number))
 
-    def extend(self, grant: Grant, deadline: int) -> None:
+    def extend(self, grant: LiveLease, deadline: int) -> None:
         grant.deadline = deadline
         heappush(self._deadlines, (deadline, grant.number))
         self._tidy(grant.number)
@@ -157,9 +157,9 @@ class Leases:
         """When the first lease ends."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def overdue(self, now: int, limit: int) -> list[Grant]:
+    def overdue(self, now: int, limit: int) -> list[LiveLease]:
         """Leases that have ended, up to `limit` items' worth (at least one lease)."""
-        found: dict[int, Grant] = {}
+        found: dict[int, LiveLease] = {}
         items = 0
         for deadline, number in in_order(self._deadlines):
             if items >= limit or deadline > now:
@@ -175,7 +175,7 @@ class Leases:
         for grant in self.live.values():
             self.extend(grant, now + grant.timeout)
 
-    def end(self, grant: Grant, now: int, remember: int) -> None:
+    def end(self, grant: LiveLease, now: int, remember: int) -> None:
         """The lease is over; if it was never settled in part, everything under it was completed."""
         del self.live[grant.number]
         self._tidy(grant.number)

@@ -9,50 +9,50 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.rules import admin, commands, lease, outbox, produce, records, resize, retention, settle, timers
-from penstock.rules.state import Peek, State
+from penstock.rules.state import BlockSource, State
 from penstock.rules.timers import decide_due
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
 
-_DECIDE: dict[type, Callable[[State, Any, Moment, Peek], tuple[list[records.Record], commands.Answer]]] = {
+_DECIDE: dict[type, Callable[[State, Any, Moment, BlockSource], tuple[list[records.Record], commands.Answer]]] = {
     commands.Produce: produce.decide_produce,
-    commands.Lease: lease.decide_lease,
-    commands.Complete: settle.decide_complete,
-    commands.Retry: settle.decide_retry,
-    commands.Bury: settle.decide_bury,
-    commands.Consume: settle.decide_consume,
-    commands.Extend: settle.decide_extend,
-    commands.Note: settle.decide_note,
+    commands.AcquireLease: lease.decide_lease,
+    commands.CompleteLeased: settle.decide_complete,
+    commands.RetryLeased: settle.decide_retry,
+    commands.BuryLeased: settle.decide_bury,
+    commands.CompleteUnleased: settle.decide_consume,
+    commands.ExtendLease: settle.decide_extend,
+    commands.SetProgress: settle.decide_note,
     commands.Configure: admin.decide_configure,
     commands.Pause: admin.decide_pause,
     commands.Clear: admin.decide_clear,
     commands.Seek: admin.decide_seek,
     commands.Redrive: admin.decide_redrive,
     commands.Drop: retention.decide_drop,
-    commands.PutCursor: retention.decide_move,
-    commands.ForgetCursor: retention.decide_release,
+    commands.PutCursor: retention.decide_put_cursor,
+    commands.ForgetCursor: retention.decide_forget_cursor,
     commands.Send: outbox.decide_send,
-    commands.Confirm: outbox.decide_confirm,
-    commands.FenceOff: resize.decide_fence,
-    commands.Narrow: resize.decide_narrow,
-    commands.Lift: resize.decide_lift,
-    commands.Release: admin.decide_release,
+    commands.ConfirmTransfer: outbox.decide_confirm,
+    commands.AddFences: resize.decide_fence,
+    commands.NarrowFence: resize.decide_narrow,
+    commands.LiftFence: resize.decide_lift,
+    commands.ReleaseParkedKey: admin.decide_release_parked_key,
 }
 
 _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Produced: produce.apply_produced,
     records.Leased: lease.apply_leased,
-    records.Passed: lease.apply_passed,
+    records.PassedOver: lease.apply_passed,
     records.Completed: settle.apply_completed,
-    records.Consumed: settle.apply_consumed,
+    records.CompletedUnleased: settle.apply_consumed,
     records.Retried: settle.apply_retried,
     records.Extended: settle.apply_extended,
-    records.Noted: settle.apply_noted,
+    records.ProgressSet: settle.apply_noted,
     records.Buried: settle.apply_buried,
-    records.Answered: settle.apply_answered,
-    records.Expired: timers.apply_expired,
+    records.RequestAnswered: settle.apply_answered,
+    records.LeaseExpired: timers.apply_expired,
     records.Due: timers.apply_due,
-    records.Aged: timers.apply_aged,
+    records.TtlChecked: timers.apply_aged,
     records.Opened: admin.apply_opened,
     records.Configured: admin.apply_configured,
     records.Paused: admin.apply_paused,
@@ -61,19 +61,19 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.RedrivenInPlace: admin.apply_redriven,
     records.Lost: admin.apply_lost,
     records.Dropped: retention.apply_dropped,
-    records.CursorMoved: retention.apply_moved,
-    records.CursorReleased: retention.apply_released,
+    records.CursorMoved: retention.apply_cursor_moved,
+    records.CursorReleased: retention.apply_cursor_released,
     records.Sent: outbox.apply_sent,
-    records.Promised: outbox.apply_promised,
+    records.FollowUpSent: outbox.apply_promised,
     records.Delivered: outbox.apply_delivered,
-    records.Fenced: resize.apply_fenced,
-    records.Narrowed: resize.apply_narrowed,
-    records.Lifted: resize.apply_lifted,
-    records.Released: admin.apply_released,
+    records.FencesAdded: resize.apply_fenced,
+    records.FenceNarrowed: resize.apply_narrowed,
+    records.FenceLifted: resize.apply_lifted,
+    records.ParkedKeyReleased: admin.apply_parked_key_released,
 }
 
 
-def decide(state: State, command: commands.Command, now: Moment, peek: Peek) -> tuple[list[records.Record], commands.Answer]:
+def decide(state: State, command: commands.Command, now: Moment, peek: BlockSource) -> tuple[list[records.Record], commands.Answer]:
     """What a command leads to. May raise Missing (fetch and ask again) or a PenstockError (refused)."""
     rule = _DECIDE.get(type(command))
     if rule is None:

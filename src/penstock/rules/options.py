@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import Policy, Retention, within
+from penstock.words.limits import Policy, Retention, check_range
 
 MAX_QUEUE_NAME = 200
 MOST = 1 << 60
@@ -41,8 +41,8 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
         self.policy.validate()
         if self.dead_queue != "":
             check_name(self.dead_queue)
-        within("max_items", self.max_items, 0, MOST)
-        within("max_bytes", self.max_bytes, 0, MOST)
+        check_range("max_items", self.max_items, 0, MOST)
+        check_range("max_bytes", self.max_bytes, 0, MOST)
         if self.durability not in DURABILITIES:
             raise InvalidRequest(f"durability is {self.durability!r}; use 'fsync', 'interval' or 'os', or leave it to the broker")
         return self

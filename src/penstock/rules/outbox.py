@@ -9,13 +9,13 @@ is MOVING: nobody can lease it, its bytes stay, and what was known of its burial
 import struct
 from collections.abc import Sequence
 
-from penstock.rules.commands import Again, Confirm, Counted, Letter, Send
-from penstock.rules.item_states import LifeEvent, after
+from penstock.rules.commands import AskAgain, ConfirmTransfer, FollowUpBatch, ItemCount, Send
+from penstock.rules.item_states import Transition, next_state
 from penstock.rules.leases import EPOCH_SHIFT
-from penstock.rules.records import Delivered, Lost, Promised, Record, Sent
-from penstock.rules.removal import keys_in_line, leave_lines
+from penstock.rules.records import Delivered, FollowUpSent, Lost, Record, Sent
+from penstock.rules.removal import keys_in_line, withdraw_items
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
-from penstock.rules.state import Outgoing, Peek, State
+from penstock.rules.state import BlockSource, OutboxEntry, State
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, QueueBusy
 from penstock.words.limits import MAX_BATCH_BYTES
@@ -25,32 +25,32 @@ MAX_OUTBOX_BYTES = 2 * MAX_BATCH_BYTES
 """Follow-ups that wait for their destination; they are kept in memory."""
 
 
-def destination(incarnation: int, partition: int) -> bytes:
+def pack_destination(incarnation: int, partition: int) -> bytes:
     """A partition of any queue, as outboxes and producers name it."""
     return _DESTINATION.pack(incarnation, partition)
 
 
-def place_of(packed: bytes) -> tuple[int, int]:
+def unpack_destination(packed: bytes) -> tuple[int, int]:
     """The incarnation and partition that `destination` named."""
     incarnation, partition = _DESTINATION.unpack(packed)
     return incarnation, partition
 
 
-def decide_send(state: State, command: Send, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
+def decide_send(state: State, command: Send, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
     _check(command.destination)
     chosen = sorted(set(command.offsets))
     for offset in chosen:
-        after(state.state_of(offset), LifeEvent.SENT)
+        next_state(state.state_of(offset), Transition.SENT)
     if not chosen:
-        return [], Counted(0)
+        return [], ItemCount(0)
     keys = keys_in_line(state, chosen, peek)
     if isinstance(keys, Lost):
-        return [keys], Again()
+        return [keys], AskAgain()
     sequence = _next(state, command.destination)
-    return [Sent(command.destination, sequence, from_offsets(chosen), keys)], Counted(len(chosen))
+    return [Sent(command.destination, sequence, from_offsets(chosen), keys)], ItemCount(len(chosen))
 
 
-def promises(state: State, letters: Sequence[Letter]) -> list[Record]:
+def follow_up_records(state: State, letters: Sequence[FollowUpBatch]) -> list[Record]:
     """The records of follow-ups, one for each letter."""
     size = sum(len(letter.body) for letter in letters) + sum(len(one.body) for line in state.outbox.values() for one in line)
     if size > MAX_OUTBOX_BYTES:
@@ -61,15 +61,15 @@ def promises(state: State, letters: Sequence[Letter]) -> list[Record]:
         _check(letter.destination)
         sequence = given.get(letter.destination, _next(state, letter.destination) - 1) + 1
         given[letter.destination] = sequence
-        records.append(Promised(letter.destination, sequence, letter.body))
+        records.append(FollowUpSent(letter.destination, sequence, letter.body))
     return records
 
 
-def decide_confirm(state: State, command: Confirm, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_confirm(state: State, command: ConfirmTransfer, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     line = state.outbox.get(command.destination)
     if not line or line[0].sequence != command.sequence:
-        return [], Counted(0)
-    return [Delivered(command.destination, command.sequence, command.base)], Counted(1)
+        return [], ItemCount(0)
+    return [Delivered(command.destination, command.sequence, command.base)], ItemCount(1)
 
 
 def _check(packed: bytes) -> None:
@@ -82,17 +82,17 @@ def _next(state: State, packed: bytes) -> int:
 
 
 def apply_sent(state: State, record: Sent, now: Moment) -> None:
-    leave_lines(state, record.runs, record.keys)
+    withdraw_items(state, record.runs, record.keys)
     state.buried_set.remove_all(record.runs)
     state.moving.add_all(record.runs)
-    _enter(state, record.destination, Outgoing(record.sequence, record.runs))
+    _enter(state, record.destination, OutboxEntry(record.sequence, record.runs))
 
 
-def apply_promised(state: State, record: Promised, now: Moment) -> None:
-    _enter(state, record.destination, Outgoing(record.sequence, [], record.body))
+def apply_promised(state: State, record: FollowUpSent, now: Moment) -> None:
+    _enter(state, record.destination, OutboxEntry(record.sequence, [], record.body))
 
 
-def _enter(state: State, packed: bytes, entry: Outgoing) -> None:
+def _enter(state: State, packed: bytes, entry: OutboxEntry) -> None:
     state.outbox.setdefault(packed, []).append(entry)
     state.sequences[packed] = max(entry.sequence, state.sequences.get(packed, 0))
 
@@ -122,7 +122,7 @@ def moved_to(state: State, offset: int) -> tuple[int, int, int] | None:
     if start is None:
         return None
     stop, packed, base = state.moved[start]
-    return (*place_of(packed), base + offset - start) if offset < stop and base >= 0 else None
+    return (*unpack_destination(packed), base + offset - start) if offset < stop and base >= 0 else None
 
 
 def moved_runs(state: State) -> list[int]:

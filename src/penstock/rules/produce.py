@@ -8,12 +8,12 @@ place when a transfer returns it: before everything of its key that came later.
 from collections.abc import Container
 
 from penstock.rules.commands import Produce, Stored
-from penstock.rules.keys import Line
+from penstock.rules.keys import KeyLine
 from penstock.rules.lanes import KEYED, SPARSE, Extent
-from penstock.rules.records import Answered, Produced, Record
+from penstock.rules.records import Produced, Record, RequestAnswered
 from penstock.rules.routing import NO_KEY, with_key_ids
 from penstock.rules.runs import from_offsets, pairs
-from penstock.rules.state import Peek, Remembered, State
+from penstock.rules.state import BlockSource, RememberedAnswer, State
 from penstock.words import origin
 from penstock.words.batch import Batch, check_request, validate
 from penstock.words.clock import Moment
@@ -21,7 +21,7 @@ from penstock.words.errors import InvalidRequest, QueueFull, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_DEDUP_IDS
 
 
-def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> tuple[list[Record], Stored]:
+def decide_produce(state: State, command: Produce, now: Moment, peek: BlockSource) -> tuple[list[Record], Stored]:
     base = state.next_offset
     batch = with_key_ids(command.batch)
     if command.source is None and not command.checked:  # a transfer was checked before, and may be larger than a caller's
@@ -43,7 +43,7 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: Peek) -> t
     if batch.dedups is not None and (command.source is None or command.dedup):  # a transfer must be noted even if it were a duplicate
         batch, ids = _without_duplicates(state, batch, now)
         if not len(batch):
-            return ([Answered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, again=True)
+            return ([RequestAnswered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, again=True)
     answer = Stored(base, len(batch), ids)
     remembered = ids if command.request is not None else None
     places = _places(state, command, batch, base) if command.source is not None else None
@@ -84,10 +84,10 @@ def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int
     return [offset for old, new in found.items() for offset in (new, old)] or None
 
 
-def _parked(state: State, key: int, offset: int) -> Line | None:
+def _parked(state: State, key: int, offset: int) -> KeyLine | None:
     """The line of the key, if the burial of that item parks it."""
     line = state.keys.map.get(key)
-    return line if isinstance(line, Line) and offset in line.parked else None
+    return line if isinstance(line, KeyLine) and offset in line.parked else None
 
 
 def apply_produced(state: State, record: Produced, now: Moment) -> None:
@@ -108,7 +108,7 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
                 state.dedup.put(name, base + index, now.elapsed, state.policy.dedup_window)
         state.dedup.limit(MAX_DEDUP_IDS, now.elapsed)
     if record.request is not None:
-        state.requests.put(record.request, Remembered(base, len(batch), record.ids), now.elapsed, state.policy.remember)
+        state.requests.put(record.request, RememberedAnswer(base, len(batch), record.ids), now.elapsed, state.policy.remember)
     if record.source is not None:
         _note_arrival(state, record.source, record.sequence, base)
 
@@ -135,7 +135,7 @@ def _put_in_places(state: State, record: Produced, now: Moment) -> set[int]:
     """Let items stand in their key's line where the old ones stood; says which did, for damage may have taken the record of a burial."""
     batch, base = record.batch, record.base
     placed: set[int] = set()
-    touched: dict[int, Line] = {}
+    touched: dict[int, KeyLine] = {}
     for new, old in pairs(record.places or ()):
         key = NO_KEY if batch.key_ids is None else batch.key_ids[new - base]
         line = _parked(state, key, old)

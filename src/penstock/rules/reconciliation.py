@@ -7,7 +7,7 @@ for ever. Ready items are lined up anew in log order, at the default priority. T
 twice changes nothing more.
 """
 
-from penstock.rules.keys import Keys, Line
+from penstock.rules.keys import KeyLine, KeyLines
 from penstock.rules.lanes import KEYED, Lanes
 from penstock.rules.outbox import moved_to
 from penstock.rules.routing import NO_KEY
@@ -16,7 +16,7 @@ from penstock.rules.state import Burial, State
 from penstock.words.limits import DEFAULT_PRIORITY
 
 
-def mend(state: State) -> None:
+def reconcile(state: State) -> None:
     """Bring all parts of a state into line."""
     end = state.next_offset
     for final in (state.resolved, state.buried_set, state.scheduled, state.passed, state.overdue, state.moving):
@@ -94,7 +94,7 @@ def _mend_scheduled(state: State, leased: RunSet) -> None:
 
 def _mend_keys(state: State, leased: RunSet) -> None:
     """Lines are made anew: what is leased or backs off holds its key, what is buried may park it, the rest waits."""
-    old, state.keys = state.keys, Keys(state.keys.fences)
+    old, state.keys = state.keys, KeyLines(state.keys.fences)
     state.passed, state.backing_off = RunSet(), {}
     for grant in state.leases.live.values():
         state.keys.hold([key for _, key in grant.open.values() if key != NO_KEY], grant.number)
@@ -102,9 +102,9 @@ def _mend_keys(state: State, leased: RunSet) -> None:
         _mend_line(state, key, line, leased)
 
 
-def _mend_line(state: State, key: int, line: Line, leased: RunSet) -> None:
+def _mend_line(state: State, key: int, line: KeyLine, leased: RunSet) -> None:
     found = state.keys.map.get(key)
-    new = Line(found if isinstance(found, int) else 0)
+    new = KeyLine(found if isinstance(found, int) else 0)
     if not new.lease and line.backing_off is not None and line.backing_off[0] in state.scheduled:
         new.backing_off, new.until = line.backing_off, line.until
         state.backing_off[line.backing_off[0]] = key

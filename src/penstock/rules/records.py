@@ -47,7 +47,7 @@ class Produced(msgspec.Struct, gc=False):
     """Items that return to where an item whose burial parked their key stood: flat pairs `[new offset, old offset, …]`."""
 
 
-class Take(msgspec.Struct, array_like=True, gc=False):
+class LaneTake(msgspec.Struct, array_like=True, gc=False):
     """What a lease did with the offsets [start, stop) of a lane: it took some, passed over those of busy keys, left the rest."""
 
     lane: int
@@ -63,7 +63,7 @@ class Take(msgspec.Struct, array_like=True, gc=False):
     """Items without a key that stay ready where they are."""
 
 
-class Head(msgspec.Struct, array_like=True, gc=False):
+class LineTake(msgspec.Struct, array_like=True, gc=False):
     """Items [start, stop) that had been passed over, taken from the front of their key's line."""
 
     key: int
@@ -79,14 +79,14 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
     deadline: int
     timeout: int
     consumer: str
-    takes: list[Take] = []
-    heads: list[Head] = []
+    takes: list[LaneTake] = []
+    heads: list[LineTake] = []
 
 
-class Passed(msgspec.Struct, array_like=True, gc=False, tag=4):
+class PassedOver(msgspec.Struct, array_like=True, gc=False, tag=4):
     """Items of busy keys were passed over; nobody got anything yet."""
 
-    takes: list[Take]
+    takes: list[LaneTake]
 
 
 class Completed(msgspec.Struct, array_like=True, gc=False, tag=5):
@@ -108,7 +108,7 @@ class Retried(msgspec.Struct, array_like=True, gc=False, tag=6):
     returned: list[int] = []
 
 
-class Expired(msgspec.Struct, array_like=True, gc=False, tag=7):
+class LeaseExpired(msgspec.Struct, array_like=True, gc=False, tag=7):
     """A lease ended by its deadline; what was still open goes back."""
 
     lease: int
@@ -134,7 +134,7 @@ class Buried(msgspec.Struct, array_like=True, gc=False, tag=9):
     """Hold the keys until the items are redriven or cleared."""
 
 
-class Answered(msgspec.Struct, array_like=True, gc=False, tag=17):
+class RequestAnswered(msgspec.Struct, array_like=True, gc=False, tag=17):
     """A request with an id was answered so; its repetition will be too. Stands behind the records of what it did."""
 
     request: bytes
@@ -163,7 +163,7 @@ class Due(msgspec.Struct, array_like=True, gc=False, tag=10):
         return [edge for edge, keyed in zip(self.runs, flags, strict=True) if keyed]
 
 
-class Aged(msgspec.Struct, array_like=True, gc=False, tag=11):
+class TtlChecked(msgspec.Struct, array_like=True, gc=False, tag=11):
     """The ttl calendar was worked through up to offset `last` at `until`; what was found waiting is in a Buried record before this one."""
 
     until: int
@@ -229,7 +229,7 @@ class CursorReleased(msgspec.Struct, array_like=True, gc=False, tag=20):
     name: str
 
 
-class Noted(msgspec.Struct, array_like=True, gc=False, tag=28):
+class ProgressSet(msgspec.Struct, array_like=True, gc=False, tag=28):
     """The holder of an item said how far it has come."""
 
     lease: int
@@ -237,7 +237,7 @@ class Noted(msgspec.Struct, array_like=True, gc=False, tag=28):
     text: str
 
 
-class Consumed(msgspec.Struct, array_like=True, gc=False, tag=29):
+class CompletedUnleased(msgspec.Struct, array_like=True, gc=False, tag=29):
     """Ready items are done: the holder of the consumer right had handled them."""
 
     runs: list[int]
@@ -246,7 +246,7 @@ class Consumed(msgspec.Struct, array_like=True, gc=False, tag=29):
     """Key ids of `runs` (NO_KEY where there is none, or its line is not touched); empty when no line is touched."""
 
 
-class Barrier(msgspec.Struct, array_like=True, gc=False):
+class FenceSpec(msgspec.Struct, array_like=True, gc=False):
     """Items here from position `since` on wait for those of the same slot (or key) that partition `source` holds from before `mark`."""
 
     number: int
@@ -258,23 +258,23 @@ class Barrier(msgspec.Struct, array_like=True, gc=False):
     keys: bytes = b""
 
 
-class Fenced(msgspec.Struct, array_like=True, gc=False, tag=21):
+class FencesAdded(msgspec.Struct, array_like=True, gc=False, tag=21):
     """Slots came here with version `version` of the slot map, and the dedup ids given with them."""
 
     version: int
-    barriers: list[Barrier]
+    barriers: list[FenceSpec]
     adopted: list[tuple[bytes, int, int]] = []
     """(digest, deadline, item): an item of another partition as words/ids.py numbers it."""
 
 
-class Narrowed(msgspec.Struct, array_like=True, gc=False, tag=22):
+class FenceNarrowed(msgspec.Struct, array_like=True, gc=False, tag=22):
     """Of a barrier only these keys are left."""
 
     number: int
     keys: bytes
 
 
-class Lifted(msgspec.Struct, array_like=True, gc=False, tag=23):
+class FenceLifted(msgspec.Struct, array_like=True, gc=False, tag=23):
     """These keys of a narrowed barrier are free; without any left the barrier is gone."""
 
     number: int
@@ -291,7 +291,7 @@ class Sent(msgspec.Struct, array_like=True, gc=False, tag=24):
     """Key ids of `runs` (NO_KEY where there is none, or its line is not touched); empty when no line is touched."""
 
 
-class Promised(msgspec.Struct, array_like=True, gc=False, tag=25):
+class FollowUpSent(msgspec.Struct, array_like=True, gc=False, tag=25):
     """Items that are not of this partition are on their way to another: follow-ups."""
 
     destination: bytes
@@ -307,7 +307,7 @@ class Delivered(msgspec.Struct, array_like=True, gc=False, tag=26):
     base: int = -1
 
 
-class Released(msgspec.Struct, array_like=True, gc=False, tag=27):
+class ParkedKeyReleased(msgspec.Struct, array_like=True, gc=False, tag=27):
     """A parked key goes on without its buried items."""
 
     key: int
@@ -317,15 +317,15 @@ StateRecord: TypeAlias = (
     Opened
     | Configured
     | Leased
-    | Passed
+    | PassedOver
     | Completed
     | Retried
-    | Expired
+    | LeaseExpired
     | Extended
     | Buried
-    | Answered
+    | RequestAnswered
     | Due
-    | Aged
+    | TtlChecked
     | Paused
     | Cleared
     | Sought
@@ -334,15 +334,15 @@ StateRecord: TypeAlias = (
     | Dropped
     | CursorMoved
     | CursorReleased
-    | Fenced
-    | Narrowed
-    | Lifted
+    | FencesAdded
+    | FenceNarrowed
+    | FenceLifted
     | Sent
-    | Promised
+    | FollowUpSent
     | Delivered
-    | Released
-    | Noted
-    | Consumed
+    | ParkedKeyReleased
+    | ProgressSet
+    | CompletedUnleased
 )
 Record: TypeAlias = Produced | StateRecord
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Window(Generic[Value]):
+class AnswerWindow(Generic[Value]):
     """Values by 16-byte id, each until its deadline."""
 
     __slots__ = ("_generations", "total")

@@ -6,26 +6,26 @@ which chosen items leave their keys' lines (`keys_in_line`, `leave_lines`, `leav
 
 from collections.abc import Sequence
 
-from penstock.rules.leases import Grant
+from penstock.rules.leases import LiveLease
 from penstock.rules.records import Buried, Lost, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import from_offsets, offsets
-from penstock.rules.state import Burial, Failure, Peek, State, find_all, lost_runs
+from penstock.rules.state import BlockSource, Burial, Failure, State, find_blocks, lost_runs
 from penstock.words.clock import Moment
 from penstock.words.limits import Policy
 
 SPENT = "attempts spent"
-EXPIRED = "expired"
+TTL_EXPIRED = "expired"
 LEASE_EXPIRED = "lease expired"
 """Reasons that the rules themselves give."""
 
 
-def is_spent(policy: Policy, attempts: int) -> bool:
+def attempts_exhausted(policy: Policy, attempts: int) -> bool:
     """Whether an item that failed so often is given up."""
     return 0 < policy.max_attempts <= attempts
 
 
-def parks(policy: Policy) -> bool:
+def parks_key(policy: Policy) -> bool:
     """Whether a burial holds its key, until the item is redriven or cleared or the key released."""
     return policy.on_bury == "park"
 
@@ -33,22 +33,22 @@ def parks(policy: Policy) -> bool:
 # -- deciding -----------------------------------------------------------------------------------------
 
 
-def bury_held(state: State, grant: Grant, chosen: Sequence[int], reason: str, returned: Sequence[int] = ()) -> Buried:
+def bury_held(state: State, grant: LiveLease, chosen: Sequence[int], reason: str, returned: Sequence[int] = ()) -> Buried:
     """The record that buries items of a lease; the runs `returned` go back with them."""
-    park = parks(state.policy)
+    park = parks_key(state.policy)
     keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
     return Buried(grant.number, from_offsets(chosen), reason, keys, list(returned), park)
 
 
-def bury_waiting(state: State, policy: Policy, runs: list[int], reason: str, peek: Peek) -> Buried | Lost:
+def bury_waiting(state: State, policy: Policy, runs: list[int], reason: str, peek: BlockSource) -> Buried | Lost:
     """The record that buries items which nobody holds; or what damage took of them, which must be out of the way first.
 
     It says the key of each item whose line is touched by that: of those in lines, or, to park their keys, of all.
     """
-    park, chosen = parks(policy), offsets(runs)
+    park, chosen = parks_key(policy), offsets(runs)
     keys = {offset: state.backing_off[offset] for offset in state.backing_off.keys() & set(chosen)}
     asked = [offset for offset in chosen if offset not in keys and (park or offset in state.passed)]
-    blocks = find_all(peek, asked)
+    blocks = find_blocks(peek, asked)
     if lost := lost_runs(state, blocks):
         return Lost(lost)
     keys.update((offset, block.key_of(offset)) for offset, block in zip(asked, blocks, strict=True))
@@ -56,11 +56,11 @@ def bury_waiting(state: State, policy: Policy, runs: list[int], reason: str, pee
     return Buried(0, runs, reason, pack_keys(found) if any(found) else b"", park=park)
 
 
-def keys_in_line(state: State, chosen: Sequence[int], peek: Peek) -> bytes | Lost:
+def keys_in_line(state: State, chosen: Sequence[int], peek: BlockSource) -> bytes | Lost:
     """Packed key ids of items, NO_KEY for those in no line; nothing when none is. Or what damage took: without its key an item cannot
     be taken out of its line."""
     in_line = [offset for offset in chosen if offset in state.passed]
-    blocks = find_all(peek, in_line)
+    blocks = find_blocks(peek, in_line)
     if lost := lost_runs(state, blocks):
         return Lost(lost)
     keys = {offset: block.key_of(offset) for offset, block in zip(in_line, blocks, strict=True)}
@@ -70,19 +70,19 @@ def keys_in_line(state: State, chosen: Sequence[int], peek: Peek) -> bytes | Los
 # -- applying -----------------------------------------------------------------------------------------
 
 
-def leave_lines(state: State, runs: list[int], packed: bytes) -> None:
+def withdraw_items(state: State, runs: list[int], packed: bytes) -> None:
     """The items are out of their lanes and lines, and their failures forgotten."""
     chosen = offsets(runs)
     keys = unpack_keys(packed) if packed else [NO_KEY] * len(chosen)
     for offset, key in zip(chosen, keys, strict=True):
         if offset in state.passed:
-            leave_line(state, offset, key)
+            remove_from_line(state, offset, key)
     for offset in state.failures.keys() & set(chosen) if state.failures else ():
         del state.failures[offset]
     state.away.add_all(runs)
 
 
-def leave_line(state: State, offset: int, key: int, *, park: bool = False) -> None:
+def remove_from_line(state: State, offset: int, key: int, *, park: bool = False) -> None:
     """An item that waited in (or held up) its key's line is gone from there."""
     key = state.backing_off.pop(offset, key)
     in_line = offset in state.passed
@@ -99,7 +99,7 @@ def leave_line(state: State, offset: int, key: int, *, park: bool = False) -> No
     state.keys.settle(key, line)
 
 
-def note_burial(state: State, offset: int, reason: str, now: Moment) -> None:
+def add_burial(state: State, offset: int, reason: str, now: Moment) -> None:
     """The item is buried, and what was known of its failures goes into the note of that."""
     failure = state.failures.pop(offset, None) or Failure(0, 0, 0, "")
     state.overdue.remove(offset, offset + 1)

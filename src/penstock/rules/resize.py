@@ -5,27 +5,27 @@ keys that are still busy in the old partition when the backlog there is worked o
 queue looks at both partitions and says when (loop/resize.py). Dedup ids come along with their slots.
 """
 
-from penstock.rules.commands import Counted, FenceOff, Lift, Narrow
-from penstock.rules.keys import Line
-from penstock.rules.records import Barrier, Fenced, Lifted, Narrowed, Record, pack_keys, unpack_keys
+from penstock.rules.commands import AddFences, ItemCount, LiftFence, NarrowFence
+from penstock.rules.keys import KeyLine
+from penstock.rules.records import FenceLifted, FenceNarrowed, FencesAdded, FenceSpec, Record, pack_keys, unpack_keys
 from penstock.rules.routing import SLOT_MASK
-from penstock.rules.state import Peek, State
+from penstock.rules.state import BlockSource, State
 from penstock.words.clock import Moment
 
 
-def decide_fence(state: State, command: FenceOff, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_fence(state: State, command: AddFences, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     if command.version and command.version <= state.fence_version:
-        return [], Counted(0)
+        return [], ItemCount(0)
     barriers = [
-        Barrier(state.fences_given + index, one.source, one.mark, max(0, one.since or state.next_offset), one.slots, one.keys)
+        FenceSpec(state.fences_given + index, one.source, one.mark, max(0, one.since or state.next_offset), one.slots, one.keys)
         for index, one in enumerate(command.barriers, 1)
     ]
     known = state.dedup.get  # an id that left with its slot and comes back is still known here, by the item's own number
     adopted = [(digest, now.elapsed + left, item) for digest, left, item in command.adopted if known(digest, now.elapsed) is None]
-    return [Fenced(command.version, barriers, adopted)], Counted(len(barriers))
+    return [FencesAdded(command.version, barriers, adopted)], ItemCount(len(barriers))
 
 
-def apply_fenced(state: State, record: Fenced, now: Moment) -> None:
+def apply_fenced(state: State, record: FencesAdded, now: Moment) -> None:
     state.fence_version = max(record.version, state.fence_version)
     for barrier in record.barriers:
         state.fences_given = max(state.fences_given, barrier.number)
@@ -34,14 +34,14 @@ def apply_fenced(state: State, record: Fenced, now: Moment) -> None:
         state.dedup.restore(digest, deadline, item)
 
 
-def decide_narrow(state: State, command: Narrow, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_narrow(state: State, command: NarrowFence, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     fence = state.keys.fences.find(command.number)
     if fence is None or fence.slots is None:
-        return [], Counted(0)
-    return [Narrowed(command.number, pack_keys(sorted(command.keys)))], Counted(len(command.keys))
+        return [], ItemCount(0)
+    return [FenceNarrowed(command.number, pack_keys(sorted(command.keys)))], ItemCount(len(command.keys))
 
 
-def apply_narrowed(state: State, record: Narrowed, now: Moment) -> None:
+def apply_narrowed(state: State, record: FenceNarrowed, now: Moment) -> None:
     fence = state.keys.fences.find(record.number)
     if fence is None or fence.slots is None:
         return
@@ -53,13 +53,13 @@ def apply_narrowed(state: State, record: Narrowed, now: Moment) -> None:
             state.keys.settle(key, line)
 
 
-def decide_lift(state: State, command: Lift, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_lift(state: State, command: LiftFence, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     fence = state.keys.fences.find(command.number)
     keys = sorted(fence.keys.intersection(command.keys)) if fence is not None and fence.slots is None else []
-    return ([Lifted(command.number, pack_keys(keys))] if keys else []), Counted(len(keys))
+    return ([FenceLifted(command.number, pack_keys(keys))] if keys else []), ItemCount(len(keys))
 
 
-def apply_lifted(state: State, record: Lifted, now: Moment) -> None:
+def apply_lifted(state: State, record: FenceLifted, now: Moment) -> None:
     fence = state.keys.fences.find(record.number)
     if fence is None:
         return
@@ -68,5 +68,5 @@ def apply_lifted(state: State, record: Lifted, now: Moment) -> None:
     state.keys.fences.drop_empty()
     for key in keys:
         line = state.keys.map.get(key)
-        if isinstance(line, Line):
+        if isinstance(line, KeyLine):
             state.keys.settle(key, line)

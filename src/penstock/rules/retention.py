@@ -5,18 +5,18 @@ Bytes are let go only of items that are resolved (completed, or buried without h
 The record comes first, durably; the files follow. A crash between the two leaves bytes too many, never too few.
 """
 
-from penstock.rules.commands import Counted, Drop, ForgetCursor, PutCursor
+from penstock.rules.commands import Drop, ForgetCursor, ItemCount, PutCursor
 from penstock.rules.outbox import forget_moved
 from penstock.rules.records import CursorMoved, CursorReleased, Dropped, Record
 from penstock.rules.runs import RunSet, count, offsets, pairs
-from penstock.rules.state import Peek, State
+from penstock.rules.state import BlockSource, State
 from penstock.words.batch import check_name
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import within
+from penstock.words.limits import check_range
 
 
-def needed(state: State, stop: int) -> RunSet:
+def offsets_to_keep(state: State, stop: int) -> RunSet:
     """Offsets before `stop` whose bytes must be kept: unresolved, or parked, or not yet passed by a cursor."""
     found = RunSet((0, stop))
     found.remove_all(state.resolved.within(0, stop))
@@ -31,23 +31,23 @@ def needed(state: State, stop: int) -> RunSet:
     return found
 
 
-def lately_buried(state: State, start: int, stop: int, since: int) -> list[int]:
+def buried_since(state: State, start: int, stop: int, since: int) -> list[int]:
     """Offsets of [start, stop) that were buried after `since`, by elapsed time."""
     found = offsets(state.buried_set.within(start, stop))
     return [offset for offset in found if offset in state.buried and state.buried[offset].since > since]
 
 
-def decide_drop(state: State, command: Drop, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_drop(state: State, command: Drop, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     if len(command.runs) % 2 or any(type(edge) is not int or edge < 0 for edge in command.runs):
         raise InvalidRequest("the runs to drop are not pairs of offsets; give [start, stop, …]")
     new = RunSet(command.runs)
     new.remove_all(state.dropped.runs)
-    kept = needed(state, state.next_offset)
+    kept = offsets_to_keep(state, state.next_offset)
     for start, stop in pairs(new.runs):
         held = kept.within(start, stop) or ([stop - 1] if stop > state.next_offset else [])
         if held:
             raise InvalidRequest(f"item {held[0]} is not resolved or a cursor has not passed it; it cannot be dropped")
-    return ([Dropped(new.runs)] if new else []), Counted(len(new))
+    return ([Dropped(new.runs)] if new else []), ItemCount(len(new))
 
 
 def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
@@ -63,25 +63,25 @@ def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
                 state.buried.pop(offset, None)
 
 
-def decide_move(state: State, command: PutCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_put_cursor(state: State, command: PutCursor, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     if not command.name:
         raise InvalidRequest("the cursor has no name; give it one")
     check_name("cursor", command.name)
-    within("offset", command.offset, 0, state.next_offset)
+    check_range("offset", command.offset, 0, state.next_offset)
     if state.cursors.get(command.name) == command.offset:
-        return [], Counted(0)
-    return [CursorMoved(command.name, command.offset)], Counted(0)
+        return [], ItemCount(0)
+    return [CursorMoved(command.name, command.offset)], ItemCount(0)
 
 
-def apply_moved(state: State, record: CursorMoved, now: Moment) -> None:
+def apply_cursor_moved(state: State, record: CursorMoved, now: Moment) -> None:
     state.cursors[record.name] = record.offset
 
 
-def decide_release(state: State, command: ForgetCursor, now: Moment, peek: Peek) -> tuple[list[Record], Counted]:
+def decide_forget_cursor(state: State, command: ForgetCursor, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     if command.name not in state.cursors:
         raise InvalidRequest(f"there is no cursor {command.name!r}; there are {sorted(state.cursors) or 'none'}")
-    return [CursorReleased(command.name)], Counted(0)
+    return [CursorReleased(command.name)], ItemCount(0)
 
 
-def apply_released(state: State, record: CursorReleased, now: Moment) -> None:
+def apply_cursor_released(state: State, record: CursorReleased, now: Moment) -> None:
     state.cursors.pop(record.name, None)

@@ -14,60 +14,81 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
 
-from penstock.rules.commands import Again, Bury, Complete, Consume, Counted, Extend, Note, Retry, Settled
-from penstock.rules.item_states import Life
+from penstock.rules.commands import (
+    AskAgain,
+    BuryLeased,
+    CompleteLeased,
+    CompleteUnleased,
+    ExtendLease,
+    ItemCount,
+    RetryLeased,
+    SetProgress,
+    Settled,
+)
+from penstock.rules.item_states import ItemState
 from penstock.rules.lanes import KEYED, Extent
-from penstock.rules.leases import Grant
-from penstock.rules.outbox import promises
-from penstock.rules.records import Answered, Buried, Completed, Consumed, Extended, Lost, Noted, Record, Retried, unpack_keys
+from penstock.rules.leases import LiveLease
+from penstock.rules.outbox import follow_up_records
+from penstock.rules.records import (
+    Buried,
+    Completed,
+    CompletedUnleased,
+    Extended,
+    Lost,
+    ProgressSet,
+    Record,
+    RequestAnswered,
+    Retried,
+    unpack_keys,
+)
 from penstock.rules.removal import (
-    EXPIRED,
     LEASE_EXPIRED,
     SPENT,
+    TTL_EXPIRED,
+    add_burial,
+    attempts_exhausted,
     bury_held,
-    is_spent,
     keys_in_line,
-    leave_line,
-    leave_lines,
-    note_burial,
-    parks,
+    parks_key,
+    remove_from_line,
+    withdraw_items,
 )
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
-from penstock.rules.state import Failure, Peek, Remembered, State
+from penstock.rules.state import BlockSource, Failure, RememberedAnswer, State
 from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost
-from penstock.words.limits import MAX_DELAY, MAX_REASON_BYTES, lease_timeout_within, within
+from penstock.words.limits import MAX_DELAY, MAX_REASON_BYTES, check_lease_timeout, check_range
 
-Settle: TypeAlias = Complete | Retry | Bury | Extend
+Settle: TypeAlias = CompleteLeased | RetryLeased | BuryLeased | ExtendLease
 NOTES = 1_000
 """About so many notes of leases that have ended may lie about."""
 
 
-def validate_retry(command: Retry) -> str:
+def validate_retry(command: RetryLeased) -> str:
     """Refuse a wrong retry; gives its reason, within its limit."""
-    within("delay", command.delay, 0, MAX_DELAY)
+    check_range("delay", command.delay, 0, MAX_DELAY)
     if type(command.counted) is not bool:
         raise InvalidRequest(f"counted is {type(command.counted).__name__}; give True or False")
-    return cut_reason(command.reason)
+    return truncate_reason(command.reason)
 
 
-def validate_extend(command: Extend) -> Extend:
+def validate_extend(command: ExtendLease) -> ExtendLease:
     check_request(command.request)
     if command.timeout:
-        lease_timeout_within(command.timeout)
+        check_lease_timeout(command.timeout)
     return command
 
 
-def cut_reason(reason: str) -> str:
+def truncate_reason(reason: str) -> str:
     """A reason within its limit; it comes from exceptions, and a long one must not fail the call."""
     if not isinstance(reason, str):
         raise InvalidRequest(f"the reason is {type(reason).__name__}; give a text")
     return reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
-def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+def decide_complete(state: State, command: CompleteLeased, now: Moment, peek: BlockSource) -> tuple[list[Record], Settled]:
     _validate(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
@@ -77,7 +98,7 @@ def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) ->
             if command.lease in state.leases.finished:
                 return [], Settled(0)
             raise _lost(command.lease)
-        return _with_answer(command, [Completed(command.lease), *promises(state, command.then)], Settled(grant.count))
+        return _with_answer(command, [Completed(command.lease), *follow_up_records(state, command.then)], Settled(grant.count))
     if grant is None:
         known = _repeated(state, command.lease, command.offsets)
         _check_whole(command, known.refused)
@@ -88,11 +109,11 @@ def decide_complete(state: State, command: Complete, now: Moment, peek: Peek) ->
     _check_whole(command, refused)
     if command.then and early:
         raise InvalidRequest("an earlier item of the same key is held by this lease and not settled; complete that one first, or with it")
-    records: list[Record] = [Completed(command.lease, from_offsets(good)), *promises(state, command.then)] if good else []
+    records: list[Record] = [Completed(command.lease, from_offsets(good)), *follow_up_records(state, command.then)] if good else []
     return _with_answer(command, records, Settled(len(good) + len(again), refused, early))
 
 
-def _check_whole(command: Complete, refused: list[int]) -> None:
+def _check_whole(command: CompleteLeased, refused: list[int]) -> None:
     """With follow-ups it is all of the items or none."""
     if command.then and refused:
         raise LeaseLost(
@@ -100,7 +121,7 @@ def _check_whole(command: Complete, refused: list[int]) -> None:
         )
 
 
-def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+def decide_retry(state: State, command: RetryLeased, now: Moment, peek: BlockSource) -> tuple[list[Record], Settled]:
     _validate(command)
     reason = validate_retry(command)
     if (known := _answered(state, command, now)) is not None:
@@ -108,10 +129,10 @@ def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
     first = _firsts(grant, chosen)
     expired = [offset for offset in first if offset in state.overdue]
-    spent = [o for o in first if command.counted and o not in state.overdue and is_spent(state.policy, state.attempts(o) + 1)]
+    spent = [o for o in first if command.counted and o not in state.overdue and attempts_exhausted(state.policy, state.attempts(o) + 1)]
     back = [offset for offset in first if offset not in expired and offset not in spent] if expired or spent else first
     records: list[Record] = []
-    for given_up, why in ((expired, EXPIRED), (spent, _because(SPENT, reason))):
+    for given_up, why in ((expired, TTL_EXPIRED), (spent, _because(SPENT, reason))):
         if given_up:
             records.append(_bury(state, grant, given_up, why))
     if back:
@@ -120,19 +141,19 @@ def decide_retry(state: State, command: Retry, now: Moment, peek: Peek) -> tuple
     return _with_answer(command, records, Settled(len(chosen), refused, early))
 
 
-def decide_bury(state: State, command: Bury, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+def decide_bury(state: State, command: BuryLeased, now: Moment, peek: BlockSource) -> tuple[list[Record], Settled]:
     _validate(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
-    alone = command.alone and not parks(state.policy)
+    alone = command.alone and not parks_key(state.policy)
     if alone and early:
         chosen, early = sorted([*chosen, *early]), []
-    records: list[Record] = [_bury(state, grant, chosen, cut_reason(command.reason), alone)] if chosen else []
+    records: list[Record] = [_bury(state, grant, chosen, truncate_reason(command.reason), alone)] if chosen else []
     return _with_answer(command, records, Settled(len(chosen), refused, early))
 
 
-def decide_extend(state: State, command: Extend, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
+def decide_extend(state: State, command: ExtendLease, now: Moment, peek: BlockSource) -> tuple[list[Record], Settled]:
     validate_extend(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
@@ -143,35 +164,35 @@ def decide_extend(state: State, command: Extend, now: Moment, peek: Peek) -> tup
     return _with_answer(command, [Extended(command.lease, deadline)], Settled(grant.count))
 
 
-def decide_note(state: State, command: Note, now: Moment, peek: Peek) -> tuple[list[Record], Settled]:
-    text = cut_reason(command.text)
+def decide_note(state: State, command: SetProgress, now: Moment, peek: BlockSource) -> tuple[list[Record], Settled]:
+    text = truncate_reason(command.text)
     _, chosen, _, _ = _held(state, now, command.lease, [command.offset])
     if not chosen:
         raise _lost(command.lease)
-    return [Noted(command.lease, command.offset, text)], Settled(1)
+    return [ProgressSet(command.lease, command.offset, text)], Settled(1)
 
 
-def decide_consume(state: State, command: Consume, now: Moment, peek: Peek) -> tuple[list[Record], Counted | Again]:
+def decide_consume(state: State, command: CompleteUnleased, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
     check_name("consumer", command.consumer)
-    chosen = [offset for offset in sorted(set(command.offsets)) if state.state_of(offset) is Life.READY]
+    chosen = [offset for offset in sorted(set(command.offsets)) if state.state_of(offset) is ItemState.READY]
     if command.lapsed:  # one that was done by others and sought again since is to be handled again
         chosen = [offset for offset in chosen if (known := state.failures.get(offset)) is not None and known.reason == LEASE_EXPIRED]
     if not chosen:
-        return [], Counted(0)
+        return [], ItemCount(0)
     keys = keys_in_line(state, chosen, peek)
     if isinstance(keys, Lost):
-        return [keys], Again()
-    return [Consumed(from_offsets(chosen), command.consumer, keys)], Counted(len(chosen))
+        return [keys], AskAgain()
+    return [CompletedUnleased(from_offsets(chosen), command.consumer, keys)], ItemCount(len(chosen))
 
 
 def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tuple[list[Record], Settled]:
     """Remember the answer when the caller may ask again."""
     if command.request is not None and records:
-        records.append(Answered(command.request, answer.done, command.lease, answer.refused, answer.early))
+        records.append(RequestAnswered(command.request, answer.done, command.lease, answer.refused, answer.early))
     return records, answer
 
 
-def _validate(command: Complete | Retry | Bury) -> None:
+def _validate(command: CompleteLeased | RetryLeased | BuryLeased) -> None:
     if type(command.lease) is not int:
         raise InvalidRequest(f"the lease is {type(command.lease).__name__}; give the number that the lease answered")
     if command.offsets is not None and set(map(type, command.offsets)) - {int}:
@@ -192,13 +213,13 @@ def _lost(lease: int) -> LeaseLost | InvalidRequest:
     return LeaseLost(f"lease {lease:#x} has ended; drop the work, its items may be with someone else")
 
 
-def _live(state: State, lease: int, now: Moment) -> Grant | None:
+def _live(state: State, lease: int, now: Moment) -> LiveLease | None:
     """The lease, unless it has ended: by its deadline, too, whether or not somebody has come by to take its items back."""
     grant = state.leases.live.get(lease)
     return None if grant is None or grant.deadline <= now.elapsed else grant
 
 
-def _held(state: State, now: Moment, lease: int, wanted: Sequence[int] | None) -> tuple[Grant, list[int], list[int], list[int]]:
+def _held(state: State, now: Moment, lease: int, wanted: Sequence[int] | None) -> tuple[LiveLease, list[int], list[int], list[int]]:
     """The live lease, and its offsets (None: all) sorted out as by `_sort`."""
     grant = _live(state, lease, now)
     if grant is None:
@@ -208,7 +229,7 @@ def _held(state: State, now: Moment, lease: int, wanted: Sequence[int] | None) -
     return grant, *_sort(grant, wanted)
 
 
-def _sort(grant: Grant, wanted: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+def _sort(grant: LiveLease, wanted: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Offsets that may be settled (each once), that the lease does not hold, and that must wait for an earlier one of their key."""
     opened = grant.open
     unique = wanted if len(wanted) == 1 else list(dict.fromkeys(wanted))
@@ -238,7 +259,7 @@ def _repeated(state: State, lease: int, wanted: Sequence[int]) -> Settled:
     return Settled(len(unique) - len(refused), refused)
 
 
-def _firsts(grant: Grant, chosen: list[int]) -> list[int]:
+def _firsts(grant: LiveLease, chosen: list[int]) -> list[int]:
     """Of each key's unit only the first chosen: the later ones return with it."""
     if not grant.sharing:
         return chosen
@@ -246,14 +267,14 @@ def _firsts(grant: Grant, chosen: list[int]) -> list[int]:
     return [offset for offset in chosen if offset not in later]
 
 
-def _behind(grant: Grant, chosen: list[int]) -> list[int]:
+def _behind(grant: LiveLease, chosen: list[int]) -> list[int]:
     """Runs of the open items that stand behind a chosen one of the same key, and are not chosen themselves unless they do."""
     if not grant.sharing:
         return []
     return from_offsets(sorted({later for offset in chosen for later in grant.behind(offset)}))
 
 
-def _bury(state: State, grant: Grant, chosen: list[int], reason: str, alone: bool = False) -> Buried:
+def _bury(state: State, grant: LiveLease, chosen: list[int], reason: str, alone: bool = False) -> Buried:
     returned = RunSet(() if alone else _behind(grant, chosen))
     for offset in chosen:
         returned.remove(offset, offset + 1)
@@ -290,8 +311,8 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
         state.leases.end(grant, now.elapsed, state.policy.remember)
 
 
-def apply_consumed(state: State, record: Consumed, now: Moment) -> None:
-    leave_lines(state, record.runs, record.keys)
+def apply_consumed(state: State, record: CompletedUnleased, now: Moment) -> None:
+    withdraw_items(state, record.runs, record.keys)
     state.resolved.add_all(record.runs)
 
 
@@ -304,7 +325,7 @@ def _resolve(state: State, runs: list[int]) -> None:
             state.failures.pop(offset, None)
 
 
-def _let_go(state: State, grant: Grant, key: int) -> None:
+def _let_go(state: State, grant: LiveLease, key: int) -> None:
     """The lease holds a key no longer, unless another of its open items has it."""
     if key != NO_KEY and not grant.sharing[key]:
         state.keys.release((key,), grant.number)
@@ -315,10 +336,10 @@ def apply_retried(state: State, record: Retried, now: Moment) -> None:
     if grant is None:
         return
     _give_back(state, grant, record.returned, now)
-    come_back(state, grant, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted)
+    return_items(state, grant, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted)
 
 
-def _give_back(state: State, grant: Grant, returned: list[int], now: Moment) -> None:
+def _give_back(state: State, grant: LiveLease, returned: list[int], now: Moment) -> None:
     """The later items of a unit return to their places; one whose ttl ended meanwhile is judged anew, now that it waits."""
     chosen = set(offsets(returned))
     for offset in reversed([offset for offset in grant.open if offset in chosen] if chosen else []):  # as they were given, the last first
@@ -329,14 +350,16 @@ def _give_back(state: State, grant: Grant, returned: list[int], now: Moment) -> 
             state.ttl.add(now.elapsed, offset, offset + 1)
 
 
-def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True) -> None:
+def return_items(
+    state: State, grant: LiveLease, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True
+) -> None:
     """Items of a lease return: to the tail of their lane, or, with a key, to the front of its line."""
     alike: dict[Failure, Failure] = {}
     to_lanes: list[tuple[int, int]] = []
     for offset in _returning(grant, failed):
         lane, key = grant.close(offset)
         if counted:
-            note_failure(state, offset, now, reason, alike)
+            add_failure(state, offset, now, reason, alike)
         if key != NO_KEY:
             _to_front(state, offset, lane, key, now, due)
         elif due:
@@ -351,7 +374,7 @@ def come_back(state: State, grant: Grant, failed: list[int], now: Moment, *, rea
     _end_if_empty(state, grant, now)
 
 
-def _returning(grant: Grant, failed: list[int]) -> list[int]:
+def _returning(grant: LiveLease, failed: list[int]) -> list[int]:
     """The order in which items go back: those of one key last first, since each goes to the front of its line."""
     if not grant.sharing:
         return failed
@@ -374,7 +397,7 @@ def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: 
     state.keys.settle(key, line)
 
 
-def note_failure(state: State, offset: int, now: Moment, reason: str, alike: dict[Failure, Failure] | None = None) -> None:
+def add_failure(state: State, offset: int, now: Moment, reason: str, alike: dict[Failure, Failure] | None = None) -> None:
     """One more attempt failed. Items that failed alike share one note: a million of them may."""
     known = state.failures.get(offset)
     first = known.first_failed_at if known else now.wall
@@ -382,7 +405,7 @@ def note_failure(state: State, offset: int, now: Moment, reason: str, alike: dic
     state.failures[offset] = note if alike is None else alike.setdefault(note, note)
 
 
-def _end_if_empty(state: State, grant: Grant, now: Moment) -> None:
+def _end_if_empty(state: State, grant: LiveLease, now: Moment) -> None:
     if not grant.count:
         state.leases.end(grant, now.elapsed, state.policy.remember)
 
@@ -393,14 +416,14 @@ def apply_extended(state: State, record: Extended, now: Moment) -> None:
         state.leases.extend(grant, record.deadline)
 
 
-def apply_noted(state: State, record: Noted, now: Moment) -> None:
+def apply_noted(state: State, record: ProgressSet, now: Moment) -> None:
     if len(state.notes) > 2 * NOTES + len(state.leases.live):
         state.notes = state.live_notes()
     state.notes[record.offset] = (record.lease, record.text)
 
 
-def apply_answered(state: State, record: Answered, now: Moment) -> None:
-    answer = Remembered(count=record.count, ids=record.ids, lease=record.lease, refused=record.refused, early=record.early)
+def apply_answered(state: State, record: RequestAnswered, now: Moment) -> None:
+    answer = RememberedAnswer(count=record.count, ids=record.ids, lease=record.lease, refused=record.refused, early=record.early)
     state.requests.put(record.request, answer, now.elapsed, state.policy.remember)
 
 
@@ -412,9 +435,9 @@ def apply_buried(state: State, record: Buried, now: Moment) -> None:
     if grant is None:
         return
     for offset in offsets(record.runs):
-        note_failure(state, offset, now, record.reason)
+        add_failure(state, offset, now, record.reason)
         _, key = grant.close(offset)
-        note_burial(state, offset, record.reason, now)
+        add_burial(state, offset, record.reason, now)
         if record.park and key != NO_KEY:
             state.keys.line(key).parked.append(offset)  # before the lease lets go of it
         _let_go(state, grant, key)
@@ -427,7 +450,7 @@ def _bury_waiting(state: State, record: Buried, now: Moment) -> None:
     chosen = offsets(record.runs)
     keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
     for offset, key in zip(chosen, keys, strict=True):
-        leave_line(state, offset, key, park=record.park)
-        note_burial(state, offset, record.reason, now)
+        remove_from_line(state, offset, key, park=record.park)
+        add_burial(state, offset, record.reason, now)
     state.scheduled.remove_all(record.runs)
     state.away.add_all(record.runs)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from penstock.rules.routing import NO_KEY, SLOT_MASK, SLOTS
 from penstock.words.batch import Batch
 from penstock.words.errors import CorruptLog, InvalidRequest
-from penstock.words.limits import MAX_PARTITIONS, within
+from penstock.words.limits import MAX_PARTITIONS, check_range
 
 MAX_NUMBER = 65_535
 """Highest number of a partition that a map can name."""
@@ -57,14 +57,14 @@ class Move(NamedTuple):
     slots: list[int]
 
 
-def first(partitions: Sequence[int]) -> SlotMap:
+def first_map(partitions: Sequence[int]) -> SlotMap:
     """The map of a new queue: one block of slots after another. What is stored of a new queue rests on it, so it stays as it is."""
     numbers = _checked(partitions)
     edges = [SLOTS * place // len(numbers) for place in range(len(numbers) + 1)]
     return SlotMap.unpack(1, _packed((number, edges[place + 1] - edges[place]) for place, number in enumerate(numbers)))
 
 
-def spread(old: SlotMap, partitions: Sequence[int], fixed: Collection[int] = ()) -> SlotMap:
+def next_map(old: SlotMap, partitions: Sequence[int], fixed: Collection[int] = ()) -> SlotMap:
     """The next version, even over `partitions`, with as few slots moved as possible. Those that are `fixed` keep just what they have."""
     return SlotMap(old.version + 1, _spread(old.owners.tobytes(), tuple(_checked(partitions)), frozenset(fixed)))
 
@@ -85,7 +85,7 @@ def _spread(old: bytes, partitions: tuple[int, ...], fixed: frozenset[int]) -> "
     return owners
 
 
-def moves(old: SlotMap, new: SlotMap) -> list[Move]:
+def slot_moves(old: SlotMap, new: SlotMap) -> list[Move]:
     """What goes where between two versions, by source and destination."""
     return list(_moves(old.owners.tobytes(), new.owners.tobytes()))
 
@@ -111,7 +111,7 @@ def _shares(held: Counter[int], numbers: Sequence[int], fixed: Collection[int]) 
 def _checked(partitions: Sequence[int]) -> list[int]:
     """The numbers in order, or what is wrong with them."""
     for number in partitions:
-        within("the number of a partition", number, 0, MAX_NUMBER)
+        check_range("the number of a partition", number, 0, MAX_NUMBER)
     if not 1 <= len(set(partitions)) == len(partitions) <= MAX_PARTITIONS:
         count = f"{len(partitions)} partitions, {len(set(partitions))} of them different"
         raise InvalidRequest(f"a slot map cannot be made for {count}; give 1 to {MAX_PARTITIONS} different numbers")

@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.rules.calendar import Calendar
-from penstock.rules.item_states import Life
-from penstock.rules.keys import Keys
+from penstock.rules.item_states import ItemState
+from penstock.rules.keys import KeyLines
 from penstock.rules.lanes import Lanes, Rank, best_rank
 from penstock.rules.leases import EPOCH_SHIFT, Leases
-from penstock.rules.remembered_ids import DedupIds, Window
+from penstock.rules.remembered_ids import AnswerWindow, DedupIds
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
@@ -42,7 +42,7 @@ class Block(NamedTuple):
         return DEFAULT_PRIORITY if self.priorities is None else self.priorities[offset - self.base]
 
 
-class Missing(Exception):
+class MissingBlocks(Exception):
     """A decision needs the blocks that hold `offsets`: fetch them and decide again."""
 
     def __init__(self, offsets: list[int]) -> None:
@@ -50,7 +50,7 @@ class Missing(Exception):
         self.offsets = offsets
 
 
-class Peek(Protocol):
+class BlockSource(Protocol):
     """Blocks at hand."""
 
     def find(self, offset: int) -> Block:
@@ -58,16 +58,16 @@ class Peek(Protocol):
         ...
 
 
-def find_all(peek: Peek, offsets: Iterable[int]) -> list[Block]:
+def find_blocks(peek: BlockSource, offsets: Iterable[int]) -> list[Block]:
     """The block of each offset; raises Missing with all that are not at hand, so that they are fetched in one go."""
     found, missing = [], []
     for offset in offsets:
         try:
             found.append(peek.find(offset))
-        except Missing:
+        except MissingBlocks:
             missing.append(offset)
     if missing:
-        raise Missing(missing)
+        raise MissingBlocks(missing)
     return found
 
 
@@ -97,7 +97,7 @@ class Burial(NamedTuple):
     """When it was buried, by elapsed time; 0 where that was not written down."""
 
 
-class Outgoing(msgspec.Struct, array_like=True):
+class OutboxEntry(msgspec.Struct, array_like=True):
     """A transfer on its way: items of this partition, or (follow-ups) a batch as bytes."""
 
     sequence: int
@@ -105,7 +105,7 @@ class Outgoing(msgspec.Struct, array_like=True):
     body: bytes = b""
 
 
-class Remembered(msgspec.Struct, array_like=True):
+class RememberedAnswer(msgspec.Struct, array_like=True):
     """The answer to a request, kept for its repetition."""
 
     base: int = 0
@@ -156,7 +156,7 @@ class State:
         self.cursors: dict[str, int] = {}
         """name → the offset it reads next."""
         self.lanes = Lanes()
-        self.keys = Keys()
+        self.keys = KeyLines()
         self.leases = Leases()
         self.by_wall = Calendar()
         self.by_elapsed = Calendar()
@@ -166,7 +166,7 @@ class State:
         self.failures: dict[int, Failure] = {}
         self.buried: dict[int, Burial] = {}
         self.buried_set = RunSet()
-        self.requests: Window[Remembered] = Window()
+        self.requests: AnswerWindow[RememberedAnswer] = AnswerWindow()
         self.dedup = DedupIds()
         self.producers: dict[bytes, int] = {}
         """source → the last sequence taken from it."""
@@ -174,7 +174,7 @@ class State:
         """source → the offset at which that transfer's items begin."""
         self.moving = RunSet()
         """On their way to another partition."""
-        self.outbox: dict[bytes, list[Outgoing]] = {}
+        self.outbox: dict[bytes, list[OutboxEntry]] = {}
         """destination → transfers not yet known to have arrived, in order."""
         self.sequences: dict[bytes, int] = {}
         """destination → the last sequence given."""
@@ -219,31 +219,36 @@ class State:
         found.add_all(self.passed.within(start, stop))
         return found
 
-    def runs_in(self, life: Life, start: int = 0) -> list[int]:
+    def runs_in(self, life: ItemState, start: int = 0) -> list[int]:
         """The items from offset `start` on that are in one state, as flat runs."""
         stop = self.next_offset
-        if life is Life.READY:
+        if life is ItemState.READY:
             found = RunSet(self.away.missing(start, stop))
             found.add_all(self.passed.within(start, stop))
             return found.runs
-        if life is Life.LEASED:
+        if life is ItemState.LEASED:
             return self.leased_within(start, stop).runs
-        sets = {Life.SCHEDULED: self.scheduled, Life.COMPLETED: self.resolved, Life.BURIED: self.buried_set, Life.MOVING: self.moving}
+        sets = {
+            ItemState.SCHEDULED: self.scheduled,
+            ItemState.COMPLETED: self.resolved,
+            ItemState.BURIED: self.buried_set,
+            ItemState.MOVING: self.moving,
+        }
         return sets[life].within(start, stop)
 
-    def state_of(self, offset: int) -> Life | None:
+    def state_of(self, offset: int) -> ItemState | None:
         """Where an item is in its life; None when it was never produced."""
         if not 0 <= offset < self.next_offset:
             return None
         if offset not in self.away or offset in self.passed:
-            return Life.READY
+            return ItemState.READY
         if offset in self.resolved:
-            return Life.COMPLETED
+            return ItemState.COMPLETED
         if offset in self.buried_set:
-            return Life.BURIED
+            return ItemState.BURIED
         if offset in self.moving:
-            return Life.MOVING
-        return Life.SCHEDULED if offset in self.scheduled else Life.LEASED
+            return ItemState.MOVING
+        return ItemState.SCHEDULED if offset in self.scheduled else ItemState.LEASED
 
     @property
     def ready(self) -> int:

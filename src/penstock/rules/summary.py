@@ -49,13 +49,13 @@ class Summary(msgspec.Struct, array_like=True):
         return 0 if self.paused_lease else self.counts.ready
 
 
-def gone(state: State) -> int:
+def moved_or_lost(state: State) -> int:
     """Items that count as resolved and were not completed here: they went elsewhere, or are lost, or both."""
     both = sum(count(state.lost.within(start, stop)) for start, stop in pairs(moved_runs(state))) if state.lost else 0
     return state.moved_items + len(state.lost) - both
 
 
-def is_busy(state: State) -> bool:
+def must_stay_open(state: State) -> bool:
     """Whether something is under way in a partition that needs it open; or buried items, of which is told before retention takes them."""
     return bool(state.leases.live or state.outbox or state.keys.fences or (state.buried_set and state.policy.retention.max_age))
 
@@ -67,7 +67,7 @@ def summarize(state: State, size_bytes: int) -> Summary:
         counts=state.counts,
         next_offset=state.next_offset,
         lost=len(state.lost),
-        gone=gone(state),
+        gone=moved_or_lost(state),
         busy_keys=len(state.keys.map),
         buried_dropped=state.buried_dropped,
         unresolved=state.next_offset - state.resolved.total - state.buried_set.total,
@@ -75,7 +75,7 @@ def summarize(state: State, size_bytes: int) -> Summary:
         paused_lease=state.paused_lease,
         paused_produce=state.paused_produce,
         fence_version=state.fence_version,
-        busy=is_busy(state),
+        busy=must_stay_open(state),
         dropped_all=state.dropped.first_missing(0) >= state.next_offset,
         heads=state.heads(),
         due_elapsed=elapsed,

@@ -7,16 +7,16 @@ never buries an item that is leased, but one that comes back overdue.
 
 from penstock.rules.calendar import Calendar
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
-from penstock.rules.leases import Grant
-from penstock.rules.records import Aged, Due, Expired, Lost, Record
-from penstock.rules.removal import EXPIRED, LEASE_EXPIRED, SPENT, bury_held, bury_waiting, is_spent
+from penstock.rules.leases import LiveLease
+from penstock.rules.records import Due, LeaseExpired, Lost, Record, TtlChecked
+from penstock.rules.removal import LEASE_EXPIRED, SPENT, TTL_EXPIRED, attempts_exhausted, bury_held, bury_waiting
 from penstock.rules.runs import RunSet, pairs
-from penstock.rules.settle import come_back
-from penstock.rules.state import Peek, State
+from penstock.rules.settle import return_items
+from penstock.rules.state import BlockSource, State
 from penstock.words.clock import Moment
 
 
-def decide_due(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
+def decide_due(state: State, now: Moment, limit: int, peek: BlockSource) -> list[Record]:
     """Records of what came due, or none. May raise Missing."""
     elapsed, wall = state.next_due()
     records: list[Record] = []
@@ -43,23 +43,23 @@ def _due(state: State, calendar: Calendar, now: int, limit: int, *, by_wall: boo
     return Due(by_wall, entries[-1].when, entries[-1].stop - 1, runs, tags)
 
 
-def _end_lease(state: State, grant: Grant) -> list[Record]:
+def _end_lease(state: State, grant: LiveLease) -> list[Record]:
     """What is spent or overdue is buried, the rest goes back."""
-    given_up: dict[str, list[int]] = {EXPIRED: [], f"{SPENT}: {LEASE_EXPIRED}": []}
+    given_up: dict[str, list[int]] = {TTL_EXPIRED: [], f"{SPENT}: {LEASE_EXPIRED}": []}
     overdue, spent = given_up.values()
-    if state.overdue or state.failures or is_spent(state.policy, 1):
+    if state.overdue or state.failures or attempts_exhausted(state.policy, 1):
         for offset in grant.open:
             if offset in state.overdue:
                 overdue.append(offset)
-            elif is_spent(state.policy, state.attempts(offset) + 1):
+            elif attempts_exhausted(state.policy, state.attempts(offset) + 1):
                 spent.append(offset)
     records: list[Record] = [bury_held(state, grant, chosen, reason) for reason, chosen in given_up.items() if chosen]
     if len(overdue) + len(spent) < grant.count:
-        records.append(Expired(grant.number))
+        records.append(LeaseExpired(grant.number))
     return records
 
 
-def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
+def _age(state: State, now: Moment, limit: int, peek: BlockSource) -> list[Record]:
     """Bury what waits beyond its ttl."""
     entries = state.ttl.due(now.elapsed, limit)
     if not entries:
@@ -73,10 +73,10 @@ def _age(state: State, now: Moment, limit: int, peek: Peek) -> list[Record]:
             break
     records: list[Record] = []
     if waiting:
-        records.append(bury_waiting(state, state.policy, waiting.runs, EXPIRED, peek))
+        records.append(bury_waiting(state, state.policy, waiting.runs, TTL_EXPIRED, peek))
         if type(records[0]) is Lost:  # first out of the way, then judge the others
             return records
-    records.append(Aged(entry.when, stop - 1, leased.runs))
+    records.append(TtlChecked(entry.when, stop - 1, leased.runs))
     return records
 
 
@@ -112,12 +112,12 @@ def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
     state.keys.settle(key, line)
 
 
-def apply_expired(state: State, record: Expired, now: Moment) -> None:
+def apply_expired(state: State, record: LeaseExpired, now: Moment) -> None:
     grant = state.leases.live.get(record.lease)
     if grant is not None:
-        come_back(state, grant, list(grant.open), now, reason=LEASE_EXPIRED)
+        return_items(state, grant, list(grant.open), now, reason=LEASE_EXPIRED)
 
 
-def apply_aged(state: State, record: Aged, now: Moment) -> None:
+def apply_aged(state: State, record: TtlChecked, now: Moment) -> None:
     state.ttl.discard(record.until, record.last)
     state.overdue.add_all(record.overdue)

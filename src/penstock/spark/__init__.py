@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.spark.routing import routed, slot, write
     from penstock.spark.source import register
 
-_HOMES = {
+_MODULES = {
     "register": "penstock.spark.source",
     "slot": "penstock.spark.routing",
     "routed": "penstock.spark.routing",
@@ -38,10 +38,10 @@ __all__ = ["archive", "load", "redrive", "register", "report", "routed", "sessio
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = getattr(import_module(_HOMES[name]), name)
+        found = getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         raise not_installed(error) from error
     globals()[name] = found
@@ -49,4 +49,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.reports import QueueFacts
+from penstock.reports import QueueDescription
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
-from penstock.spark.queue_tables import DeadPlace, QueueTables
-from penstock.spark.ranges import FIRST, LAST, Ends, begin, of_sequences
+from penstock.spark.queue_tables import DeadLetterPartition, QueueTables
+from penstock.spark.ranges import FIRST, LAST, PartitionBounds, first_positions, sequence_bounds
 from penstock.words.errors import InvalidRequest
 
 EVENT_SEGMENTS = 2
@@ -40,7 +40,7 @@ class StateTask(InputPartition):
 class DeadTask(InputPartition):
     """Dead letters that lie in one place."""
 
-    def __init__(self, place: DeadPlace) -> None:
+    def __init__(self, place: DeadLetterPartition) -> None:
         self.place = place
 
 
@@ -84,10 +84,10 @@ class BatchReader(DataSourceReader):
 # -- what is read ------------------------------------------------------------------------------------
 
 
-def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
+def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
     bounds = tables.bounds(queue)
-    ends = Ends({number: one.start for number, one in bounds.items()}, {number: one.end for number, one in bounds.items()})
-    starts = begin(_checked(options), tables, queue, ends)
+    ends = PartitionBounds({number: one.start for number, one in bounds.items()}, {number: one.end for number, one in bounds.items()})
+    starts = first_positions(_checked(options), tables, queue, ends)
     stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, ends)
     ranges = _ranges(queue, starts, {number: min(stop, ends.stop[number]) for number, stop in stops.items()})
     total = sum(stop - start for start, stop in ranges.values())
@@ -98,10 +98,10 @@ def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueFacts) 
             yield ItemTask(queue.incarnation, number, low, high)
 
 
-def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
+def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
     bounds = tables.bounds(queue)
-    ends = of_sequences(bounds, whole=options.fail_on_data_loss)
-    starts = begin(_checked(options), tables, queue, ends)
+    ends = sequence_bounds(bounds, whole=options.fail_on_data_loss)
+    starts = first_positions(_checked(options), tables, queue, ends)
     ranges = _ranges(queue, starts, _stops(options, queue, ends))
     for number, (start, stop) in ranges.items():
         cuts = tables.sequence_cuts(queue, number, start, stop)
@@ -111,11 +111,11 @@ def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueFacts)
             yield EventTask(queue.incarnation, number, low, high)
 
 
-def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
+def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
     return (StateTask(queue.incarnation, number) for number in tables.bounds(queue))
 
 
-def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueFacts) -> Iterator[InputPartition]:
+def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
     return (DeadTask(place) for place in tables.dead_places(queue))
 
 
@@ -134,7 +134,7 @@ def _checked(options: SourceOptions) -> SourceOptions:
     return options
 
 
-def _stops(options: SourceOptions, queue: QueueFacts, ends: Ends) -> dict[int, int]:
+def _stops(options: SourceOptions, queue: QueueDescription, ends: PartitionBounds) -> dict[int, int]:
     """Where each partition's range ends: as given, else where the partition does."""
     stops = dict(ends.stop)
     given = options.ending_offsets
@@ -150,7 +150,7 @@ def _stops(options: SourceOptions, queue: QueueFacts, ends: Ends) -> dict[int, i
     return stops
 
 
-def _ranges(queue: QueueFacts, starts: Mapping[int, int], stops: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+def _ranges(queue: QueueDescription, starts: Mapping[int, int], stops: Mapping[int, int]) -> dict[int, tuple[int, int]]:
     """The ranges in which there is something."""
     for number, start in starts.items():
         if start > stops.get(number, start):

@@ -15,23 +15,23 @@ from penstock.logs.backends import MEMORY
 from penstock.operations import Home
 from penstock.words.errors import InvalidRequest
 
-Target: TypeAlias = tuple[str, ...]
+BrokerRoots: TypeAlias = tuple[str, ...]
 """A broker: the storage roots of its directory, the first being the primary one."""
 
 FILE = "file://"
 
 
-def home_of(target: Target, **options: Any) -> Home:
+def open_home(target: BrokerRoots, **options: Any) -> Home:
     """The broker, seen from a process that does not own it. Close it. `options` are those of `InboxClient`."""
     return InboxClient.open([*target], **options)
 
 
-def snapshot_of(target: Target) -> Home:
+def open_snapshot(target: BrokerRoots) -> Home:
     """The broker as it is published now, to be asked many things that go together. Close it."""
     return Snapshot.open([*target])
 
 
-def target_of(given: str) -> Target:
+def parse_broker(given: str) -> BrokerRoots:
     """The broker that the option of that name gives: a path, or several storage roots as a JSON list of paths, the first one first."""
     text = given.strip()
     if text.startswith("["):

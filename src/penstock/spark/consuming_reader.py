@@ -24,13 +24,13 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.operations import TIMEOUT, A, EndStream, FailGranted, FindQueue, Home, Operation, ReadGrant, RenewStream, TakeGrant
-from penstock.reports import QueueFacts, TakenGrant
+from penstock.reports import GrantAnswer, QueueDescription
 from penstock.rules.runs import RunSet
-from penstock.spark.broker_access import home_of, target_of
-from penstock.spark.options import SourceOptions, present
+from penstock.spark.broker_access import open_home, parse_broker
+from penstock.spark.options import SourceOptions, require_directories
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.ranges import split
-from penstock.spark.stream_reader import Range
+from penstock.spark.stream_reader import StreamTask
 from penstock.words.clock import MILLISECOND, SECOND, Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueHeld, QueueNotFound
 from penstock.words.ids import format_id, parse_id
@@ -40,18 +40,18 @@ from penstock.words.values import duration
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-MOST_ITEMS = 250_000
+DEFAULT_BATCH_ITEMS = 250_000
 """Of a micro-batch, unless maxItemsPerTrigger says otherwise."""
 IDLE = 250 * MILLISECOND
 """When there was nothing, the owner is not asked again so soon."""
 SETTLED_AT_ONCE = 10_000
 SHOWN_IDS = 3
-RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+SPARK_STREAM_MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
 """The program in which Spark runs the driver's side of a stream, a process for each query."""
-LAST_WORD_SECONDS = 5
+STOP_TIMEOUT_SECONDS = 5
 
 
-class StreamPlace(msgspec.Struct, frozen=True):
+class ConsumePosition(msgspec.Struct, frozen=True):
     """How far a consuming stream is."""
 
     incarnation: str
@@ -62,9 +62,9 @@ class StreamPlace(msgspec.Struct, frozen=True):
         return {"incarnation": self.incarnation, "stream": self.stream, "grant": self.grant}
 
 
-def place_of(offset: Mapping[str, Any]) -> StreamPlace:
+def parse_consume_position(offset: Mapping[str, Any]) -> ConsumePosition:
     try:
-        return msgspec.convert(dict(offset), StreamPlace)
+        return msgspec.convert(dict(offset), ConsumePosition)
     except msgspec.ValidationError:
         raise InvalidRequest(
             f"{offset!r:.200} is no offset of a stream that consumes; the checkpoint belongs to another source, or to a stream without "
@@ -79,15 +79,15 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """How long the owner is waited for, who may be starting again."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
-        self._options = checked(options)
+        self._options = check_consume_options(options)
         self._columns = tuple(columns)
         self._clock: Clock = SystemClock()
         self._run = os.urandom(8).hex()
         """Which process of the stream this is: one that ends late must not take the right from its successor."""
-        self._queue: QueueFacts | None = None
-        self._initial: StreamPlace | None = None
-        self._life: SignsOfLife | None = None
-        self._living: StreamPlace | None = None
+        self._queue: QueueDescription | None = None
+        self._initial: ConsumePosition | None = None
+        self._life: Heartbeat | None = None
+        self._living: ConsumePosition | None = None
         self._done = 0
         """The grant that was last said to be done."""
         self._quiet_until = 0
@@ -99,11 +99,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # asked for twice, and must then be the same
-            self._initial = StreamPlace(f"{self._found().incarnation:016x}", os.urandom(8).hex(), 0)
+            self._initial = ConsumePosition(f"{self._found().incarnation:016x}", os.urandom(8).hex(), 0)
         return self._initial.offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.max_items_per_trigger or MOST_ITEMS)
+        return ReadMaxRows(self._options.max_items_per_trigger or DEFAULT_BATCH_ITEMS)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._available_now = True
@@ -127,7 +127,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._let_go(place)
         return msgspec.structs.replace(place, grant=taken.grant).offset()
 
-    def _take(self, place: StreamPlace, want: int) -> TakenGrant:
+    def _take(self, place: ConsumePosition, want: int) -> GrantAnswer:
         operation = TakeGrant(
             queue=int(place.incarnation, 16),
             stream=place.stream,
@@ -141,12 +141,12 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._live(place)
         return found
 
-    def _by_right(self, place: StreamPlace, operation: Operation[A]) -> A:
+    def _by_right(self, place: ConsumePosition, operation: Operation[A]) -> A:
         """Ask what only the consumer may. Another that died has the right for a while yet: wait so long, if this one was at work before.
 
         One that is new waits only for another that is being stopped: more likely there is one that lives.
         """
-        patience = self._timeout + SECOND if place.grant else min(self._timeout + SECOND, LAST_WORD_SECONDS * SECOND)
+        patience = self._timeout + SECOND if place.grant else min(self._timeout + SECOND, STOP_TIMEOUT_SECONDS * SECOND)
         deadline = self._clock.read().elapsed + patience
         while True:
             try:
@@ -162,12 +162,12 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _home(self, timeout: int = TIMEOUT) -> "closing[Home]":
         """Opened anew for each call: tasks get a copy of this reader, and a thread asks too."""
-        return closing(home_of(self._options.broker, timeout=timeout))
+        return closing(open_home(self._options.broker, timeout=timeout))
 
-    def _end(self, place: StreamPlace) -> EndStream:
+    def _end(self, place: ConsumePosition) -> EndStream:
         return EndStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run)
 
-    def _let_go(self, place: StreamPlace) -> None:
+    def _let_go(self, place: ConsumePosition) -> None:
         """Nothing more is wanted: others may lease at once. No sign of life may come behind it."""
         self._die()
         self._ask(self._end(place))
@@ -177,7 +177,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """A micro-batch, or one that Spark repeats after a crash: then nothing else was asked before."""
         last = self._own(end)
-        first = place_of(start)
+        first = parse_consume_position(start)
         begins = first.grant if first.stream == last.stream else 0  # a first batch is repeated from an offset drawn anew
         incarnation = int(last.incarnation, 16)
         runs: dict[int, RunSet] = {}
@@ -189,11 +189,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._by_right(last, self._renewal(last, again=begins))
             self._live(last)
         parts = split({partition: found.runs for partition, found in runs.items()}, self._options.min_partitions)
-        return [Range(incarnation, part) for part in parts]
+        return [StreamTask(incarnation, part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of a range."""
-        assert isinstance(partition, Range)
+        assert isinstance(partition, StreamTask)
         with QueueTables.open(self._options.broker) as tables:
             number, runs = partition.part.partition, partition.part.runs
             yield from tables.items(partition.incarnation, number, runs, self._columns, forwarded=True)
@@ -215,15 +215,15 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _timeout(self) -> int:
         return int(self._options.consumer_timeout * SECOND)
 
-    def _found(self) -> QueueFacts:
+    def _found(self) -> QueueDescription:
         if self._queue is None:
             with QueueTables.open(self._options.broker) as tables:
                 self._queue = tables.find(self._options.queue)
         return self._queue
 
-    def _own(self, offset: Mapping[str, Any]) -> StreamPlace:
+    def _own(self, offset: Mapping[str, Any]) -> ConsumePosition:
         """An offset that Spark gives back, if it is of this very queue."""
-        place, queue = place_of(offset), self._found()
+        place, queue = parse_consume_position(offset), self._found()
         if place.incarnation != f"{queue.incarnation:016x}":
             raise QueueNotFound(
                 f"queue {queue.name!r} was deleted and created anew since this stream began, or the checkpoint is of another queue; "
@@ -231,17 +231,17 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return place
 
-    def _live(self, place: StreamPlace) -> None:
+    def _live(self, place: ConsumePosition) -> None:
         if self._life is None:
 
             def renew() -> None:
                 with self._home(self._timeout // 3) as home:
                     home.call(self._renewal(place))
 
-            self._life, self._living = SignsOfLife(renew, self._timeout / 3 / SECOND), place
+            self._life, self._living = Heartbeat(renew, self._timeout / 3 / SECOND), place
             self._hear()
 
-    def _renewal(self, place: StreamPlace, again: int | None = None) -> RenewStream:
+    def _renewal(self, place: ConsumePosition, again: int | None = None) -> RenewStream:
         return RenewStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run, timeout=self._timeout, again=again)
 
     def _die(self) -> None:
@@ -252,12 +252,12 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _hear(self) -> None:
         """Spark ends its process of a stream by a signal, and calls `stop` only where the process ends by itself."""
         program = sys.modules["__main__"].__spec__
-        if program is not None and program.name == RUNNER:
+        if program is not None and program.name == SPARK_STREAM_MODULE:
             signal.signal(signal.SIGTERM, self._told_to_end)
 
     def _told_to_end(self, number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)  # Spark says it twice
-        signal.alarm(LAST_WORD_SECONDS)  # by then it is over, whatever comes
+        signal.alarm(STOP_TIMEOUT_SECONDS)  # by then it is over, whatever comes
         self.stop()
         os._exit(128 + number)
 
@@ -265,7 +265,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return f"ConsumingReader({self._options.queue!r})"
 
 
-class SignsOfLife:
+class Heartbeat:
     """A thread that says that a stream lives, while its process and that one's parent do: Spark ends the process with the query."""
 
     def __init__(self, renew: Callable[[], None], every_seconds: float) -> None:
@@ -289,7 +289,7 @@ class SignsOfLife:
                 continue
 
 
-def checked(options: SourceOptions) -> SourceOptions:
+def check_consume_options(options: SourceOptions) -> SourceOptions:
     """The options, if a stream can consume as they say."""
     for name, value in (
         ("startingOffsets", options.starting_offsets),
@@ -335,10 +335,10 @@ def settle(
         raise InvalidRequest(f"there is no column 'id' to settle by; keep it when you select, this has {', '.join(df.columns)}")
     if action not in ("retry", "bury"):
         raise InvalidRequest(f"there is no way {action!r} to settle; use 'retry' or 'bury'")
-    target, wait = present(target_of(os.fspath(broker))), duration(delay, "delay")
+    target, wait = require_directories(parse_broker(os.fspath(broker))), duration(delay, "delay")
     why = (F.lit(reason) if isinstance(reason, str) else reason).cast("string")
     rows = df.select(F.col("id"), F.coalesce(why, F.lit("")).alias("reason"))
-    with closing(home_of(target)) as home:
+    with closing(open_home(target)) as home:
         incarnation = home.call(FindQueue(name=queue)).incarnation
         done, waiting = 0, FailedItems()
         for row in rows.toLocalIterator():

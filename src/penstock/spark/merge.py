@@ -14,18 +14,18 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.logs.arrow_batch import FREE, Sheet, cuts
+from penstock.logs.arrow_batch import ANY_PARTITION, ArrowBatch, batch_boundaries
 from penstock.logs.store import PartWriter
 from penstock.operations import Staging
-from penstock.spark.part_files import ORDERED_BYTES, SIZE, Run, StagedFrame
-from penstock.spark.sort_order import Order
+from penstock.spark.part_files import ORDERED_BYTES, SIZE, PartFile, StagedFrame
+from penstock.spark.sort_order import SortOrder
 from penstock.words.clock import Clock
 
 
 class Merger:
     """Merges runs of one write."""
 
-    def __init__(self, staging: Staging, write: str, incarnation: int, order: Order, clock: Clock) -> None:
+    def __init__(self, staging: Staging, write: str, incarnation: int, order: SortOrder, clock: Clock) -> None:
         self._staging = staging
         self._write = write
         self._incarnation = incarnation
@@ -33,9 +33,11 @@ class Merger:
         self._clock = clock
         self._orders: dict[str, pa.Table] = {}
 
-    def merged(self, runs: Sequence[Run], begin: Callable[[int], PartWriter]) -> list[Run]:
+    def merged(self, runs: Sequence[PartFile], begin: Callable[[int], PartWriter]) -> list[PartFile]:
         """The runs such that, taken one after the other, each home's rows stand in order. `begin` opens a part by its number."""
-        shared = {home for home in set().union(*(run.homes for run in runs)) if sum(home in run.homes for run in runs) > 1} - {FREE}
+        shared = {home for home in set().union(*(run.homes for run in runs)) if sum(home in run.homes for run in runs) > 1} - {
+            ANY_PARTITION
+        }
         involved = [run for run in runs if run.homes & shared]
         if not involved:
             return [*runs]
@@ -47,19 +49,19 @@ class Merger:
         homes = sorted(set().union(*(run.homes for run in involved)))
         return [*others, *(self._merge(involved, home, begin(place)) for place, home in enumerate(homes))]
 
-    def _read_sidecar(self, run: Run) -> pa.Table:
+    def _read_sidecar(self, run: PartFile) -> pa.Table:
         with self._staging.sidecar(self._write, run.name) as file:
             return pa.ipc.open_file(file).read_all()
 
     # -- whether it is enough to sort them -----------------------------------------------------------
 
-    def _sorted(self, runs: Sequence[Run]) -> list[int]:
+    def _sorted(self, runs: Sequence[PartFile]) -> list[int]:
         """Their places, by their first rows."""
         firsts = pa.concat_tables([self._orders[run.name].slice(0, 1) for run in runs])
         found: list[int] = self._order.rows(firsts).to_pylist()
         return found
 
-    def _follow(self, runs: Sequence[Run], places: Sequence[int], homes: set[int]) -> bool:
+    def _follow(self, runs: Sequence[PartFile], places: Sequence[int], homes: set[int]) -> bool:
         """Whether the rows of each home stand in order when the runs are taken so; equal ones as they came."""
         last: dict[int, tuple[int, pa.Table]] = {}
         for place in places:
@@ -73,7 +75,7 @@ class Merger:
     def _may_follow(self, place: int, before: pa.Table, next_place: int, after: pa.Table) -> bool:
         return self._order.follows(before, after) if place < next_place else not self._order.follows(after, before)
 
-    def _rows_of(self, run: Run, home: int) -> pa.Table:
+    def _rows_of(self, run: PartFile, home: int) -> pa.Table:
         """What the sidecar says of the rows of a home, in their order."""
         found, at = [], 0
         for frame in run.frames:
@@ -84,7 +86,7 @@ class Merger:
 
     # -- one partition -------------------------------------------------------------------------------
 
-    def _merge(self, runs: Sequence[Run], home: int, writer: PartWriter) -> Run:
+    def _merge(self, runs: Sequence[PartFile], home: int, writer: PartWriter) -> PartFile:
         having = [run for run in runs if home in run.homes]
         orders = [self._rows_of(run, home) for run in having]
         whole = pa.concat_tables(orders)
@@ -94,32 +96,32 @@ class Merger:
         )
         sources = [_Source(self._staging, self._write, self._incarnation, run, home) for run in having]
         placed: list[StagedFrame] = []
-        for start, stop in pairwise(cuts(whole[SIZE].take(rows), ORDERED_BYTES)):
+        for start, stop in pairwise(batch_boundaries(whole[SIZE].take(rows), ORDERED_BYTES)):
             counts = dict(zip(*_counted(origin.slice(start, stop - start)), strict=True))
-            sheet = Sheet.join([sources[place].take(counts[place]) for place in sorted(counts)])
+            sheet = ArrowBatch.join([sources[place].take(counts[place]) for place in sorted(counts)])
             # Of each run the next rows are taken: joined, they stand as their indexes would if sorted. The inverse mends that.
             sheet = sheet.take(pc.array_sort_indices(pc.array_sort_indices(rows.slice(start, stop - start))))
             placed.append(StagedFrame(home, stop - start, writer.add(sheet.draft(self._clock.read()), max(home, 0))))
         part = writer.finish()
-        return Run(part.name, part.items, placed)
+        return PartFile(part.name, part.items, placed)
 
 
 class _Source:
     """The rows of one home in one run, one after the other."""
 
-    def __init__(self, staging: Staging, write: str, incarnation: int, run: Run, home: int) -> None:
+    def __init__(self, staging: Staging, write: str, incarnation: int, run: PartFile, home: int) -> None:
         self._open = partial(staging.part, write, run.name, incarnation)
         self._sheets = self._read(run, home)
         self._rest = next(self._sheets)
 
-    def _read(self, run: Run, home: int) -> Iterator[Sheet]:
+    def _read(self, run: PartFile, home: int) -> Iterator[ArrowBatch]:
         for sequence, frame in enumerate(run.frames, 1):
             if frame.home == home:
                 with closing(self._open()) as reader:  # there may be more runs than files may be open
                     found = reader.at(frame.position, sequence)
-                yield Sheet.read(found)
+                yield ArrowBatch.read(found)
 
-    def take(self, count: int) -> Sheet:
+    def take(self, count: int) -> ArrowBatch:
         """The next so many rows, which are there."""
         found = []
         while count:
@@ -129,7 +131,7 @@ class _Source:
             found.append(self._rest.cut(0, taken))
             self._rest = self._rest.cut(taken, len(self._rest))
             count -= taken
-        return Sheet.join(found)
+        return ArrowBatch.join(found)
 
 
 def _counted(values: pa.Array) -> tuple[list[int], list[int]]:

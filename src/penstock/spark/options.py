@@ -15,20 +15,20 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.rules.options import check_name
-from penstock.spark.broker_access import Target, target_of
+from penstock.spark.broker_access import BrokerRoots, parse_broker
 from penstock.tables.schemas import TABLES
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.fields import Type
-from penstock.words.ids import FOREIGN, LAST_PARTITION
+from penstock.words.fields import FieldType
+from penstock.words.ids import FIRST_FOREIGN_NUMBER, LAST_PARTITION
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT
 
 EARLIEST: Literal["earliest"] = "earliest"
 LATEST: Literal["latest"] = "latest"
-Edge: TypeAlias = Literal["earliest", "latest"] | dict[int, int]
+RangeEnd: TypeAlias = Literal["earliest", "latest"] | dict[int, int]
 """An end of a range: the first or last there is, or an offset for each partition. In JSON -2 and -1 are the same as the two words."""
-MOST = 1 << 40
+MAX_NUMBER = 1 << 40
 MILLENNIUM = 946_684_800 * SECOND
 """The year 2000: a number below it is not meant in microseconds."""
 READ: Literal["read"] = "read"
@@ -39,10 +39,10 @@ Use: TypeAlias = Literal["read", "stream", "write"]
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """Options that Spark hands on to the source with those that are meant for it."""
 
-WRITTEN_AS = {
-    Type.SMALL: "an integer type, such as int",
-    Type.INSTANT: "timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
-    Type.SPAN: "interval day to second, or bigint (microseconds)",
+SPARK_TYPES = {
+    FieldType.SMALL: "an integer type, such as int",
+    FieldType.INSTANT: "timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
+    FieldType.SPAN: "interval day to second, or bigint (microseconds)",
 }
 """What columns that are written may be in Spark's words, where Arrow has others."""
 
@@ -50,15 +50,15 @@ WRITTEN_AS = {
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that may be chosen. Times are wall microseconds."""
 
-    broker: Target
+    broker: BrokerRoots
     queue: str
     table: str = "items"
     columns: tuple[str, ...] | None = None
     """Only these columns, in this order; None: all."""
     include_headers: bool = False
-    starting_offsets: Edge | None = None
+    starting_offsets: RangeEnd | None = None
     """Of table items: item offsets; of table events: sequences of the log."""
-    ending_offsets: Edge | None = None
+    ending_offsets: RangeEnd | None = None
     starting_timestamp: int | None = None
     ending_timestamp: int | None = None
     min_partitions: int = 1
@@ -76,7 +76,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
 
 
-def parse(given: Mapping[str, str], *uses: Use) -> SourceOptions:
+def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
     """The options as they are meant, or what is wrong with which: also one that is for none of these uses, if any are named."""
     found: dict[str, Any] = {}
     for name in given:
@@ -105,7 +105,7 @@ def parse(given: Mapping[str, str], *uses: Use) -> SourceOptions:
     return _fitting(SourceOptions(**found))
 
 
-def present(broker: Target) -> Target:
+def require_directories(broker: BrokerRoots) -> BrokerRoots:
     """A broker whose directories are there, seen from where this runs."""
     for path in broker:
         if not os.path.isdir(path):
@@ -145,8 +145,8 @@ def _unknown(name: str) -> str:
 # -- how each is read ----------------------------------------------------------------------------------
 
 
-def _broker(name: str, text: str) -> Target:
-    return target_of(text)
+def _broker(name: str, text: str) -> BrokerRoots:
+    return parse_broker(text)
 
 
 def _queue(name: str, text: str) -> str:
@@ -177,7 +177,7 @@ def _flag(name: str, text: str) -> bool:
     return found
 
 
-def _number(name: str, text: str, low: int = 1, high: int = MOST) -> int:
+def _number(name: str, text: str, low: int = 1, high: int = MAX_NUMBER) -> int:
     try:
         found = int(text.strip())
     except ValueError:
@@ -218,7 +218,7 @@ def _lease_seconds(name: str, text: str) -> float:
     return found
 
 
-def _edge(name: str, text: str) -> Edge:
+def _edge(name: str, text: str) -> RangeEnd:
     word = text.strip().lower()
     if word == EARLIEST:
         return EARLIEST
@@ -237,7 +237,7 @@ def _edge(name: str, text: str) -> Edge:
 def _place(name: str, partition: str, offset: object, example: str) -> tuple[int, int]:
     if not partition.isdecimal() or int(partition) > LAST_PARTITION:
         raise InvalidRequest(f"{name} names a partition {partition!r:.50}; {example}")
-    if type(offset) is not int or not -2 <= offset < FOREIGN:
+    if type(offset) is not int or not -2 <= offset < FIRST_FOREIGN_NUMBER:
         raise InvalidRequest(f"{name} gives partition {partition} the offset {json.dumps(offset):.50}; give a whole number, 0 or above")
     return int(partition), offset
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.api.arrow import COLUMNS, read_columns
-from penstock.logs.arrow_batch import Sheet
+from penstock.logs.arrow_batch import ArrowBatch
 from penstock.logs.files.filesystem import storage_failed
 from penstock.logs.store import PartWriter
-from penstock.spark.sort_order import Order, in_place
+from penstock.spark.sort_order import SortOrder, is_identity
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest, StorageFailed
 from penstock.words.limits import MAX_BATCH_ITEMS, MIB
@@ -43,7 +43,7 @@ class StagedFrame(NamedTuple):
     """Where it begins in the file."""
 
 
-class Run(NamedTuple):
+class PartFile(NamedTuple):
     """A staged part, as its commit message describes it."""
 
     name: str
@@ -55,10 +55,10 @@ class Run(NamedTuple):
         return {frame.home for frame in self.frames}
 
 
-class Framer:
+class PartFileBuilder:
     """Writes the rows of one task attempt."""
 
-    def __init__(self, owners: "array[int]", order: Order, begin: Callable[[int], PartWriter], clock: Clock) -> None:
+    def __init__(self, owners: "array[int]", order: SortOrder, begin: Callable[[int], PartWriter], clock: Clock) -> None:
         """`begin` opens the part of the run of a number; its file is named after it."""
         self._owners = owners
         self._order = order
@@ -72,10 +72,10 @@ class Framer:
         self._frames: list[StagedFrame] = []
         self._last: dict[int, pa.Table] = {}
         """Of each home, the last row of this run: the columns it is ordered by."""
-        self._runs: list[Run] = []
+        self._runs: list[PartFile] = []
         self._writers: list[PartWriter] = []
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> list[Run]:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartFile]:
         """Stage all rows, durably."""
         held: list[pa.RecordBatch] = []
         rows = size = 0
@@ -105,7 +105,7 @@ class Framer:
         sheet, order = self._sheet(table), table.select(self._order.columns)
         homes = sheet.homes(self._owners)
         rows = self._order.rows(order, homes) if self._order.columns else pc.array_sort_indices(homes)
-        if not in_place(rows):
+        if not is_identity(rows):
             sheet, homes = sheet.take(rows), homes.take(rows)
             order = order.take(rows) if self._order.columns else order
         if self._order.columns:
@@ -119,13 +119,13 @@ class Framer:
             self._add_frames(sheet.cut(start, stop), home)
         self._rows += table.num_rows
 
-    def _sheet(self, table: pa.Table) -> Sheet:
+    def _sheet(self, table: pa.Table) -> ArrowBatch:
         try:
-            return Sheet.of(read_columns(table.select([name for name in table.column_names if name in COLUMNS])))
+            return ArrowBatch.of(read_columns(table.select([name for name in table.column_names if name in COLUMNS])))
         except InvalidRequest as error:
             raise InvalidRequest(f"from row {self._rows} of this task on, {error}" if self._rows else f"in this task, {error}") from None
 
-    def _add_frames(self, sheet: Sheet, home: int) -> None:
+    def _add_frames(self, sheet: ArrowBatch, home: int) -> None:
         writer = self._open()
         steps, now = sheet.steps(ORDERED_BYTES if self._order.columns else None), self._clock.read()
         for start, stop in pairwise(steps):
@@ -165,7 +165,7 @@ class Framer:
         except OSError as error:
             raise storage_failed(error, "writing", name) from error
         part = self._writer.finish()
-        self._runs.append(Run(part.name, part.items, self._frames))
+        self._runs.append(PartFile(part.name, part.items, self._frames))
         self._writer, self._frames, self._last = None, [], {}
 
     def _sidecar_name(self, writer: PartWriter) -> str:

@@ -19,7 +19,7 @@ from penstock.words.errors import InvalidRequest
 INCARNATION, TABLE, MISSING = "incarnation", "table", "missing"
 
 
-class Position(msgspec.Struct, frozen=True):
+class StreamPosition(msgspec.Struct, frozen=True):
     """Where a stream stands."""
 
     incarnation: int
@@ -38,13 +38,13 @@ def _named(numbers: Mapping[int, int]) -> dict[str, int]:
     return {str(partition): numbers[partition] for partition in sorted(numbers)}
 
 
-def parse(offset: Mapping[str, Any]) -> Position:
+def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
     """What `Position.offset` wrote, perhaps long ago."""
     try:
         given = dict(offset)
         incarnation, table = int(given.pop(INCARNATION), 16), str(given.pop(TABLE))
         missing = _numbered(given.pop(MISSING, {}))
-        return Position(incarnation, table, _numbered(given), missing)
+        return StreamPosition(incarnation, table, _numbered(given), missing)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _foreign(offset) from None
 
@@ -84,7 +84,7 @@ def shares(backlog: Mapping[int, int], limit: int, turn: int = 0) -> dict[int, i
     return taken
 
 
-def advanced(start: Mapping[int, int], ends: Mapping[int, int], limit: int | None) -> dict[int, int]:
+def end_of_batch(start: Mapping[int, int], ends: Mapping[int, int], limit: int | None) -> dict[int, int]:
     """Where to stop, from `start` on: at the ends there are, or after `limit`. Partitions that were never read from and are empty stay
     unnamed; one that is not among the ends stays where it is."""
     backlog = {partition: end - start.get(partition, 0) for partition, end in ends.items()}
@@ -94,6 +94,6 @@ def advanced(start: Mapping[int, int], ends: Mapping[int, int], limit: int | Non
     return {**start, **{partition: start.get(partition, 0) + size for partition, size in backlog.items() if size}}
 
 
-def behind(start: Mapping[int, int], ends: Mapping[int, int]) -> int:
+def unread_count(start: Mapping[int, int], ends: Mapping[int, int]) -> int:
     """How many numbers there are to read."""
     return sum(max(0, end - start.get(partition, 0)) for partition, end in ends.items())

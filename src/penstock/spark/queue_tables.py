@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.logs.log import Gap, Published, Readable
-from penstock.loop.partition_reader import Reader
+from penstock.logs.log import Gap, LogRange, ReadableLog
+from penstock.loop.partition_reader import PartitionReader
 from penstock.operations import FindQueue, Home, ListCursors, ListQueues
-from penstock.reports import QueueFacts
+from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet
-from penstock.spark.broker_access import Target, home_of
+from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.tables import dead, events, items, state
 from penstock.words.limits import MIB
 
@@ -25,7 +25,7 @@ TASK_BYTES = 128 * MIB
 PAGE = 1_000
 
 
-class DeadPlace(NamedTuple):
+class DeadLetterPartition(NamedTuple):
     """A partition in which dead letters of a queue may lie."""
 
     queue: str
@@ -42,12 +42,12 @@ class QueueTables:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._readers: dict[tuple[int, int], Reader] = {}
+        self._readers: dict[tuple[int, int], PartitionReader] = {}
         """Partitions whose state was asked for."""
 
     @classmethod
-    def open(cls, target: Target) -> "QueueTables":
-        return cls(home_of(target))
+    def open(cls, target: BrokerRoots) -> "QueueTables":
+        return cls(open_home(target))
 
     def __enter__(self) -> "QueueTables":
         return self
@@ -57,7 +57,7 @@ class QueueTables:
 
     # -- queues, and how far they go -------------------------------------------------------------------
 
-    def find(self, queue: str) -> QueueFacts:
+    def find(self, queue: str) -> QueueDescription:
         return self._home.call(FindQueue(name=queue))
 
     def refresh(self) -> None:
@@ -65,15 +65,15 @@ class QueueTables:
         for reader in self._readers.values():
             reader.refresh()
 
-    def bounds(self, queue: QueueFacts) -> dict[int, Published]:
+    def bounds(self, queue: QueueDescription) -> dict[int, LogRange]:
         """What is published and retained of every partition, active or retired."""
         return {partition: self._bounds(queue.incarnation, partition) for partition in _partitions(queue)}
 
-    def _bounds(self, incarnation: int, partition: int) -> Published:
+    def _bounds(self, incarnation: int, partition: int) -> LogRange:
         with closing(self._home.log(incarnation, partition)) as log:
             return log.published()
 
-    def offsets_at(self, queue: QueueFacts, wall: int) -> dict[int, int]:
+    def offsets_at(self, queue: QueueDescription, wall: int) -> dict[int, int]:
         """The first item offset that each partition gave at or after a time; its end where there is none."""
         found = {}
         for partition in _partitions(queue):
@@ -81,7 +81,7 @@ class QueueTables:
                 found[partition] = log.offset_at(wall)
         return found
 
-    def sequences_at(self, queue: QueueFacts, wall: int) -> dict[int, int]:
+    def sequences_at(self, queue: QueueDescription, wall: int) -> dict[int, int]:
         """A sequence in each partition before which nothing happened at or after a time: where reading events from then on may begin."""
         return {partition: self._sequence_at(queue.incarnation, partition, wall) for partition in _partitions(queue)}
 
@@ -94,23 +94,23 @@ class QueueTables:
                     return found.sequence
         return sequence + 1
 
-    def missing(self, queue: QueueFacts, partition: int, start: int, stop: int) -> list[int]:
+    def missing(self, queue: QueueDescription, partition: int, start: int, stop: int) -> list[int]:
         """Flat runs of the item offsets [start, stop) whose bytes retention or damage took, as far as `refresh` has come."""
         place = queue.incarnation, partition
         if place not in self._readers:
-            self._readers[place] = Reader(self._home.log(*place), self._home.clock)
+            self._readers[place] = PartitionReader(self._home.log(*place), self._home.clock)
         state = self._readers[place].state
         gone = RunSet(state.dropped.within(start, stop))
         gone.add_all(state.lost.within(start, stop))
         return gone.runs
 
-    def cursor(self, queue: QueueFacts, name: str) -> dict[int, int]:
+    def cursor(self, queue: QueueDescription, name: str) -> dict[int, int]:
         """Where a cursor stands in each partition that knows it."""
         return self._home.call(ListCursors(queue=queue.incarnation)).get(name, {})
 
     # -- where to cut ----------------------------------------------------------------------------------
 
-    def item_cuts(self, queue: QueueFacts, partition: int, start: int, stop: int, pieces: int) -> list[int]:
+    def item_cuts(self, queue: QueueDescription, partition: int, start: int, stop: int, pieces: int) -> list[int]:
         """Offsets inside (start, stop), in order, that cut the range into so many pieces, or more where those would be too large for one
         task; at the edges of frames where there are any, so that few are read twice."""
         with closing(self._home.log(queue.incarnation, partition)) as log:
@@ -127,7 +127,7 @@ class QueueTables:
                     cuts.append(edge)
         return cuts
 
-    def sequence_cuts(self, queue: QueueFacts, partition: int, start: int, stop: int) -> list[int]:
+    def sequence_cuts(self, queue: QueueDescription, partition: int, start: int, stop: int) -> list[int]:
         """Sequences inside (start, stop) at which reading events can begin without reading what is before."""
         return [sequence for sequence in self._bounds(queue.incarnation, partition).segments if start < sequence < stop]
 
@@ -151,7 +151,7 @@ class QueueTables:
         forwarded: items that came from another partition of the queue too, for who consumes them rather than reads the log.
         """
 
-        def open_log() -> Readable:
+        def open_log() -> ReadableLog:
             return self._home.log(incarnation, partition)
 
         return items.items(open_log, runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded)
@@ -170,29 +170,29 @@ class QueueTables:
     ) -> Iterator[pa.RecordBatch]:
         """What the log tells in the sequences [start, stop), of the times [since, until)."""
 
-        def open_log() -> Readable:
+        def open_log() -> ReadableLog:
             return self._home.log(incarnation, partition)
 
         return events.events(open_log, start, stop, columns, since=since, until=until, strict=fail_on_data_loss)
 
     def states(self, incarnation: int, partition: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The items of a partition that are not completed, as they are now."""
-        return state.states(lambda: self._home.log(incarnation, partition), columns)
+        return state.state_rows(lambda: self._home.log(incarnation, partition), columns)
 
-    def dead_places(self, queue: QueueFacts) -> list[DeadPlace]:
+    def dead_places(self, queue: QueueDescription) -> list[DeadLetterPartition]:
         """Where dead letters of a queue may lie: as the command `penstock dead list` has it."""
         buries_into = queue.options.dead_queue
         is_dead_queue = not buries_into and any(other.options.dead_queue == queue.name for other in self._queues())
-        places = [DeadPlace(queue.name, queue.incarnation, partition, is_dead_queue, None) for partition in _partitions(queue)]
+        places = [DeadLetterPartition(queue.name, queue.incarnation, partition, is_dead_queue, None) for partition in _partitions(queue)]
         if buries_into:
             there = self.find(buries_into)
-            places += [DeadPlace(there.name, there.incarnation, partition, True, queue.name) for partition in _partitions(there)]
+            places += [DeadLetterPartition(there.name, there.incarnation, partition, True, queue.name) for partition in _partitions(there)]
         return places
 
-    def dead(self, place: DeadPlace, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def dead(self, place: DeadLetterPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The dead letters that lie there now."""
 
-        def open_log() -> Readable:
+        def open_log() -> ReadableLog:
             return self._home.log(place.incarnation, place.partition)
 
         return dead.dead(open_log, place.queue, columns, waiting=place.waiting, origin=place.origin)
@@ -205,12 +205,12 @@ class QueueTables:
     def __repr__(self) -> str:
         return f"QueueTables({self._home!r})"
 
-    def _queues(self) -> Iterator[QueueFacts]:
+    def _queues(self) -> Iterator[QueueDescription]:
         after = ""
         while page := self._home.call(ListQueues(after=after, limit=PAGE)):
             yield from page
             after = page[-1].name
 
 
-def _partitions(queue: QueueFacts) -> list[int]:
+def _partitions(queue: QueueDescription) -> list[int]:
     return sorted([*queue.active, *queue.retired])

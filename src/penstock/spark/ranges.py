@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.logs.log import Published
-from penstock.reports import QueueFacts
+from penstock.logs.log import LogRange
+from penstock.reports import QueueDescription
 from penstock.rules.runs import count, pairs
 from penstock.spark.options import SourceOptions
 from penstock.spark.queue_tables import QueueTables
@@ -22,20 +22,20 @@ FIRST, LAST = -2, -1
 """In JSON, as Kafka's connector has it: earliest and latest."""
 
 
-class Ends(NamedTuple):
+class PartitionBounds(NamedTuple):
     """What there is of each partition: from `start` on, before `stop`. Offsets of items or log sequences."""
 
     start: Mapping[int, int]
     stop: Mapping[int, int]
 
 
-def of_sequences(bounds: Mapping[int, Published], *, whole: bool) -> Ends:
+def sequence_bounds(bounds: Mapping[int, LogRange], *, whole: bool) -> PartitionBounds:
     """What there is to tell of each partition: with `whole`, only where retention has taken nothing of it."""
     starts = {partition: one.whole_from if whole else one.first_sequence for partition, one in bounds.items()}
-    return Ends(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
+    return PartitionBounds(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
 
 
-def begin(options: SourceOptions, tables: QueueTables, queue: QueueFacts, ends: Ends) -> dict[int, int]:
+def first_positions(options: SourceOptions, tables: QueueTables, queue: QueueDescription, ends: PartitionBounds) -> dict[int, int]:
     """The first number to be read in each partition."""
     given = options.starting_offsets
     if options.starting_timestamp is not None:
@@ -49,19 +49,19 @@ def begin(options: SourceOptions, tables: QueueTables, queue: QueueFacts, ends: 
     return {partition: max(start, known.get(partition, 0)) for partition, start in ends.start.items()}
 
 
-def at_latest(options: SourceOptions) -> bool:
+def starts_at_latest(options: SourceOptions) -> bool:
     """Whether it begins at an end, which is elsewhere a moment later."""
     given = options.starting_offsets
     return given == "latest" or (isinstance(given, dict) and LAST in given.values())
 
 
-def _since(options: SourceOptions, tables: QueueTables, queue: QueueFacts, wall: int) -> dict[int, int]:
+def _since(options: SourceOptions, tables: QueueTables, queue: QueueDescription, wall: int) -> dict[int, int]:
     if wall > SystemClock().read().wall:
         raise InvalidRequest("startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest")
     return tables.sequences_at(queue, wall) if options.table == "events" else tables.offsets_at(queue, wall)
 
 
-def _place(options: SourceOptions, queue: QueueFacts, ends: Ends, partition: int, number: int) -> int:
+def _place(options: SourceOptions, queue: QueueDescription, ends: PartitionBounds, partition: int, number: int) -> int:
     if partition not in ends.stop:
         raise InvalidRequest(f"startingOffsets names partition {partition}; queue {queue.name!r} has {sorted(ends.stop)}")
     start, stop = ends.start[partition], ends.stop[partition]

@@ -13,10 +13,10 @@ from pyspark.sql.types import BinaryType, NullType, StringType
 
 from penstock.rules.routing import SLOT_MASK
 from penstock.rules.slots import SlotMap
-from penstock.spark.broker_access import target_of
-from penstock.spark.options import WRITE, parse, present
-from penstock.spark.sort_order import Order
-from penstock.spark.staging import StagedWrites
+from penstock.spark.broker_access import parse_broker
+from penstock.spark.options import WRITE, parse_options, require_directories
+from penstock.spark.sort_order import SortOrder
+from penstock.spark.staging import StagedWriteClient
 from penstock.spark.writer import check_columns
 from penstock.words.errors import InvalidRequest
 
@@ -34,7 +34,7 @@ def slot(col: "Column | str") -> "Column":
     return F.when(key.isNotNull(), F.xxhash64(F.lit(_DOMAIN), key).bitwiseAND(F.lit(SLOT_MASK)).cast("int"))
 
 
-def home(slots: "Column", owners: Sequence[int]) -> "Column":
+def partition_index(slots: "Column", owners: Sequence[int]) -> "Column":
     """The place of a slot's partition among the queue's, from 0; NULL where there is no slot."""
     places = {owner: place for place, owner in enumerate(sorted(set(owners)))}
     # One literal, made once when the plan is: a list of 16,384 literals would take Spark longer than the write.
@@ -44,14 +44,14 @@ def home(slots: "Column", owners: Sequence[int]) -> "Column":
 
 def routed(df: "DataFrame", broker: "str | os.PathLike[str]", queue: str) -> "DataFrame":
     """The rows, those of each partition of the queue in one partition of the DataFrame; rows without a key are spread over all."""
-    owners = SlotMap.unpack(0, StagedWrites(present(target_of(os.fspath(broker)))).find(queue).owners).owners
+    owners = SlotMap.unpack(0, StagedWriteClient(require_directories(parse_broker(os.fspath(broker)))).find(queue).owners).owners
     count = len(set(owners))
     if count == 1:
         return df.repartition(1)
     if not has_key(df):
         return df
     elsewhere = F.pmod(F.spark_partition_id(), F.lit(count))
-    return df.withColumn(_HOME, F.coalesce(home(slot(KEY), owners), elsewhere)).repartitionById(count, _HOME).drop(_HOME)
+    return df.withColumn(_HOME, F.coalesce(partition_index(slot(KEY), owners), elsewhere)).repartitionById(count, _HOME).drop(_HOME)
 
 
 def write(
@@ -74,7 +74,7 @@ def write(
     columns = [] if order_by is None else [part.strip() for part in (order_by.split(",") if isinstance(order_by, str) else order_by)]
     given = {"orderBy": ",".join(columns) if columns else None, "writeId": write_id, "adoptTimeout": adopt_timeout}
     options |= {"broker": os.fspath(broker), "queue": queue, **{name: str(value) for name, value in given.items() if value is not None}}
-    order = Order.parse(parse(options, WRITE).order_by)
+    order = SortOrder.parse(parse_options(options, WRITE).order_by)
     order.check(df.schema)
     check_columns(df.schema, order)
     rows = routed(df, broker, queue)

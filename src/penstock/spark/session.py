@@ -62,7 +62,7 @@ def session(app: str = "penstock", master: str = "local[*]", **conf: object) -> 
         from penstock.spark.source import register
     except ModuleNotFoundError as error:
         raise not_installed(error) from error
-    spark = running() or started(app, master, {name: _text(value) for name, value in conf.items()})
+    spark = active_session() or start_session(app, master, {name: _text(value) for name, value in conf.items()})
     register(spark)
     return spark
 
@@ -73,7 +73,7 @@ def not_installed(error: ModuleNotFoundError) -> Exception:
     return error if top == "penstock" else InvalidRequest(MISSING.format(name=error.name))
 
 
-def running() -> "SparkSession | None":
+def active_session() -> "SparkSession | None":
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -83,7 +83,7 @@ def running() -> "SparkSession | None":
         return None
 
 
-def started(app: str, master: str, conf: Mapping[str, str]) -> "SparkSession":
+def start_session(app: str, master: str, conf: Mapping[str, str]) -> "SparkSession":
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -98,7 +98,7 @@ def started(app: str, master: str, conf: Mapping[str, str]) -> "SparkSession":
         [_quiet(scratch), *_swift(settings.get(JAVA_OPTIONS, ""), local), settings.get(JAVA_OPTIONS, "")]
     ).strip()
     try:
-        with surroundings(scratch, local):
+        with spark_environment(scratch, local):
             return _with(builder.master(master), settings).getOrCreate()
     except PySparkException as error:
         raise InvalidRequest(f"Spark did not start ({error}); its own message is above, on stderr") from error
@@ -129,7 +129,7 @@ def _quiet(scratch: Path) -> str:
 
 
 @contextmanager
-def surroundings(scratch: Path, local: bool) -> Iterator[None]:
+def spark_environment(scratch: Path, local: bool) -> Iterator[None]:
     """The environment that Spark's start needs: it reads these once, so they are put back afterwards."""
     wanted = {"JAVA_HOME": str(java_home(scratch))}
     if local:
@@ -150,7 +150,7 @@ def _tidy(scratch: Path, owner: int) -> None:
     """At the end of the process: stop what runs, then remove what it wrote. A forked child leaves both to its parent."""
     if os.getpid() != owner:
         return
-    spark = running()
+    spark = active_session()
     if spark is not None:
         spark.stop()
     scratches.remove(scratch)

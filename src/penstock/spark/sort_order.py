@@ -25,14 +25,14 @@ _DIRECTIONS = {"": "ascending", "asc": "ascending", "desc": "descending"}
 _WITHOUT_ORDER = (CalendarIntervalType, NullType, VariantType, YearMonthIntervalType)
 
 
-class Order(NamedTuple):
+class SortOrder(NamedTuple):
     """Column names, and for each "ascending" or "descending"."""
 
     columns: tuple[str, ...] = ()
     directions: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, given: Sequence[str]) -> "Order":
+    def parse(cls, given: Sequence[str]) -> "SortOrder":
         """Of texts such as "ts" or "seq desc"."""
         pairs = [(name, direction.strip().lower()) for name, _, direction in (text.strip().partition(" ") for text in given)]
         for text, (_, direction) in zip(given, pairs, strict=True):
@@ -72,6 +72,6 @@ def _is_ordered(kind: DataType) -> bool:
     return isinstance(kind, AtomicType) and not isinstance(kind, _WITHOUT_ORDER)
 
 
-def in_place(rows: pa.Array) -> bool:
+def is_identity(rows: pa.Array) -> bool:
     """Whether these indexes leave everything where it is."""
     return len(rows) < 2 or pc.min(pc.pairwise_diff(rows.cast(pa.int64()))).as_py() > 0

@@ -36,7 +36,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse, present
+from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse_options, require_directories
 from penstock.spark.queue_tables import QueueTables
 from penstock.tables import schemas
 from penstock.words.errors import InvalidRequest, PenstockError
@@ -69,18 +69,18 @@ class PenstockSource(DataSource):
         """The columns that the options ask for."""
         options = self._meant(READ, STREAM)
         if options.consume:
-            from penstock.spark.consuming_reader import checked
+            from penstock.spark.consuming_reader import check_consume_options
 
-            checked(options)
+            check_consume_options(options)
         with QueueTables.open(options.broker) as tables:
             tables.find(options.queue)  # what cannot be read is said at once, not when something is done with it
-        return spark_schema(chosen(options))
+        return spark_schema(selected_schema(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.batch_reader import BatchReader
 
         options = self._meant(READ)
-        return BatchReader(options, columns_of(options, schema))
+        return BatchReader(options, selected_columns(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from penstock.spark.writer import BatchWriter
@@ -90,7 +90,7 @@ class PenstockSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
             options = self._meant(STREAM)
-            columns = columns_of(options, schema)
+            columns = selected_columns(options, schema)
             if options.consume:
                 from penstock.spark.consuming_reader import ConsumingReader
 
@@ -101,7 +101,7 @@ class PenstockSource(DataSource):
         except PenstockError as error:
             if not _is_streams_process():
                 raise
-            return RefusedStream(error)
+            return FailedStreamReader(error)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from penstock.spark.writer import StreamWriter
@@ -109,12 +109,12 @@ class PenstockSource(DataSource):
         return StreamWriter(self._meant(WRITE), schema, overwrite)
 
     def _meant(self, *uses: Use) -> SourceOptions:
-        options = parse(self.options, *uses)
-        present(options.broker)
+        options = parse_options(self.options, *uses)
+        require_directories(options.broker)
         return options
 
 
-class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class FailedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream that cannot be. Spark's process of a stream stumbles over an error before it has a reader, and then tells of that alone:
     so it gets one, and is told by whatever it asks first."""
 
@@ -141,18 +141,18 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _is_streams_process() -> bool:
-    from penstock.spark.consuming_reader import RUNNER
+    from penstock.spark.consuming_reader import SPARK_STREAM_MODULE
 
     program = sys.modules["__main__"].__spec__
-    return program is not None and program.name == RUNNER
+    return program is not None and program.name == SPARK_STREAM_MODULE
 
 
-def chosen(options: SourceOptions) -> pa.Schema:
+def selected_schema(options: SourceOptions) -> pa.Schema:
     """The schema of the table, as far as the options ask for it."""
     table = schemas.TABLES[options.table]
     if options.columns is not None:
-        return schemas.narrowed(table, options.columns)
-    return table if options.include_headers else schemas.narrowed(table, [name for name in table.names if name != "headers"])
+        return schemas.select_columns(table, options.columns)
+    return table if options.include_headers else schemas.select_columns(table, [name for name in table.names if name != "headers"])
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -160,7 +160,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
     return StructType([StructField(field.name, _TYPES[field.type]) for field in schema])
 
 
-def columns_of(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
+def selected_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
     """The columns of a schema that a user may have given instead of ours: some of the table's, each of the type that it has there."""
     table = schemas.TABLES[options.table]
     if not schema.fields:

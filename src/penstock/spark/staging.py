@@ -16,10 +16,10 @@ import pyarrow as pa
 from penstock.logs.store import PartWriter, StagedPart, write_name
 from penstock.operations import FindQueue, FindWrite, Home, PublishWrite, ReadSlotMap, Staging
 from penstock.rules.slots import SlotMap
-from penstock.spark.broker_access import Target, home_of
+from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.spark.merge import Merger
-from penstock.spark.part_files import Framer, Run
-from penstock.spark.sort_order import Order
+from penstock.spark.part_files import PartFile, PartFileBuilder
+from penstock.spark.sort_order import SortOrder
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import PenstockError, QueueNotFound
 
@@ -37,10 +37,10 @@ class Destination(NamedTuple):
     """Its slot map, packed."""
 
 
-class StagedWrites:
+class StagedWriteClient:
     """A broker that is written to, from any process that reaches it."""
 
-    def __init__(self, target: Target, open_home: Callable[[Target], Home] = home_of, clock: Clock | None = None) -> None:
+    def __init__(self, target: BrokerRoots, open_home: Callable[[BrokerRoots], Home] = open_home, clock: Clock | None = None) -> None:
         self._target = target
         self._open_home = open_home
         self._clock = clock or SystemClock()
@@ -68,8 +68,8 @@ class StagedWrites:
         self._staging.begin(write)
 
     def stage(
-        self, write: str, destination: Destination, order: Order, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
-    ) -> list[Run]:
+        self, write: str, destination: Destination, order: SortOrder, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
+    ) -> list[PartFile]:
         """Write the rows of one task attempt aside, durably; gives what `publish` wants to know of them. What a failed attempt wrote is
         removed.
 
@@ -80,14 +80,14 @@ class StagedWrites:
         def begin(number: int) -> PartWriter:
             return self._staging.writer(write, f"{name}-{number}{FRAMES}", destination.incarnation, make=not prepared)
 
-        framer = Framer(SlotMap.unpack(0, destination.owners).owners, order, begin, self._clock)
+        framer = PartFileBuilder(SlotMap.unpack(0, destination.owners).owners, order, begin, self._clock)
         try:
             return framer.write(batches)
         except BaseException:
             framer.discard()
             raise
 
-    def publish(self, write: str, destination: Destination, order: Order, source: str, number: int, runs: Sequence[Run]) -> bool:
+    def publish(self, write: str, destination: Destination, order: SortOrder, source: str, number: int, runs: Sequence[PartFile]) -> bool:
         """Let what was staged become items of the queue, all or none, and once for each source and number; False: it waits already."""
         if order.columns:
             runs = self._in_order(write, destination, order, runs)
@@ -126,7 +126,7 @@ class StagedWrites:
         except PenstockError:  # it is published, whatever cannot be looked at now: nobody must write it again
             return False
 
-    def _in_order(self, write: str, destination: Destination, order: Order, runs: Sequence[Run]) -> list[Run]:
+    def _in_order(self, write: str, destination: Destination, order: SortOrder, runs: Sequence[PartFile]) -> list[PartFile]:
         def begin(number: int) -> PartWriter:
             return self._staging.writer(write, f"merged-{number:05d}{FRAMES}", destination.incarnation)
 

@@ -17,21 +17,21 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 
 from penstock.operations import MoveCursor
-from penstock.reports import QueueFacts
+from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, count, pairs
-from penstock.spark.broker_access import home_of
+from penstock.spark.broker_access import open_home
 from penstock.spark.options import SourceOptions
-from penstock.spark.positions import Position, advanced, behind, parse
+from penstock.spark.positions import StreamPosition, end_of_batch, parse_position, unread_count
 from penstock.spark.queue_tables import QueueTables
-from penstock.spark.ranges import Ends, Split, at_latest, begin, of_sequences, split
+from penstock.spark.ranges import PartitionBounds, Split, first_positions, sequence_bounds, split, starts_at_latest
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
-MOST_ITEMS = 1_000_000
+DEFAULT_BATCH_ITEMS = 1_000_000
 """Of a micro-batch, unless maxItemsPerTrigger says otherwise: so that a long backlog is worked off in steps that can be kept."""
 SHOWN_RUNS = 3
 
 
-class Range(InputPartition):
+class StreamTask(InputPartition):
     """What one task reads."""
 
     def __init__(self, incarnation: int, part: Split) -> None:
@@ -44,10 +44,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what a queue holds and held, or what happened in it, as it comes."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
-        self._options = checked(options)
+        self._options = check_stream_options(options)
         self._columns = tuple(columns)
         self._tables: QueueTables | None = None
-        self._initial: Position | None = None
+        self._initial: StreamPosition | None = None
         self._hold = False
         """Whether the first micro-batch is to be empty."""
         self._goal: dict[int, int] | None = None
@@ -61,14 +61,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:  # asked for twice, and must then be the same
             queue = self._look()
             ends = self._ends(queue)
-            at = begin(self._options, self._reading, queue, ends)
+            at = first_positions(self._options, self._reading, queue, ends)
             # Where the latest was is known only now: an empty first batch puts it into the checkpoint before anything is read.
-            self._hold = at_latest(self._options)
-            self._initial = Position(queue.incarnation, self._options.table, at, self._gone(queue, at, ends.stop))
+            self._hold = starts_at_latest(self._options)
+            self._initial = StreamPosition(queue.incarnation, self._options.table, at, self._gone(queue, at, ends.stop))
         return self._initial.offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.max_items_per_trigger or MOST_ITEMS)
+        return ReadMaxRows(self._options.max_items_per_trigger or DEFAULT_BATCH_ITEMS)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends. Whatever is before `start` is in the sink."""
@@ -81,17 +81,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         at = self._none_taken(queue, before, ends)
         goal = ends.stop if self._goal is None else self._goal
-        if isinstance(limit, ReadMinRows) and self._goal is None and behind(at, goal) < limit.min_rows:
+        if isinstance(limit, ReadMinRows) and self._goal is None and unread_count(at, goal) < limit.min_rows:
             goal = {}
-        at = advanced(at, goal, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        return Position(queue.incarnation, before.table, at, self._gone(queue, at, ends.stop)).offset()
+        at = end_of_batch(at, goal, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        return StreamPosition(queue.incarnation, before.table, at, self._gone(queue, at, ends.stop)).offset()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._goal = dict(self._ends(self._look()).stop)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         queue = self._reading.find(self._options.queue)
-        return Position(queue.incarnation, self._options.table, dict(self._ends(queue).stop)).offset()
+        return StreamPosition(queue.incarnation, self._options.table, dict(self._ends(queue).stop)).offset()
 
     # -- what to read --------------------------------------------------------------------------------
 
@@ -108,11 +108,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             wanted[partition] = RunSet((begins, stop)).without(gone)
         events = self._options.table == "events"
         parts = self._cut_at_bases(queue, wanted) if events else split(wanted, self._options.min_partitions)
-        return [Range(queue.incarnation, part) for part in parts]
+        return [StreamTask(queue.incarnation, part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of a range."""
-        assert isinstance(partition, Range)
+        assert isinstance(partition, StreamTask)
         number, runs, strict = partition.part.partition, partition.part.runs, self._options.fail_on_data_loss
         with QueueTables.open(self._options.broker) as tables:
             if self._options.table == "events":
@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 yield from tables.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
 
-    def _cut_at_bases(self, queue: QueueFacts, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
+    def _cut_at_bases(self, queue: QueueDescription, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
         """Events can only be read from a Base on: a cut elsewhere would have to be read twice."""
         parts = []
         for partition, runs in wanted.items():
@@ -137,11 +137,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         queue = self._reading.find(self._options.queue)
         self._keep(self._own(queue, end), self._ends(queue).stop)
 
-    def _keep(self, position: Position, ends: Mapping[int, int]) -> None:
+    def _keep(self, position: StreamPosition, ends: Mapping[int, int]) -> None:
         """Everything before a position is read: retention need not wait for it any more, but for what comes."""
         at = {partition: position.at.get(partition, 0) for partition in {*ends, *position.at}}
         if self._options.cursor and at != self._kept:
-            with closing(home_of(self._options.broker)) as home:  # done by the owner when there is one: nobody waits for it
+            with closing(open_home(self._options.broker)) as home:  # done by the owner when there is one: nobody waits for it
                 home.submit(MoveCursor(queue=position.incarnation, name=self._options.cursor, to=at, onward=True))
             self._kept = at
 
@@ -163,21 +163,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The first number there ever is: items are counted from 0, frames of a log from 1."""
         return 1 if self._options.table == "events" else 0
 
-    def _look(self) -> QueueFacts:
+    def _look(self) -> QueueDescription:
         """The queue as it is published now."""
         if self._tables is not None:
             self._tables.refresh()
         return self._reading.find(self._options.queue)
 
-    def _ends(self, queue: QueueFacts) -> Ends:
+    def _ends(self, queue: QueueDescription) -> PartitionBounds:
         bounds = self._reading.bounds(queue)
         if self._options.table == "events":
-            return of_sequences(bounds, whole=self._options.fail_on_data_loss)
-        return Ends({partition: one.start for partition, one in bounds.items()}, {partition: one.end for partition, one in bounds.items()})
+            return sequence_bounds(bounds, whole=self._options.fail_on_data_loss)
+        return PartitionBounds(
+            {partition: one.start for partition, one in bounds.items()}, {partition: one.end for partition, one in bounds.items()}
+        )
 
-    def _own(self, queue: QueueFacts, offset: Mapping[str, Any]) -> Position:
+    def _own(self, queue: QueueDescription, offset: Mapping[str, Any]) -> StreamPosition:
         """An offset that Spark gives back, if it is of this very queue and table."""
-        position = parse(offset)
+        position = parse_position(offset)
         if position.incarnation != queue.incarnation:
             raise QueueNotFound(
                 f"queue {queue.name!r} was deleted and created anew since this stream began (then {position.incarnation:016x}, "
@@ -192,7 +194,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- what is gone ----------------------------------------------------------------------------------
 
-    def _missing(self, queue: QueueFacts, partition: int, start: int, stop: int) -> list[int]:
+    def _missing(self, queue: QueueDescription, partition: int, start: int, stop: int) -> list[int]:
         """What cannot be read of a range, as flat runs."""
         if start >= stop:
             return []
@@ -201,13 +203,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return [start, min(first, stop)] if max(start, self._lowest) < first else []
         return self._reading.missing(queue, partition, start, stop)
 
-    def _gone(self, queue: QueueFacts, at: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
+    def _gone(self, queue: QueueDescription, at: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
         """How much is missing at or behind a position, in each partition."""
         if self._options.table == "events":  # a stream begins at what is whole, and of that only the front goes
             return {}
         return {partition: count(self._missing(queue, partition, at.get(partition, 0), end)) for partition, end in ends.items()}
 
-    def _none_taken(self, queue: QueueFacts, position: Position, ends: Ends) -> dict[int, int]:
+    def _none_taken(self, queue: QueueDescription, position: StreamPosition, ends: PartitionBounds) -> dict[int, int]:
         """The numbers of a position, if since then nothing behind them was taken; or, where that is allowed, those to go on from."""
         at = dict(position.at)
         for partition, end in ends.stop.items():
@@ -220,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(queue, partition, gone)
         return at
 
-    def _lost(self, queue: QueueFacts, partition: int, gone: Sequence[int]) -> None:
+    def _lost(self, queue: QueueDescription, partition: int, gone: Sequence[int]) -> None:
         """Something is gone that was not read: the error, unless it is not wanted."""
         if not self._options.fail_on_data_loss:
             return
@@ -233,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "checkpointLocation. So that retention waits, give the stream a cursor, or keep resolved items longer"
         )
 
-    def _fell_back(self, queue: QueueFacts, partition: int, number: int, end: int) -> None:
+    def _fell_back(self, queue: QueueDescription, partition: int, number: int, end: int) -> None:
         if self._options.fail_on_data_loss:
             raise InvalidRequest(
                 f"partition {partition} of queue {queue.name!r} ends at {end}, but this stream has read up to {number}: its directory is "
@@ -245,7 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return f"StreamReader({self._options.queue!r}, {self._options.table})"
 
 
-def checked(options: SourceOptions) -> SourceOptions:
+def check_stream_options(options: SourceOptions) -> SourceOptions:
     """The options, if a stream can do as they say."""
     if options.table not in ("items", "events"):
         raise InvalidRequest(f"table {options.table} tells what is now; read it with spark.read, or stream table items or events")

@@ -18,10 +18,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
 from penstock.api import arrow
-from penstock.spark.options import WRITTEN_AS, SourceOptions, present
-from penstock.spark.part_files import Run
-from penstock.spark.sort_order import Order
-from penstock.spark.staging import Destination, StagedWrites
+from penstock.spark.options import SPARK_TYPES, SourceOptions, require_directories
+from penstock.spark.part_files import PartFile
+from penstock.spark.sort_order import SortOrder
+from penstock.spark.staging import Destination, StagedWriteClient
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import BY_NAME
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class TaskCommitMessage(WriterCommitMessage):
     """What a task has staged."""
 
     write: str
-    runs: list[Run]
+    runs: list[PartFile]
     query: str = ""
 
 
@@ -47,21 +47,21 @@ class _Writer:
         if options.table != "items":
             raise InvalidRequest(f"table {options.table} cannot be written; leave the option out, rows become items")
         self._options = options
-        self._order = Order.parse(options.order_by)
+        self._order = SortOrder.parse(options.order_by)
         self._order.check(schema)
         check_columns(schema, self._order)
-        self._writing = StagedWrites(present(options.broker))
+        self._writing = StagedWriteClient(require_directories(options.broker))
         self._destination: Destination = self._writing.find(options.queue)
         self._name = self._writing.begin()
 
-    def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "", *, prepared: bool = True) -> Staged:
+    def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "", *, prepared: bool = True) -> TaskCommitMessage:
         context = TaskContext.get()
         assert context is not None  # write is called in tasks
         task = f"{context.partitionId():06d}-{context.taskAttemptId()}"
-        return Staged(write, self._writing.stage(write, self._destination, self._order, batches, task, prepared=prepared), query)
+        return TaskCommitMessage(write, self._writing.stage(write, self._destination, self._order, batches, task, prepared=prepared), query)
 
     def _publish(self, write: str, source: str, number: int, messages: "Sequence[WriterCommitMessage | None]") -> None:
-        runs = [run for message in messages if isinstance(message, Staged) for run in message.runs]
+        runs = [run for message in messages if isinstance(message, TaskCommitMessage) for run in message.runs]
         if not runs:
             self._writing.abandon(write)
             return
@@ -108,19 +108,19 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise
 
     def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
-        staged = [message for message in messages if isinstance(message, Staged)]
+        staged = [message for message in messages if isinstance(message, TaskCommitMessage)]
         if staged:
             self._publish(staged[0].write, f"stream-{staged[0].query}", batchId + 1, messages)
 
     def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
-        for write in {message.write for message in messages if isinstance(message, Staged)}:
+        for write in {message.write for message in messages if isinstance(message, TaskCommitMessage)}:
             self._writing.abandon(write)
 
 
 # -- checks ------------------------------------------------------------------------------------------
 
 
-def check_columns(schema: StructType, order: Order) -> None:
+def check_columns(schema: StructType, order: SortOrder) -> None:
     """Say so when rows of that schema cannot become items."""
     if len(set(schema.names)) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
@@ -128,7 +128,9 @@ def check_columns(schema: StructType, order: Order) -> None:
     unknown = [name for name in schema.names if name not in arrow.COLUMNS and name not in order.columns]
     if unknown:
         it = "it" if len(unknown) == 1 else "them"
-        raise InvalidRequest(f"{arrow.not_known(unknown)}, name {it} in orderBy, or rename {it} to one of {', '.join(arrow.COLUMNS)}")
+        raise InvalidRequest(
+            f"{arrow.unknown_columns_message(unknown)}, name {it} in orderBy, or rename {it} to one of {', '.join(arrow.COLUMNS)}"
+        )
     for field in schema.fields:
         wanted = _wanted(field.name, field.dataType) if field.name in arrow.COLUMNS else ""
         if wanted:
@@ -145,5 +147,5 @@ def _wanted(name: str, kind: DataType) -> str:
         found = to_arrow_type(kind, timezone="UTC")
     except PySparkException:  # a type that Arrow has no match for
         found = None
-    refused = arrow.refusal(name, found)
-    return WRITTEN_AS.get(BY_NAME[name].type, refused) if refused else ""
+    refused = arrow.expected_type(name, found)
+    return SPARK_TYPES.get(BY_NAME[name].type, refused) if refused else ""

@@ -34,7 +34,7 @@ def _nulls(kind: pa.DataType, rows: int) -> pa.Array:
     return pa.nulls(rows, kind)
 
 
-def always(value: int, kind: pa.DataType, rows: int) -> pa.Array:
+def shared_constant(value: int, kind: pa.DataType, rows: int) -> pa.Array:
     """A number that many batches have in every row; they share its buffer."""
     return _always(value, kind, 1 << max(14, (rows - 1).bit_length()))[:rows]
 
@@ -73,7 +73,7 @@ def _numbers(rows: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(array("q", range(rows)))])
 
 
-def spread(values: Sequence[Any], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
+def repeat_each(values: Sequence[Any], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
     """Each value as often as its count says."""
     if len(values) <= A_FEW:
         found = [repeated(value, kind, count) for value, count in zip(values, counts, strict=True)]

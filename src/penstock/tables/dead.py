@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.loop.partition_reader import Reader
-from penstock.rules.item_states import Life
+from penstock.loop.partition_reader import PartitionReader
+from penstock.rules.item_states import ItemState
 from penstock.rules.runs import RunSet, offsets
 from penstock.rules.state import State
-from penstock.tables.item_columns import ItemRows, gathered, stored
+from penstock.tables.item_columns import ItemRows, grouped_slices, stored_columns
 from penstock.tables.items import OpenLog, frame_slices
-from penstock.tables.schemas import DEAD, batch_of, narrowed
-from penstock.tables.state import attempts_of, reason_of
+from penstock.tables.schemas import DEAD, batch_of, select_columns
+from penstock.tables.state import attempt_count, last_failure_reason
 from penstock.words.clock import SystemClock
 from penstock.words.ids import format_id
 from penstock.words.origin import Origin
@@ -45,14 +45,16 @@ def dead(
 
     origin: only what waits there and came from the queue of that name.
     """
-    schema = narrowed(DEAD, columns)
-    with closing(Reader(open_log(), SystemClock())) as reader, closing(open_log()) as log:
+    schema = select_columns(DEAD, columns)
+    with closing(PartitionReader(open_log(), SystemClock())) as reader, closing(open_log()) as log:
         state, partition = reader.state, log.partition
         runs = RunSet(state.buried_set.runs if origin is None else ())
         if waiting:
             runs.add_all(state.waiting_within(0, state.next_offset).runs)
             runs.add_all(state.leased_within(0, state.next_offset).runs)
-        for slices in gathered(frame_slices(log, open_log, runs.runs, strict=False), [*dict.fromkeys([*stored(columns), "origin"])]):
+        for slices in grouped_slices(
+            frame_slices(log, open_log, runs.runs, strict=False), [*dict.fromkeys([*stored_columns(columns), "origin"])]
+        ):
             made = ItemRows(slices, partition)
             told = [_letter(state, partition, *item, origin) for item in zip(offsets(made.runs), made.origins, strict=True)]
             letters = [letter for letter in told if letter is not None]
@@ -70,11 +72,11 @@ def _letter(state: State, partition: int, offset: int, known: Origin | None, ori
         return DeadLetter((partition, offset), reason, attempts, buried_at, first_failed_at, last_failed_at, 0, lies_at)
     if origin is not None and (known is None or known.queue != origin):
         return None
-    life = state.state_of(offset) or Life.READY
+    life = state.state_of(offset) or ItemState.READY
     if known is None:  # produced into the dead queue by hand
-        return DeadLetter((partition, offset), reason_of(state, offset), attempts_of(state, offset, life), 0, 0, 0, 0, lies_at)
+        return DeadLetter((partition, offset), last_failure_reason(state, offset), attempt_count(state, offset, life), 0, 0, 0, 0, lies_at)
     failed = (known.first_failed_at, known.last_failed_at)
-    reason = reason_of(state, offset) or known.reason
+    reason = last_failure_reason(state, offset) or known.reason
     return DeadLetter(known.place, reason, known.attempts, known.buried_at, *failed, known.produced_at, lies_at)
 
 

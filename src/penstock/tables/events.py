@@ -11,14 +11,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.logs.frame import DROPPED
-from penstock.logs.log import Frame, Gap, Readable, SegmentFacts
-from penstock.loop.item_events import told
-from penstock.rules.events import Happening, place_text
+from penstock.logs.log import Frame, Gap, ReadableLog, SegmentFacts
+from penstock.loop.item_events import frame_events
+from penstock.rules.events import EventRuns, format_place
 from penstock.rules.runs import count, first_of, offsets, pairs
-from penstock.tables.arrays import ids, offsets_of, spread
+from penstock.tables.arrays import ids, offsets_of, repeat_each
 from penstock.tables.item_columns import ROWS
 from penstock.tables.items import OpenLog
-from penstock.tables.schemas import EVENTS, INSTANT, batch_of, narrowed
+from penstock.tables.schemas import EVENTS, INSTANT, batch_of, select_columns
 from penstock.words.errors import InvalidRequest
 
 
@@ -26,7 +26,7 @@ class _Entry(NamedTuple):
     """Some of the items of a happening: those from its item number `first` on that `runs` name."""
 
     sequence: int
-    one: Happening
+    one: EventRuns
     runs: list[int]
     rows: int
     first: int
@@ -46,21 +46,21 @@ def events(
 
     strict: frames of this range that retention dropped or thinned out are an error; otherwise what is left of them is told.
     """
-    schema = narrowed(EVENTS, columns)
+    schema = select_columns(EVENTS, columns)
     with closing(open_log()) as log:
         for entries in _gathered(_entries(log, start, stop, since, until, strict)):
             made = _EventRows(entries, log.partition)
             yield batch_of([made.column(name) for name in columns], schema, sum(entry.rows for entry in entries))
 
 
-def _entries(log: Readable, start: int, stop: int, since: int | None, until: int | None, strict: bool) -> Iterator[_Entry]:
-    for sequence, happenings in told(_Whole(log, start, stop) if strict else log, start, stop):
+def _entries(log: ReadableLog, start: int, stop: int, since: int | None, until: int | None, strict: bool) -> Iterator[_Entry]:
+    for sequence, happenings in frame_events(_Whole(log, start, stop) if strict else log, start, stop):
         for one in happenings:
             if (since is None or one.at >= since) and (until is None or one.at < until):
                 yield from _cut(sequence, one)
 
 
-def _cut(sequence: int, one: Happening) -> Iterator[_Entry]:
+def _cut(sequence: int, one: EventRuns) -> Iterator[_Entry]:
     """In entries of ROWS rows at most."""
     rows = count(one.runs)
     if rows <= ROWS:
@@ -91,7 +91,7 @@ class _Whole:
     out between two looks, so the frames are looked at too: none may be missing.
     """
 
-    def __init__(self, log: Readable, start: int, stop: int) -> None:
+    def __init__(self, log: ReadableLog, start: int, stop: int) -> None:
         self._log = log
         self._start = max(start, 1)  # where logs begin
         self._stop = stop
@@ -168,7 +168,7 @@ class _EventRows:
 
     def column(self, name: str) -> pa.Array:
         if name in _ALIKE:
-            return spread([_ALIKE[name](entry) for entry in self._entries], self._counts, EVENTS.field(name).type)
+            return repeat_each([_ALIKE[name](entry) for entry in self._entries], self._counts, EVENTS.field(name).type)
         found: pa.Array = getattr(self, name)()
         return found
 
@@ -182,11 +182,11 @@ class _EventRows:
         return offsets_of(self._runs)
 
     def at(self) -> pa.Array:
-        return spread([entry.one.at for entry in self._entries], self._counts, pa.int64()).cast(INSTANT)
+        return repeat_each([entry.one.at for entry in self._entries], self._counts, pa.int64()).cast(INSTANT)
 
     def attempt(self) -> pa.Array:
         if not any(entry.one.attempts for entry in self._entries):
-            return spread([entry.one.attempt for entry in self._entries], self._counts, pa.int32())
+            return repeat_each([entry.one.attempt for entry in self._entries], self._counts, pa.int32())
         found: list[int] = []
         for _, one, runs, rows, _ in self._entries:
             usual, others = one.attempt, one.attempts
@@ -204,9 +204,9 @@ def _destinations(entry: _Entry) -> list[str | None]:
     if not one.destination:
         return [None] * entry.rows
     if one.base < 0:
-        return [place_text(one.destination)] * entry.rows
+        return [format_place(one.destination)] * entry.rows
     first = one.base + entry.first
-    return [place_text(one.destination, offset) for offset in range(first, first + entry.rows)]
+    return [format_place(one.destination, offset) for offset in range(first, first + entry.rows)]
 
 
 _ALIKE: dict[str, Callable[[_Entry], str | int | None]] = {
@@ -214,7 +214,7 @@ _ALIKE: dict[str, Callable[[_Entry], str | int | None]] = {
     "reason": lambda entry: entry.one.reason or None,
     "consumer": lambda entry: entry.one.consumer or None,
     "lease": lambda entry: f"{entry.one.lease:x}" if entry.one.lease else None,
-    "source": lambda entry: place_text(entry.one.source) if entry.one.source else None,
+    "source": lambda entry: format_place(entry.one.source) if entry.one.source else None,
     "sequence": lambda entry: entry.sequence,
 }
 """Columns that are alike for all items of a happening."""

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 
 from penstock.logs.arrow_batch import TYPES, binary_array
 from penstock.logs.columns import BITS as BITS_OF_FRAMES
-from penstock.logs.columns import Binary, Columns, Constant, Digests
+from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns
 from penstock.rules.runs import pairs
 from penstock.tables import schemas
-from penstock.tables.arrays import always, ids, nulls, offsets_of, repeated, scalar, spread
+from penstock.tables.arrays import ids, nulls, offsets_of, repeat_each, repeated, scalar, shared_constant
 from penstock.tables.schemas import HEADERS, INSTANT
 from penstock.words import origin, values
-from penstock.words.fields import BY_NAME, FIELDS, STORED, Form
+from penstock.words.fields import BY_NAME, FIELDS, STORED, ColumnLayout
 from penstock.words.limits import DEFAULT_PRIORITY, MIB
 from penstock.words.origin import Origin
 
@@ -43,7 +43,7 @@ NEEDS: Final = {field.name: field.source or field.name for field in FIELDS if fi
 class FrameSlice(NamedTuple):
     """Items that follow each other in one frame: its rows [low, high)."""
 
-    columns: Columns
+    columns: FrameColumns
     present: int
     """Bits of the columns that the frame has."""
     low: int
@@ -82,11 +82,11 @@ class FrameSlice(NamedTuple):
         column, kind = self.columns.column(name), TYPES[name]
         if column is None:
             return repeated(NOTHING[name], kind, self.rows)
-        if isinstance(column, Constant):
+        if isinstance(column, ConstantColumn):
             return repeated(column.value, kind, self.rows)
-        if isinstance(column, Binary):
+        if isinstance(column, BinaryColumn):
             return binary_array(column, self.low, self.high, kind)
-        assert not isinstance(column, Digests)  # no table has them
+        assert not isinstance(column, DigestColumn)  # no table has them
         return pa.Array.from_buffers(kind, self.rows, [None, pa.py_buffer(column.numbers)], offset=self.low)
 
     def values(self, name: str) -> list[Any]:
@@ -139,7 +139,7 @@ class SmallSlices:
 Slice: TypeAlias = FrameSlice | SmallSlices
 
 
-def gathered(slices: Iterable[FrameSlice], wanted: Sequence[str]) -> Iterator[list[Slice]]:
+def grouped_slices(slices: Iterable[FrameSlice], wanted: Sequence[str]) -> Iterator[list[Slice]]:
     """Slices for one record batch each, in order: many small ones, or one that is large."""
     held: list[Slice] = []
     rows = size = 0
@@ -167,7 +167,7 @@ def gathered(slices: Iterable[FrameSlice], wanted: Sequence[str]) -> Iterator[li
         yield held
 
 
-def stored(columns: Sequence[str]) -> list[str]:
+def stored_columns(columns: Sequence[str]) -> list[str]:
     """The stored columns that those columns are made of."""
     return list(dict.fromkeys(NEEDS[name] for name in columns if name in NEEDS))
 
@@ -188,7 +188,7 @@ class ItemRows:
         if name in _MAKE:
             return _MAKE[name](self)
         column = BY_NAME[name].stored
-        return self._numbers(name) if column is not None and column.form is Form.NUMBERS else self._joined(name)
+        return self._numbers(name) if column is not None and column.form is ColumnLayout.NUMBERS else self._joined(name)
 
     @cached_property
     def runs(self) -> list[int]:
@@ -210,19 +210,19 @@ class ItemRows:
         return ids(self._partition, self.runs)
 
     def partition(self) -> pa.Array:
-        return always(self._partition, pa.int32(), self.rows)
+        return shared_constant(self._partition, pa.int32(), self.rows)
 
     def size_bytes(self) -> pa.Array:
         return pc.binary_length(self._joined("payload")).cast(pa.int64())
 
     def priority(self) -> pa.Array:
         if not self._present & BITS["priority"]:
-            return always(DEFAULT_PRIORITY, pa.int32(), self.rows)
+            return shared_constant(DEFAULT_PRIORITY, pa.int32(), self.rows)
         return self._joined("priority").cast(pa.int32())
 
     def produced_at(self) -> pa.Array:
         walls, counts = zip(*(wall for one in self._slices for wall in one.walls), strict=True)
-        return spread(walls, counts, pa.int64()).cast(INSTANT)
+        return repeat_each(walls, counts, pa.int64()).cast(INSTANT)
 
     def headers(self) -> pa.Array:
         if not self._present & BITS["headers"]:
@@ -251,7 +251,7 @@ class ItemRows:
 
     def _numbers(self, name: str) -> pa.Array:
         """A column in which 0 means none."""
-        kind = schemas.TYPES[BY_NAME[name].type]
+        kind = schemas.ARROW_TYPES[BY_NAME[name].type]
         if not self._present & BITS[name]:
             return nulls(self.rows, kind)
         whole = self._joined(name)

@@ -13,17 +13,17 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.logs.columns import ORIGIN, Columns
+from penstock.logs.columns import ORIGIN, FrameColumns
 from penstock.logs.frame import DROPPED
-from penstock.logs.log import Gap, Readable
-from penstock.loop.partition_reader import Reader
+from penstock.logs.log import Gap, ReadableLog
+from penstock.loop.partition_reader import PartitionReader
 from penstock.loop.recovery import missing_segment
 from penstock.rules.events import PLACE_BYTES
-from penstock.rules.outbox import place_of
+from penstock.rules.outbox import unpack_destination
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State
-from penstock.tables.item_columns import FEW_ROWS, FrameSlice, ItemRows, gathered, stored
-from penstock.tables.schemas import ITEMS, batch_of, narrowed
+from penstock.tables.item_columns import FEW_ROWS, FrameSlice, ItemRows, grouped_slices, stored_columns
+from penstock.tables.schemas import ITEMS, batch_of, select_columns
 from penstock.words import origin
 from penstock.words.clock import SystemClock
 from penstock.words.errors import CorruptLog, InvalidRequest, StorageFailed
@@ -33,7 +33,7 @@ from penstock.words.origin import Origin
 READ_BYTES = 1 * MIB
 """Frames are read so much at a time, about; one that is larger, alone."""
 
-OpenLog: TypeAlias = Callable[[], Readable]
+OpenLog: TypeAlias = Callable[[], ReadableLog]
 
 
 def items(
@@ -45,17 +45,17 @@ def items(
     strict: items that are gone or damaged are an error; otherwise they are left out, as those are that retention let go here and there.
     exact: with strict, those are an error too: whoever chose the runs knew that they were there.
     """
-    schema = narrowed(ITEMS, columns)
+    schema = select_columns(ITEMS, columns)
     with closing(open_log()) as log:
         found = frame_slices(log, open_log, runs, strict=strict, exact=exact)
         wanted = found if forwarded else (own for piece in found for own in _own(piece, log.incarnation))
-        for slices in gathered(wanted, stored(columns)):
+        for slices in grouped_slices(wanted, stored_columns(columns)):
             made = ItemRows(slices, log.partition)
             yield batch_of([made.column(name) for name in columns], schema, made.rows)
 
 
 def frame_slices(
-    log: Readable, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True, exact: bool = False
+    log: ReadableLog, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True, exact: bool = False
 ) -> Iterator[FrameSlice]:
     """The slices of frames that hold the items of flat runs, without blanks."""
     state, frames = _Published(open_log, strict and exact), _Frames(log)
@@ -82,9 +82,9 @@ def frame_slices(
 class _Frames:
     """A log's frames, read in order. The last one is kept: many runs may lie in it."""
 
-    def __init__(self, log: Readable) -> None:
+    def __init__(self, log: ReadableLog) -> None:
         self._log = log
-        self._last: tuple[Columns, int] | None = None
+        self._last: tuple[FrameColumns, int] | None = None
 
     def within(self, start: int, stop: int) -> Iterator[FrameSlice | Gap]:
         """The slices of frames in [start, stop), and the gaps between them."""
@@ -101,7 +101,7 @@ class _Frames:
                         yield found
                         start = found.stop
                     continue
-                self._last = columns, present = Columns(found), found.columns & 0xFFFF
+                self._last = columns, present = FrameColumns(found), found.columns & 0xFFFF
                 if start < columns.stop and columns.base < stop:
                     piece = _slice(columns, present, start, stop)
                     start = piece.start + piece.rows
@@ -110,7 +110,7 @@ class _Frames:
                 return
 
 
-def _slice(columns: Columns, present: int, start: int, stop: int) -> FrameSlice:
+def _slice(columns: FrameColumns, present: int, start: int, stop: int) -> FrameSlice:
     """The rows of a frame that are in [start, stop)."""
     return FrameSlice(columns, present, max(start, columns.base) - columns.base, min(stop, columns.stop) - columns.base)
 
@@ -121,8 +121,8 @@ class _Published:
     def __init__(self, open_log: OpenLog, exact: bool) -> None:
         self._open_log = open_log
         self._exact = exact
-        self._reader: Reader | None = None
-        self._asked: Columns | None = None
+        self._reader: PartitionReader | None = None
+        self._asked: FrameColumns | None = None
         """The frame for which it was looked at last."""
 
     def kept(self, piece: FrameSlice) -> list[int]:
@@ -168,13 +168,13 @@ class _Published:
         return InvalidRequest(f"{which} before they were read; set failOnDataLoss=false to go on without them, or start anew")
 
     @property
-    def _open(self) -> Reader:
+    def _open(self) -> PartitionReader:
         assert self._reader is not None  # `_now` opens it
         return self._reader
 
     def _now(self) -> State:
         if self._reader is None:
-            self._reader = Reader(self._open_log(), SystemClock())
+            self._reader = PartitionReader(self._open_log(), SystemClock())
         else:
             self._reader.refresh()
         return self._reader.state
@@ -208,7 +208,7 @@ def _forwarded(known: Origin, source: bytes | None, incarnation: int) -> bool:
     """Whether an item came from another partition of its queue. The transfer that brought it tells, as long as retention has not touched
     the frame; its origin may also be one that it had long before, or that it has from another queue."""
     if source is not None and len(source) == PLACE_BYTES:
-        return place_of(source)[0] == incarnation
+        return unpack_destination(source)[0] == incarnation
     return known.forwarded and known.incarnation == incarnation
 
 

@@ -9,55 +9,55 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.words.fields import BY_NAME, Surface, Type, on
+from penstock.words.fields import BY_NAME, FieldType, Surface, fields_on
 
 INSTANT = pa.timestamp("us", "UTC")
 SPAN = pa.duration("us")
 HEADERS = pa.map_(pa.string(), pa.binary())
 
-TYPES = {
-    Type.BYTES: pa.binary(),
-    Type.TEXT: pa.string(),
-    Type.SMALL: pa.int32(),
-    Type.INT: pa.int32(),
-    Type.LONG: pa.int64(),
-    Type.INSTANT: INSTANT,
-    Type.SPAN: SPAN,
-    Type.HEADERS: HEADERS,
+ARROW_TYPES = {
+    FieldType.BYTES: pa.binary(),
+    FieldType.TEXT: pa.string(),
+    FieldType.SMALL: pa.int32(),
+    FieldType.INT: pa.int32(),
+    FieldType.LONG: pa.int64(),
+    FieldType.INSTANT: INSTANT,
+    FieldType.SPAN: SPAN,
+    FieldType.HEADERS: HEADERS,
 }
 
 
-def _schema(*columns: str, **types: Type) -> pa.Schema:
+def _schema(*columns: str, **types: FieldType) -> pa.Schema:
     """Columns that are fields of an item, or of the types given."""
-    return pa.schema({name: TYPES[types.get(name) or BY_NAME[name].type] for name in columns})
+    return pa.schema({name: ARROW_TYPES[types.get(name) or BY_NAME[name].type] for name in columns})
 
 
 _FIRST = ("id", "partition", "offset", "key")
 """What items are told apart by comes first."""
-ITEMS = _schema(*_FIRST, *(field.name for field in on(Surface.TABLE) if field.name not in _FIRST))
+ITEMS = _schema(*_FIRST, *(field.name for field in fields_on(Surface.TABLE) if field.name not in _FIRST))
 """What was produced. The origin is that of an item which came from another queue: where it was buried, or sent from by a redrive."""
 
 EVENTS = _schema(
     *("event", "id", "partition", "offset", "at", "attempt", "reason", "consumer", "lease", "destination", "source", "sequence"),
-    **dict.fromkeys(("event", "reason", "consumer", "lease", "destination", "source"), Type.TEXT),
-    attempt=Type.INT,
-    sequence=Type.LONG,
+    **dict.fromkeys(("event", "reason", "consumer", "lease", "destination", "source"), FieldType.TEXT),
+    attempt=FieldType.INT,
+    sequence=FieldType.LONG,
 )
 """What happened to items. `lease` is its number in hexadecimal digits; `sequence` that of the frame of the log which tells it."""
 
 STATE = _schema(
     *("id", "partition", "offset", "state", "key", "kind", "reference", "priority", "attempts", "reason", "consumer"),
     *("produced_at", "ready_at", "lease_until", "size_bytes"),
-    **dict.fromkeys(("state", "reason", "consumer"), Type.TEXT),
-    **dict.fromkeys(("ready_at", "lease_until"), Type.INSTANT),
+    **dict.fromkeys(("state", "reason", "consumer"), FieldType.TEXT),
+    **dict.fromkeys(("ready_at", "lease_until"), FieldType.INSTANT),
 )
 """What is not completed, now. `ready_at` is when a scheduled item becomes ready, `size_bytes` that of the payload."""
 
 DEAD = _schema(
     *ITEMS.names,
     *("reason", "attempts", "buried_at", "first_failed_at", "last_failed_at", "dead_queue", "dead_id"),
-    **dict.fromkeys(("reason", "dead_queue", "dead_id"), Type.TEXT),
-    **dict.fromkeys(("buried_at", "first_failed_at", "last_failed_at"), Type.INSTANT),
+    **dict.fromkeys(("reason", "dead_queue", "dead_id"), FieldType.TEXT),
+    **dict.fromkeys(("buried_at", "first_failed_at", "last_failed_at"), FieldType.INSTANT),
 )
 """Dead letters. `id`, `partition` and `offset` are those in the queue that gave them up, `dead_queue` and `dead_id` say where they lie
 now: in a dead queue, or, where they were buried in place, still there."""
@@ -72,6 +72,6 @@ def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.Rec
     return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))
 
 
-def narrowed(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+def select_columns(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Some columns of a schema, in the order given."""
     return pa.schema([schema.field(name) for name in columns])

@@ -14,15 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.loop.partition_reader import Reader
-from penstock.rules.item_states import Life
-from penstock.rules.leases import Grant
+from penstock.loop.partition_reader import PartitionReader
+from penstock.rules.item_states import ItemState
+from penstock.rules.leases import LiveLease
 from penstock.rules.runs import RunSet, count, offsets, pairs
 from penstock.rules.state import State
-from penstock.tables.arrays import ids, offsets_of, spread
-from penstock.tables.item_columns import NEEDS, ROWS, ItemRows, gathered, stored
+from penstock.tables.arrays import ids, offsets_of, repeat_each
+from penstock.tables.item_columns import NEEDS, ROWS, ItemRows, grouped_slices, stored_columns
 from penstock.tables.items import OpenLog, frame_slices
-from penstock.tables.schemas import INSTANT, STATE, batch_of, narrowed
+from penstock.tables.schemas import INSTANT, STATE, batch_of, select_columns
 from penstock.words.clock import Clock, Moment, SystemClock
 
 IN_THE_LOG = {*NEEDS, "produced_at"}
@@ -31,10 +31,10 @@ IN_THE_LOG = {*NEEDS, "produced_at"}
 # -- state ---------------------------------------------------------------------------------------------
 
 
-def states(open_log: OpenLog, columns: Sequence[str], *, clock: Clock | None = None) -> Iterator[pa.RecordBatch]:
+def state_rows(open_log: OpenLog, columns: Sequence[str], *, clock: Clock | None = None) -> Iterator[pa.RecordBatch]:
     """Every item of a partition that is not completed."""
-    schema = narrowed(STATE, columns)
-    with closing(Reader(open_log(), clock or SystemClock())) as reader:
+    schema = select_columns(STATE, columns)
+    with closing(PartitionReader(open_log(), clock or SystemClock())) as reader:
         state, partition = reader.state, reader.log.partition
         now = _Now(state, reader.now())
         runs = state.resolved.missing(0, state.next_offset)
@@ -50,7 +50,7 @@ def states(open_log: OpenLog, columns: Sequence[str], *, clock: Clock | None = N
 
 def _read(open_log: OpenLog, runs: Sequence[int], partition: int, columns: Sequence[str]) -> Iterator[ItemRows]:
     with closing(open_log()) as log:
-        for slices in gathered(frame_slices(log, open_log, runs, strict=False), stored(columns)):
+        for slices in grouped_slices(frame_slices(log, open_log, runs, strict=False), stored_columns(columns)):
             yield ItemRows(slices, partition)
 
 
@@ -82,31 +82,31 @@ class _Now:
         """When that is, or was, by the clock on the wall."""
         return self._now.wall + elapsed - self._now.elapsed
 
-    def lives(self, runs: Sequence[int]) -> list[tuple[int, int, Life]]:
+    def lives(self, runs: Sequence[int]) -> list[tuple[int, int, ItemState]]:
         """(start, stop, state) of all offsets of the runs, in order."""
         state = self.state
-        found: list[tuple[int, int, Life]] = []
+        found: list[tuple[int, int, ItemState]] = []
         for start, stop in pairs(runs):
             ready = RunSet(state.away.missing(start, stop))
             ready.add_all(state.passed.within(start, stop))
             known = {
-                Life.READY: ready.runs,
-                Life.SCHEDULED: state.scheduled.within(start, stop),
-                Life.LEASED: state.leased_within(start, stop).runs,
-                Life.BURIED: state.buried_set.within(start, stop),
-                Life.MOVING: state.moving.within(start, stop),
-                Life.COMPLETED: state.resolved.within(start, stop),
+                ItemState.READY: ready.runs,
+                ItemState.SCHEDULED: state.scheduled.within(start, stop),
+                ItemState.LEASED: state.leased_within(start, stop).runs,
+                ItemState.BURIED: state.buried_set.within(start, stop),
+                ItemState.MOVING: state.moving.within(start, stop),
+                ItemState.COMPLETED: state.resolved.within(start, stop),
             }
             found += sorted(((low, high, life) for life, its in known.items() for low, high in pairs(its)), key=itemgetter(0))
         return found
 
     @cached_property
-    def _leased(self) -> tuple[list[int], list[tuple[int, int, Grant]]]:
+    def _leased(self) -> tuple[list[int], list[tuple[int, int, LiveLease]]]:
         grants = self.state.leases.live.values()
         held = sorted(((start, stop, grant) for grant in grants for start, stop in pairs(grant.runs())), key=itemgetter(0))
         return [start for start, _, _ in held], held
 
-    def grants(self, start: int, stop: int) -> Iterator[tuple[int, int, Grant]]:
+    def grants(self, start: int, stop: int) -> Iterator[tuple[int, int, LiveLease]]:
         """Who holds the leased items [start, stop), in order."""
         starts, held = self._leased
         at = bisect_right(starts, start) - 1
@@ -150,19 +150,19 @@ class _StateRows:
         return offsets_of(self._runs)
 
     def state(self) -> pa.Array:
-        return spread([life.value for _, _, life in self._lives], self._counts, pa.string())
+        return repeat_each([life.value for _, _, life in self._lives], self._counts, pa.string())
 
     def attempts(self) -> pa.Array:
         state = self._now.state
         if not state.failures and not state.buried:
-            return spread([int(life is Life.LEASED) for _, _, life in self._lives], self._counts, pa.int32())
-        return pa.array([attempts_of(state, offset, life) for offset, life in self._each()], pa.int32())
+            return repeat_each([int(life is ItemState.LEASED) for _, _, life in self._lives], self._counts, pa.int32())
+        return pa.array([attempt_count(state, offset, life) for offset, life in self._each()], pa.int32())
 
     def reason(self) -> pa.Array:
         state = self._now.state
         if not state.failures and not state.buried:
             return pa.nulls(count(self._runs), pa.string())
-        return pa.array([reason_of(state, offset) or None for offset, _ in self._each()], pa.string())
+        return pa.array([last_failure_reason(state, offset) or None for offset, _ in self._each()], pa.string())
 
     def consumer(self) -> pa.Array:
         return self._of_grants(lambda grant: grant.consumer or None, pa.string())
@@ -173,24 +173,26 @@ class _StateRows:
     def ready_at(self) -> pa.Array:
         found: list[int | None] = []
         for start, stop, life in self._lives:
-            found += [self._now.due.get(offset) for offset in range(start, stop)] if life is Life.SCHEDULED else [None] * (stop - start)
+            found += (
+                [self._now.due.get(offset) for offset in range(start, stop)] if life is ItemState.SCHEDULED else [None] * (stop - start)
+            )
         return pa.array(found, pa.int64()).cast(INSTANT)
 
-    def _each(self) -> Iterator[tuple[int, Life]]:
+    def _each(self) -> Iterator[tuple[int, ItemState]]:
         return ((offset, life) for start, stop, life in self._lives for offset in range(start, stop))
 
-    def _of_grants(self, what: Callable[[Grant], Any], kind: pa.DataType) -> pa.Array:
+    def _of_grants(self, what: Callable[[LiveLease], Any], kind: pa.DataType) -> pa.Array:
         values: list[Any] = []
         counts: list[int] = []
         for start, stop, life in self._lives:
-            if life is not Life.LEASED:
+            if life is not ItemState.LEASED:
                 values.append(None)
                 counts.append(stop - start)
                 continue
             for low, high, grant in self._now.grants(start, stop):
                 values.append(what(grant))
                 counts.append(high - low)
-        return spread(values, counts, kind)
+        return repeat_each(values, counts, kind)
 
 
 _TELL: dict[str, Callable[[_StateRows], pa.Array]] = {
@@ -206,13 +208,13 @@ _TELL: dict[str, Callable[[_StateRows], pa.Array]] = {
 }
 
 
-def attempts_of(state: State, offset: int, life: Life) -> int:
+def attempt_count(state: State, offset: int, life: ItemState) -> int:
     """How often an item was tried, the attempt that is under way included."""
     burial = state.buried.get(offset)
-    return burial.attempts if burial is not None else state.attempts(offset) + (life is Life.LEASED)
+    return burial.attempts if burial is not None else state.attempts(offset) + (life is ItemState.LEASED)
 
 
-def reason_of(state: State, offset: int) -> str:
+def last_failure_reason(state: State, offset: int) -> str:
     """Why it was buried, or came back last."""
     known = state.buried.get(offset) or state.failures.get(offset)
     return known.reason if known is not None else ""

@@ -15,7 +15,7 @@ SECTOR = 512
 """A disk writes this much at once or not at all."""
 
 
-class Fate(Enum):
+class CrashOutcome(Enum):
     """What becomes of a file's or directory's pending changes. Drawn once a node, so that the plain cases stay frequent."""
 
     KEPT = auto()
@@ -84,7 +84,7 @@ def stretch(content: bytearray, size: int) -> None:
     content.extend(bytes(max(0, size - len(content))))
 
 
-class File:
+class SimulatedFile:
     """A file's bytes."""
 
     def __init__(self) -> None:
@@ -118,12 +118,12 @@ class File:
                 content[place_in_byte] ^= mask
 
     def crash(self, rng: random.Random) -> None:
-        fate = rng.choice(list(Fate))
-        if fate is Fate.CUT_SHORT:
+        fate = rng.choice(list(CrashOutcome))
+        if fate is CrashOutcome.CUT_SHORT:
             self._cut_short(rng)
-        elif fate is not Fate.LOST:
+        elif fate is not CrashOutcome.LOST:
             for change in self.pending:
-                if fate is Fate.KEPT or rng.random() < 0.5:
+                if fate is CrashOutcome.KEPT or rng.random() < 0.5:
                     change.apply(self.kept)
                 elif rng.random() < 0.5:
                     change.tear(self.kept, rng)
@@ -173,7 +173,7 @@ class Rename(NamedTuple):
         entries[self.target] = self.node
 
 
-class DeviceDirectory:
+class SimulatedDirectory:
     """A directory's names. A file's own sync does not keep its name; only the directory's does."""
 
     def __init__(self) -> None:
@@ -191,10 +191,15 @@ class DeviceDirectory:
         self.pending.clear()
 
     def crash(self, rng: random.Random) -> None:
-        fate = rng.choice(list(Fate))
+        fate = rng.choice(list(CrashOutcome))
         first_lost = rng.randint(0, len(self.pending))
         for number, change in enumerate(self.pending):
-            chance = {Fate.KEPT: 1.0, Fate.LOST: 0.0, Fate.CUT_SHORT: float(number < first_lost), Fate.SCATTERED: 0.5}[fate]
+            chance = {
+                CrashOutcome.KEPT: 1.0,
+                CrashOutcome.LOST: 0.0,
+                CrashOutcome.CUT_SHORT: float(number < first_lost),
+                CrashOutcome.SCATTERED: 0.5,
+            }[fate]
             if rng.random() < chance:
                 change.apply(self.kept)
         self.pending.clear()
@@ -203,4 +208,4 @@ class DeviceDirectory:
             node.crash(rng)
 
 
-Node: TypeAlias = File | DeviceDirectory
+Node: TypeAlias = SimulatedFile | SimulatedDirectory

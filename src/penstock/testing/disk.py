@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from penstock.logs.files.filesystem import Mode
 from penstock.logs.log import Buffer
-from penstock.testing.device import DeviceDirectory, File, Truncate, Write
+from penstock.testing.device import SimulatedDirectory, SimulatedFile, Truncate, Write
 from penstock.testing.tree import Tree, error, names_of
 
 Fault: TypeAlias = int | Literal["short", "torn", "halt", "interrupt"]
@@ -43,7 +43,7 @@ class Halt(BaseException):
 
 class _Opened(NamedTuple):
     path: str
-    file: File
+    file: SimulatedFile
     mode: Mode | Literal["lock"]
 
 
@@ -114,7 +114,7 @@ class SimulatedFiles:
 
     def contents(self) -> dict[str, bytes]:
         """Every file's bytes by path, and every directory, as a path that ends in a slash, with none."""
-        return {path: bytes(node.seen) if isinstance(node, File) else b"" for path, node in self._tree.walk()}
+        return {path: bytes(node.seen) if isinstance(node, SimulatedFile) else b"" for path, node in self._tree.walk()}
 
     def plant(self, path: str, data: bytes) -> None:
         """Put these bytes into a file, new or not, whole and synced, whatever faults are set."""
@@ -178,7 +178,7 @@ class SimulatedFiles:
         return self._step("list", path, lambda: sorted(self._tree.directory(path).seen))
 
     def make_directory(self, path: str) -> None:
-        missing = not isinstance(self._tree.find(path), DeviceDirectory)
+        missing = not isinstance(self._tree.find(path), SimulatedDirectory)
         self._step("make_directory", path, lambda: self._tree.make_directory(path), changes=missing)
 
     def rename(self, source: str, target: str) -> None:
@@ -265,11 +265,11 @@ class SimulatedFiles:
     def _free(self) -> int:
         return PLENTY if self._capacity is None else max(0, self._capacity - self._tree.used_bytes())
 
-    def _fitting(self, file: File, position: int, size: int) -> int:
+    def _fitting(self, file: SimulatedFile, position: int, size: int) -> int:
         """How much of a write there is space for; what is overwritten needs none."""
         return size if self._capacity is None else min(size, max(0, len(file.seen) - position) + self._free())
 
-    def _make_file(self, path: str) -> File:
+    def _make_file(self, path: str) -> SimulatedFile:
         if self._tree.find(path) is None and not self._free():
             raise error(errno.ENOSPC, path)
         return self._tree.make_file(path)
@@ -281,7 +281,7 @@ class SimulatedFiles:
         file.locked = True
         return self._register(path, file, "lock")
 
-    def _register(self, path: str, file: File, mode: Mode | Literal["lock"]) -> int:
+    def _register(self, path: str, file: SimulatedFile, mode: Mode | Literal["lock"]) -> int:
         """Give out a handle: always the lowest one free, as a system does, so that a handle used after its close is likely to show."""
         handle = next(number for number in count(FIRST_HANDLE) if number not in self._opened)
         self._opened[handle] = _Opened(path, file, mode)

@@ -10,51 +10,51 @@ import random
 from collections.abc import Iterator
 from functools import lru_cache
 
-from penstock.testing.device import DeviceDirectory, File, Link, Node, Rename, Unlink
+from penstock.testing.device import Link, Node, Rename, SimulatedDirectory, SimulatedFile, Unlink
 
 
 class Tree:
     """All files and directories of one disk."""
 
     def __init__(self) -> None:
-        self.root = DeviceDirectory()
+        self.root = SimulatedDirectory()
 
     def find(self, path: str) -> Node | None:
         node: Node | None = self.root
         for name in names_of(path):
-            node = node.seen.get(name) if isinstance(node, DeviceDirectory) else None
+            node = node.seen.get(name) if isinstance(node, SimulatedDirectory) else None
         return node
 
-    def file(self, path: str) -> File:
+    def file(self, path: str) -> SimulatedFile:
         node = self.find(path)
-        if isinstance(node, DeviceDirectory):
+        if isinstance(node, SimulatedDirectory):
             raise error(errno.EISDIR, path)
         if node is None:
             raise error(errno.ENOENT, path)
         return node
 
-    def directory(self, path: str) -> DeviceDirectory:
+    def directory(self, path: str) -> SimulatedDirectory:
         node = self.find(path)
-        if isinstance(node, File):
+        if isinstance(node, SimulatedFile):
             raise error(errno.ENOTDIR, path)
         if node is None:
             raise error(errno.ENOENT, path)
         return node
 
-    def make_file(self, path: str) -> File:
+    def make_file(self, path: str) -> SimulatedFile:
         """The file of that path, made when it is missing."""
         if self.find(path) is None:
-            self.directory(os.path.dirname(path)).change(Link(names_of(path)[-1], File()))
+            self.directory(os.path.dirname(path)).change(Link(names_of(path)[-1], SimulatedFile()))
         return self.file(path)
 
-    def make_directory(self, path: str) -> DeviceDirectory:
+    def make_directory(self, path: str) -> SimulatedDirectory:
         """The directory of that path, made with its parents when it is missing."""
         directory = self.root
         for name in names_of(path):
             if name not in directory.seen:
-                directory.change(Link(name, DeviceDirectory()))
+                directory.change(Link(name, SimulatedDirectory()))
             inner = directory.seen[name]
-            if isinstance(inner, File):
+            if isinstance(inner, SimulatedFile):
                 raise error(errno.EEXIST, path)
             directory = inner
         return directory
@@ -73,11 +73,11 @@ class Tree:
         node, there = self.find(source), self.find(target)
         if node is None:
             raise error(errno.ENOENT, source)
-        if isinstance(node, DeviceDirectory) and isinstance(there, File):
+        if isinstance(node, SimulatedDirectory) and isinstance(there, SimulatedFile):
             raise error(errno.ENOTDIR, target)
-        if isinstance(there, DeviceDirectory) and there is not node and isinstance(node, File):
+        if isinstance(there, SimulatedDirectory) and there is not node and isinstance(node, SimulatedFile):
             raise error(errno.EISDIR, target)
-        if isinstance(there, DeviceDirectory) and there is not node and there.seen:
+        if isinstance(there, SimulatedDirectory) and there is not node and there.seen:
             raise error(errno.ENOTEMPTY, target)
         self.directory(os.path.dirname(source)).change(Rename(names_of(source)[-1], names_of(target)[-1], node))
 
@@ -88,13 +88,13 @@ class Tree:
             path, directory = waiting.pop()
             yield path, directory
             for name, node in sorted(directory.seen.items()):
-                if isinstance(node, DeviceDirectory):
+                if isinstance(node, SimulatedDirectory):
                     waiting.append((f"{path}{name}/", node))
                 else:
                     yield path + name, node
 
-    def files(self) -> list[File]:
-        return [node for _, node in self.walk() if isinstance(node, File)]
+    def files(self) -> list[SimulatedFile]:
+        return [node for _, node in self.walk() if isinstance(node, SimulatedFile)]
 
     def used_bytes(self) -> int:
         return sum(len(file.seen) for file in self.files())
@@ -102,7 +102,7 @@ class Tree:
     def sync_names(self) -> None:
         """Keep every name there is, as if each directory had been synced."""
         for _, node in self.walk():
-            if isinstance(node, DeviceDirectory):
+            if isinstance(node, SimulatedDirectory):
                 node.sync()
 
     def crash(self, rng: random.Random) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.words.errors import InvalidRequest
-from penstock.words.fields import BY_NAME, COLUMNS, Field, Form, Type
+from penstock.words.fields import BY_NAME, COLUMNS, ColumnLayout, Field, FieldType
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
 
 Texts = Sequence[str | None] | None
@@ -133,7 +133,7 @@ def _check_sequence(name: str, column: object) -> None:
 
 def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool = False) -> int:
     """How many bytes they are together."""
-    name = "transfer's origin" if field.type is Type.ORIGIN else field.name
+    name = "transfer's origin" if field.type is FieldType.ORIGIN else field.name
     kinds = set(map(type, values))
     if not required:
         kinds.discard(type(None))
@@ -142,7 +142,7 @@ def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool
         raise InvalidRequest(f"a {name} is {wrong}; give bytes")
     sizes = [len(value) for value in values if value is not None]
     if sizes and max(sizes) > field.high:
-        have = "headers have" if field.type is Type.HEADERS else f"a {name} has"
+        have = "headers have" if field.type is FieldType.HEADERS else f"a {name} has"
         raise InvalidRequest(f"{have} {max(sizes)} bytes; give at most {field.high}")
     return sum(sizes)
 
@@ -163,9 +163,9 @@ def _check_small(field: Field, values: bytes) -> None:
 
 
 def _check_numbers(field: Field, values: Sequence[int]) -> None:
-    most = 1 << 62 if field.type is Type.INSTANT else field.high
+    most = 1 << 62 if field.type is FieldType.INSTANT else field.high
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) > most:
-        unit = "numbers" if field.type is Type.LONG else "microseconds"
+        unit = "numbers" if field.type is FieldType.LONG else "microseconds"
         raise InvalidRequest(f"{field.name} is out of bounds; give whole {unit} from 0 (none) to {most}")
 
 
@@ -174,13 +174,13 @@ def _check_digests(field: Field, values: Sequence[bytes | None]) -> None:
         raise InvalidRequest(f"a {field.name} digest is not 16 bytes; make it with routing.dedup_digest")
 
 
-_CHECKS: dict[Form, Callable[[Field, Any], object]] = {
-    Form.OPTIONAL_BYTES: _check_bytes,
-    Form.KEY_IDS: _check_numbers,
-    Form.TEXTS: _check_texts,
-    Form.SMALL: _check_small,
-    Form.NUMBERS: _check_numbers,
-    Form.DIGESTS: _check_digests,
+_CHECKS: dict[ColumnLayout, Callable[[Field, Any], object]] = {
+    ColumnLayout.OPTIONAL_BYTES: _check_bytes,
+    ColumnLayout.KEY_IDS: _check_numbers,
+    ColumnLayout.TEXTS: _check_texts,
+    ColumnLayout.SMALL: _check_small,
+    ColumnLayout.NUMBERS: _check_numbers,
+    ColumnLayout.DIGESTS: _check_digests,
 }
 
 

@@ -151,8 +151,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     def error(self) -> PenstockError:
         """The error that it stands for, to be raised."""
-        return KINDS.get(self.code, PenstockError)(self.message)
+        return ERRORS_BY_CODE.get(self.code, PenstockError)(self.message)
 
 
-KINDS: dict[str, type[PenstockError]] = {kind.code: kind for kind in PenstockError.__subclasses__()}
+ERRORS_BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in PenstockError.__subclasses__()}
 """Every kind of error by its code."""

@@ -25,7 +25,7 @@ from penstock.words.origin import MAX_ORIGIN_BYTES
 from penstock.words.values import LAST_INSTANT
 
 
-class Type(Enum):
+class FieldType(Enum):
     """What a value is."""
 
     BYTES = auto()
@@ -44,7 +44,7 @@ class Type(Enum):
     """words/origin.py; stored as a MessagePack array."""
 
 
-class Form(Enum):
+class ColumnLayout(Enum):
     """How a column lies in a DATA frame of n items: for each item, and when all have the same value (a constant)."""
 
     BYTES = ("offsets, then data: (n+1) × i32, bytes", "never")
@@ -90,7 +90,7 @@ class Column(msgspec.Struct, frozen=True):
 
     name: str
     """In a Batch."""
-    form: Form
+    form: ColumnLayout
     bit: int = -1
     """Its number in a frame; -1: every frame has it."""
     nothing: Any = None
@@ -103,7 +103,7 @@ class Field(msgspec.Struct, frozen=True):
     """One field of an item."""
 
     name: str
-    type: Type
+    type: FieldType
     meaning: str
     """What it is, as documents and the command line say it."""
     surfaces: Surface = NOWHERE
@@ -122,63 +122,88 @@ _PARTS = "`[[count, request, ids, source, sequence, places], …]`"
 _ORIGIN = "each value a MessagePack array, the origin of a transferred item"
 
 FIELDS: Final = (
-    Field("id", Type.TEXT, "Its partition and its offset: unique in its queue", Surface.TOLD),
-    Field("partition", Type.INT, "The part of the queue in which it lies", Surface.LEASED | Surface.TABLE),
-    Field("offset", Type.LONG, "Its number in its partition", Surface.LEASED | Surface.TABLE),
-    Field("payload", Type.BYTES, "What is to be handled", _GIVEN, Column("payloads", Form.BYTES, nothing=b""), MAX_PAYLOAD_BYTES),
+    Field("id", FieldType.TEXT, "Its partition and its offset: unique in its queue", Surface.TOLD),
+    Field("partition", FieldType.INT, "The part of the queue in which it lies", Surface.LEASED | Surface.TABLE),
+    Field("offset", FieldType.LONG, "Its number in its partition", Surface.LEASED | Surface.TABLE),
+    Field(
+        "payload", FieldType.BYTES, "What is to be handled", _GIVEN, Column("payloads", ColumnLayout.BYTES, nothing=b""), MAX_PAYLOAD_BYTES
+    ),
     Field(
         "key",
-        Type.BYTES,
+        FieldType.BYTES,
         "Items of one key are handled in order, one at a time",
         _NAME,
-        Column("keys", Form.OPTIONAL_BYTES, 0, layout=_KEY),
+        Column("keys", ColumnLayout.OPTIONAL_BYTES, 0, layout=_KEY),
         MAX_KEY_BYTES,
     ),
-    Field("key_id", Type.LONG, "What the key hashes to (rules/routing.py)", NOWHERE, Column("key_ids", Form.KEY_IDS, 0, 0), (1 << 64) - 1),
+    Field(
+        "key_id",
+        FieldType.LONG,
+        "What the key hashes to (rules/routing.py)",
+        NOWHERE,
+        Column("key_ids", ColumnLayout.KEY_IDS, 0, 0),
+        (1 << 64) - 1,
+    ),
     Field(
         "headers",
-        Type.HEADERS,
+        FieldType.HEADERS,
         "Texts or bytes by name",
         _GIVEN,
-        Column("headers", Form.OPTIONAL_BYTES, 1, layout="each value a MessagePack map"),
+        Column("headers", ColumnLayout.OPTIONAL_BYTES, 1, layout="each value a MessagePack map"),
         MAX_HEADERS_BYTES,
     ),
-    Field("kind", Type.TEXT, "A word to tell items apart by", _NAME, Column("kinds", Form.TEXTS, 2), MAX_NAME_BYTES),
-    Field("encoding", Type.TEXT, "How consumers are to read the payload", _GIVEN, Column("encodings", Form.TEXTS, 3), MAX_NAME_BYTES),
-    Field("reference", Type.TEXT, "A text of yours", _NAME, Column("references", Form.TEXTS, 4), MAX_NAME_BYTES),
-    Field("priority", Type.SMALL, "0 comes first", _GIVEN, Column("priorities", Form.SMALL, 5, DEFAULT_PRIORITY), LAST_PRIORITY),
-    Field("produced_at", Type.INSTANT, "When it was stored", Surface.TOLD),
-    Field("at", Type.INSTANT, "Not before then", _GIVEN, Column("ats", Form.NUMBERS, 6, 0, "wall microseconds, 0 for now"), LAST_INSTANT),
+    Field("kind", FieldType.TEXT, "A word to tell items apart by", _NAME, Column("kinds", ColumnLayout.TEXTS, 2), MAX_NAME_BYTES),
+    Field(
+        "encoding",
+        FieldType.TEXT,
+        "How consumers are to read the payload",
+        _GIVEN,
+        Column("encodings", ColumnLayout.TEXTS, 3),
+        MAX_NAME_BYTES,
+    ),
+    Field("reference", FieldType.TEXT, "A text of yours", _NAME, Column("references", ColumnLayout.TEXTS, 4), MAX_NAME_BYTES),
+    Field(
+        "priority", FieldType.SMALL, "0 comes first", _GIVEN, Column("priorities", ColumnLayout.SMALL, 5, DEFAULT_PRIORITY), LAST_PRIORITY
+    ),
+    Field("produced_at", FieldType.INSTANT, "When it was stored", Surface.TOLD),
+    Field(
+        "at",
+        FieldType.INSTANT,
+        "Not before then",
+        _GIVEN,
+        Column("ats", ColumnLayout.NUMBERS, 6, 0, "wall microseconds, 0 for now"),
+        LAST_INSTANT,
+    ),
     Field(
         "ttl",
-        Type.SPAN,
+        FieldType.SPAN,
         "Given up when it has waited so long",
         _GIVEN,
-        Column("ttls", Form.NUMBERS, 7, 0, "microseconds, 0 for none"),
+        Column("ttls", ColumnLayout.NUMBERS, 7, 0, "microseconds, 0 for none"),
         MAX_DELAY,
         low=1,
     ),
     Field(
         "dedup",
-        Type.BYTES,
+        FieldType.BYTES,
         "A second item of this id adds nothing while the queue remembers the first",
         Surface.GIVEN | Surface.NAMED,
-        Column("dedups", Form.DIGESTS, 8, layout="digests"),
+        Column("dedups", ColumnLayout.DIGESTS, 8, layout="digests"),
         MAX_NAME_BYTES,
     ),
-    Field("parts", Type.BYTES, "The produces that share the frame", NOWHERE, Column("", Form.PARTS, 9, layout=_PARTS)),
+    Field("parts", FieldType.BYTES, "The produces that share the frame", NOWHERE, Column("", ColumnLayout.PARTS, 9, layout=_PARTS)),
     Field(
         "origin",
-        Type.ORIGIN,
+        FieldType.ORIGIN,
         "The item that a transferred one was before",
         Surface.SHOWN,
-        Column("origins", Form.OPTIONAL_BYTES, 10, layout=_ORIGIN),
+        Column("origins", ColumnLayout.OPTIONAL_BYTES, 10, layout=_ORIGIN),
         MAX_ORIGIN_BYTES,
     ),
-    Field("origin_queue", Type.TEXT, "Where a dead letter, redriven item or follow-up comes from", Surface.TABLE, source="origin"),
-    Field("origin_id", Type.TEXT, "Its id there", Surface.TABLE, source="origin"),
-    Field("size_bytes", Type.LONG, "How large the payload is", source="payload"),
-    Field("attempts", Type.INT, "How often it was leased, this time included", Surface.SHOWN | Surface.LEASED),
+    Field("origin_queue", FieldType.TEXT, "Where a dead letter, redriven item or follow-up comes from", Surface.TABLE, source="origin"),
+    Field("origin_id", FieldType.TEXT, "Its id there", Surface.TABLE, source="origin"),
+    Field("size_bytes", FieldType.LONG, "How large the payload is", source="payload"),
+    Field("attempts", FieldType.INT, "How often it was leased, this time included", Surface.SHOWN | Surface.LEASED),
 )
 """In the order of the columns of a frame, and of most tables."""
 BY_NAME: Final = {field.name: field for field in FIELDS}
@@ -189,6 +214,6 @@ COLUMNS: Final = tuple((field, column) for field, column in STORED if column.nam
 GIVEN: Final = tuple(field.name for field in FIELDS if Surface.GIVEN in field.surfaces)
 
 
-def on(surface: Surface) -> list[Field]:
+def fields_on(surface: Surface) -> list[Field]:
     """The fields that are seen there."""
     return [field for field in FIELDS if surface in field.surfaces]

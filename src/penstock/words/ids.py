@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from penstock.words.errors import InvalidRequest
 
-FOREIGN = 1 << 48
+FIRST_FOREIGN_NUMBER = 1 << 48
 """Numbers from here on name items of other partitions; below it they are offsets."""
 LAST_PARTITION = (1 << 16) - 2
 
@@ -43,7 +43,7 @@ def parse_id(text: str) -> tuple[int, int]:
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is not None:
         partition, offset = int(found[1]), int(found[2])
-        if partition <= LAST_PARTITION and offset < FOREIGN:
+        if partition <= LAST_PARTITION and offset < FIRST_FOREIGN_NUMBER:
             return partition, offset
     raise InvalidRequest(f"{_shown(text)} is not the id of an item; give one as produce returned it, such as '3-17'")
 
@@ -51,22 +51,22 @@ def parse_id(text: str) -> tuple[int, int]:
 def format_ids(partition: int, numbers: Sequence[int]) -> list[str]:
     """The ids of what a partition answered: offsets of its own, and perhaps foreign numbers."""
     ends = (*numbers[:1], *numbers[-1:]) if isinstance(numbers, range) else numbers
-    if max(ends, default=0) >= FOREIGN:
+    if max(ends, default=0) >= FIRST_FOREIGN_NUMBER:
         return [format_id(*locate(partition, number)) for number in numbers]
     prefix = f"{partition}-"
     return [f"{prefix}{number}" for number in numbers]
 
 
-def foreign(partition: int, offset: int) -> int:
+def foreign_number(partition: int, offset: int) -> int:
     """The number of an item that lies in another partition; never an offset."""
     return (partition + 1) << 48 | offset
 
 
 def locate(own_partition: int, number: int) -> tuple[int, int]:
     """The partition and the offset of an offset of `own_partition` or of a foreign number."""
-    if number < FOREIGN:
+    if number < FIRST_FOREIGN_NUMBER:
         return own_partition, number
-    return (number >> 48) - 1, number & (FOREIGN - 1)
+    return (number >> 48) - 1, number & (FIRST_FOREIGN_NUMBER - 1)
 
 
 # -- lease tokens ------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def parse_token(text: str) -> Token:
     if found is not None:
         incarnation, partition, lease, offset = found.groups()
         token = Token(int(incarnation, 16), int(partition), int(lease, 16), int(offset))
-        if token.partition <= LAST_PARTITION and token.offset < FOREIGN:
+        if token.partition <= LAST_PARTITION and token.offset < FIRST_FOREIGN_NUMBER:
             return token
     raise InvalidRequest(f"{_shown(text)} is not a lease token; give one as lease returned it")
 

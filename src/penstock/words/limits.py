@@ -34,7 +34,7 @@ MAX_DEDUP_IDS = 10_000_000
 """Dedup ids remembered by one partition; beyond it, produce with a dedup id is refused rather than forgetting."""
 IMMEDIATE = 100 * MILLISECOND
 """`at` no further ahead than this is now."""
-REMEMBER = 15 * MINUTE
+MIN_RESULT_MEMORY = 15 * MINUTE
 """Results of requests are kept at least so long, or two lease timeouts if that is longer."""
 
 FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 0, 5, 9
@@ -50,10 +50,10 @@ class Retention(msgspec.Struct, frozen=True, array_like=True):
     """So many of the newest segments are kept whatever the limits say."""
 
     def validate(self) -> "Retention":
-        within("max_age", self.max_age, 0, MAX_DELAY)
-        within("max_bytes", self.max_bytes, 0, 1 << 60)
-        within("max_segments", self.max_segments, 0, 1 << 30)
-        within("min_segments", self.min_segments, 1, 1 << 30)
+        check_range("max_age", self.max_age, 0, MAX_DELAY)
+        check_range("max_bytes", self.max_bytes, 0, 1 << 60)
+        check_range("max_segments", self.max_segments, 0, 1 << 30)
+        check_range("min_segments", self.min_segments, 1, 1 << 30)
         return self
 
 
@@ -71,22 +71,22 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
     @property
     def remember(self) -> int:
         """How long results of requests are kept."""
-        return max(REMEMBER, 2 * self.lease_timeout)
+        return max(MIN_RESULT_MEMORY, 2 * self.lease_timeout)
 
     def validate(self) -> "Policy":
         """Return self, or say which option is out of bounds."""
-        lease_timeout_within(self.lease_timeout)
-        within("max_attempts", self.max_attempts, 0, MAX_ATTEMPTS)
-        within("ttl", self.ttl, 0, MAX_DELAY)
-        within("priority_aging", self.priority_aging, 0, MAX_DELAY)
-        within("dedup_window", self.dedup_window, 1, MAX_DELAY)
+        check_lease_timeout(self.lease_timeout)
+        check_range("max_attempts", self.max_attempts, 0, MAX_ATTEMPTS)
+        check_range("ttl", self.ttl, 0, MAX_DELAY)
+        check_range("priority_aging", self.priority_aging, 0, MAX_DELAY)
+        check_range("dedup_window", self.dedup_window, 1, MAX_DELAY)
         self.retention.validate()
         if self.on_bury not in ("release", "park"):
             raise InvalidRequest(f"on_bury is {self.on_bury!r}; use 'release' or 'park'")
         return self
 
 
-def within(name: str, value: int, low: int, high: int) -> int:
+def check_range(name: str, value: int, low: int, high: int) -> int:
     """Return `value`, or say that it is out of bounds. bool is not a number here."""
     if type(value) is not int:
         raise InvalidRequest(f"{name} is {type(value).__name__}; give a whole number from {low} to {high}")
@@ -95,6 +95,6 @@ def within(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def lease_timeout_within(value: int, name: str = "lease_timeout") -> int:
+def check_lease_timeout(value: int, name: str = "lease_timeout") -> int:
     """Return how long a lease is to last, or say that it is out of bounds."""
-    return within(name, value, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
+    return check_range(name, value, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)

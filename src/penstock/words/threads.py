@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 
-class Thread:
+class InterruptSafeThread:
     """A thread that runs. It does not keep the process from ending."""
 
     def __init__(self, run: Callable[[], None]) -> None:
@@ -32,13 +32,13 @@ class Thread:
                 pass
 
 
-class Pool:
+class InterruptSafePool:
     """A few threads that do jobs, in the order in which they came. They are begun when they are first needed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: list[Thread] = []
+        self._threads: list[InterruptSafeThread] = []
         self._idle = 0
         """About how many of the threads wait for a job."""
         self._ended = False
@@ -49,7 +49,7 @@ class Pool:
         if self._ended:
             self._do_the_rest()
         elif self._jobs.qsize() > self._idle and len(self._threads) < self._most:
-            self._threads.append(Thread(self._work))
+            self._threads.append(InterruptSafeThread(self._work))
 
     def close(self) -> None:
         """End the threads, once what they have to do is done."""

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from penstock.api.items import Item
-from penstock.loop.requests import Handed, LeasePart
-from penstock.operations import Cancel, Done, FindQueue, LeaseItems, NoteProgress, SettleItems
+from penstock.loop.requests import LeaseResult, SettlePart
+from penstock.operations import AnswerCallback, Cancel, FindQueue, LeaseItems, ReportProgress, SettleItems
 from penstock.rules.commands import Settled
 from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError, Refused
@@ -41,12 +41,12 @@ class SourceQueue:
 
     # -- leasing -------------------------------------------------------------------------------------
 
-    def lease(self, operation: LeaseItems) -> list[Handed]:
+    def lease(self, operation: LeaseItems) -> list[LeaseResult]:
         """Lease, and wait for the answer in this thread."""
-        handed: list[Handed] = self.home.call(operation)
+        handed: list[LeaseResult] = self.home.call(operation)
         return handed
 
-    def submit(self, operation: LeaseItems | SettleItems, done: Done) -> Cancel:
+    def submit(self, operation: LeaseItems | SettleItems, done: AnswerCallback) -> Cancel:
         """Start the operation; `done` is called with the answer or the error. Gives the function that cancels it."""
         cancel: Cancel = self.home.submit(operation, done)
         return cancel
@@ -62,7 +62,7 @@ class SourceQueue:
         return answer
 
     def note(self, partition: int, lease: int, offset: int, text: str) -> None:
-        self.home.call(NoteProgress(queue=self.incarnation, partition=partition, lease=lease, offset=offset, text=text))
+        self.home.call(ReportProgress(queue=self.incarnation, partition=partition, lease=lease, offset=offset, text=text))
 
     def find(self, name: str) -> int:
         """The incarnation of the queue of that name."""
@@ -78,7 +78,7 @@ class WorkerLease:
 
     __slots__ = ("_safe_until", "incomplete", "keyed", "left", "number", "partition", "settler", "since", "source")
 
-    def __init__(self, source: SourceQueue, settler: Any, handed: Handed, asked_at: int) -> None:
+    def __init__(self, source: SourceQueue, settler: Any, handed: LeaseResult, asked_at: int) -> None:
         self.source = source
         self.settler = settler
         """The Settler of its items."""
@@ -99,7 +99,7 @@ class WorkerLease:
         source.home.keep(source.incarnation, self.partition, self.number)
         if source.now() < self._safe_until:
             return True
-        (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[LeasePart(self.partition, self.number)]))
+        (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)]))
         return isinstance(answer, Settled)
 
     def let_go(self) -> None:

@@ -32,7 +32,7 @@ from penstock.words.clock import SystemClock
 from penstock.words.ids import Token, format_token
 from penstock.words.values import Value
 from penstock.worker.context import Context
-from penstock.worker.handlers import Caller, Handler, Handlers
+from penstock.worker.handlers import Handler, HandlerInvoker, Handlers
 from penstock.worker.outcomes import COMPLETED, Bury, Outcome, Retry, Snooze
 from penstock.worker.settings import Settings
 
@@ -124,14 +124,14 @@ def main(link: Connection, current: CurrentCall, handlers: bytes, settings: Sett
     """Run handlers until the parent closes the link."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _die_with_parent()
+    _end_with_parent()
     found: Handlers = pickle.loads(handlers)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         link.send(ChildReady())
-        ChildCalls(link, current, found, settings).work()
+        ChildExecutor(link, current, found, settings).work()
 
 
-def _die_with_parent() -> None:
+def _end_with_parent() -> None:
     parent = parent_process()
     if parent is None:
         return
@@ -146,7 +146,7 @@ def _exit_with_parent(sentinel: int) -> None:
     os._exit(1)
 
 
-class ChildCalls:
+class ChildExecutor:
     """Makes the calls that the parent sends."""
 
     def __init__(self, link: Connection, current: CurrentCall, handlers: Handlers, settings: Settings) -> None:
@@ -215,7 +215,7 @@ class _ChildBackend:
 
     stopping = False
 
-    def __init__(self, child: ChildCalls, now: Callable[[], int]) -> None:
+    def __init__(self, child: ChildExecutor, now: Callable[[], int]) -> None:
         self._child = child
         self.now = now
 
@@ -233,7 +233,7 @@ class _ChildBackend:
         return format_token(token._replace(offset=context.item.offset))
 
 
-class _ChildCaller(Caller):
+class _ChildCaller(HandlerInvoker):
     """Keeps the tracebacks of failures for the parent, which logs them and calls the hooks."""
 
     errors: dict[str, str]

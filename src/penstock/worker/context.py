@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.api import arguments as calls
-from penstock.api.arguments import Seconds, span
+from penstock.api.arguments import Seconds, bounded_duration
 from penstock.api.items import Item, NewItem
 from penstock.words.errors import InvalidRequest
 from penstock.words.values import Value
@@ -88,7 +88,7 @@ class Context:
 
     def extend(self, timeout: Seconds) -> None:
         """Let the handler run for so long from now before `handler_timeout` strikes. Its lease is extended in any case."""
-        self.deadline = self._backend.now() + span(timeout, "timeout")
+        self.deadline = self._backend.now() + bounded_duration(timeout, "timeout")
         self._backend.extended(self)
 
     def follow_up(self, item: NewItem | Value) -> None:

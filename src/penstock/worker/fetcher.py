@@ -13,14 +13,14 @@ from itertools import repeat
 from typing import Protocol
 
 from penstock.api.items import Item, items_of
-from penstock.loop.requests import Handed
+from penstock.loop.requests import LeaseResult
 from penstock.operations import LeaseItems
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import PenstockError
 from penstock.words.limits import MIN_LEASE_TIMEOUT
 from penstock.worker.buffer import ItemBuffer, SourceQueue, WorkerLease
-from penstock.worker.handlers import Handlers, chance
-from penstock.worker.outcomes import Chance, Outcome
+from penstock.worker.handlers import Handlers, random_fraction
+from penstock.worker.outcomes import Outcome, RandomFraction
 from penstock.worker.settings import Settings
 from penstock.worker.settler import Settler
 from penstock.worker.stats import WorkerCounters
@@ -73,10 +73,10 @@ class RateLimit:
         self._there += count
 
 
-class UnhandledKinds:
+class UnhandledKindDelay:
     """How long items of kinds without a handler are delayed when they are returned. Times are microseconds."""
 
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: RandomFraction) -> None:
         self._chance = chance
         self._delay = FIRST_DELAY
         self._since = 0
@@ -133,7 +133,7 @@ class Fetcher:
         self._fail = fail
         """Called when the queue cannot be reached any more."""
         self._rate_limit = rate_limit
-        self._unhandled = UnhandledKinds(chance)
+        self._unhandled = UnhandledKindDelay(random_fraction)
         self._wakeup = WakeUp()
         self._closing = False
         self._dry = False
@@ -256,8 +256,8 @@ class Fetcher:
 
     # -- leasing -----------------------------------------------------------------------------------------
 
-    def _lease(self, want: int) -> list[Handed]:
-        handed: list[Handed] = []
+    def _lease(self, want: int) -> list[LeaseResult]:
+        handed: list[LeaseResult] = []
         self._asked_at = self.source.now()
         if not self._dry:
             handed = self.source.lease(self._operation(want, 0))
@@ -271,11 +271,11 @@ class Fetcher:
         settings = self._settings
         return LeaseItems(queue=self.source.incarnation, count=want, wait=wait, consumer=settings.name, timeout=settings.lease_timeout)
 
-    def _wait_for(self, operation: LeaseItems) -> list[Handed]:
+    def _wait_for(self, operation: LeaseItems) -> list[LeaseResult]:
         """Wait for the answer to a lease; gives nothing when the worker drains first."""
-        answers: list[list[Handed] | PenstockError] = []
+        answers: list[list[LeaseResult] | PenstockError] = []
 
-        def done(answer: list[Handed] | PenstockError) -> None:
+        def done(answer: list[LeaseResult] | PenstockError) -> None:
             answers.append(answer)
             self._wakeup.set()
 
@@ -289,7 +289,7 @@ class Fetcher:
             raise answers[0]
         return answers[0]
 
-    def _buffer_items(self, handed: Handed) -> None:
+    def _buffer_items(self, handed: LeaseResult) -> None:
         lease = WorkerLease(self.source, self._settler, handed, self._asked_at)
         self._span = max(MIN_LEASE_TIMEOUT, round(handed.seconds * SECOND))
         self._leased += lease.left

@@ -25,11 +25,22 @@ from penstock.words.ids import Token, format_token
 from penstock.words.values import Value
 from penstock.worker.buffer import ItemBuffer, LeasedItem, WorkerLease
 from penstock.worker.context import Context
-from penstock.worker.outcomes import COMPLETED, Bury, Failed, Outcome, ReasonError, Retry, Snooze, batch_failures, outcome_of, reason_of
+from penstock.worker.outcomes import (
+    COMPLETED,
+    Bury,
+    Failed,
+    Outcome,
+    PlainReasonError,
+    Retry,
+    Snooze,
+    batch_failures,
+    failure_reason,
+    outcome_of,
+)
 from penstock.worker.settings import Settings
 from penstock.worker.wakeup import WakeUp
 
-Function = Callable[..., Any]
+HandlerFunction = Callable[..., Any]
 _log = logging.getLogger("penstock.worker")
 
 
@@ -38,7 +49,7 @@ class Handler:
 
     __slots__ = ("_context", "function", "is_async")
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: HandlerFunction) -> None:
         if not callable(function):
             raise InvalidRequest(f"the handler is {type(function).__name__}; give a function of an item")
         self.function = function
@@ -80,7 +91,7 @@ class Handlers:
         """For kinds that have none of their own."""
         self.by_kind: dict[str, Handler] = {}
 
-    def add(self, kinds: Sequence[str], function: Function) -> None:
+    def add(self, kinds: Sequence[str], function: HandlerFunction) -> None:
         if not kinds:
             raise InvalidRequest('there is no kind to handle; name one: @worker.on("invoice")')
         handler = Handler(function)
@@ -115,14 +126,14 @@ class Handlers:
             raise InvalidRequest("the worker has no handler; give it one, or register some with @worker.on(kind)")
 
 
-def is_async(function: Function) -> bool:
+def is_async(function: HandlerFunction) -> bool:
     """Whether calling it gives something to await."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _context_place(function: Function) -> str | None:
+def _context_place(function: HandlerFunction) -> str | None:
     """How the function wants its Context: by "place", by "name", or not at all."""
     try:
         given = list(inspect.signature(function).parameters.values())
@@ -139,16 +150,16 @@ def _context_place(function: Function) -> str | None:
 # -- calls -------------------------------------------------------------------------------------------
 
 
-def chance() -> float:
+def random_fraction() -> float:
     """A random number from 0 to 1."""
     return os.urandom(1)[0] / 255
 
 
-class HandlerTimeout(ReasonError, TimeoutError):
+class HandlerTimeout(PlainReasonError, TimeoutError):
     """A handler ran longer than `handler_timeout`."""
 
 
-class Caller:
+class HandlerInvoker:
     """Calls handlers: `begin`, then the handler, then `end`."""
 
     def __init__(self, handlers: Handlers, settings: Settings, now: Callable[[], int]) -> None:
@@ -196,7 +207,7 @@ class Caller:
         if not context.claim():
             return None
         if error is None and result is not None:
-            error = wrong_result(result, bool(self._settings.batch))
+            error = result_error(result, bool(self._settings.batch))
         if error is None:
             outcomes = [COMPLETED] * len(context.items)
         elif isinstance(error, Failed):
@@ -224,7 +235,7 @@ class Caller:
 
     def outcome_of(self, item: Item, error: BaseException) -> Outcome:
         """The outcome of an item whose handler raised this error; logs it and calls the hook."""
-        outcome = outcome_of(error, item.attempts, self._settings.retry, chance)
+        outcome = outcome_of(error, item.attempts, self._settings.retry, random_fraction)
         self.failed(item, outcome, error)
         return outcome
 
@@ -253,7 +264,7 @@ class Caller:
             _log.exception("a hook of the worker went wrong; the work goes on")
 
 
-def wrong_result(result: object, batch: bool) -> BaseException | None:
+def result_error(result: object, batch: bool) -> BaseException | None:
     """The error in what a handler returned: a Failed of a batch handler, or something that should have been awaited. Else None."""
     if isinstance(result, Failed) and batch:
         return result
@@ -374,5 +385,5 @@ def _with_follow_ups(lease: WorkerLease, items: Sequence[NewItem | Value]) -> Ou
         batches = calls.follow_ups(items)
         then = [(source.incarnation if name is None else source.find(name), batch) for name, batch in batches.items()]
     except PenstockError as error:
-        return Outcome("retried", SECOND, f"its follow-ups could not be made: {reason_of(error)}")
+        return Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}")
     return Outcome("completed", then=then)

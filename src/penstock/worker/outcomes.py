@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.api.arguments import Seconds, span
+from penstock.api.arguments import Seconds, bounded_duration
 from penstock.words import errors
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
@@ -18,7 +18,7 @@ from penstock.words.errors import InvalidRequest
 from penstock.words.limits import MAX_DELAY
 
 OutcomeName: TypeAlias = Literal["completed", "retried", "buried", "snoozed", "returned"]
-Chance: TypeAlias = Callable[[], float]
+RandomFraction: TypeAlias = Callable[[], float]
 """A number from 0 to 1."""
 
 
@@ -43,7 +43,7 @@ class Retry(Exception):
 
     def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
         super().__init__(delay, reason)
-        self.delay = None if delay is None else span(delay, "delay")
+        self.delay = None if delay is None else bounded_duration(delay, "delay")
         self.reason = reason
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Snooze(Exception):
 
     def __init__(self, delay: Seconds, reason: str = "") -> None:
         super().__init__(delay, reason)
-        self.delay = span(delay, "delay")
+        self.delay = bounded_duration(delay, "delay")
         self.reason = reason
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Failed(Exception):
 
 # -- how long to wait --------------------------------------------------------------------------------
 
-Answer: TypeAlias = "type[Bury] | Retry | Bury | Snooze | RetryPolicy"
+ErrorAction: TypeAlias = "type[Bury] | Retry | Bury | Snooze | RetryPolicy"
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """Seconds, however many attempts there were."""
     jitter: float = 0.2
     """Up to this share more or less, by chance, so that what failed together does not come back together."""
-    by_type: Mapping[type[BaseException], Answer] = {}
+    by_type: Mapping[type[BaseException], ErrorAction] = {}
 
     def __post_init__(self) -> None:
         _check("base", self.base, 0.0, MAX_DELAY / SECOND)
@@ -115,7 +115,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             if answer is not Bury and not isinstance(answer, Retry | Bury | Snooze | RetryPolicy):
                 raise InvalidRequest(f"by_type gives {answer!r} for {kind.__name__}; give Bury, Retry(…), Snooze(…) or a RetryPolicy")
 
-    def delay(self, attempts: int, chance: Chance) -> int:
+    def delay(self, attempts: int, chance: RandomFraction) -> int:
         """Microseconds to wait after so many attempts."""
         try:
             seconds = min(self.most, self.base * self.factor ** max(0, attempts - 1))
@@ -123,7 +123,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             seconds = self.most
         return min(MAX_DELAY, round(seconds * (1 + self.jitter * (2 * chance() - 1)) * SECOND))
 
-    def for_error(self, error: BaseException) -> "Answer | None":
+    def for_error(self, error: BaseException) -> "ErrorAction | None":
         for kind in type(error).__mro__:
             if kind in self.by_type:
                 return self.by_type[kind]
@@ -138,14 +138,14 @@ def _check(name: str, value: object, low: float, high: float) -> None:
 # -- from an error to an outcome ---------------------------------------------------------------------
 
 
-def outcome_of(error: BaseException, attempts: int, policy: RetryPolicy, chance: Chance) -> Outcome:
+def outcome_of(error: BaseException, attempts: int, policy: RetryPolicy, chance: RandomFraction) -> Outcome:
     """The outcome of an item whose handler raised this error after so many attempts."""
     answer: Any = policy.for_error(error) if policy.by_type else None
     if answer is None:
         answer = error
     elif answer is Bury:
-        answer = Bury(reason_of(error))
-    reason = getattr(answer, "reason", "") or (reason_of(error) if answer is not error else "")
+        answer = Bury(failure_reason(error))
+    reason = getattr(answer, "reason", "") or (failure_reason(error) if answer is not error else "")
     if isinstance(answer, Bury):
         return Outcome("buried", reason=reason)
     if isinstance(answer, Snooze):
@@ -153,16 +153,16 @@ def outcome_of(error: BaseException, attempts: int, policy: RetryPolicy, chance:
     if isinstance(answer, Retry):
         return Outcome("retried", policy.delay(attempts, chance) if answer.delay is None else answer.delay, reason)
     times = answer if isinstance(answer, RetryPolicy) else policy
-    return Outcome("retried", times.delay(attempts, chance), reason_of(error))
+    return Outcome("retried", times.delay(attempts, chance), failure_reason(error))
 
 
-class ReasonError(Exception):
+class PlainReasonError(Exception):
     """An error whose text is a reason by itself."""
 
 
-def reason_of(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
     """What an exception says; see words/errors.py."""
-    return str(error) if isinstance(error, ReasonError) else errors.reason_of(error)
+    return str(error) if isinstance(error, PlainReasonError) else errors.reason_of(error)
 
 
 def batch_failures(failed: Failed, ids: Sequence[str]) -> dict[int, BaseException]:

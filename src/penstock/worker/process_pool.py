@@ -23,10 +23,10 @@ from penstock.worker import child_main
 from penstock.worker.buffer import ItemBuffer, LeasedItem
 from penstock.worker.child_main import CallItems, CallProgress, CallResult, CallsDone, ChildMessage, CurrentCall
 from penstock.worker.context import Context
-from penstock.worker.handlers import Caller, Dispatcher, Handlers
-from penstock.worker.outcomes import COMPLETED, RETURNED, Bury, Outcome, ReasonError, Retry, Snooze
+from penstock.worker.handlers import Dispatcher, HandlerInvoker, Handlers
+from penstock.worker.outcomes import COMPLETED, RETURNED, Bury, Outcome, PlainReasonError, Retry, Snooze
 from penstock.worker.settings import Hooks, Settings
-from penstock.worker.thread_pool import ThreadedPool
+from penstock.worker.thread_pool import BaseThreadPool
 
 CHUNK = 2 * MILLISECOND
 """How long the items of one message should take a child."""
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _context = get_context("spawn")
 
 
-class ChildDied(ReasonError):
+class ChildProcessExited(PlainReasonError):
     """A child process died while it ran a handler."""
 
 
@@ -100,7 +100,7 @@ class ChildProcess:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-class ProcessPool(ThreadedPool):
+class ProcessPool(BaseThreadPool):
     """Threads with a child process each."""
 
     stoppable = True
@@ -109,7 +109,7 @@ class ProcessPool(ThreadedPool):
         self,
         settings: Settings,
         buffer: ItemBuffer,
-        caller: Caller,
+        caller: HandlerInvoker,
         dispatcher: Dispatcher,
         request_more: Callable[[], None],
         on_ended: Callable[[], None],
@@ -122,7 +122,7 @@ class ProcessPool(ThreadedPool):
         self._caller = caller
         self._dispatcher = dispatcher
         self._fail = fail
-        self._handlers = pickled(handlers)
+        self._handlers = pickle_handlers(handlers)
         self._child_settings = msgspec.structs.replace(settings, hooks=Hooks())
         self._large = False
         """Items are too large to be sent ahead: sending could block on a full pipe, and this thread could not watch its child meanwhile."""
@@ -250,7 +250,7 @@ class ProcessPool(ThreadedPool):
             while child.link.poll(0):
                 self._handle_message(child, child.link.recv())
         how = child.end()
-        error = self._caller.timeout_error() if child.timed_out else ChildDied(f"the worker process died ({how})")
+        error = self._caller.timeout_error() if child.timed_out else ChildProcessExited(f"the worker process died ({how})")
         back: list[LeasedItem] = []
         for number, context in list(child.calls.items()):
             if number in child.results or number < child.current.at:
@@ -275,7 +275,7 @@ class ProcessPool(ThreadedPool):
             self._fail(InvalidRequest(f"{text}module be imported without side effects"))
 
 
-def pickled(handlers: Handlers) -> bytes:
+def pickle_handlers(handlers: Handlers) -> bytes:
     """The handlers, to be sent to a child; InvalidRequest if that is not possible."""
     try:
         return pickle.dumps(handlers)

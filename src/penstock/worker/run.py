@@ -20,7 +20,7 @@ from typing import Literal
 from penstock.api.items import Item
 from penstock.worker.buffer import ItemBuffer, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
 from penstock.worker.fetcher import Fetcher, RateLimit
-from penstock.worker.handlers import Caller, Dispatcher, Handlers
+from penstock.worker.handlers import Dispatcher, HandlerInvoker, Handlers
 from penstock.worker.outcomes import RETURNED
 from penstock.worker.process_pool import ProcessPool
 from penstock.worker.settings import Settings
@@ -58,7 +58,7 @@ class WorkerRun:
         self._buffer: ItemBuffer = SharedBuffer(weights, limit) if limit or len(weights) > 1 else PlainBuffer()
         now = next(iter(weights)).now
         self._dispatcher = Dispatcher(now, self._buffer, handlers)
-        caller = Caller(handlers, settings, now)
+        caller = HandlerInvoker(handlers, settings, now)
         self._caller = caller
         self._pool = self._make_pool(caller, handlers, loop)
         self._settlers = {source: Settler(source, counters, self) for source in weights}
@@ -79,7 +79,9 @@ class WorkerRun:
             for source, weight in weights.items()
         ]
 
-    def _make_pool(self, caller: Caller, handlers: Handlers, loop: asyncio.AbstractEventLoop | None) -> ThreadPool | TaskPool | ProcessPool:
+    def _make_pool(
+        self, caller: HandlerInvoker, handlers: Handlers, loop: asyncio.AbstractEventLoop | None
+    ) -> ThreadPool | TaskPool | ProcessPool:
         parts = self._settings, self._buffer, caller, self._dispatcher, self._request_more, lambda: self._events.put("ended")
         if self._settings.processes:
             return ProcessPool(*parts, handlers, self.fail)

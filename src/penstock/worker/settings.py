@@ -16,7 +16,7 @@ from penstock.api.items import Item
 from penstock.words.batch import check_name
 from penstock.words.clock import MILLISECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import MAX_BATCH_ITEMS, within
+from penstock.words.limits import MAX_BATCH_ITEMS, check_range
 from penstock.worker.outcomes import OutcomeName, RetryPolicy
 
 MAX_CONCURRENCY = 10_000
@@ -72,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.concurrency * (self.batch or 1)
 
 
-def settings(
+def checked_settings(
     *,
     concurrency: int | None,
     per_partition: int | None,
@@ -85,7 +85,7 @@ def settings(
     hooks: Hooks | None,
 ) -> Settings:
     """What was given, checked."""
-    within("processes", processes, 0, MAX_PROCESSES)
+    check_range("processes", processes, 0, MAX_PROCESSES)
     if processes and concurrency not in (None, processes):
         raise InvalidRequest(
             f"concurrency is {concurrency} and processes is {processes}; leave concurrency out, as each process is a place"
@@ -93,30 +93,30 @@ def settings(
     for what, given, kind in (("retry", retry, RetryPolicy), ("hooks", hooks, Hooks)):
         if given is not None and not isinstance(given, kind):
             raise InvalidRequest(f"{what} is {type(given).__name__}; give {kind.__name__}(…)")
-    chosen = default_name() if name is None else name
+    chosen = default_worker_name() if name is None else name
     check_name("worker's name", chosen)
     return Settings(
         name=chosen,
-        concurrency=processes or within("concurrency", 1 if concurrency is None else concurrency, 1, MAX_CONCURRENCY),
-        per_partition=0 if per_partition is None else within("per_partition", per_partition, 1, MAX_CONCURRENCY),
+        concurrency=processes or check_range("concurrency", 1 if concurrency is None else concurrency, 1, MAX_CONCURRENCY),
+        per_partition=0 if per_partition is None else check_range("per_partition", per_partition, 1, MAX_CONCURRENCY),
         processes=processes,
-        batch=within("batch", batch, 0, MAX_BATCH_ITEMS),
+        batch=check_range("batch", batch, 0, MAX_BATCH_ITEMS),
         retry=retry or RetryPolicy(),
-        handler_timeout=0 if handler_timeout is None else calls.span(handler_timeout, "handler_timeout", MILLISECOND),
-        lease_timeout=calls.lease_span(lease_timeout),
+        handler_timeout=0 if handler_timeout is None else calls.bounded_duration(handler_timeout, "handler_timeout", MILLISECOND),
+        lease_timeout=calls.lease_duration(lease_timeout),
         hooks=hooks or Hooks(),
     )
 
 
-def default_name() -> str:
+def default_worker_name() -> str:
     """Who a worker is unless it is told: this machine and this process."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def weights_of(queues: Any) -> dict[Any, int]:
+def queue_weights(queues: Any) -> dict[Any, int]:
     """The queues of a worker, with their weights."""
     if isinstance(queues, Mapping):
-        found = {queue: within("a weight", weight, 1, MAX_WEIGHT) for queue, weight in queues.items()}
+        found = {queue: check_range("a weight", weight, 1, MAX_WEIGHT) for queue, weight in queues.items()}
     elif isinstance(queues, list | tuple):
         found = dict.fromkeys(queues, 1)
     else:
@@ -129,7 +129,7 @@ def weights_of(queues: Any) -> dict[Any, int]:
     return found
 
 
-def rates_of(rate: float | Mapping[K, float] | None, queues: Mapping[K, int]) -> dict[K, float]:
+def queue_rates(rate: float | Mapping[K, float] | None, queues: Mapping[K, int]) -> dict[K, float]:
     """Items per second, for the queues that have a limit."""
     if rate is None:
         return {}

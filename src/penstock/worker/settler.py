@@ -16,13 +16,13 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from penstock.api.items import Item
-from penstock.loop.requests import LeasePart, Verb
+from penstock.loop.requests import SettleAction, SettlePart
 from penstock.operations import SettleItems
 from penstock.rules.commands import Settled
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import BrokerClosed, LeaseLost, PenstockError, QueueNotFound, Refused
 from penstock.worker.buffer import LeasedItem, SourceQueue, WorkerLease
-from penstock.worker.outcomes import COMPLETED, Outcome, OutcomeName, reason_of
+from penstock.worker.outcomes import COMPLETED, Outcome, OutcomeName, failure_reason
 from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
 
@@ -35,7 +35,13 @@ FIRST_PAUSE, LAST_PAUSE = 50 * MILLISECOND, 5 * SECOND
 """How long to wait before a failed request is repeated; doubled each time."""
 MAX_IN_FLIGHT = 500
 """Requests that wait for an answer at the same time."""
-VERBS: dict[OutcomeName, Verb] = {"completed": "complete", "retried": "retry", "buried": "bury", "snoozed": "retry", "returned": "retry"}
+VERBS: dict[OutcomeName, SettleAction] = {
+    "completed": "complete",
+    "retried": "retry",
+    "buried": "bury",
+    "snoozed": "retry",
+    "returned": "retry",
+}
 _log = logging.getLogger("penstock.worker")
 
 
@@ -56,10 +62,10 @@ class Settlement:
         self.doubted = False
         """The queue has answered once that the lease was lost."""
 
-    def part(self) -> LeasePart:
+    def part(self) -> SettlePart:
         lease, items = self.lease, self.items
         whole = len(items) == lease.left and not lease.incomplete
-        return LeasePart(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
+        return SettlePart(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
 
 
 class SettlerListener(Protocol):
@@ -292,7 +298,7 @@ class Settler:
             late = items
             self._listener.lost(lease)
         elif error is not None and settlement.outcome.then and not error.retryable and not isinstance(error, BrokerClosed):
-            self.settle_all(lease, items, Outcome("retried", SECOND, f"its follow-ups could not be made: {reason_of(error)}"))
+            self.settle_all(lease, items, Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}"))
             return
         elif isinstance(error, BrokerClosed | QueueNotFound):
             raise error

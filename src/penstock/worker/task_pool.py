@@ -16,7 +16,7 @@ from penstock.api.items import Item
 from penstock.words.clock import SECOND
 from penstock.worker.buffer import ItemBuffer
 from penstock.worker.context import Context
-from penstock.worker.handlers import Caller, Dispatcher, Handler
+from penstock.worker.handlers import Dispatcher, Handler, HandlerInvoker
 from penstock.worker.outcomes import RETURNED, Outcome
 from penstock.worker.settings import Settings
 
@@ -33,7 +33,7 @@ class TaskPool:
         self,
         settings: Settings,
         buffer: ItemBuffer,
-        caller: Caller,
+        caller: HandlerInvoker,
         dispatcher: Dispatcher,
         request_more: Callable[[], None],
         on_ended: Callable[[], None],

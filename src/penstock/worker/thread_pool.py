@@ -24,7 +24,7 @@ from penstock.api.items import Item
 from penstock.words.clock import SECOND
 from penstock.worker.buffer import ItemBuffer
 from penstock.worker.context import Context
-from penstock.worker.handlers import Caller, Dispatcher, wrong_result
+from penstock.worker.handlers import Dispatcher, HandlerInvoker, result_error
 from penstock.worker.outcomes import RETURNED, Outcome
 from penstock.worker.settings import Settings
 from penstock.worker.wakeup import WakeUp
@@ -35,7 +35,7 @@ STRIDE = 64
 """Most items that a thread handles between two looks at the clock."""
 
 
-class ThreadedPool:
+class BaseThreadPool:
     """Threads that take items from the buffer."""
 
     stoppable = False
@@ -173,14 +173,14 @@ class _RunningCall:
         self.abandoned = False
 
 
-class ThreadPool(ThreadedPool):
+class ThreadPool(BaseThreadPool):
     """Threads that call handlers."""
 
     def __init__(
         self,
         settings: Settings,
         buffer: ItemBuffer,
-        caller: Caller,
+        caller: HandlerInvoker,
         dispatcher: Dispatcher,
         request_more: Callable[[], None],
         on_ended: Callable[[], None],
@@ -229,7 +229,7 @@ class ThreadPool(ThreadedPool):
                 continue
             try:
                 result = handle(pair[1])
-                if result is not None and (error := wrong_result(result, False)) is not None:
+                if result is not None and (error := result_error(result, False)) is not None:
                     raise error
             except BaseException as error:
                 pair[0].settler.settle(pair, self._caller.outcome_of(pair[1], error))

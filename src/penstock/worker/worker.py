@@ -16,16 +16,16 @@ from penstock.api._sync.queue import Queue
 from penstock.api.arguments import Seconds
 from penstock.words.errors import InvalidRequest
 from penstock.worker.buffer import SourceQueue
-from penstock.worker.handlers import Function, Handler, Handlers
+from penstock.worker.handlers import Handler, HandlerFunction, Handlers
 from penstock.worker.outcomes import RetryPolicy
-from penstock.worker.process_pool import pickled
+from penstock.worker.process_pool import pickle_handlers
 from penstock.worker.run import WorkerRun
-from penstock.worker.settings import Hooks, rates_of, settings, weights_of
+from penstock.worker.settings import Hooks, checked_settings, queue_rates, queue_weights
 from penstock.worker.stats import WorkerCounters, WorkerStats
 
 AnyQueue: TypeAlias = Queue | AsyncQueue
 Queues: TypeAlias = AnyQueue | Sequence[AnyQueue] | Mapping[AnyQueue, int]
-F = TypeVar("F", bound=Function)
+F = TypeVar("F", bound=HandlerFunction)
 
 
 class Worker:
@@ -60,7 +60,7 @@ class Worker:
     def __init__(
         self,
         queues: Queues,
-        handler: Function | None = None,
+        handler: HandlerFunction | None = None,
         *,
         concurrency: int | None = None,
         per_partition: int | None = None,
@@ -73,9 +73,9 @@ class Worker:
         name: str | None = None,
         hooks: Hooks | None = None,
     ) -> None:
-        weights = weights_of(queues)
-        rates = rates_of(rate, weights)
-        self._settings = settings(
+        weights = queue_weights(queues)
+        rates = queue_rates(rate, weights)
+        self._settings = checked_settings(
             concurrency=concurrency,
             per_partition=per_partition,
             processes=processes,
@@ -88,7 +88,7 @@ class Worker:
         )
         self._handlers = Handlers(None if handler is None else Handler(handler))
         if processes and handler is not None:
-            pickled(self._handlers)  # or why it cannot be
+            pickle_handlers(self._handlers)  # or why it cannot be
         sources = {queue: SourceQueue(queue) for queue in weights}
         self._weights = {source: weights[queue] for queue, source in sources.items()}
         self._rates = {sources[queue]: limit for queue, limit in rates.items()}
@@ -182,7 +182,7 @@ class Worker:
         return f"Worker({names}, {many}{', running' if self._run is not None else ''})"
 
 
-def worker(queues: Queues, **options: Any) -> Callable[[Function], Worker]:
+def worker(queues: Queues, **options: Any) -> Callable[[HandlerFunction], Worker]:
     """Make a function a worker; it takes the options of `Worker`.
 
         @penstock.worker(orders, concurrency=4)
@@ -194,7 +194,7 @@ def worker(queues: Queues, **options: Any) -> Callable[[Function], Worker]:
     It can still be called as the function that it was.
     """
 
-    def make(function: Function) -> Worker:
+    def make(function: HandlerFunction) -> Worker:
         made = Worker(queues, **options)
         made._handlers = Handlers(Handler(function))
         return made

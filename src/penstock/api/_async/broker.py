@@ -11,27 +11,27 @@ from typing import Unpack
 from penstock import reports
 from penstock.api import arguments
 from penstock.api._async.queue import AsyncQueue
-from penstock.api.arguments import ListedItem, Named, Seconds
+from penstock.api.arguments import ListedItem, NamedQueue, Seconds
 from penstock.api.homes import AsyncHome, open_async_home
-from penstock.api.options import QueueInfo, QueueOptions, info_of, to_catalog
-from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, chooser
-from penstock.broker.targets import Place
+from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
+from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, item_filter
+from penstock.broker.targets import TargetPath
 from penstock.logs.backends import Files, Root
 from penstock.logs.log import SEGMENT_BYTES, Durability
 from penstock.operations import CreateQueue, DeleteQueue, FindOffsets, FindQueue, ListItems, ListQueues, ReadMetrics, RedriveItems
 from penstock.words.clock import Clock
-from penstock.words.ids import FOREIGN
-from penstock.words.limits import MAX_PARTITIONS, MIB, within
+from penstock.words.ids import FIRST_FOREIGN_NUMBER
+from penstock.words.limits import MAX_PARTITIONS, MIB, check_range
 
 MIN_FREE_BYTES = 32 * MIB
 """Kept free, so that a full disk can be worked off: completing needs a little space too."""
 
 
 async def aopen(
-    target: Place,
+    target: TargetPath,
     *,
     durability: Durability = "fsync",
-    roots: Sequence[Place | Root] | None = None,
+    roots: Sequence[TargetPath | Root] | None = None,
     min_free_bytes: int = MIN_FREE_BYTES,
     segment_bytes: int = SEGMENT_BYTES,
     compression: bool = True,
@@ -57,9 +57,9 @@ async def aopen(
         target,
         roots=roots,
         durability=durability,
-        min_free_bytes=within("min_free_bytes", min_free_bytes, 0, 1 << 60),
+        min_free_bytes=check_range("min_free_bytes", min_free_bytes, 0, 1 << 60),
         segment_bytes=segment_bytes,
-        compression=arguments.flag("compression", compression),
+        compression=arguments.check_flag("compression", compression),
         clock=clock,
         entropy=entropy,
         files=files,
@@ -97,8 +97,8 @@ class AsyncBroker:
         chosen = to_catalog(options)
         given = dict(chosen)
         if partitions is not None:
-            given["partitions"] = within("partitions", partitions, 1, MAX_PARTITIONS)
-        ok = arguments.flag("exist_ok", exist_ok)
+            given["partitions"] = check_range("partitions", partitions, 1, MAX_PARTITIONS)
+        ok = arguments.check_flag("exist_ok", exist_ok)
         width = 1 if partitions is None else partitions
         found = await self._home.call(CreateQueue(name=name, options=chosen, partitions=width, exist_ok=ok, given=given))
         return AsyncQueue(self._home, found.name, found.incarnation)
@@ -110,21 +110,21 @@ class AsyncBroker:
 
     async def queues(self, prefix: str = "", after: str = "", limit: int = 100) -> list[QueueInfo]:
         """Queues by name. The next page comes with `after` the last name of this one."""
-        prefix, after, limit = arguments.text("prefix", prefix), arguments.text("after", after), arguments.page(limit)
-        return [info_of(found) for found in await self._home.call(ListQueues(prefix=prefix, after=after, limit=limit))]
+        prefix, after, limit = arguments.check_text("prefix", prefix), arguments.check_text("after", after), arguments.page_limit(limit)
+        return [queue_info(found) for found in await self._home.call(ListQueues(prefix=prefix, after=after, limit=limit))]
 
     async def delete_queue(self, name: str, timeout: Seconds = 30) -> None:
         """Remove a queue with all its items, once nothing is on its way to or from it; that is waited for."""
-        wait = arguments.patience(timeout)
+        wait = arguments.wait_timeout(timeout)
         await self._home.call(DeleteQueue(queue=(await self._find(name)).incarnation, wait=wait))
 
-    async def _find(self, name: str | Named) -> reports.QueueFacts:
+    async def _find(self, name: str | NamedQueue) -> reports.QueueDescription:
         return await self._home.call(FindQueue(name=arguments.queue_name(name)))
 
     # -- redrive -------------------------------------------------------------------------------------
 
     async def redrive(
-        self, source: str | Named, *, to: str | Named, where: Where | None = None, limit: int | None = None, preview: bool = False
+        self, source: str | NamedQueue, *, to: str | NamedQueue, where: Where | None = None, limit: int | None = None, preview: bool = False
     ) -> Redriven:
         """Send items on to another queue, each exactly once: the way back for dead letters. Ready and buried ones are taken.
 
@@ -134,9 +134,9 @@ class AsyncBroker:
         limit: no more than so many.
         preview: move nothing; only tell what would be moved.
         """
-        meant = chooser(where)
-        left = within("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
-        arguments.flag("preview", preview)
+        meant = item_filter(where)
+        left = check_range("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
+        arguments.check_flag("preview", preview)
         origin, there = (await self._find(source)).incarnation, (await self._find(to)).incarnation
         ends = await self._home.call(FindOffsets(queue=origin, at="newest"))  # what comes while we are at it is left for the next time
         ids: list[str] = []
@@ -185,4 +185,4 @@ class AsyncBroker:
 
 def _behind(item: ListedItem, ends: dict[int, int]) -> tuple[int, int]:
     """Where the next page begins: behind the item, or, if that is new, behind its partition."""
-    return item.partition, item.offset if item.offset < ends.get(item.partition, 0) else FOREIGN
+    return item.partition, item.offset if item.offset < ends.get(item.partition, 0) else FIRST_FOREIGN_NUMBER

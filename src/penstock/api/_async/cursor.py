@@ -6,7 +6,7 @@ Owns: `AsyncCursor`.
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penstock.api.arguments import Start, page, start_of
+from penstock.api.arguments import Start, cursor_start, page_limit
 from penstock.api.homes import AsyncHome
 from penstock.api.items import Item, items_of
 from penstock.loop.item_cache import Items
@@ -55,15 +55,15 @@ class AsyncCursor:
 
     async def read(self, limit: int = PAGE) -> list[Item]:
         """The next items, at most `limit`; none at the end, unless the cursor follows: then it waits. Nothing is committed."""
-        found = await self._read_on(page(limit))
+        found = await self._read_on(page_limit(limit))
         return [item for partition, (start, batch, at) in found for item in items_of(partition, start, batch, at, {}, 0)]
 
     async def read_arrow(self, limit: int = PAGE) -> "pa.RecordBatch":
         """As `read`, as an Arrow record batch. Needs penstock[arrow]."""
-        from penstock.api.arrow import to_arrow
+        from penstock.api.arrow import items_to_arrow
 
-        found = await self._read_on(page(limit))
-        return to_arrow([(partition, *items, {}) for partition, items in found], 0)
+        found = await self._read_on(page_limit(limit))
+        return items_to_arrow([(partition, *items, {}) for partition, items in found], 0)
 
     def __aiter__(self) -> "AsyncCursor":
         return self
@@ -131,14 +131,14 @@ class AsyncCursor:
         await self.commit()
 
     async def _find(self, start: Start) -> dict[int, int]:
-        place = start_of(start)
+        place = cursor_start(start)
         if isinstance(place, tuple):
             return dict([place])
         return await self._home.call(FindOffsets(queue=self._incarnation, at=place))
 
     async def _open(self, start: Start) -> "AsyncCursor":
         """Go on where the cursor of this name was left, or make it."""
-        start_of(start)  # what is wrong is said whether or not it is needed
+        cursor_start(start)  # what is wrong is said whether or not it is needed
         self._committed = (await self._home.call(ListCursors(queue=self._incarnation))).get(self.name, {})
         self._position = dict(self._committed)
         if not self._position:

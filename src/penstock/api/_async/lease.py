@@ -8,10 +8,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from penstock.api.arguments import RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
+from penstock.api.arguments import RequestId, Seconds, bounded_duration, check_flag, follow_ups, lease_duration, request_bytes
 from penstock.api.homes import AsyncHome
 from penstock.api.items import NewItem
-from penstock.api.leases import OPEN, Chosen, HeldBatch, HeldLease, LeasedPart, Reason, reason_text
+from penstock.api.leases import OPEN, LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease, Reason, reason_text
 from penstock.loop.item_cache import Items
 from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
@@ -19,7 +19,7 @@ from penstock.words.errors import PenstockError, QueueNotFound, reason_of
 from penstock.words.values import Value
 
 
-async def settle(home: AsyncHome, chosen: Chosen, **options: Any) -> None:
+async def settle(home: AsyncHome, chosen: LeaseSelection, **options: Any) -> None:
     """Settle what was chosen; raises when some of it was refused, after the rest is done."""
     parts = chosen.parts
     if not parts:
@@ -36,31 +36,33 @@ async def settle(home: AsyncHome, chosen: Chosen, **options: Any) -> None:
     chosen.judge(answer)
 
 
-async def complete(home: AsyncHome, chosen: Chosen, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
+async def complete(
+    home: AsyncHome, chosen: LeaseSelection, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None
+) -> None:
     await settle(home, chosen, then=then, request=request_bytes(request_id))
 
 
 async def retry(
     home: AsyncHome,
-    chosen: Chosen,
+    chosen: LeaseSelection,
     delay: Seconds,
     reason: Reason,
     counted: bool = True,
     request_id: RequestId | None = None,
 ) -> None:
-    options = {"delay": span(delay, "delay"), "reason": reason_text(reason), "counted": flag("counted", counted)}
+    options = {"delay": bounded_duration(delay, "delay"), "reason": reason_text(reason), "counted": check_flag("counted", counted)}
     await settle(home, chosen, request=request_bytes(request_id), **options)
 
 
-async def bury(home: AsyncHome, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
+async def bury(home: AsyncHome, chosen: LeaseSelection, reason: Reason, request_id: RequestId | None = None) -> None:
     await settle(home, chosen, reason=reason_text(reason), request=request_bytes(request_id))
 
 
-async def extend(home: AsyncHome, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
-    await settle(home, chosen, timeout=lease_span(timeout, "timeout"), request=request_bytes(request_id))
+async def extend(home: AsyncHome, chosen: LeaseSelection, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
+    await settle(home, chosen, timeout=lease_duration(timeout, "timeout"), request=request_bytes(request_id))
 
 
-class AsyncLease(HeldLease):
+class AsyncLease(LeaseBase):
     """One item, and the right to work on it until the deadline.
 
     Settle it with `complete`, `retry` or `bury`, or let a `with` block do so: it completes the item at its end, and retries it when
@@ -99,8 +101,8 @@ class AsyncLease(HeldLease):
         """
         await extend(self._home, self._chosen("extend"), timeout)
 
-    def _chosen(self, verb: Any) -> Chosen:
-        return Chosen(self._grant.incarnation, verb).add(self)
+    def _chosen(self, verb: Any) -> LeaseSelection:
+        return LeaseSelection(self._grant.incarnation, verb).add(self)
 
     async def _follow_ups(self, then: Sequence[NewItem | Value]) -> list[tuple[int, Batch]]:
         found = []
@@ -124,7 +126,7 @@ class AsyncLease(HeldLease):
                 await self.retry(reason=reason_of(error))
 
 
-class AsyncLeaseBatch(HeldBatch[AsyncLease]):
+class AsyncLeaseBatch(LeaseBatchBase[AsyncLease]):
     """What one call leased: a sequence of leases, empty when there was nothing.
 
     Its verbs settle what is still open, all at once; `LeaseLost` names in `.lost` the ids that were refused, the others are done.
@@ -153,11 +155,11 @@ class AsyncLeaseBatch(HeldBatch[AsyncLease]):
         """All leases that are still open end so long from now; None is as long as they were first given for."""
         await extend(self._home, self._chosen("extend"), timeout)
 
-    def _chosen(self, verb: Any) -> Chosen:
-        return Chosen(self._grants[0].incarnation if self._grants else 0, verb).add_open(self._grants)
+    def _chosen(self, verb: Any) -> LeaseSelection:
+        return LeaseSelection(self._grants[0].incarnation if self._grants else 0, verb).add_open(self._grants)
 
     @staticmethod
-    def _lease(home: Any, grant: LeasedPart, items: Items, index: int) -> AsyncLease:
+    def _lease(home: Any, grant: PartitionLease, items: Items, index: int) -> AsyncLease:
         return AsyncLease(home, grant, items, index)
 
     async def __aenter__(self) -> "AsyncLeaseBatch":

@@ -13,11 +13,11 @@ from penstock.api._async.cursor import AsyncCursor
 from penstock.api._async.lease import AsyncLeaseBatch
 from penstock.api.arguments import ListedItem, RequestId, Seconds, Start
 from penstock.api.homes import AsyncHome, Home
-from penstock.api.items import Items, to_single
-from penstock.api.leases import Chosen, LeasedPart, Leases, Reason
-from penstock.api.options import QueueInfo, QueueOptions, info_of, to_catalog
-from penstock.loop.requests import Placed
-from penstock.loop.retention import Freed
+from penstock.api.items import NewItems, single_item_batch
+from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
+from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
+from penstock.loop.requests import StoredPart
+from penstock.loop.retention import RetentionResult
 from penstock.operations import (
     ClearItems,
     CompactQueue,
@@ -38,11 +38,11 @@ from penstock.operations import (
     SetReadOnly,
     UpdateQueue,
 )
-from penstock.reports import Explained, HeldKey, ItemEvent, QueueStats
+from penstock.reports import HeldKey, ItemEvent, ItemExplanation, QueueStats
 from penstock.words.batch import Batch, check_name
 from penstock.words.errors import QueueNotFound
 from penstock.words.ids import LAST_PARTITION, parse_id
-from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, within
+from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, check_range
 from penstock.words.values import Headers, Value
 
 if TYPE_CHECKING:
@@ -108,17 +108,17 @@ class AsyncQueue:
         request_id: repeating a call with the same one adds nothing and gives the same id.
         timeout: how long to wait while the queue is full; then `QueueFull` is raised.
         """
-        batch = to_single(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup)
-        return arguments.stored_id(await self._produce(batch, arguments.request_bytes(request_id), arguments.patience(timeout)))
+        batch = single_item_batch(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup)
+        return arguments.stored_id(await self._produce(batch, arguments.request_bytes(request_id), arguments.wait_timeout(timeout)))
 
-    async def produce_many(self, items: Items, *, request_id: RequestId | None = None, timeout: Seconds = 30) -> list[str]:
+    async def produce_many(self, items: NewItems, *, request_id: RequestId | None = None, timeout: Seconds = 30) -> list[str]:
         """Store items, at most 10,000 and 64 MiB; gives their ids, in the same order.
 
         items: NewItem, or plain values as `produce` takes them.
         Each partition stores its part whole or not at all. When one refuses, its error is raised, with an attribute `results`: for
         each item its id or its error. Repeating the call with the same request id adds what is missing.
         """
-        request, patience = arguments.request_bytes(request_id), arguments.patience(timeout)
+        request, patience = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
         batch = arguments.batch_of(items)
         if batch is None:
             return []
@@ -132,13 +132,13 @@ class AsyncQueue:
         """
         from penstock.api.arrow import from_arrow
 
-        request, patience = arguments.request_bytes(request_id), arguments.patience(timeout)
+        request, patience = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
         rows = 0
         for number, batch in enumerate(from_arrow(data)):
             rows += len(arguments.stored_ids(await self._produce(batch, arguments.chunk_request(request, number), patience), len(batch)))
         return rows
 
-    async def _produce(self, batch: Batch, request: bytes | None, patience: int) -> list[Placed]:
+    async def _produce(self, batch: Batch, request: bytes | None, patience: int) -> list[StoredPart]:
         return await self._home.call(ProduceItems(queue=self._incarnation, batch=batch, wait=patience, request=request))
 
     # -- consuming -----------------------------------------------------------------------------------
@@ -161,23 +161,23 @@ class AsyncQueue:
         consumer: a name for who works on them, seen in `stats` and `explain`.
         request_id: repeating a call with the same one gives the same leases.
         """
-        within("count", count, 1, MAX_BATCH_ITEMS)
-        within("per_key", per_key, 1, MAX_BATCH_ITEMS)
+        check_range("count", count, 1, MAX_BATCH_ITEMS)
+        check_range("per_key", per_key, 1, MAX_BATCH_ITEMS)
         check_name("consumer", consumer)
         operation = LeaseItems(
             queue=self._incarnation,
             count=count,
-            wait=arguments.patience(wait, "wait"),
+            wait=arguments.wait_timeout(wait, "wait"),
             consumer=consumer,
-            timeout=arguments.lease_span(lease_timeout),
+            timeout=arguments.lease_duration(lease_timeout),
             per_key=per_key,
             request=arguments.request_bytes(request_id),
         )
         handed = await self._home.call(operation)
         wall = self._home.clock.read().wall
-        return AsyncLeaseBatch(self._home, [LeasedPart(self._incarnation, one, wall) for one in handed])
+        return AsyncLeaseBatch(self._home, [PartitionLease(self._incarnation, one, wall) for one in handed])
 
-    async def complete(self, leases_or_tokens: Leases, *, request_id: RequestId | None = None) -> None:
+    async def complete(self, leases_or_tokens: LeasesOrTokens, *, request_id: RequestId | None = None) -> None:
         """Items are done: a Lease, a LeaseBatch, the token of a lease, or several of those.
 
         When some of them are not held any more, `LeaseLost` is raised and names them in `.lost`; the others are completed.
@@ -186,7 +186,7 @@ class AsyncQueue:
 
     async def retry(
         self,
-        leases_or_tokens: Leases,
+        leases_or_tokens: LeasesOrTokens,
         *,
         delay: Seconds = 0,
         reason: Reason = "",
@@ -196,16 +196,18 @@ class AsyncQueue:
         """Items go back, to be leased again after `delay`. Takes and raises what `complete` does."""
         await leases.retry(self._home, self._chosen("retry", leases_or_tokens), delay, reason, counted, request_id)
 
-    async def bury(self, leases_or_tokens: Leases, *, reason: Reason = "", request_id: RequestId | None = None) -> None:
+    async def bury(self, leases_or_tokens: LeasesOrTokens, *, reason: Reason = "", request_id: RequestId | None = None) -> None:
         """Items are given up. Takes and raises what `complete` does."""
         await leases.bury(self._home, self._chosen("bury", leases_or_tokens), reason, request_id)
 
-    async def extend(self, leases_or_tokens: Leases, *, timeout: Seconds | None = None, request_id: RequestId | None = None) -> None:
+    async def extend(
+        self, leases_or_tokens: LeasesOrTokens, *, timeout: Seconds | None = None, request_id: RequestId | None = None
+    ) -> None:
         """Leases end so long from now; None is as long as they were first given for. Takes and raises what `complete` does."""
         await leases.extend(self._home, self._chosen("extend", leases_or_tokens), timeout, request_id)
 
-    def _chosen(self, verb: Any, given: Leases) -> Chosen:
-        return Chosen(self._incarnation, verb).add(given)
+    def _chosen(self, verb: Any, given: LeasesOrTokens) -> LeaseSelection:
+        return LeaseSelection(self._incarnation, verb).add(given)
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class AsyncQueue:
         start: where a new one begins: "oldest", "newest", or a time.
         follow: at the end, wait for new items.
         """
-        cursor = AsyncCursor(self._home, self._incarnation, arguments.cursor_name(name), arguments.flag("follow", follow))
+        cursor = AsyncCursor(self._home, self._incarnation, arguments.cursor_name(name), arguments.check_flag("follow", follow))
         return await cursor._open(start)
 
     # -- looking -------------------------------------------------------------------------------------
@@ -225,13 +227,13 @@ class AsyncQueue:
         found = await self._home.call(FindQueue(name=self._name))
         if found.incarnation != self._incarnation:
             raise QueueNotFound(f"queue {self._name!r} was deleted and created anew; ask the broker for it by name")
-        return info_of(found)
+        return queue_info(found)
 
     async def stats(self) -> QueueStats:
         """How many items are in which state, in all and by partition; who consumes; what needs attention."""
         return await self._home.call(ReadStats(queue=self._incarnation))
 
-    async def explain(self, id: str) -> Explained:
+    async def explain(self, id: str) -> ItemExplanation:
         """Why is this item not running? Answers in one sentence (`.why`), and with the facts behind it. Finds items that were moved."""
         partition, offset = parse_id(id)
         return await self._home.call(ExplainItem(queue=self._incarnation, partition=partition, offset=offset))
@@ -246,13 +248,13 @@ class AsyncQueue:
 
     async def items(self, state: str | Sequence[str] | None = None, after: str | None = None, limit: int = 100) -> list[ListedItem]:
         """Items in these states (None: any), by partition, oldest first. The next page comes with `after` the last id of this one."""
-        states, place, limit = arguments.states_of(state), arguments.after_id(after), arguments.page(limit)
+        states, place, limit = arguments.states_of(state), arguments.after_id(after), arguments.page_limit(limit)
         query = ListItems(queue=self._incarnation, states=states, after=place, limit=limit)
         return [ListedItem(found) for found in await self._home.call(query)]
 
     async def held_keys(self, limit: int = 100) -> list[HeldKey]:
         """Keys that are not free: what holds them, and how many items wait behind."""
-        return await self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page(limit)))
+        return await self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page_limit(limit)))
 
     async def cursors(self) -> dict[str, dict[int, int]]:
         """The cursors of the queue, and the offset at which each stands, by partition."""
@@ -263,7 +265,7 @@ class AsyncQueue:
     async def clear(self, state: Clearable = "ready", *, partition: int | None = None) -> int:
         """Resolve all items in a state, as if they had been completed; gives how many they were."""
         number = arguments.partition_number(partition)
-        return await self._home.call(ClearItems(queue=self._incarnation, states=arguments.cleared(state), partition=number))
+        return await self._home.call(ClearItems(queue=self._incarnation, states=arguments.states_to_clear(state), partition=number))
 
     async def seek(self, id: str | None = None, *, at: datetime | float | None = None) -> int:
         """Completed items become ready again; gives how many.
@@ -271,46 +273,46 @@ class AsyncQueue:
         id: those of its partition, from this item on.
         at: those of all partitions that were produced at that time or later, as far as retention has kept them.
         """
-        return await self._home.call(SeekItems(queue=self._incarnation, start=arguments.sought(id, at)))
+        return await self._home.call(SeekItems(queue=self._incarnation, start=arguments.seek_start(id, at)))
 
     async def release(self, key: str | bytes) -> int:
         """A parked key goes on without the items it was parked for; gives how many are free to go on."""
-        return await self._home.call(ReleaseKey(queue=self._incarnation, key=arguments.key_number(key)))
+        return await self._home.call(ReleaseKey(queue=self._incarnation, key=arguments.key_id_of(key)))
 
     # -- how it works --------------------------------------------------------------------------------
 
     async def pause(self, lease: bool = True, produce: bool = True, *, partition: int | None = None) -> None:
         """Nothing is leased, nothing is produced, or both, until `resume`. What is leased can be settled all the same."""
-        sides, number = arguments.sides(lease, produce, True), arguments.partition_number(partition)
+        sides, number = arguments.pause_changes(lease, produce, True), arguments.partition_number(partition)
         await self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
 
     async def resume(self, lease: bool = True, produce: bool = True, *, partition: int | None = None) -> None:
         """What was paused goes on."""
-        sides, number = arguments.sides(lease, produce, False), arguments.partition_number(partition)
+        sides, number = arguments.pause_changes(lease, produce, False), arguments.partition_number(partition)
         await self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
 
     async def update(self, **options: Unpack[QueueOptions]) -> QueueInfo:
         """Change options; those not given stay as they are. New times count for new leases and items, everything else at once."""
-        return info_of(await self._home.call(UpdateQueue(queue=self._incarnation, changes=to_catalog(options))))
+        return queue_info(await self._home.call(UpdateQueue(queue=self._incarnation, changes=to_catalog(options))))
 
     async def resize(self, partitions: int) -> QueueInfo:
         """Give the queue another number of partitions, while it works. The order within a key is kept."""
-        within("partitions", partitions, 1, MAX_PARTITIONS)
-        return info_of(await self._home.call(ResizeQueue(queue=self._incarnation, partitions=partitions)))
+        check_range("partitions", partitions, 1, MAX_PARTITIONS)
+        return queue_info(await self._home.call(ResizeQueue(queue=self._incarnation, partitions=partitions)))
 
     async def set_read_only(self, partition: int, read_only: bool = True) -> QueueInfo:
         """Drain a partition: it gives items but takes none; the others take its keys. False lets it take items again."""
-        within("partition", partition, 0, LAST_PARTITION)
-        arguments.flag("read_only", read_only)
-        return info_of(await self._home.call(SetReadOnly(queue=self._incarnation, partition=partition, read_only=read_only)))
+        check_range("partition", partition, 0, LAST_PARTITION)
+        arguments.check_flag("read_only", read_only)
+        return queue_info(await self._home.call(SetReadOnly(queue=self._incarnation, partition=partition, read_only=read_only)))
 
-    async def compact(self, *, partition: int | None = None) -> list[Freed]:
+    async def compact(self, *, partition: int | None = None) -> list[RetentionResult]:
         """Let go now of what retention allows; tells what was freed, by partition."""
         return await self._home.call(CompactQueue(queue=self._incarnation, partition=arguments.partition_number(partition)))
 
     async def delete(self, timeout: Seconds = 30) -> None:
         """Remove the queue with all its items, once nothing is on its way to or from it."""
-        await self._home.call(DeleteQueue(queue=self._incarnation, wait=arguments.patience(timeout)))
+        await self._home.call(DeleteQueue(queue=self._incarnation, wait=arguments.wait_timeout(timeout)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name!r})"

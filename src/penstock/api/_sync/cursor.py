@@ -7,7 +7,7 @@ Owns: `Cursor`.
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penstock.api.arguments import Start, page, start_of
+from penstock.api.arguments import Start, cursor_start, page_limit
 from penstock.api.homes import Home
 from penstock.api.items import Item, items_of
 from penstock.loop.item_cache import Items
@@ -56,15 +56,15 @@ class Cursor:
 
     def read(self, limit: int = PAGE) -> list[Item]:
         """The next items, at most `limit`; none at the end, unless the cursor follows: then it waits. Nothing is committed."""
-        found = self._read_on(page(limit))
+        found = self._read_on(page_limit(limit))
         return [item for partition, (start, batch, at) in found for item in items_of(partition, start, batch, at, {}, 0)]
 
     def read_arrow(self, limit: int = PAGE) -> "pa.RecordBatch":
         """As `read`, as an Arrow record batch. Needs penstock[arrow]."""
-        from penstock.api.arrow import to_arrow
+        from penstock.api.arrow import items_to_arrow
 
-        found = self._read_on(page(limit))
-        return to_arrow([(partition, *items, {}) for partition, items in found], 0)
+        found = self._read_on(page_limit(limit))
+        return items_to_arrow([(partition, *items, {}) for partition, items in found], 0)
 
     def __iter__(self) -> "Cursor":
         return self
@@ -132,14 +132,14 @@ class Cursor:
         self.commit()
 
     def _find(self, start: Start) -> dict[int, int]:
-        place = start_of(start)
+        place = cursor_start(start)
         if isinstance(place, tuple):
             return dict([place])
         return self._home.call(FindOffsets(queue=self._incarnation, at=place))
 
     def _open(self, start: Start) -> "Cursor":
         """Go on where the cursor of this name was left, or make it."""
-        start_of(start)  # what is wrong is said whether or not it is needed
+        cursor_start(start)  # what is wrong is said whether or not it is needed
         self._committed = (self._home.call(ListCursors(queue=self._incarnation))).get(self.name, {})
         self._position = dict(self._committed)
         if not self._position:

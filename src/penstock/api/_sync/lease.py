@@ -9,10 +9,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from penstock.api.arguments import RequestId, Seconds, flag, follow_ups, lease_span, request_bytes, span
+from penstock.api.arguments import RequestId, Seconds, bounded_duration, check_flag, follow_ups, lease_duration, request_bytes
 from penstock.api.homes import Home
 from penstock.api.items import NewItem
-from penstock.api.leases import OPEN, Chosen, HeldBatch, HeldLease, LeasedPart, Reason, reason_text
+from penstock.api.leases import OPEN, LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease, Reason, reason_text
 from penstock.loop.item_cache import Items
 from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
@@ -20,7 +20,7 @@ from penstock.words.errors import PenstockError, QueueNotFound, reason_of
 from penstock.words.values import Value
 
 
-def settle(home: Home, chosen: Chosen, **options: Any) -> None:
+def settle(home: Home, chosen: LeaseSelection, **options: Any) -> None:
     """Settle what was chosen; raises when some of it was refused, after the rest is done."""
     parts = chosen.parts
     if not parts:
@@ -37,31 +37,33 @@ def settle(home: Home, chosen: Chosen, **options: Any) -> None:
     chosen.judge(answer)
 
 
-def complete(home: Home, chosen: Chosen, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
+def complete(
+    home: Home, chosen: LeaseSelection, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None
+) -> None:
     settle(home, chosen, then=then, request=request_bytes(request_id))
 
 
 def retry(
     home: Home,
-    chosen: Chosen,
+    chosen: LeaseSelection,
     delay: Seconds,
     reason: Reason,
     counted: bool = True,
     request_id: RequestId | None = None,
 ) -> None:
-    options = {"delay": span(delay, "delay"), "reason": reason_text(reason), "counted": flag("counted", counted)}
+    options = {"delay": bounded_duration(delay, "delay"), "reason": reason_text(reason), "counted": check_flag("counted", counted)}
     settle(home, chosen, request=request_bytes(request_id), **options)
 
 
-def bury(home: Home, chosen: Chosen, reason: Reason, request_id: RequestId | None = None) -> None:
+def bury(home: Home, chosen: LeaseSelection, reason: Reason, request_id: RequestId | None = None) -> None:
     settle(home, chosen, reason=reason_text(reason), request=request_bytes(request_id))
 
 
-def extend(home: Home, chosen: Chosen, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
-    settle(home, chosen, timeout=lease_span(timeout, "timeout"), request=request_bytes(request_id))
+def extend(home: Home, chosen: LeaseSelection, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
+    settle(home, chosen, timeout=lease_duration(timeout, "timeout"), request=request_bytes(request_id))
 
 
-class Lease(HeldLease):
+class Lease(LeaseBase):
     """One item, and the right to work on it until the deadline.
 
     Settle it with `complete`, `retry` or `bury`, or let a `with` block do so: it completes the item at its end, and retries it when
@@ -100,8 +102,8 @@ class Lease(HeldLease):
         """
         extend(self._home, self._chosen("extend"), timeout)
 
-    def _chosen(self, verb: Any) -> Chosen:
-        return Chosen(self._grant.incarnation, verb).add(self)
+    def _chosen(self, verb: Any) -> LeaseSelection:
+        return LeaseSelection(self._grant.incarnation, verb).add(self)
 
     def _follow_ups(self, then: Sequence[NewItem | Value]) -> list[tuple[int, Batch]]:
         found = []
@@ -125,7 +127,7 @@ class Lease(HeldLease):
                 self.retry(reason=reason_of(error))
 
 
-class LeaseBatch(HeldBatch[Lease]):
+class LeaseBatch(LeaseBatchBase[Lease]):
     """What one call leased: a sequence of leases, empty when there was nothing.
 
     Its verbs settle what is still open, all at once; `LeaseLost` names in `.lost` the ids that were refused, the others are done.
@@ -154,11 +156,11 @@ class LeaseBatch(HeldBatch[Lease]):
         """All leases that are still open end so long from now; None is as long as they were first given for."""
         extend(self._home, self._chosen("extend"), timeout)
 
-    def _chosen(self, verb: Any) -> Chosen:
-        return Chosen(self._grants[0].incarnation if self._grants else 0, verb).add_open(self._grants)
+    def _chosen(self, verb: Any) -> LeaseSelection:
+        return LeaseSelection(self._grants[0].incarnation if self._grants else 0, verb).add_open(self._grants)
 
     @staticmethod
-    def _lease(home: Any, grant: LeasedPart, items: Items, index: int) -> Lease:
+    def _lease(home: Any, grant: PartitionLease, items: Items, index: int) -> Lease:
         return Lease(home, grant, items, index)
 
     def __enter__(self) -> "LeaseBatch":

@@ -12,18 +12,18 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from penstock.logs.disk_threads import Syncs
+from penstock.logs.disk_threads import DiskThreads
 from penstock.logs.files.filelog import FileLog
-from penstock.logs.files.filesystem import Files, SystemFiles, keep_names, storage_failed
+from penstock.logs.files.filesystem import Files, SystemFiles, storage_failed, sync_parents
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.root import LOGS, Marker, Root, inspect, nearest, roots_of, take_lock, write_marker
+from penstock.logs.files.root import LOGS, Marker, Root, nearest, parse_roots, read_marker, take_lock, write_marker
 from penstock.logs.files.segment import LogId
 from penstock.logs.files.sidefiles import read_summary
 from penstock.logs.log import DURABILITIES, SEGMENT_BYTES, Durability
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
-from penstock.words.limits import within
+from penstock.words.limits import check_range
 
 MIN_FREE_BYTES = 1024 * 1024
 """A new root is not begun with less space than this."""
@@ -32,7 +32,7 @@ MAX_NUMBER = 99_999
 """Highest number of a partition: numbers are never reused, so there may be more of them than partitions."""
 
 
-class Directory:
+class FileStore:
     """A broker's storage roots, open."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Directory:
         self._places: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
-        syncs = Syncs(self.root_of)
+        syncs = DiskThreads(self.root_of)
         self.commit, self.run, self._end_syncs = syncs.commit, syncs.run, syncs.close
 
     @classmethod
@@ -67,12 +67,12 @@ class Directory:
         read_only: bool = False,
         clock: Clock | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
-    ) -> "Directory":
+    ) -> "FileStore":
         """Open storage roots, the first being the primary one; make them when they are new."""
-        found = roots_of(roots)
+        found = parse_roots(roots)
         if durability not in DURABILITIES:
             raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
-        within("segment_bytes", segment_bytes, 1, 1 << 40)
+        check_range("segment_bytes", segment_bytes, 1, 1 << 40)
         directory = cls(files or SystemFiles(), found, durability, segment_bytes, compression, read_only)
         directory._open(clock or SystemClock(), entropy)
         _opened.add(directory)
@@ -108,7 +108,7 @@ class Directory:
             for owner, root in made.items():
                 self.files.make_directory(_log_path(root, owner))
             for root in set(made.values()):  # the names of all of them last when the directory that they are in is synced
-                keep_names(self.files, _log_path(root, LogId(incarnation, 0)))
+                sync_parents(self.files, _log_path(root, LogId(incarnation, 0)))
         except OSError as error:
             raise storage_failed(error, "making logs of", f"{incarnation:016x}") from error
         self._places.update(made)
@@ -183,7 +183,7 @@ class Directory:
     # -- opening -------------------------------------------------------------------------------------
 
     def _open(self, clock: Clock, entropy: Callable[[int], bytes]) -> None:
-        markers = [inspect(self.files, root.path) for root in self.roots]
+        markers = [read_marker(self.files, root.path) for root in self.roots]
         broker_id = next((found.broker for found in markers if found is not None), "")
         self._refuse_strangers(markers, broker_id)
         self.broker_id = broker_id or ("" if self.read_only else entropy(BROKER_ID_BYTES).hex())
@@ -210,7 +210,7 @@ class Directory:
         for root in new:
             self._refuse_full(root)
             self.files.make_directory(root.path)
-            keep_names(self.files, root.path)
+            sync_parents(self.files, root.path)
         for root in self.roots:
             self._locks.append(take_lock(self.files, root.path, clock))
         for root in new:
@@ -242,7 +242,7 @@ class Directory:
         try:
             self.files.make_directory(path)
             if not self.files.list(path):
-                keep_names(self.files, path)
+                sync_parents(self.files, path)
         except OSError as error:
             raise storage_failed(error, "making", path) from error
 
@@ -276,7 +276,7 @@ class Directory:
             self._unlock()
 
 
-_opened: "weakref.WeakSet[Directory]" = weakref.WeakSet()
+_opened: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -290,7 +290,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _owner(incarnation: int, partition: int) -> LogId:
     """Whose log it is, or what is wrong with the numbers."""
-    return LogId(within("incarnation", incarnation, 0, (1 << 64) - 1), within("partition", partition, 0, MAX_NUMBER))
+    return LogId(check_range("incarnation", incarnation, 0, (1 << 64) - 1), check_range("partition", partition, 0, MAX_NUMBER))
 
 
 def _owners(files: Files, path: str) -> Iterable[LogId]:

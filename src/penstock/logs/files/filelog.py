@@ -12,15 +12,15 @@ from enum import Enum, auto
 from typing import NoReturn
 
 from penstock.logs.files.filesystem import Files, storage_failed
-from penstock.logs.files.log_reader import ChainReader
-from penstock.logs.files.log_writer import Tail
-from penstock.logs.files.recovery import Opening
-from penstock.logs.files.rewrite import put_in_place, rewrite, spare
+from penstock.logs.files.log_reader import LogReader
+from penstock.logs.files.log_writer import LogWriter
+from penstock.logs.files.recovery import LogOpening
+from penstock.logs.files.rewrite import check_removable, install_rewritten, write_rewritten
 from penstock.logs.files.segment import LogId
-from penstock.logs.files.segment_files import Chain
+from penstock.logs.files.segment_files import SegmentFiles
 from penstock.logs.files.sidefiles import segment_missing
-from penstock.logs.frame import Encoder
-from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Published, SegmentFacts
+from penstock.logs.frame import FrameEncoder
+from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, LogRange, SegmentFacts
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
 
@@ -61,10 +61,10 @@ class FileLog:
         self.waits_for_disk = durability == "fsync"
         self.notes: list[str] = []
         self._files = files
-        self._chain = Chain(files, directory, LogId(incarnation, partition))
+        self._chain = SegmentFiles(files, directory, LogId(incarnation, partition))
         self._compression = compression
-        self._tail = Tail(files, self._chain, Encoder(incarnation, partition, compression))
-        self._reading = ChainReader(self._chain, self._chain.miss)
+        self._tail = LogWriter(files, self._chain, FrameEncoder(incarnation, partition, compression))
+        self._reading = LogReader(self._chain, self._chain.miss)
         self._state = LogState.UNREAD
 
     @property
@@ -174,7 +174,7 @@ class FileLog:
         self._readable()
         return self._reading.segments()
 
-    def published(self) -> Published:
+    def published(self) -> LogRange:
         self._readable()
         return self._reading.published(lambda: (self._tail.offset, self._tail.sequence))
 
@@ -191,7 +191,7 @@ class FileLog:
             return 0
         self.flush()
         try:
-            spare(self._chain, 0, count - 1, spared=1)
+            check_removable(self._chain, 0, count - 1, spared=1)
             return self._chain.drop_oldest(count)
         except OSError as error:
             self._fail(error, "dropping segments of")
@@ -200,14 +200,14 @@ class FileLog:
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
         self.flush()
-        encoder = Encoder(self.incarnation, self.partition, self._compression)
+        encoder = FrameEncoder(self.incarnation, self.partition, self._compression)
         try:
-            spare(self._chain, first, last, spared=2)
-            new = rewrite(self._files, self._chain, first, last, RunSet(keep), encoder)
+            check_removable(self._chain, first, last, spared=2)
+            new = write_rewritten(self._files, self._chain, first, last, RunSet(keep), encoder)
         except OSError as error:
             raise storage_failed(error, "rewriting segments of", self.directory) from error
         try:
-            return put_in_place(self._chain, first, last, new)
+            return install_rewritten(self._chain, first, last, new)
         except OSError as error:
             self._fail(error, "rewriting segments of")
         finally:
@@ -241,7 +241,7 @@ class FileLog:
             synced = tail.insist()
         if not chain.names:
             tail.found()
-        opening = Opening(self._files, chain, synced, self.notes)
+        opening = LogOpening(self._files, chain, synced, self.notes)
         while opening.torn_rotation():
             self.notes.append(f"segment {chain.names[-1]} had no whole frame (a rotation was cut off) and was removed")
             chain.drop_newest()
@@ -252,7 +252,7 @@ class FileLog:
             tail.remove_checkpoint()
         self._settle(opening)
 
-    def _settle(self, opening: Opening) -> None:
+    def _settle(self, opening: LogOpening) -> None:
         """Bring the files in line with what was handed out."""
         tail, end = self._tail, opening.replay.end
         name, size = tail.segment.name, tail.segment.size

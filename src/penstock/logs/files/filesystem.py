@@ -208,7 +208,7 @@ def write_again(files: Files, path: str, start: int, stop: int) -> None:
         files.close(handle)
 
 
-def blank(files: Files, path: str, start: int, stop: int) -> None:
+def overwrite_with_zeros(files: Files, path: str, start: int, stop: int) -> None:
     """Write zeros over a stretch of a file. Not synced."""
     handle = files.open(path, "update")
     try:
@@ -266,13 +266,13 @@ def same_bytes(files: Files, one: str, other: str) -> bool:
         files.close(second)
 
 
-def keep_names(files: Files, path: str) -> None:
+def sync_parents(files: Files, path: str) -> None:
     """Make a directory's name last, and those of its parents, as far as this user may."""
     parent = os.path.dirname(path)
     if parent not in ("", path):
         with contextlib.suppress(PermissionError):  # one that may not even be read was not made by us
             files.sync_directory(parent)
-        keep_names(files, parent)
+        sync_parents(files, parent)
 
 
 def read_file(files: Files, path: str) -> bytes | None:

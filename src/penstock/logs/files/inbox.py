@@ -22,16 +22,16 @@ from typing import BinaryIO, ClassVar
 
 import msgspec
 
-from penstock.logs.files.filesystem import TEMPORARY, Files, keep_names, read_file, replace_file, storage_failed, write_all, write_file
+from penstock.logs.files.filesystem import TEMPORARY, Files, read_file, replace_file, storage_failed, sync_parents, write_all, write_file
 from penstock.logs.files.root import ANSWERS, INBOX, LOCK
 from penstock.logs.frame import (
     CHECKSUM_BYTES,
+    CONTINUES_GROUP,
     HEADER_BYTES,
-    JOINS,
-    MORE,
-    Damaged,
-    Encoder,
-    Header,
+    MORE_IN_GROUP,
+    DamagedFrame,
+    FrameEncoder,
+    FrameHeader,
     frame_bytes,
     parse_header,
     unpack_body,
@@ -39,16 +39,16 @@ from penstock.logs.frame import (
 from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.logs.store import (
     MANIFEST_VERSION,
-    DropManifest,
+    InboxEntry,
     StagedPart,
-    Sweeps,
-    Waiting,
-    checked_name,
-    drop_name,
+    SweepCounter,
+    WriteManifest,
+    check_file_name,
     kept_sweeps,
+    leading_number,
+    publishable_manifest,
+    published_write_name,
     refuse_missing,
-    stamped,
-    started,
 )
 from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown
 
@@ -67,7 +67,7 @@ class FileInbox:
         self._root = root
         self._inbox = f"{root}/{INBOX}"
         self._answers = f"{root}/{ANSWERS}"
-        self._sweeps: Sweeps[str] = Sweeps()
+        self._sweeps: SweepCounter[str] = SweepCounter()
 
     # -- for those who do not own it -----------------------------------------------------------------
 
@@ -76,19 +76,19 @@ class FileInbox:
             self._begin(write)
 
     def writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "StagedWriter":
-        path = f"{self._staged(write)}/{checked_name(name)}"
+        path = f"{self._staged(write)}/{check_file_name(name)}"
         return StagedWriter(self._files, path, incarnation, partial(self._begin, write) if make else None)
 
     def part(self, write: str, name: str, incarnation: int) -> "StagedReader":
-        return StagedReader(self._files, f"{self._staged(write)}/{checked_name(name)}", incarnation)
+        return StagedReader(self._files, f"{self._staged(write)}/{check_file_name(name)}", incarnation)
 
     def sidecar(self, write: str, name: str) -> BinaryIO:
         with self._told("reading"):
-            return open(f"{self._staged(write)}/{checked_name(name)}{SIDECAR}", "rb")
+            return open(f"{self._staged(write)}/{check_file_name(name)}{SIDECAR}", "rb")
 
-    def publish(self, write: str, incarnation: int, manifest: DropManifest) -> bool:
-        manifest = stamped(write, manifest)
-        target = f"{self._inbox}/{drop_file(incarnation, manifest.source, manifest.number)}"
+    def publish(self, write: str, incarnation: int, manifest: WriteManifest) -> bool:
+        manifest = publishable_manifest(write, manifest)
+        target = f"{self._inbox}/{published_write_path(incarnation, manifest.source, manifest.number)}"
         with self._told("writing to"):
             if self._files.exists(target):
                 self.abandon(write)
@@ -129,7 +129,7 @@ class FileInbox:
 
     def pending(self, incarnation: int, source: str, number: int) -> bool:
         with self._told("reading"):
-            return self._files.exists(f"{self._inbox}/{drop_file(incarnation, source, number)}")
+            return self._files.exists(f"{self._inbox}/{published_write_path(incarnation, source, number)}")
 
     def put_errand(self, incarnation: int, name: str, body: bytes) -> None:
         with self._told("writing to"):
@@ -154,40 +154,40 @@ class FileInbox:
 
     # -- for the owner -------------------------------------------------------------------------------
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[InboxEntry]:
         with self._told("reading"):
             if not self._files.exists(self._inbox):
                 return []
             found = [one for one in map(_parse, self._files.list(self._inbox)) if one is not None]
         return sorted(found, key=lambda one: not one.is_errand)
 
-    def manifest(self, drop: Waiting) -> DropManifest:
+    def manifest(self, drop: InboxEntry) -> WriteManifest:
         with self._told("reading"):
             raw = read_file(self._files, f"{self._inbox}/{drop.label}/{MANIFEST}")
         try:
-            found = msgspec.json.decode(raw or b"", type=DropManifest)
+            found = msgspec.json.decode(raw or b"", type=WriteManifest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CorruptLog(f"the manifest of the drop {drop.label} cannot be read ({error}); move it away and write it again") from error
         if found.version > MANIFEST_VERSION:
             known = f"this Penstock knows {MANIFEST_VERSION}"
             raise CorruptLog(f"the drop {drop.label} has version {found.version}, {known}; use a newer Penstock")
         unique = len({part.name for part in found.parts}) == len(found.parts)
-        if drop_file(drop.incarnation, found.source, found.number) != drop.label or not unique:
+        if published_write_path(drop.incarnation, found.source, found.number) != drop.label or not unique:
             raise CorruptLog(f"the drop {drop.label} has a manifest that is not its own; move it away and write it again")
         return found
 
-    def frames(self, drop: Waiting, part: StagedPart) -> Iterator[Frame]:
-        path = f"{self._inbox}/{drop.label}/{checked_name(part.name)}"
+    def frames(self, drop: InboxEntry, part: StagedPart) -> Iterator[Frame]:
+        path = f"{self._inbox}/{drop.label}/{check_file_name(part.name)}"
         with self._told("reading"):
             if not self._files.exists(path):
                 raise CorruptLog(f"the drop {drop.label} lacks its part {part.name}; move it away and write it again")
-        return frames(self._files, path, drop.incarnation)
+        return read_part(self._files, path, drop.incarnation)
 
-    def body(self, errand: Waiting) -> bytes | None:
+    def body(self, errand: InboxEntry) -> bytes | None:
         with self._told("reading"):
             return read_file(self._files, f"{self._inbox}/{errand.label}")
 
-    def done(self, one: Waiting, body: bytes | None = None) -> None:
+    def done(self, one: InboxEntry, body: bytes | None = None) -> None:
         with self._told("removing"):
             if one.is_errand:
                 self._remove_errand(f"{self._inbox}/{one.label}", body)
@@ -199,13 +199,13 @@ class FileInbox:
         kept: dict[str, int] = {}
         with self._told("tidying up"):
             for name in self._names(self._inbox):
-                stale = name.endswith(STAGED) and 0 < started(name) < started_before
+                stale = name.endswith(STAGED) and 0 < leading_number(name) < started_before
                 if stale or name.endswith(GONE):
                     self._discard(name)
                 elif name.endswith(TEMPORARY):
                     kept[f"{self._inbox}/{name}"] = 1
             for name in self._names(self._answers):
-                if started(name) not in queues:
+                if leading_number(name) not in queues:
                     self._remove(f"{self._answers}/{name}")
                 else:
                     kept[f"{self._answers}/{name}"] = 1 if name.endswith(TEMPORARY) else kept_sweeps(name.partition("-")[2])
@@ -238,11 +238,11 @@ class FileInbox:
     def _begin(self, write: str) -> str:
         path = self._staged(write)
         self._files.make_directory(path)
-        keep_names(self._files, path)
+        sync_parents(self._files, path)
         return path
 
     def _staged(self, write: str) -> str:
-        return f"{self._inbox}/{checked_name(write)}{STAGED}"
+        return f"{self._inbox}/{check_file_name(write)}{STAGED}"
 
     def _names(self, folder: str) -> list[str]:
         return self._files.list(folder) if self._files.exists(folder) else []
@@ -251,7 +251,7 @@ class FileInbox:
         """A folder that lasts as what is put into it does."""
         if not self._files.exists(folder):
             self._files.make_directory(folder)
-            keep_names(self._files, folder)
+            sync_parents(self._files, folder)
 
     def _remove_errand(self, path: str, body: bytes | None) -> None:
         """It is put aside first: what is put in its place meanwhile is not removed with it."""
@@ -291,21 +291,21 @@ class FileInbox:
         return f"FileInbox({self._inbox!r})"
 
 
-def drop_file(incarnation: int, source: str, number: int) -> str:
+def published_write_path(incarnation: int, source: str, number: int) -> str:
     """Where a drop lies."""
-    return f"{_owned(incarnation, drop_name(source, number))}{DROP}"
+    return f"{_owned(incarnation, published_write_name(source, number))}{DROP}"
 
 
 def _owned(incarnation: int, name: str) -> str:
-    return f"{incarnation:016x}-{checked_name(name)}"
+    return f"{incarnation:016x}-{check_file_name(name)}"
 
 
-def _parse(file: str) -> Waiting | None:
+def _parse(file: str) -> InboxEntry | None:
     for ending in (DROP, ERRAND, DONE):
         incarnation, dash, name = file.removesuffix(ending).partition("-")
         if file.endswith(ending) and dash:
             try:
-                return Waiting(int(incarnation, 16), name, file, ending != DROP)
+                return InboxEntry(int(incarnation, 16), name, file, ending != DROP)
             except ValueError:
                 return None
     return None
@@ -328,7 +328,7 @@ class StagedWriter:
         self._make_folder = make_folder
         self._files = files
         self._incarnation = incarnation
-        self._encoders: dict[int, Encoder] = {}
+        self._encoders: dict[int, FrameEncoder] = {}
         self._handle: int | None = None
         self._kept: tuple[Draft, int] | None = None
         self._size = 0
@@ -347,7 +347,7 @@ class StagedWriter:
         """Append a frame, and say where it begins. The one before it is written now that it is known not to be the last."""
         if draft.type is not FrameType.DATA or draft.base:
             raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that Sheet.draft made")
-        self._write(MORE)
+        self._write(MORE_IN_GROUP)
         self._kept = draft, partition
         return self._size
 
@@ -399,9 +399,9 @@ class StagedWriter:
         if self._kept is None:
             return
         draft, partition = self._kept
-        encoder = self._encoders.setdefault(partition, Encoder(self._incarnation, partition, compression=False))
+        encoder = self._encoders.setdefault(partition, FrameEncoder(self._incarnation, partition, compression=False))
         vector: list[Buffer] = []
-        size = encoder.encode(draft, self._frames + 1, more | (JOINS if self._frames else 0), vector)
+        size = encoder.encode(draft, self._frames + 1, more | (CONTINUES_GROUP if self._frames else 0), vector)
         self.begin()
         assert self._handle is not None
         try:
@@ -434,38 +434,38 @@ class StagedReader:
         """The frame that begins there, which is that one in the row."""
         return self.with_header(position, sequence)[1]
 
-    def with_header(self, position: int, sequence: int) -> tuple[Header, Frame]:
+    def with_header(self, position: int, sequence: int) -> tuple[FrameHeader, Frame]:
         try:
             return self._at(position, sequence)
         except OSError as error:
             raise storage_failed(error, "reading", self._path) from error
-        except Damaged as error:
+        except DamagedFrame as error:
             raise self._corrupt(str(error)) from error
 
-    def all(self) -> Iterator[tuple[Header, Frame]]:
+    def all(self) -> Iterator[tuple[FrameHeader, Frame]]:
         """Every frame, in order."""
         position, sequence, more = 0, 1, True
         while more:
             header, frame = self.with_header(position, sequence)
             yield header, frame
             position, sequence = position + frame_bytes(header.stored_bytes), sequence + 1
-            more = bool(header.flags & MORE)
+            more = bool(header.flags & MORE_IN_GROUP)
         if position != self._size:
             raise self._corrupt(f"{self._size - position} bytes follow its last frame")
 
     def close(self) -> None:
         self._files.close(self._handle)
 
-    def _at(self, position: int, sequence: int) -> tuple[Header, Frame]:
+    def _at(self, position: int, sequence: int) -> tuple[FrameHeader, Frame]:
         header = parse_header(self._files.pread(self._handle, HEADER_BYTES, position))
         _check(header, self._incarnation, sequence)
         size = frame_bytes(header.stored_bytes)
         if position + size > self._size:  # also where a length is wrong: it is not asked for
-            raise Damaged("the file ends inside a frame")
+            raise DamagedFrame("the file ends inside a frame")
         stored = self._files.pread(self._handle, size - HEADER_BYTES, position + HEADER_BYTES)
         body_bytes = header.stored_bytes + CHECKSUM_BYTES
         if any(stored[body_bytes:]):
-            raise Damaged("there is something between two frames")
+            raise DamagedFrame("there is something between two frames")
         return header, unpack_body(header, stored[:body_bytes])
 
     def _corrupt(self, why: str) -> CorruptLog:
@@ -475,7 +475,7 @@ class StagedReader:
         return f"StagedReader({self._path!r}, {self._size} bytes)"
 
 
-def frames(files: Files, path: str, incarnation: int) -> Iterator[Frame]:
+def read_part(files: Files, path: str, incarnation: int) -> Iterator[Frame]:
     """The frames of a whole part, in order; CorruptLog as soon as it shows not to be one."""
     reader = StagedReader(files, path, incarnation)
     try:
@@ -485,8 +485,8 @@ def frames(files: Files, path: str, incarnation: int) -> Iterator[Frame]:
         reader.close()
 
 
-def _check(header: Header, incarnation: int, sequence: int) -> None:
-    expected = (FrameType.DATA, incarnation, sequence, 0, JOINS if sequence > 1 else 0)
-    found = (header.type, header.incarnation, header.sequence, header.base, header.flags & ~MORE)
+def _check(header: FrameHeader, incarnation: int, sequence: int) -> None:
+    expected = (FrameType.DATA, incarnation, sequence, 0, CONTINUES_GROUP if sequence > 1 else 0)
+    found = (header.type, header.incarnation, header.sequence, header.base, header.flags & ~MORE_IN_GROUP)
     if found != expected or not header.count:
-        raise Damaged(f"frame {sequence} is not the one that should be there")
+        raise DamagedFrame(f"frame {sequence} is not the one that should be there")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from penstock.logs.files.filesystem import storage_failed
-from penstock.logs.files.recovery import Promise, Replay, Start, front
+from penstock.logs.files.recovery import ExpectedEnd, Replay, ReplayPosition, segment_start
 from penstock.logs.files.segment import Piece, SegmentName, SparseIndex, header_at
-from penstock.logs.files.segment_files import Chain
+from penstock.logs.files.segment_files import SegmentFiles
 from penstock.logs.frame import DROPPED, dropped_gap
-from penstock.logs.log import ENDLESS, Frame, FrameType, Gap, Published, SegmentFacts
+from penstock.logs.log import ENDLESS, Frame, FrameType, Gap, LogRange, SegmentFacts
 from penstock.words.errors import StorageFailed
 
 T = TypeVar("T")
@@ -28,19 +28,19 @@ class _Recent(NamedTuple):
 
     start: int
     stop: int
-    here: Start
-    behind: Start
+    here: ReplayPosition
+    behind: ReplayPosition
 
 
-class ChainReader:
+class LogReader:
     """Reads a chain of segments by item offset, or from one end to the other."""
 
-    def __init__(self, chain: Chain, look: Callable[[], None]) -> None:
+    def __init__(self, chain: SegmentFiles, look: Callable[[], None]) -> None:
         """`look` learns anew which segments there are, when the file of one that should be there is not."""
         self._chain = chain
         self._look = look
         self._recent: _Recent | None = None
-        self._end: Start | None = None
+        self._end: ReplayPosition | None = None
 
     def forget(self) -> None:
         """Segments were cut, dropped or opened anew: places are no longer known."""
@@ -56,7 +56,7 @@ class ChainReader:
             stop = min(stop, offset)  # no item follows, however many records do
         if start >= stop:
             return []
-        return self._repeat(lambda: self._read(start, stop, Promise(ENDLESS, sequence, offset), size_bytes))
+        return self._repeat(lambda: self._read(start, stop, ExpectedEnd(ENDLESS, sequence, offset), size_bytes))
 
     def frames(self, sequence: int, offset: int, after: int = 0) -> Iterator[Frame | Gap]:
         """Everything behind frame `after`, oldest first, of a log that ends with that frame, before that item offset."""
@@ -68,7 +68,7 @@ class ChainReader:
             if oldest.first_sequence > done + 1:
                 yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base, self._chain.directory, DROPPED)
                 done, reached = oldest.first_sequence - 1, oldest.base
-            replay = Replay(self._chain, self._after(done), Promise(ENDLESS, sequence, offset))
+            replay = Replay(self._chain, self._after(done), ExpectedEnd(ENDLESS, sequence, offset))
             try:
                 for item in replay:
                     found = item if isinstance(item, Gap) else item.frame
@@ -91,7 +91,7 @@ class ChainReader:
     def newest(self) -> SegmentFacts:
         return self._repeat(lambda: self._chain.facts(self._chain.names[-1]))
 
-    def published(self, reached: Callable[[], tuple[int, int]]) -> Published:
+    def published(self, reached: Callable[[], tuple[int, int]]) -> LogRange:
         """How far the log goes. `reached` tells its next item offset and the sequence of its last frame."""
         return self._repeat(lambda: self._published(*reached()))
 
@@ -104,10 +104,10 @@ class ChainReader:
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _published(self, end: int, sequence: int) -> Published:
+    def _published(self, end: int, sequence: int) -> LogRange:
         names = self._chain.names
         whole_from = next((name.first_sequence for name in names if not self._chain.rewritten(name)), 1)
-        return Published(names[0].base if names else 0, end, sequence, whole_from, [name.first_sequence for name in names])
+        return LogRange(names[0].base if names else 0, end, sequence, whole_from, [name.first_sequence for name in names])
 
     def _repeat(self, attempt: Callable[[], T]) -> T:
         """Do something to the log, again when a segment went away meanwhile."""
@@ -122,7 +122,7 @@ class ChainReader:
         except OSError as error:
             raise storage_failed(error, "reading", self._chain.directory) from error
 
-    def _read(self, start: int, stop: int, promise: Promise, size_bytes: int) -> list[Frame | Gap]:
+    def _read(self, start: int, stop: int, promise: ExpectedEnd, size_bytes: int) -> list[Frame | Gap]:
         found: list[Frame | Gap] = []
         oldest = self._chain.names[0]
         if start < oldest.base:
@@ -153,28 +153,28 @@ class ChainReader:
         frame_stop = frame.base + frame.count
         if frame_stop > start:
             found.append(frame)
-            here = Start(replay.number, piece.position, frame.sequence - 1, frame.base)
-            self._recent = _Recent(frame.base, frame_stop, here, Start(replay.number, piece.end, frame.sequence, frame_stop))
+            here = ReplayPosition(replay.number, piece.position, frame.sequence - 1, frame.base)
+            self._recent = _Recent(frame.base, frame_stop, here, ReplayPosition(replay.number, piece.end, frame.sequence, frame_stop))
         return frame_stop >= stop
 
-    def _place(self, offset: int) -> Start:
+    def _place(self, offset: int) -> ReplayPosition:
         recent = self._recent
         if recent is not None and recent.start <= offset <= recent.stop:
             return recent.behind if offset == recent.stop else recent.here
         return self._search(offset)
 
-    def _search(self, offset: int) -> Start:
+    def _search(self, offset: int) -> ReplayPosition:
         number = max(0, bisect_right(self._chain.names, (offset, ENDLESS)) - 1)
         name = self._chain.names[number]
         if name.base == offset and self._chain.segment(name).index is None:  # to learn what is in it would be to read it through
-            return front(self._chain, number)
+            return segment_start(self._chain, number)
         found = self._entry(number, offset)
         if found is None:
             self._chain.rebuild(self._chain.segment(self._chain.names[number]), SparseIndex())
             found = self._entry(number, offset)
-        return found or front(self._chain, number)
+        return found or segment_start(self._chain, number)
 
-    def _entry(self, number: int, offset: int) -> Start | None:
+    def _entry(self, number: int, offset: int) -> ReplayPosition | None:
         """The place that the index gives, or None when the index is wrong."""
         segment = self._chain.segment(self._chain.names[number])
         base, position = self._chain.index(segment).floor(offset)
@@ -182,18 +182,20 @@ class ChainReader:
         if recent is not None and recent.behind.number == number and recent.stop <= offset and position < recent.behind.position:
             return recent.behind
         if base < 0:
-            return front(self._chain, number)
+            return segment_start(self._chain, number)
         header = header_at(segment, position, self._chain.owner)
         if header is None or header.type != FrameType.DATA or header.base != base:
             return None
-        return Start(number, position, header.sequence - 1, base)
+        return ReplayPosition(number, position, header.sequence - 1, base)
 
-    def _after(self, sequence: int) -> Start:
+    def _after(self, sequence: int) -> ReplayPosition:
         """The place behind that frame, if it is known; else the front of the segment in which the next one lies."""
         if self._end is not None and self._end.sequence == sequence:
             return self._end
         numbers = range(len(self._chain.names) - 1, 0, -1)
-        return front(self._chain, next((number for number in numbers if self._chain.names[number].first_sequence <= sequence + 1), 0))
+        return segment_start(
+            self._chain, next((number for number in numbers if self._chain.names[number].first_sequence <= sequence + 1), 0)
+        )
 
     def _offset_at(self, wall: int, offset: int) -> int:
         for name in self._chain.names:

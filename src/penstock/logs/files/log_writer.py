@@ -13,33 +13,33 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.logs.files.filesystem import TEMPORARY, Files, blank, replace_file, write_again, write_all
+from penstock.logs.files.filesystem import TEMPORARY, Files, overwrite_with_zeros, replace_file, write_again, write_all
 from penstock.logs.files.recovery import Replay
 from penstock.logs.files.segment import FIRST, ReadAhead, Segment, SegmentName, SparseIndex
-from penstock.logs.files.segment_files import Chain
-from penstock.logs.files.sidefiles import CHECKPOINT, SUMMARY, Synced, SyncedFile, pack_checkpoint, pack_summary
-from penstock.logs.frame import AFTER_SYNC, JOINS, MORE, Encoder
+from penstock.logs.files.segment_files import SegmentFiles
+from penstock.logs.files.sidefiles import CHECKPOINT, SUMMARY, SyncedFile, SyncedPosition, pack_checkpoint, pack_summary
+from penstock.logs.frame import AFTER_SYNC, CONTINUES_GROUP, MORE_IN_GROUP, FrameEncoder
 from penstock.logs.log import Buffer, Draft, Durability, FrameType
 
 MAX_LAG_BYTES = 16 * 1024
 """How far the published position may lag behind in the modes that promise less than fsync; `publish` brings it up."""
-NOTHING_PUBLISHED = Synced(SegmentName(-1, 0), 0, 0, 0, "os")
+NOTHING_PUBLISHED = SyncedPosition(SegmentName(-1, 0), 0, 0, 0, "os")
 _DATA = FrameType.DATA  # looked up at every append
 
 
-class Tail:
+class LogWriter:
     """Where a log grows. Use `begin` before anything else, again after each `go_back`."""
 
     segment: Segment
     index: SparseIndex
     """Of that segment."""
 
-    def __init__(self, files: Files, chain: Chain, encoder: Encoder) -> None:
+    def __init__(self, files: Files, chain: SegmentFiles, encoder: FrameEncoder) -> None:
         self.sequence = 0
         """Of the last frame."""
         self.offset = 0
         """The next item offset."""
-        self.synced: Synced | None = None
+        self.synced: SyncedPosition | None = None
         """What was published last."""
         self.suspect = False
         """A sync failed, and no new segment was begun since."""
@@ -66,8 +66,8 @@ class Tail:
             sequence += 1
             left -= 1
             starts.append(end)
-            end += encode(draft, sequence, flags | MORE if left else flags, vector)
-            flags = JOINS
+            end += encode(draft, sequence, flags | MORE_IN_GROUP if left else flags, vector)
+            flags = CONTINUES_GROUP
         size = end - segment.size
         write_all(self._files, segment.handle, vector, size)
         self._count(drafts, starts, end)
@@ -129,13 +129,13 @@ class Tail:
 
     # -- opening -------------------------------------------------------------------------------------
 
-    def published(self) -> Synced | None:
+    def published(self) -> SyncedPosition | None:
         """What the file says, which is taken as published from now on."""
         self.synced = self._synced_file.read()
         self._told = self.synced or NOTHING_PUBLISHED
         return self.synced
 
-    def insist(self) -> Synced | None:
+    def insist(self) -> SyncedPosition | None:
         """Publish the same position as one that must be there, durably: its segment is missing, and what a crash during the opening leaves
         must not look like an ordinary loss of what was not synced."""
         if self.synced is not None and self.synced.durability != "fsync":
@@ -163,7 +163,7 @@ class Tail:
         """
         segment = self.segment
         self._chain.remove_index(segment.name)
-        blank(self._files, segment.path, end, segment.size)
+        overwrite_with_zeros(self._files, segment.path, end, segment.size)
         self._sync(segment)
         self._files.truncate(segment.handle, end)
         self._sync(segment)
@@ -190,7 +190,7 @@ class Tail:
             self._publish(durability)
             self._synced_file.harden()  # once, so that a power cut can leave it behind the log but not empty
             self._files.sync_directory(self._chain.directory)
-        elif self.synced not in (Synced(*here, durability), Synced(*here, "fsync")):
+        elif self.synced not in (SyncedPosition(*here, durability), SyncedPosition(*here, "fsync")):
             self._publish(durability)
 
     def go_back(self) -> None:
@@ -250,11 +250,11 @@ class Tail:
 
     def _publish(self, durability: Durability) -> None:
         """Promise what was appended. Writing the file costs as much as a small append, so where the promise is a lesser one it may lag."""
-        synced, told = Synced(self.segment.name, self.segment.size, self.sequence, self.offset, durability), self._told
+        synced, told = SyncedPosition(self.segment.name, self.segment.size, self.sequence, self.offset, durability), self._told
         if durability == "fsync" or told.segment != synced.segment or synced.position - told.position >= MAX_LAG_BYTES:
             self._tell(synced)
         self.synced = synced
 
-    def _tell(self, synced: Synced) -> None:
+    def _tell(self, synced: SyncedPosition) -> None:
         self._synced_file.publish(synced)
         self._told = synced

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from penstock.logs.files.filesystem import Files, storage_failed
-from penstock.logs.files.log_reader import ChainReader
-from penstock.logs.files.recovery import Opening, Replay, front
+from penstock.logs.files.log_reader import LogReader
+from penstock.logs.files.recovery import LogOpening, Replay, segment_start
 from penstock.logs.files.segment import LogId, ReadAhead, Segment
-from penstock.logs.files.segment_files import Chain
-from penstock.logs.files.sidefiles import Synced, SyncedFile, everything, promised
-from penstock.logs.log import ENDLESS, Frame, Gap, Published, SegmentFacts
+from penstock.logs.files.segment_files import SegmentFiles
+from penstock.logs.files.sidefiles import SyncedFile, SyncedPosition, as_fsynced_if_missing, whole_log_gap
+from penstock.logs.log import ENDLESS, Frame, Gap, LogRange, SegmentFacts
 from penstock.words.errors import BrokerClosed
 
 ATTEMPTS = 5
@@ -31,10 +31,10 @@ class PublishedLog:
         self.directory = self.where = directory
         self.notes: list[str] = []
         self._files = files
-        self._chain = Chain(files, directory, LogId(incarnation, partition))
-        self._reading = ChainReader(self._chain, self._look_again)
+        self._chain = SegmentFiles(files, directory, LogId(incarnation, partition))
+        self._reading = LogReader(self._chain, self._look_again)
         self._synced_file = SyncedFile(files, directory)
-        self._synced: Synced | None = None
+        self._synced: SyncedPosition | None = None
         self._end = 0  # the next item offset, as far as published
         self._last = 0  # the sequence of the last frame published
         self._looked = False
@@ -57,7 +57,7 @@ class PublishedLog:
     def _opened(self) -> Iterator[Frame | Gap]:
         for _ in range(ATTEMPTS):
             self.notes.clear()
-            opening = Opening(self._files, self._chain, self._synced, self.notes)
+            opening = LogOpening(self._files, self._chain, self._synced, self.notes)
             found = opening.frames() if self._chain.names else iter(self._all_missing())
             try:
                 first = next(found, None)
@@ -94,7 +94,7 @@ class PublishedLog:
         self._refresh()
         return self._reading.segments()
 
-    def published(self) -> Published:
+    def published(self) -> LogRange:
         self._refresh()
         return self._reading.published(lambda: (self._end, self._last))
 
@@ -117,7 +117,7 @@ class PublishedLog:
     def _all_missing(self) -> list[Gap]:
         """There is no segment: a Gap for all that was published of a log, none when nothing was."""
         synced = self._synced
-        return [] if synced is None or not synced.sequence else [everything(synced, self.directory)]
+        return [] if synced is None or not synced.sequence else [whole_log_gap(synced, self.directory)]
 
     def _refresh(self) -> None:
         """Look whether more was published, or something taken back."""
@@ -144,10 +144,10 @@ class PublishedLog:
                     raise
                 anew = True
 
-    def _published(self) -> Synced | None:
+    def _published(self) -> SyncedPosition | None:
         return next((synced for synced in (self._synced_file.read() for _ in range(ATTEMPTS)) if synced is not None), None)
 
-    def _advance(self, synced: Synced | None, anew: bool) -> None:
+    def _advance(self, synced: SyncedPosition | None, anew: bool) -> None:
         before, self._synced = self._synced, synced
         if synced is not None:
             self._end, self._last = synced.offset, synced.sequence
@@ -158,14 +158,14 @@ class PublishedLog:
             self._look(synced)
         self._looked = True
 
-    def _look(self, synced: Synced | None) -> None:
+    def _look(self, synced: SyncedPosition | None) -> None:
         """Learn anew which segments there are and where they end."""
         chain = self._chain
         self._reading.forget()
         chain.load()
         published = [name for name in chain.names if synced is not None and name <= synced.segment]
         if synced is not None and (published or not chain.names):
-            self._synced = promised(synced, chain.names)
+            self._synced = as_fsynced_if_missing(synced, chain.names)
             chain.names = published
             if published:
                 self._bound(chain.open_newest("read"), synced)
@@ -176,16 +176,16 @@ class PublishedLog:
 
     def _look_for_whole_groups(self) -> None:
         chain = self._chain
-        opening = Opening(self._files, chain, None, [])
+        opening = LogOpening(self._files, chain, None, [])
         while chain.names and opening.torn_rotation():
             chain.names = chain.names[:-1]
         if chain.names:
             newest = chain.open_newest("read")
-            replay = Replay(chain, front(chain, len(chain.names) - 1), opening.promise())
+            replay = Replay(chain, segment_start(chain, len(chain.names) - 1), opening.promise())
             deque(replay, maxlen=0)
             newest.size, self._end, self._last = replay.end, replay.offset, replay.sequence
 
-    def _bound(self, newest: Segment, synced: Synced) -> None:
+    def _bound(self, newest: Segment, synced: SyncedPosition) -> None:
         """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""
         size = self._chain.file_size(newest)
         newest.size = min(size, synced.position) if newest.name == synced.segment else size

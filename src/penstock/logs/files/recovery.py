@@ -24,16 +24,16 @@ from typing import NamedTuple
 
 from penstock.logs.files.filesystem import Files, read_file
 from penstock.logs.files.segment import FIRST, LOG, Piece, SegmentName, SparseIndex, header_at
-from penstock.logs.files.segment_files import Chain
-from penstock.logs.files.sidefiles import CHECKPOINT, Checkpoint, Synced, unpack_checkpoint
-from penstock.logs.frame import AFTER_SYNC, JOINS, MORE, frame_bytes, gap_of
+from penstock.logs.files.segment_files import SegmentFiles
+from penstock.logs.files.sidefiles import CHECKPOINT, Checkpoint, SyncedPosition, unpack_checkpoint
+from penstock.logs.frame import AFTER_SYNC, CONTINUES_GROUP, MORE_IN_GROUP, decode_gap, frame_bytes
 from penstock.logs.log import ENDLESS, Frame, FrameType, Gap
 from penstock.words.errors import CorruptLog
 
 _DATA, _ORDINARY = FrameType.DATA, FrameType.BASE  # types up to this one stand for nothing but themselves
 
 
-class Start(NamedTuple):
+class ReplayPosition(NamedTuple):
     """Where a pass begins, and what is known there."""
 
     number: int
@@ -45,13 +45,13 @@ class Start(NamedTuple):
     """The next item offset."""
 
 
-def front(chain: Chain, number: int) -> Start:
+def segment_start(chain: SegmentFiles, number: int) -> ReplayPosition:
     """The front of a segment."""
     name = chain.names[number]
-    return Start(number, 0, name.first_sequence - 1, name.base)
+    return ReplayPosition(number, 0, name.first_sequence - 1, name.base)
 
 
-class Promise(NamedTuple):
+class ExpectedEnd(NamedTuple):
     """What must be there: whole up to `position` of the newest segment, at least up to a frame and an item offset."""
 
     position: int = ENDLESS
@@ -64,7 +64,7 @@ class Promise(NamedTuple):
 class Replay:
     """One pass. Iterate over it once; afterwards it says where it ended."""
 
-    def __init__(self, chain: Chain, start: Start, promise: Promise, stop: int | None = None) -> None:
+    def __init__(self, chain: SegmentFiles, start: ReplayPosition, promise: ExpectedEnd, stop: int | None = None) -> None:
         """Segments from number `stop` on are not read."""
         self.number = start.number
         """Place of the segment that the last frame came from."""
@@ -84,10 +84,10 @@ class Replay:
         self._why = ""
 
     @property
-    def place(self) -> Start | None:
+    def place(self) -> ReplayPosition | None:
         """Where another pass can go on; None when what is missing there may yet come, or segments came or went meanwhile."""
         usable = self._names is self._chain.names and not self.short
-        return Start(self.number, self.end, self.sequence, self.offset) if usable else None
+        return ReplayPosition(self.number, self.end, self.sequence, self.offset) if usable else None
 
     def __iter__(self) -> Iterator[Piece | Gap]:
         """Pieces with frames, and gaps."""
@@ -157,7 +157,7 @@ class Replay:
         before = held.sequence if held is not None else self.sequence
         if self._promise.known and self._accounts_from(frame, before) != before + 1:
             return "frames are missing"
-        if bool(piece.flags & JOINS) != (held is not None) or (held is not None and frame.sequence != held.sequence + 1):
+        if bool(piece.flags & CONTINUES_GROUP) != (held is not None) or (held is not None and frame.sequence != held.sequence + 1):
             return "a group of frames is not whole"
         return ""
 
@@ -165,12 +165,12 @@ class Replay:
         """The first sequence that a frame accounts for, when the last one accounted for is `before`."""
         if frame.type is FrameType.SKIP:
             return frame.sequence + 1 if self._damage else before + 1
-        return gap_of(frame, "").first_sequence if frame.type is FrameType.GAP else frame.sequence
+        return decode_gap(frame, "").first_sequence if frame.type is FrameType.GAP else frame.sequence
 
     def _group(self, piece: Piece) -> Iterator[Piece | Gap]:
         """Hold a frame back until its group is whole."""
         self._pending.append(piece)
-        if not piece.flags & MORE:
+        if not piece.flags & MORE_IN_GROUP:
             group, self._pending = self._pending, []
             for whole in group:
                 if whole.frame is not None:
@@ -180,7 +180,7 @@ class Replay:
         if frame.sequence != self.sequence + 1 or frame.type is FrameType.SKIP:
             yield from self._missing(frame)
         self._pass(piece, frame)
-        yield gap_of(frame, self._where(piece)) if frame.type is FrameType.GAP else piece
+        yield decode_gap(frame, self._where(piece)) if frame.type is FrameType.GAP else piece
 
     def _pass(self, piece: Piece, frame: Frame) -> None:
         """Go on behind a frame that counts."""
@@ -196,7 +196,7 @@ class Replay:
         """The Gap before a frame that does not follow the one before, unless the frame itself accounts for it."""
         first = self._accounts_from(frame, self.sequence)
         if first > self.sequence + 1:
-            yield self._gap(first, gap_of(frame, "").start if frame.type is FrameType.GAP else frame.base)
+            yield self._gap(first, decode_gap(frame, "").start if frame.type is FrameType.GAP else frame.base)
 
     def _lose(self, name: SegmentName, piece: Piece, why: str) -> None:
         self._pending.clear()
@@ -218,41 +218,41 @@ class Replay:
 # -- where to begin --------------------------------------------------------------------------------
 
 
-class Beginning(NamedTuple):
+class ReplayStart(NamedTuple):
     """A place, and whether a checkpoint tells the state there; otherwise the frames from there on do."""
 
-    start: Start
+    start: ReplayPosition
     at_checkpoint: bool
 
 
-def beginning(chain: Chain, stored: Checkpoint | None, notes: list[str]) -> Beginning:
+def find_replay_start(chain: SegmentFiles, stored: Checkpoint | None, notes: list[str]) -> ReplayStart:
     """Where to begin a chain of at least one segment. Says in `notes` what cannot be used; CorruptLog when nothing can."""
     start, lowest = _newest_base(chain, notes)
     if stored is not None:
         number = chain.names.index(stored.segment)
         if number >= lowest and (start is None or stored.frame.sequence > start.sequence):
-            return Beginning(Start(number, stored.end, stored.frame.sequence, stored.frame.base), at_checkpoint=True)
+            return ReplayStart(ReplayPosition(number, stored.end, stored.frame.sequence, stored.frame.base), at_checkpoint=True)
     if start is None:
         what = f"no Base from which {chain.directory} could be replayed can be read"
         raise CorruptLog(f"{what}; run verify to see what is left, then put a copy in its place")
-    return Beginning(start, at_checkpoint=False)
+    return ReplayStart(start, at_checkpoint=False)
 
 
-def _newest_base(chain: Chain, notes: list[str]) -> tuple[Start | None, int]:
+def _newest_base(chain: SegmentFiles, notes: list[str]) -> tuple[ReplayPosition | None, int]:
     """The newest segment to begin at, if any, and the lowest number that a checkpoint may begin in."""
     for number in range(len(chain.names) - 1, -1, -1):
         name = chain.names[number]
         if chain.begins_with_base(name):
-            return front(chain, number), number
+            return segment_start(chain, number), number
         if chain.rewritten(name):
             return None, number + 1
         if name == FIRST:  # it begins with whatever came first
-            return front(chain, number), number
+            return segment_start(chain, number), number
         notes.append(f"the Base of segment {name} cannot be read; replay begins at an earlier one")
     return None, 0
 
 
-def stored_checkpoint(files: Files, chain: Chain, notes: list[str]) -> Checkpoint | None:
+def load_checkpoint(files: Files, chain: SegmentFiles, notes: list[str]) -> Checkpoint | None:
     """The checkpoint beside a log, if it can be used; says in `notes` why not."""
     data = read_file(files, f"{chain.directory}/{CHECKPOINT}")
     if data is None:
@@ -267,7 +267,7 @@ def stored_checkpoint(files: Files, chain: Chain, notes: list[str]) -> Checkpoin
     return placed
 
 
-def _placed(chain: Chain, found: Checkpoint) -> Checkpoint | None:
+def _placed(chain: SegmentFiles, found: Checkpoint) -> Checkpoint | None:
     """The checkpoint with the place of the frame that it names as its last; None when there is no such frame."""
     if found.segment not in chain.names:
         return None
@@ -277,7 +277,7 @@ def _placed(chain: Chain, found: Checkpoint) -> Checkpoint | None:
     return found if fits else _placed_anew(chain, found)
 
 
-def _placed_anew(chain: Chain, found: Checkpoint) -> Checkpoint | None:
+def _placed_anew(chain: SegmentFiles, found: Checkpoint) -> Checkpoint | None:
     """A repair moves frames: look through the segment. A GAP frame may have taken the place of the last one and of some behind it."""
     sequence = found.frame.sequence
     for piece in chain.pieces(found.segment, 0):
@@ -292,17 +292,17 @@ def _placed_anew(chain: Chain, found: Checkpoint) -> Checkpoint | None:
 # -- opening ---------------------------------------------------------------------------------------
 
 
-class Opening:
+class LogOpening:
     """One opening of a chain that has at least one segment. Iterate over `frames` once, then look at the rest."""
 
-    def __init__(self, files: Files, chain: Chain, synced: Synced | None, notes: list[str]) -> None:
+    def __init__(self, files: Files, chain: SegmentFiles, synced: SyncedPosition | None, notes: list[str]) -> None:
         self._files = files
         self._chain = chain
         self._synced = synced
         self._notes = notes
         self._checkpoint: Checkpoint | None = None
         self._begun: SegmentName | None = None  # a rotation, cut off, that was to begin this segment
-        self.replay = Replay(chain, Start(0, 0, 0, 0), Promise())
+        self.replay = Replay(chain, ReplayPosition(0, 0, 0, 0), ExpectedEnd())
 
     @property
     def solid(self) -> int:
@@ -328,7 +328,7 @@ class Opening:
     def frames(self) -> Iterator[Frame | Gap]:
         """Everything from the newest readable Base on."""
         stored = self._stored_checkpoint(self._notes)
-        start, at_checkpoint = beginning(self._chain, stored, self._notes)
+        start, at_checkpoint = find_replay_start(self._chain, stored, self._notes)
         self.replay = Replay(self._chain, start, self.promise())
         newest = self._chain.segment(self._chain.names[-1])
         begins_inside = at_checkpoint and start.number == len(self._chain.names) - 1
@@ -344,7 +344,7 @@ class Opening:
                 self._cover(item.frame, item.position, item.end)
                 yield self._replayable(item.frame)
 
-    def promise(self) -> Promise:
+    def promise(self) -> ExpectedEnd:
         """What must be there: what the published position says, and what was really synced before a checkpoint or a rotation."""
         synced, stored, begun, position = self._synced, self._stored_checkpoint([]), self._begun, self._vouched()
         promises = [(synced.sequence, synced.offset)] if synced is not None and synced.durability == "fsync" else [(0, 0)]
@@ -355,7 +355,7 @@ class Opening:
         if begun is not None and self._ends_before(begun):
             promises.append((begun.first_sequence - 1, begun.base))
             position = ENDLESS
-        return Promise(position, *max(promises), known=synced is not None)
+        return ExpectedEnd(position, *max(promises), known=synced is not None)
 
     def _ends_before(self, begun: SegmentName) -> bool:
         """Whether nothing was appended after a rotation was cut off: its file may be one whose removal a power cut has undone."""
@@ -368,7 +368,7 @@ class Opening:
 
     def _stored_checkpoint(self, notes: list[str]) -> Checkpoint | None:
         if self._checkpoint is None:
-            self._checkpoint = stored_checkpoint(self._files, self._chain, notes)
+            self._checkpoint = load_checkpoint(self._files, self._chain, notes)
         return self._checkpoint
 
     def _vouched(self) -> int:

@@ -20,13 +20,13 @@ import msgspec
 
 from penstock.logs.files.filesystem import Files, copy_file, replace_file, same_bytes, storage_failed
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.recovery import Replay, front
+from penstock.logs.files.recovery import Replay, segment_start
 from penstock.logs.files.rewrite import NewSegment
 from penstock.logs.files.root import LOGS, take_lock
 from penstock.logs.files.segment import FIRST, LOG, LogId, Segment, SegmentName
-from penstock.logs.files.sidefiles import SYNCED, Synced, SyncedFile
-from penstock.logs.files.verify import Look, LostFront, true_position
-from penstock.logs.frame import AFTER_SYNC, Encoder, gap_draft, ungrouped
+from penstock.logs.files.sidefiles import SYNCED, SyncedFile, SyncedPosition
+from penstock.logs.files.verify import LogInspection, LostPrefix, true_position
+from penstock.logs.frame import AFTER_SYNC, FrameEncoder, gap_draft, without_group_flags
 from penstock.logs.log import Gap
 from penstock.words.clock import Clock, Moment, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError
@@ -69,7 +69,7 @@ def repair(
     *,
     discard: bool = False,
     clock: Clock | None = None,
-    lost_front: LostFront = lambda log, first: (),
+    lost_front: LostPrefix = lambda log, first: (),
 ) -> RepairReport:
     """Mend the log of a partition, which lies in that directory and is not open. With `discard` damaged files are not kept.
 
@@ -97,7 +97,7 @@ def _root(directory: str) -> str:
 class _Repair:
     """One repair of one log, whose lock is held."""
 
-    def __init__(self, files: Files, directory: str, owner: LogId, discard: bool, lost_front: LostFront) -> None:
+    def __init__(self, files: Files, directory: str, owner: LogId, discard: bool, lost_front: LostPrefix) -> None:
         self._lost_front = lost_front
         self._files = files
         self._directory = directory
@@ -122,16 +122,16 @@ class _Repair:
         report.opens, report.errors = look.report.opens, look.report.errors
         return report
 
-    def _look(self) -> Look:
+    def _look(self) -> LogInspection:
         """See what there is. A log that cannot be read through is not touched."""
-        look = Look.at(self._files, self._directory, self._owner)
+        look = LogInspection.at(self._files, self._directory, self._owner)
         if look.stopped is not None:
             raise look.stopped
         return look
 
     # -- what is to be done --------------------------------------------------------------------------
 
-    def _front(self, look: Look) -> Gap | None:
+    def _front(self, look: LogInspection) -> Gap | None:
         """What is missing before the oldest segment, as one gap up to it."""
         oldest = look.chain.names[0] if look.chain.names else FIRST
         found = self._missing(oldest.base) if look.report.opens and oldest.base else []
@@ -142,7 +142,7 @@ class _Repair:
             return [gap for gap in self._lost_front(log, first_offset) if not gap.mended]
         return []
 
-    def _plan(self, look: Look, front: Gap | None) -> RepairReport:
+    def _plan(self, look: LogInspection, front: Gap | None) -> RepairReport:
         paths = [look.chain.path(name) + LOG for name in look.damaged]
         return RepairReport(
             directory=self._directory,
@@ -173,7 +173,7 @@ class _Repair:
 
     # -- doing it ------------------------------------------------------------------------------------
 
-    def _work(self, look: Look, report: RepairReport, missing: Gap | None) -> None:
+    def _work(self, look: LogInspection, report: RepairReport, missing: Gap | None) -> None:
         """Side files first: none that did not fit the damaged log may come to fit the mended one."""
         published = look.synced
         try:
@@ -194,11 +194,11 @@ class _Repair:
         if names:
             self._files.sync_directory(self._directory)
 
-    def _mend(self, look: Look, name: SegmentName, copy: str) -> Synced:
+    def _mend(self, look: LogInspection, name: SegmentName, copy: str) -> SyncedPosition:
         """Write a damaged segment anew, and say how it ends."""
         chain, number = look.chain, look.chain.names.index(name)
-        replay = Replay(chain, front(chain, number), look.opening.promise(), stop=number + 1)
-        new = NewSegment(self._files, chain, name, Encoder(*self._owner))
+        replay = Replay(chain, segment_start(chain, number), look.opening.promise(), stop=number + 1)
+        new = NewSegment(self._files, chain, name, FrameEncoder(*self._owner))
         try:
             if copy:
                 copy_file(self._files, chain.path(name) + LOG, copy)
@@ -208,12 +208,12 @@ class _Repair:
                 new.discard()
             raise
         chain.replace(name, new.path)
-        return Synced(name, new.size, replay.sequence, replay.offset, "fsync")
+        return SyncedPosition(name, new.size, replay.sequence, replay.offset, "fsync")
 
-    def _stand_in(self, look: Look, missing: Gap) -> None:
+    def _stand_in(self, look: LogInspection, missing: Gap) -> None:
         """Put a segment in the place of those that are missing at the front: it holds a GAP frame, and nothing else."""
         chain, name = look.chain, SegmentName(missing.start, missing.first_sequence)
-        new = NewSegment(self._files, chain, name, Encoder(*self._owner))
+        new = NewSegment(self._files, chain, name, FrameEncoder(*self._owner))
         try:
             new.add(gap_draft(missing, Moment(0, 0)), missing.last_sequence, AFTER_SYNC)
             new.finish()
@@ -223,7 +223,7 @@ class _Repair:
             raise
         chain.replace(name, new.path)
 
-    def _publish(self, published: Synced) -> None:
+    def _publish(self, published: SyncedPosition) -> None:
         """Set the synced position right: frames may have moved."""
         file = SyncedFile(self._files, self._directory)
         try:
@@ -241,6 +241,6 @@ def _fill(new: NewSegment, replay: Replay, old: Segment) -> None:
         if isinstance(item, Gap):
             new.add(gap_draft(item, then), item.last_sequence, AFTER_SYNC)
         elif item.frame is not None:
-            new.copy(ungrouped(old.window.read(item.position, item.end - item.position)))
+            new.copy(without_group_flags(old.window.read(item.position, item.end - item.position)))
             then = Moment(item.frame.elapsed, item.frame.wall)
     new.finish()

@@ -8,12 +8,12 @@ it is also when one of them is damaged, and has one wherever frames are missing.
 
 import contextlib
 
-from penstock.logs.columns import trimmed
+from penstock.logs.columns import trim_frame
 from penstock.logs.files.filesystem import TEMPORARY, Files, write_all
-from penstock.logs.files.recovery import Promise, Replay, front
+from penstock.logs.files.recovery import ExpectedEnd, Replay, segment_start
 from penstock.logs.files.segment import LOG, SegmentName
-from penstock.logs.files.segment_files import Chain
-from penstock.logs.frame import Encoder, gap_draft, skip_draft
+from penstock.logs.files.segment_files import SegmentFiles
+from penstock.logs.frame import FrameEncoder, gap_draft, skip_draft
 from penstock.logs.log import Buffer, Draft, FrameType, Gap
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
@@ -26,7 +26,7 @@ WRITE_BYTES = 1 << 20
 class NewSegment:
     """A segment file in the making. Use `finish` and `Chain.replace`, or `discard`."""
 
-    def __init__(self, files: Files, chain: Chain, name: SegmentName, encoder: Encoder) -> None:
+    def __init__(self, files: Files, chain: SegmentFiles, name: SegmentName, encoder: FrameEncoder) -> None:
         self.path = chain.path(name) + LOG + TEMPORARY
         self.size = 0
         self._files = files
@@ -76,7 +76,7 @@ class NewSegment:
             self._handle = None
 
 
-def spare(chain: Chain, first: int, last: int, spared: int) -> None:
+def check_removable(chain: SegmentFiles, first: int, last: int, spared: int) -> None:
     """Make sure that recovery does without the segments from `first` to `last`: a synced Base that can be read is left behind them."""
     names = chain.names
     if not 0 <= first <= last < len(names) - spared:
@@ -85,11 +85,11 @@ def spare(chain: Chain, first: int, last: int, spared: int) -> None:
         raise InvalidRequest(f"no Base behind segment {last} of {chain.directory} can be read; call rotate() with a Base first")
 
 
-def rewrite(files: Files, chain: Chain, first: int, last: int, keep: RunSet, encoder: Encoder) -> NewSegment:
+def write_rewritten(files: Files, chain: SegmentFiles, first: int, last: int, keep: RunSet, encoder: FrameEncoder) -> NewSegment:
     """Write what `keep` asks for of the segments from `first` to `last` beside them. When that fails, nothing has changed."""
     new = NewSegment(files, chain, chain.names[first], encoder)
     try:
-        _thin_out(Replay(chain, front(chain, first), Promise(), stop=last + 1), chain.names[last + 1], keep, new)
+        _thin_out(Replay(chain, segment_start(chain, first), ExpectedEnd(), stop=last + 1), chain.names[last + 1], keep, new)
     except (OSError, CorruptLog):
         with contextlib.suppress(OSError):  # what remains is removed at the next opening
             new.discard()
@@ -97,7 +97,7 @@ def rewrite(files: Files, chain: Chain, first: int, last: int, keep: RunSet, enc
     return new
 
 
-def put_in_place(chain: Chain, first: int, last: int, new: NewSegment) -> int:
+def install_rewritten(chain: SegmentFiles, first: int, last: int, new: NewSegment) -> int:
     """Let a new segment take the place of those from `first` to `last`; says how many bytes that freed.
 
     It is in place before any of the others goes, and they go oldest first: until then a segment ends where the next one's name says.
@@ -120,7 +120,7 @@ def _thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSeg
                 thinning.keep(gap_draft(item, thinning.then), item.first_sequence, item.last_sequence, item.start)
         elif item.frame is not None:
             frame = item.frame
-            draft = trimmed(frame, keep) if frame.type is FrameType.DATA else None
+            draft = trim_frame(frame, keep) if frame.type is FrameType.DATA else None
             if draft is not None:
                 thinning.keep(draft, frame.sequence, frame.sequence, draft.base)
             thinning.then = Moment(frame.elapsed, frame.wall)

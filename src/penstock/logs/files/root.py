@@ -27,7 +27,7 @@ class Root(NamedTuple):
     read_only: bool = False
 
 
-def roots_of(
+def parse_roots(
     given: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root]",
 ) -> list[Root]:
     """Storage roots as they may be given, in full paths, the first being the primary one."""
@@ -80,7 +80,7 @@ def nearest(files: Files, path: str) -> str:
     return path if files.exists(path) or parent == path else nearest(files, parent)
 
 
-def inspect(files: Files, root: str) -> Marker | None:
+def read_marker(files: Files, root: str) -> Marker | None:
     """The root's marker; None for a new or empty directory, and for a root of ours that lost it. Anything else is refused."""
     _refuse_network(files, root)
     try:

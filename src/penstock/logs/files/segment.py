@@ -20,7 +20,17 @@ from typing import NamedTuple
 from google_crc32c import value
 
 from penstock.logs.files.filesystem import Files
-from penstock.logs.frame import ALIGNMENT, CHECKSUM_BYTES, HEADER_BYTES, MAGIC, Damaged, Header, frame_bytes, parse_header, unpack_body
+from penstock.logs.frame import (
+    ALIGNMENT,
+    CHECKSUM_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    DamagedFrame,
+    FrameHeader,
+    frame_bytes,
+    parse_header,
+    unpack_body,
+)
 from penstock.logs.log import Frame, FrameType
 from penstock.words.errors import CorruptLog
 
@@ -91,11 +101,11 @@ class Piece(NamedTuple):
     why: str
 
 
-class _Foreign(Damaged):
+class _Foreign(DamagedFrame):
     """A whole frame that belongs to another partition."""
 
 
-def walk(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
+def scan(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
     """Everything from `position` to the segment's end, which must be a frame's start.
 
     After damage the next frame must carry a higher sequence than the last one seen: a payload may well hold copies of older frames.
@@ -106,7 +116,7 @@ def walk(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
             flags, end, frame = _frame_at(segment, position, owner)
         except _Foreign as foreign:
             raise CorruptLog(f"{segment.path} holds {foreign}; put the file back where it belongs, nothing was changed") from None
-        except Damaged as damage:
+        except DamagedFrame as damage:
             end = _next_frame(segment, position, owner, lowest)
             yield Piece(position, end, 0, None, str(damage))
         else:
@@ -115,11 +125,11 @@ def walk(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
         position = end
 
 
-def header_at(segment: Segment, position: int, owner: LogId) -> Header | None:
+def header_at(segment: Segment, position: int, owner: LogId) -> FrameHeader | None:
     """The sound header of ours at a position, or None."""
     try:
         header = parse_header(segment.window.read(position, min(HEADER_BYTES, segment.size - position)))
-    except Damaged:
+    except DamagedFrame:
         return None
     return header if (header.incarnation, header.partition) == owner else None
 
@@ -131,7 +141,7 @@ def _frame_at(segment: Segment, position: int, owner: LogId) -> tuple[int, int, 
         raise _Foreign(f"a frame of {LogId(header.incarnation, header.partition)}, not of {owner}")
     end = position + frame_bytes(header.stored_bytes)
     if end > segment.size:
-        raise Damaged("the file ends inside a frame")
+        raise DamagedFrame("the file ends inside a frame")
     stored = window.read(position + HEADER_BYTES, header.stored_bytes + CHECKSUM_BYTES)
     return header.flags, end, unpack_body(header, stored)
 
@@ -152,7 +162,7 @@ def _trusted_end(segment: Segment, position: int, owner: LogId) -> int:
 def _holds_frame(segment: Segment, position: int, owner: LogId, lowest: int) -> bool:
     try:
         return _frame_at(segment, position, owner)[2].sequence >= lowest
-    except Damaged:
+    except DamagedFrame:
         return False
 
 

@@ -22,8 +22,8 @@ from penstock.logs.files.segment import (
     SparseIndex,
     header_at,
     parse_name,
+    scan,
     unpack_index,
-    walk,
 )
 from penstock.logs.log import FrameType, SegmentFacts
 
@@ -31,7 +31,7 @@ MAX_OPEN = 4
 """Older segments held open."""
 
 
-class Chain:
+class SegmentFiles:
     """A partition's segment files."""
 
     def __init__(self, files: Files, directory: str, owner: LogId) -> None:
@@ -135,7 +135,7 @@ class Chain:
         segment = self.segment(name)
         segment.users += 1
         try:
-            yield from walk(segment, position, self.owner)
+            yield from scan(segment, position, self.owner)
         finally:
             segment.users -= 1
             if segment.retired and not segment.users:
@@ -200,7 +200,7 @@ class Chain:
 
     def rebuild(self, segment: Segment, index: SparseIndex) -> None:
         """Bring an index up to the segment's end, from what it covers on."""
-        for piece in walk(segment, index.covered, self.owner):
+        for piece in scan(segment, index.covered, self.owner):
             if piece.frame is not None:
                 index.cover(piece.frame, piece.position, piece.end)
         index.covered = segment.size

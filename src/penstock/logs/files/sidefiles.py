@@ -21,7 +21,7 @@ from google_crc32c import value
 
 from penstock.logs.files.filesystem import Files, read_file
 from penstock.logs.files.segment import FIRST, LOG, LogId, SegmentName, parse_name
-from penstock.logs.frame import HEADER_BYTES, Damaged, Encoder, parse_header, unpack_body
+from penstock.logs.frame import HEADER_BYTES, DamagedFrame, FrameEncoder, parse_header, unpack_body
 from penstock.logs.log import Draft, Durability, Frame, FrameType, Gap
 
 # -- the synced position ---------------------------------------------------------------------------
@@ -37,7 +37,7 @@ _MODES: tuple[Durability, ...] = ("fsync", "interval", "os")
 _MODE_NUMBERS = {mode: number for number, mode in enumerate(_MODES, 1)}
 
 
-class Synced(msgspec.Struct, frozen=True, gc=False):
+class SyncedPosition(msgspec.Struct, frozen=True, gc=False):
     """A promise: everything up to here is kept."""
 
     segment: SegmentName
@@ -57,7 +57,7 @@ class Synced(msgspec.Struct, frozen=True, gc=False):
         return body + checksum.to_bytes(_CHECKSUM_BYTES, "little")
 
 
-def unpack_synced(data: bytes) -> Synced | None:
+def unpack_synced(data: bytes) -> SyncedPosition | None:
     """The promise in a file's bytes, or None when they are not a whole one of this version."""
     body = data[: _SYNCED.size]
     if len(data) != SYNCED_BYTES or value(body) != int.from_bytes(data[_SYNCED.size :], "little"):
@@ -65,10 +65,10 @@ def unpack_synced(data: bytes) -> Synced | None:
     magic, version, mode, _, base, first_sequence, position, sequence, offset = _SYNCED.unpack(body)
     if magic != SYNCED_MAGIC or version != SYNCED_VERSION or not 1 <= mode <= len(_MODES):
         return None
-    return Synced(SegmentName(base, first_sequence), position, sequence, offset, _MODES[mode - 1])
+    return SyncedPosition(SegmentName(base, first_sequence), position, sequence, offset, _MODES[mode - 1])
 
 
-def segment_missing(synced: Synced | None, names: Sequence[SegmentName]) -> bool:
+def segment_missing(synced: SyncedPosition | None, names: Sequence[SegmentName]) -> bool:
     """Whether the published segment is not among those that are there, nor one that came after it.
 
     That is damage in every durability mode: a segment's name is on disk before anything is published of it, and the position is taken
@@ -77,12 +77,12 @@ def segment_missing(synced: Synced | None, names: Sequence[SegmentName]) -> bool
     return synced is not None and synced.sequence > 0 and (not names or names[-1] < synced.segment)
 
 
-def promised(synced: Synced | None, names: Sequence[SegmentName]) -> Synced | None:
+def as_fsynced_if_missing(synced: SyncedPosition | None, names: Sequence[SegmentName]) -> SyncedPosition | None:
     """The published position, as one made by fsync if its segment is missing: then what it speaks of was there and is lost."""
     return msgspec.structs.replace(synced, durability="fsync") if synced is not None and segment_missing(synced, names) else synced
 
 
-def everything(synced: Synced, directory: str) -> Gap:
+def whole_log_gap(synced: SyncedPosition, directory: str) -> Gap:
     """What is lost of a log of which no segment is left."""
     return Gap(1, synced.sequence, 0, synced.offset, f"the end of {directory}/{FIRST}", "frames are missing")
 
@@ -97,12 +97,12 @@ class SyncedFile:
         self.path = f"{directory}/{SYNCED}"
         self._handle: int | None = None
 
-    def read(self) -> Synced | None:
+    def read(self) -> SyncedPosition | None:
         """What is published, or None when there is no file or it is damaged."""
         data = read_file(self._files, self.path)
         return unpack_synced(data) if data is not None else None
 
-    def publish(self, synced: Synced) -> None:
+    def publish(self, synced: SyncedPosition) -> None:
         if self._handle is None:
             self._handle = self._files.open(self.path, "update")
         if self._files.pwrite(self._handle, synced.pack(), 0) != SYNCED_BYTES:
@@ -145,7 +145,7 @@ def pack_checkpoint(segment: SegmentName, last: int, end: int, sequence: int, ba
     """The bytes of a checkpoint file."""
     place = _PLACE.pack(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, 0, *segment, last, end)
     vector: list[bytes | bytearray | memoryview] = [place, value(place).to_bytes(_CHECKSUM_BYTES, "little")]
-    Encoder(*owner).encode(base, sequence, 0, vector)
+    FrameEncoder(*owner).encode(base, sequence, 0, vector)
     return b"".join(vector)
 
 
@@ -165,7 +165,7 @@ def _frame(data: bytes, owner: LogId) -> Frame | None:
     try:
         header = parse_header(data[:HEADER_BYTES])
         frame = unpack_body(header, data[HEADER_BYTES : HEADER_BYTES + header.stored_bytes + 4])
-    except Damaged:
+    except DamagedFrame:
         return None
     return frame if (header.incarnation, header.partition) == owner else None
 

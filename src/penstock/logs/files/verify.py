@@ -14,22 +14,22 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.logs.files.file_store import Directory
+from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import Files, SystemFiles, read_file, storage_failed
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.recovery import Opening, Replay, beginning, front, stored_checkpoint
+from penstock.logs.files.recovery import LogOpening, Replay, find_replay_start, load_checkpoint, segment_start
 from penstock.logs.files.root import Root
 from penstock.logs.files.segment import FIRST, INDEX, LogId, Segment, SegmentName, SparseIndex, header_at, unpack_index
-from penstock.logs.files.segment_files import Chain
-from penstock.logs.files.sidefiles import CHECKPOINT, SYNCED, Synced, SyncedFile, everything, promised
-from penstock.logs.log import FrameType, Gap, Readable
+from penstock.logs.files.segment_files import SegmentFiles
+from penstock.logs.files.sidefiles import CHECKPOINT, SYNCED, SyncedFile, SyncedPosition, as_fsynced_if_missing, whole_log_gap
+from penstock.logs.log import FrameType, Gap, ReadableLog
 from penstock.words.errors import CorruptLog, PenstockError, StorageFailed
 
 LOOKS = 5
 """How often a log is looked at when its owner drops segments meanwhile."""
 
 
-class Report(msgspec.Struct, kw_only=True):
+class VerifyReport(msgspec.Struct, kw_only=True):
     """What a log is made of, and what is wrong with it."""
 
     directory: str
@@ -77,14 +77,14 @@ class Report(msgspec.Struct, kw_only=True):
         return {**msgspec.structs.asdict(self), "gaps": [gap._asdict() for gap in self.gaps]}
 
 
-LostFront: TypeAlias = Callable[[Readable, int], Sequence[Gap]]
+LostPrefix: TypeAlias = Callable[[ReadableLog, int], Sequence[Gap]]
 """What is lost before the oldest segment of a log, which begins at that item offset. A log takes all that for dropped; who can read its
 state knows better (`loop.recovery.lost_front`)."""
 
 
-def verify(files: Files, directory: str, incarnation: int, partition: int, lost_front: LostFront = lambda log, first: ()) -> Report:
+def verify(files: Files, directory: str, incarnation: int, partition: int, lost_front: LostPrefix = lambda log, first: ()) -> VerifyReport:
     """Look through the log of a partition, which lies in that directory. Nothing is changed, and no lock is taken."""
-    report = Look.at(files, directory, LogId(incarnation, partition)).report
+    report = LogInspection.at(files, directory, LogId(incarnation, partition)).report
     if report.opens and report.first_offset:
         try:
             with closing(PublishedLog(files, directory, incarnation, partition)) as log:
@@ -95,30 +95,30 @@ def verify(files: Files, directory: str, incarnation: int, partition: int, lost_
     return report
 
 
-def verify_all(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Root]", files: Files | None = None) -> list[Report]:
+def verify_all(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Root]", files: Files | None = None) -> list[VerifyReport]:
     """Look through every log in a broker's storage roots, in order."""
-    directory = Directory.open(roots, files=files or SystemFiles(), read_only=True)
+    directory = FileStore.open(roots, files=files or SystemFiles(), read_only=True)
     return [verify(directory.files, directory.path_of(*owner), *owner) for owner in directory.logs()]
 
 
-class Look:
+class LogInspection:
     """One look at a log: the report, and besides it what a repair needs to know."""
 
     def __init__(self, files: Files, directory: str, owner: LogId) -> None:
-        self.chain = Chain(files, directory, owner)
-        self.report = Report(directory=directory, incarnation=owner.incarnation, partition=owner.partition)
-        self.synced: Synced | None = None
-        self.opening = Opening(files, self.chain, None, self.report.notes)
+        self.chain = SegmentFiles(files, directory, owner)
+        self.report = VerifyReport(directory=directory, incarnation=owner.incarnation, partition=owner.partition)
+        self.synced: SyncedPosition | None = None
+        self.opening = LogOpening(files, self.chain, None, self.report.notes)
         self.damaged: list[SegmentName] = []
         """Segments that lost something which no repair has mended."""
-        self.side_files: list[SideFile] = []
+        self.side_files: list[SideFileProblem] = []
         self.stopped: PenstockError | None = None
         """What kept this from looking at everything."""
         self._files = files
         self._strays: list[str] = []
 
     @classmethod
-    def at(cls, files: Files, directory: str, owner: LogId) -> "Look":
+    def at(cls, files: Files, directory: str, owner: LogId) -> "LogInspection":
         """Look at a log, again when its owner drops segments meanwhile."""
         for left in reversed(range(LOOKS)):
             look = cls(files, directory, owner)
@@ -165,8 +165,8 @@ class Look:
     def _load(self) -> None:
         self.synced = SyncedFile(self._files, self.chain.directory).read()  # before the segments, which may be growing
         self._strays = self.chain.load()
-        self.synced = promised(self.synced, self.chain.names)
-        self.opening = Opening(self._files, self.chain, self.synced, self.report.notes)
+        self.synced = as_fsynced_if_missing(self.synced, self.chain.names)
+        self.opening = LogOpening(self._files, self.chain, self.synced, self.report.notes)
 
     def _leave_torn_rotations(self) -> None:
         while self.chain.names and self.opening.torn_rotation():
@@ -181,7 +181,7 @@ class Look:
         names, newest = chain.names, chain.segment(chain.names[-1])
         report.segments, report.first_offset = len(names), names[0].base
         report.size_bytes = sum(chain.segment(name).size for name in names)
-        replay = Replay(chain, front(chain, 0), self.opening.promise())
+        replay = Replay(chain, segment_start(chain, 0), self.opening.promise())
         for item in replay:
             if isinstance(item, Gap):
                 self._count_gap(item, names[replay.number])
@@ -206,7 +206,7 @@ class Look:
     def _miss_everything(self) -> None:
         """There is no segment: what the synced position promises is lost."""
         if self.synced is not None and self.synced.sequence:
-            self.report.gaps.append(everything(self.synced, self.chain.directory))
+            self.report.gaps.append(whole_log_gap(self.synced, self.chain.directory))
             self.report.next_offset = self.synced.offset
 
     # -- the rest ------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Look:
         """See whether the log can be recovered."""
         if not self.chain.names:
             return
-        start, at_checkpoint = beginning(self.chain, stored_checkpoint(self._files, self.chain, []), [])
+        start, at_checkpoint = find_replay_start(self.chain, load_checkpoint(self._files, self.chain, []), [])
         name = self.chain.names[start.number]
         what = "the checkpoint in" if at_checkpoint else "the Base of" if self.chain.begins_with_base(name) else "the front of"
         self.report.begins = f"{what} {name}"
@@ -237,7 +237,7 @@ class Look:
 # -- side files ------------------------------------------------------------------------------------
 
 
-class SideFile(NamedTuple):
+class SideFileProblem(NamedTuple):
     """A file that is not as it should be."""
 
     name: str
@@ -250,46 +250,48 @@ class SideFile(NamedTuple):
 
 
 def judge_side_files(
-    files: Files, chain: Chain, published: Synced | None, damaged: Sequence[SegmentName], strays: Sequence[str]
-) -> list[SideFile]:
+    files: Files, chain: SegmentFiles, published: SyncedPosition | None, damaged: Sequence[SegmentName], strays: Sequence[str]
+) -> list[SideFileProblem]:
     """Every side file of a log of at least one segment that is wrong or missing."""
-    found = [SideFile(stray, "left behind by work that was cut off") for stray in strays]
+    found = [SideFileProblem(stray, "left behind by work that was cut off") for stray in strays]
     found += _synced(files, chain, published, damaged)
     notes: list[str] = []
-    stored_checkpoint(files, chain, notes)
-    found += [SideFile(CHECKPOINT, note) for note in notes]
+    load_checkpoint(files, chain, notes)
+    found += [SideFileProblem(CHECKPOINT, note) for note in notes]
     for name in chain.names:
         found += _index(files, chain, name, sound=name not in damaged)
     return found
 
 
-def _synced(files: Files, chain: Chain, published: Synced | None, damaged: Sequence[SegmentName]) -> Iterator[SideFile]:
+def _synced(
+    files: Files, chain: SegmentFiles, published: SyncedPosition | None, damaged: Sequence[SegmentName]
+) -> Iterator[SideFileProblem]:
     if published is None:
         there = files.exists(f"{chain.directory}/{SYNCED}")
-        yield SideFile(SYNCED, "damaged" if there else "missing", there)
+        yield SideFileProblem(SYNCED, "damaged" if there else "missing", there)
     elif published.segment >= chain.names[-1] not in damaged and published != true_position(chain, published):
-        yield SideFile(SYNCED, "does not fit the log")
+        yield SideFileProblem(SYNCED, "does not fit the log")
 
 
-def true_position(chain: Chain, published: Synced) -> Synced:
+def true_position(chain: SegmentFiles, published: SyncedPosition) -> SyncedPosition:
     """The same promise, with the place where its frame ends in the newest segment, or that segment's front when it is not there."""
     pieces = chain.pieces(chain.names[-1], 0)
     end = next((piece.end for piece in pieces if piece.frame is not None and piece.frame.sequence == published.sequence), 0)
     return msgspec.structs.replace(published, segment=chain.names[-1], position=end)
 
 
-def _index(files: Files, chain: Chain, name: SegmentName, sound: bool) -> Iterator[SideFile]:
+def _index(files: Files, chain: SegmentFiles, name: SegmentName, sound: bool) -> Iterator[SideFileProblem]:
     data = read_file(files, chain.path(name) + INDEX)
     stored = unpack_index(data) if data is not None else None
     if data is None and name != chain.names[-1]:  # the newest one's is written when the log is closed
-        yield SideFile(f"{name}{INDEX}", "missing", there=False)
+        yield SideFileProblem(f"{name}{INDEX}", "missing", there=False)
     elif data is not None and stored is None:
-        yield SideFile(f"{name}{INDEX}", "damaged")
+        yield SideFileProblem(f"{name}{INDEX}", "damaged")
     elif stored is not None and sound and not _fits(chain, chain.segment(name), stored):
-        yield SideFile(f"{name}{INDEX}", "does not fit its segment")
+        yield SideFileProblem(f"{name}{INDEX}", "does not fit its segment")
 
 
-def _fits(chain: Chain, segment: Segment, stored: SparseIndex) -> bool:
+def _fits(chain: SegmentFiles, segment: Segment, stored: SparseIndex) -> bool:
     headers = (header_at(segment, position, chain.owner) for position in stored.positions)
     entries = zip(headers, stored.offsets, stored.walls, strict=True)
     return stored.covered <= segment.size and all(

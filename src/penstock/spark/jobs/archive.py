@@ -25,25 +25,25 @@ from pyspark.sql import functions as F
 
 from penstock.api import arguments as calls
 from penstock.logs.files.filesystem import SystemFiles, storage_failed
-from penstock.reports import QueueFacts
+from penstock.reports import QueueDescription
 from penstock.rules.routing import digest
-from penstock.spark.broker_access import target_of
+from penstock.spark.broker_access import parse_broker
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.manifest import ArchivedBatch, ArchiveManifest
-from penstock.spark.jobs.progress import Progress, translated
-from penstock.spark.options import MOST
+from penstock.spark.jobs.progress import Progress, translate_spark_errors
+from penstock.spark.options import MAX_NUMBER
 from penstock.spark.queue_tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError, QueueBusy
-from penstock.words.limits import within
+from penstock.words.limits import check_range
 
 CURSOR = "archive"
 TABLES = {"items": "produced_at", "events": "at"}
 """What can be archived, and the time whose date a row lies under."""
-OWN = "_penstock"
+METADATA_FOLDER = "_penstock"
 """Readers of Parquet pass over what begins so."""
 
 
-class Archived(msgspec.Struct, frozen=True):
+class ArchiveResult(msgspec.Struct, frozen=True):
     """What a run added to an archive."""
 
     queue: str
@@ -106,7 +106,7 @@ def archive(
     max_items_per_batch: int | None = None,
     fail_on_data_loss: bool = True,
     progress: Progress | None = None,
-) -> Archived:
+) -> ArchiveResult:
     """Add to an archive what a queue's log holds and the archive does not; the same again adds only what is new.
 
     table: items, or events.
@@ -120,9 +120,9 @@ def archive(
     kept = checkpoint or f"{place.own}/checkpoint"
     _require_whole(place, kept)
     cursor = "" if table != "items" else place.cursor if cursor is None else cursor
-    with QueueTables.open(target_of(broker)) as tables:
+    with QueueTables.open(parse_broker(broker)) as tables:
         bounds = tables.bounds(tables.find(queue))
-    with _alone(place), translated("archiving"):
+    with _alone(place), translate_spark_errors("archiving"):
         before = manifests.read(place.manifest)
         if before is None:  # from here on, files without a manifest are none of a run that was killed
             before = manifests.write(place.manifest, place.nothing())
@@ -153,7 +153,7 @@ def archive(
         after = manifests.read(place.manifest) or before
     known = {batch.name for batch in before.batches}
     added = [batch for batch in after.batches if batch.name not in known]
-    return Archived(
+    return ArchiveResult(
         queue,
         table,
         os.path.dirname(place.data),
@@ -174,10 +174,10 @@ def check(
     if table not in TABLES:
         raise InvalidRequest(f"table {table!r:.100} cannot be archived; use {', '.join(TABLES)}")
     if max_items_per_batch is not None:
-        within("max_items_per_batch", max_items_per_batch, 1, MOST)
+        check_range("max_items_per_batch", max_items_per_batch, 1, MAX_NUMBER)
     if cursor:
         calls.cursor_name(cursor)
-    with QueueTables.open(target_of(broker)) as tables:
+    with QueueTables.open(parse_broker(broker)) as tables:
         return _place(path, table, tables.find(queue))
 
 
@@ -225,11 +225,11 @@ def _names(folder: str) -> list[str]:
         raise storage_failed(error, "reading", folder) from error
 
 
-def _place(path: str, table: str, info: QueueFacts) -> _Place:
+def _place(path: str, table: str, info: QueueDescription) -> _Place:
     if not path or "://" in path.removeprefix("file://"):
         raise InvalidRequest(f"the path of the archive is {path!r:.200}; give a directory that every node of Spark sees")
     root = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
-    own = f"{root}/{OWN}/{table}/{info.name}-{info.incarnation:016x}"
+    own = f"{root}/{METADATA_FOLDER}/{table}/{info.name}-{info.incarnation:016x}"
     cursor = f"{CURSOR}-{digest(b'archive', root.encode()).hex()[:8]}"
     return _Place(f"{root}/{table}/queue={info.name}", own, table, info.name, info.incarnation, cursor)
 
@@ -302,6 +302,6 @@ def _keep(rows: DataFrame, place: _Place, checkpoint: str, number: int) -> Archi
     writer.partitionBy("date", "batch").parquet(place.data)
     paths = sorted(path for folder in place.folders(batch.partition("-")[2]) for path in glob(f"{escape(folder)}/*.parquet"))
     manifests.sync(paths, place.data)
-    added = ArchivedBatch(batch, manifests.now(), manifests.look(paths, os.path.dirname(place.data), place.number))
+    added = ArchivedBatch(batch, manifests.now(), manifests.describe_files(paths, os.path.dirname(place.data), place.number))
     known = manifests.read(place.manifest) or place.nothing()
     return manifests.write(place.manifest, known.with_batch(added))

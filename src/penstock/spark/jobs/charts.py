@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.jobs.report_metrics import Bucket, ReportFigures, Spread
-from penstock.spark.jobs.report_text import span, step
+from penstock.spark.jobs.report_metrics import Bucket, Percentiles, ReportMetrics
+from penstock.spark.jobs.report_text import duration_text, step
 from penstock.words.errors import InvalidRequest
 from penstock.words.values import timestamp
 
@@ -62,7 +62,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def require() -> None:
+def require_matplotlib() -> None:
     """Say before the work, not after it, that plots cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
@@ -73,7 +73,7 @@ def require() -> None:
 # -- over time ---------------------------------------------------------------------------------------
 
 
-def throughput(figures: ReportFigures) -> str:
+def throughput(figures: ReportMetrics) -> str:
     """What was produced, leased, completed and failed, by steps of time."""
     with _plot("throughput", WIDE, HEIGHT) as (axes, svg):
         for name, colour, line in (("produced", BLUE, "-"), ("leased", GREY, (0, (4, 2))), ("completed", GREEN, "-"), ("failed", RED, "-")):
@@ -87,17 +87,17 @@ def throughput(figures: ReportFigures) -> str:
         return svg()
 
 
-def waiting(figures: ReportFigures) -> str:
+def waiting(figures: ReportMetrics) -> str:
     """Percentiles of waiting, by steps of time."""
     return _ranks("waiting", figures, lambda one: one.waiting)
 
 
-def handling(figures: ReportFigures) -> str:
+def handling(figures: ReportMetrics) -> str:
     """Percentiles of handling, by steps of time."""
     return _ranks("handling", figures, lambda one: one.handling)
 
 
-def _ranks(name: str, figures: ReportFigures, of: Callable[[Bucket], Spread]) -> str:
+def _ranks(name: str, figures: ReportMetrics, of: Callable[[Bucket], Percentiles]) -> str:
     with _plot(name, HALF, HEIGHT) as (axes, svg):
         spreads = [of(one) for one in figures.buckets]
         for rank, (colour, width) in RANKS.items():
@@ -113,7 +113,7 @@ def _ranks(name: str, figures: ReportFigures, of: Callable[[Bucket], Spread]) ->
 # -- distributions -----------------------------------------------------------------------------------
 
 
-def attempts(figures: ReportFigures) -> str:
+def attempts(figures: ReportMetrics) -> str:
     """In which attempt items were completed, and given up."""
     last = max((one.attempt for one in figures.attempts), default=1)
     names = [str(number) for number in range(min(one.attempt for one in figures.attempts), min(last, MOST_ATTEMPTS) + 1)]
@@ -135,7 +135,7 @@ def attempts(figures: ReportFigures) -> str:
         return svg()
 
 
-def ages(figures: ReportFigures) -> str:
+def ages(figures: ReportMetrics) -> str:
     """How long the ready items have been ready."""
     last = max(place for place, one in enumerate(figures.ages) if one.items)
     names = AGE_NAMES[: last + 1]
@@ -148,7 +148,7 @@ def ages(figures: ReportFigures) -> str:
         return svg()
 
 
-def partitions(figures: ReportFigures) -> str:
+def partitions(figures: ReportMetrics) -> str:
     """Items produced into each partition, and their mean."""
     loads = figures.partitions
     active = [one.items for one in loads if one.active]
@@ -172,7 +172,7 @@ def partitions(figures: ReportFigures) -> str:
 # -- parts -------------------------------------------------------------------------------------------
 
 
-def _times(figures: ReportFigures) -> list[Any]:
+def _times(figures: ReportMetrics) -> list[Any]:
     return [timestamp(one.at) for one in figures.buckets]
 
 
@@ -181,7 +181,7 @@ def _marks(counts: Sequence[int]) -> dict[str, Any]:
     return {"marker": "o"} if sum(1 for one in counts if one) <= FEW_POINTS else {}
 
 
-def _dates(axes: "Axes", figures: ReportFigures) -> None:
+def _dates(axes: "Axes", figures: ReportMetrics) -> None:
     from datetime import UTC, timedelta
 
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -202,7 +202,7 @@ def _counts_from_zero(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def _span_ticks(axes: "Axes", spreads: Sequence[Spread]) -> None:
+def _span_ticks(axes: "Axes", spreads: Sequence[Percentiles]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     known = [one for one in spreads if one.count]
@@ -212,7 +212,9 @@ def _span_ticks(axes: "Axes", spreads: Sequence[Spread]) -> None:
     end = min((one for one in _SPAN_TICKS if one > high), default=high * 2)
     axes.set_ylim(begin * 0.9, end * 1.1)
     axes.yaxis.set_major_locator(FixedLocator([one for one in _SPAN_TICKS if begin <= one <= end]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: span(value) if value > SHORTEST_SECONDS else f"≤ {span(value)}"))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: duration_text(value) if value > SHORTEST_SECONDS else f"≤ {duration_text(value)}")
+    )
     axes.yaxis.set_minor_locator(NullLocator())
 
 

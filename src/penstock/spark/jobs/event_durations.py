@@ -14,28 +14,28 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from penstock.rules.events import RETURNED
-from penstock.rules.item_states import LifeEvent
-from penstock.rules.removal import EXPIRED, SPENT
+from penstock.rules.item_states import Transition
 from penstock.rules.removal import LEASE_EXPIRED as RAN_OUT
+from penstock.rules.removal import SPENT, TTL_EXPIRED
 
 EVENT_COLUMNS = ("event", "partition", "offset", "at", "attempt", "reason", "lease", "sequence")
-ARRIVED = (LifeEvent.PRODUCED.value, LifeEvent.SCHEDULED.value)
+ARRIVED = (Transition.PRODUCED.value, Transition.SCHEDULED.value)
 READY = tuple(
     one.value
-    for one in (LifeEvent.PRODUCED, LifeEvent.DUE, LifeEvent.RETRIED, LifeEvent.LEASE_EXPIRED, LifeEvent.SOUGHT, LifeEvent.REDRIVEN)
+    for one in (Transition.PRODUCED, Transition.DUE, Transition.RETRIED, Transition.LEASE_EXPIRED, Transition.SOUGHT, Transition.REDRIVEN)
 )
 """Events that make an item ready."""
-SETTLED = tuple(one.value for one in (LifeEvent.COMPLETED, LifeEvent.RETRIED, LifeEvent.DELAYED, LifeEvent.BURIED))
+SETTLED = tuple(one.value for one in (Transition.COMPLETED, Transition.RETRIED, Transition.DELAYED, Transition.BURIED))
 """Events by which a holder settles an item; of some of them the lease says whether there was a holder."""
-LEASED, COMPLETED, LEASE_EXPIRED = LifeEvent.LEASED.value, LifeEvent.COMPLETED.value, LifeEvent.LEASE_EXPIRED.value
-GIVEN_UP = (LifeEvent.BURIED.value, LifeEvent.TTL_EXPIRED.value)
+LEASED, COMPLETED, LEASE_EXPIRED = Transition.LEASED.value, Transition.COMPLETED.value, Transition.LEASE_EXPIRED.value
+BURIED_EVENTS = (Transition.BURIED.value, Transition.TTL_EXPIRED.value)
 SPENT_BY_LEASE = f"{SPENT}: {RAN_OUT}"
-UNHANDLED = (RETURNED, SPENT_BY_LEASE, EXPIRED)
+UNHANDLED = (RETURNED, SPENT_BY_LEASE, TTL_EXPIRED)
 """Reasons that no holder gave: what they say ended the lease."""
 LONGEST_REASON = 160
 
 
-def told(events: DataFrame) -> DataFrame:
+def report_events(events: DataFrame) -> DataFrame:
     """The columns of the events table that a report needs, times as microseconds."""
     return events.select(*EVENT_COLUMNS).withColumn("at", F.unix_micros("at")).withColumn("reason", F.coalesce("reason", F.lit("")))
 

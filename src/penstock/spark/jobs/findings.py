@@ -6,8 +6,8 @@ each rule says how many it needs.
 
 from collections.abc import Iterator
 
-from penstock.spark.jobs.report_metrics import ReportFigures
-from penstock.spark.jobs.report_text import counted, share, span, times
+from penstock.spark.jobs.report_metrics import ReportMetrics
+from penstock.spark.jobs.report_text import count_text, duration_text, share, times
 
 FEW = 50
 """Of fewer items, attempts or waits no proportion is told."""
@@ -23,7 +23,7 @@ OLD_SECONDS = 600.0
 NONE = "Nothing stands out."
 
 
-def findings(figures: ReportFigures) -> list[str]:
+def findings(figures: ReportMetrics) -> list[str]:
     """The most pressing first; never empty."""
     if figures.first_at is None and not figures.states and not figures.dead_letters:
         asked = figures.since is not None or figures.until is not None
@@ -39,11 +39,11 @@ def findings(figures: ReportFigures) -> list[str]:
     return [*(found or [NONE]), *_gaps(figures)]
 
 
-def _dead(figures: ReportFigures) -> Iterator[str]:
+def _dead(figures: ReportMetrics) -> Iterator[str]:
     if figures.dead_letters:
         verb = "is a dead letter" if figures.dead_letters == 1 else "are dead letters"
         first = figures.dead[0]
-        text = f"{counted(figures.dead_letters, 'item')} {verb}"
+        text = f"{count_text(figures.dead_letters, 'item')} {verb}"
         if figures.distinct_dead > 1 and first.count * 2 > figures.dead_letters:
             text += f", {share(first.count, figures.dead_letters)} of them because of “{first.reason or 'no reason given'}”"
         elif figures.distinct_dead == 1:
@@ -51,7 +51,7 @@ def _dead(figures: ReportFigures) -> Iterator[str]:
         yield f"{text}."
 
 
-def _failures(figures: ReportFigures) -> Iterator[str]:
+def _failures(figures: ReportMetrics) -> Iterator[str]:
     ended, failed = figures.settled, figures.failed
     if ended >= FEW and failed >= FAILING * ended:
         text = f"{share(failed, ended)} of all attempts failed or were put back"
@@ -60,29 +60,29 @@ def _failures(figures: ReportFigures) -> Iterator[str]:
             text += f"; most often ({share(first.count, failed)}) because of “{first.reason or 'no reason given'}”"
         yield f"{text}."
     if ended >= FEW and figures.leases_expired >= EXPIRING * ended:
-        leases = f"{counted(figures.leases_expired, 'lease')} ran out ({share(figures.leases_expired, ended)} of all attempts)"
+        leases = f"{count_text(figures.leases_expired, 'lease')} ran out ({share(figures.leases_expired, ended)} of all attempts)"
         yield f"{leases}: handlers died, or took longer than the lease timeout."
 
 
-def _backlog(figures: ReportFigures) -> Iterator[str]:
+def _backlog(figures: ReportMetrics) -> Iterator[str]:
     recent = figures.buckets[-max(1, len(figures.buckets) // 4) :]
     produced, completed = (sum(getattr(one, name) for one in recent) for name in ("produced", "completed"))
     behind = len(figures.buckets) >= 8 and produced >= FEW and produced > FALLING_BEHIND * completed and figures.ready >= FEW
     if behind:
-        late = span(len(recent) * figures.bucket_seconds)
+        late = duration_text(len(recent) * figures.bucket_seconds)
         yield f"In the last {late} of the report {produced:,} items were produced and {completed:,} completed: the backlog grows."
     if figures.age.worst >= OLD_SECONDS:
-        yield f"The oldest of {counted(figures.ready, 'ready item')} has been ready for {span(figures.age.worst)}."
+        yield f"The oldest of {count_text(figures.ready, 'ready item')} has been ready for {duration_text(figures.age.worst)}."
 
 
-def _tail(figures: ReportFigures) -> Iterator[str]:
+def _tail(figures: ReportMetrics) -> Iterator[str]:
     waited, took = "leases came after a wait of", "attempts took"
     for what, spread, least in ((waited, figures.waiting, 1.0), (took, figures.handling, 0.1)):
         if spread.count >= 2 * FEW and spread.p50 > 0 and spread.p99 >= TAIL * spread.p50 and spread.p99 >= least:
-            yield f"1 in 100 {what} {span(spread.p99)} or more, {times(spread.p99 / spread.p50)} the median of {span(spread.p50)}."
+            yield f"1 in 100 {what} {duration_text(spread.p99)} or more, {times(spread.p99 / spread.p50)} the median of {duration_text(spread.p50)}."
 
 
-def _keys(figures: ReportFigures) -> Iterator[str]:
+def _keys(figures: ReportMetrics) -> Iterator[str]:
     if figures.items >= FEW and figures.keys > 1 and figures.hot_keys[0].items >= HOT_KEY * figures.items:
         hot, fair = figures.hot_keys[0], figures.keyed_items / figures.keys
         if hot.items >= 3 * fair:
@@ -102,7 +102,7 @@ def _keys(figures: ReportFigures) -> Iterator[str]:
             yield f"{share(busy.handling_seconds, spent)} of all handling time went into one key, “{busy.key}”."
 
 
-def _skew(figures: ReportFigures) -> Iterator[str]:
+def _skew(figures: ReportMetrics) -> Iterator[str]:
     active = [one for one in figures.partitions if one.active]
     if figures.produced >= FEW * len(active) and figures.imbalance >= UNEVEN:
         fullest = max(active, key=lambda one: one.items)
@@ -113,8 +113,8 @@ def _skew(figures: ReportFigures) -> Iterator[str]:
         yield f"{text}."
 
 
-def _gaps(figures: ReportFigures) -> Iterator[str]:
+def _gaps(figures: ReportMetrics) -> Iterator[str]:
     if figures.untold:
-        lost = f"Retention has taken the beginning of {counted(figures.untold, 'item')}: older items are told of in part or not at all"
-        left_out = f", and {counted(figures.unmeasured, 'lease')} could not be measured for waiting" if figures.unmeasured else ""
+        lost = f"Retention has taken the beginning of {count_text(figures.untold, 'item')}: older items are told of in part or not at all"
+        left_out = f", and {count_text(figures.unmeasured, 'lease')} could not be measured for waiting" if figures.unmeasured else ""
         yield f"{lost}{left_out}."

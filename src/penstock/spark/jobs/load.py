@@ -12,14 +12,14 @@ import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.spark.broker_access import target_of
+from penstock.spark.broker_access import parse_broker
 from penstock.spark.jobs import source_files as source_files
-from penstock.spark.jobs.progress import Progress, translated, watching
-from penstock.spark.jobs.row_mapping import DETAIL, RAW, REASON, REASONS, Mapping, checked
+from penstock.spark.jobs.progress import Progress, report_task_progress, translate_spark_errors
+from penstock.spark.jobs.row_mapping import DETAIL, RAW, REASON, REASONS, ColumnMapping, map_rows
 from penstock.spark.jobs.source_files import FILE, absolute
 from penstock.spark.routing import write
-from penstock.spark.sort_order import Order
-from penstock.spark.staging import StagedWrites
+from penstock.spark.sort_order import SortOrder
+from penstock.spark.staging import StagedWriteClient
 from penstock.words.errors import InvalidRequest
 
 NUMBER = 1
@@ -27,7 +27,7 @@ NUMBER = 1
 PREFIX = "load:"
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """What a load did."""
 
     load_id: str
@@ -63,7 +63,7 @@ def load(
     load_id: str | None = None,
     options: Map[str, str] | None = None,
     progress: Progress | None = None,
-) -> Loaded:
+) -> LoadResult:
     """Load files into a queue, a row an item.
 
     source: a file or a folder, or several, wherever Spark can read.
@@ -79,34 +79,34 @@ def load(
         with another key or other options need another id.
     options: those of Spark's reader, such as {"sep": ";"}.
     """
-    check(source, broker, queue, format=format, order_by=order_by, load_id=load_id)
-    writes = StagedWrites(target_of(broker))
+    check_arguments(source, broker, queue, format=format, order_by=order_by, load_id=load_id)
+    writes = StagedWriteClient(parse_broker(broker))
     destination = writes.find(queue)
     order = _columns(order_by)
-    ordered_by = Order.parse(order).columns
+    ordered_by = SortOrder.parse(order).columns
     given = {name: str(value) for name, value in (options or {}).items()}
-    with watching(spark, "looking", progress):
-        files = source_files.find(spark, source, format)
+    with report_task_progress(spark, "looking", progress):
+        files = source_files.find_files(spark, source, format)
         id = load_id or files.id
         name = f"{PREFIX}{id}"
         if writes.known(destination, name, NUMBER):
-            return Loaded(id, files.count, 0, 0, 0, {}, None, True, writes.settle(destination, name, NUMBER, 0))
-        rows = checked(source_files.rows_of(spark, files, schema, given), Mapping(payload, key, reference, kind), ordered_by)
+            return LoadResult(id, files.count, 0, 0, 0, {}, None, True, writes.settle(destination, name, NUMBER, 0))
+        rows = map_rows(source_files.read_rows(spark, files, schema, given), ColumnMapping(payload, key, reference, kind), ordered_by)
     place = None if quarantine is None else f"{absolute(quarantine).rstrip('/')}/load={id}"
-    with watching(spark, "checking", progress), translated("checking the rows"):
+    with report_task_progress(spark, "checking", progress), translate_spark_errors("checking the rows"):
         total, reasons = _sort_out(rows, place)
     bad = sum(reasons.values())
     if bad and place is None:
         raise InvalidRequest(f"{_told(bad, total, reasons)}; mend them, or give a quarantine for them: nothing was loaded")
     if total > bad:
         good = rows.filter(F.col(REASON).isNull()).drop(REASON, DETAIL, RAW, FILE)
-        with watching(spark, "loading", progress), translated("writing to the queue"):
+        with report_task_progress(spark, "loading", progress), translate_spark_errors("writing to the queue"):
             write(good, broker, queue, order_by=order or None, writeId=name)
     adopted = writes.settle(destination, name, NUMBER, 0)
-    return Loaded(id, files.count, total, total - bad, bad, reasons, place if bad else None, False, adopted)
+    return LoadResult(id, files.count, total, total - bad, bad, reasons, place if bad else None, False, adopted)
 
 
-def check(
+def check_arguments(
     source: str | Sequence[str],
     broker: str,
     queue: str,
@@ -116,9 +116,9 @@ def check(
     load_id: str | None = None,
 ) -> None:
     """Refuse whatever of the arguments can be found wrong without a Spark."""
-    StagedWrites(target_of(broker)).find(queue)
+    StagedWriteClient(parse_broker(broker)).find(queue)
     source_files.check(source, format)
-    Order.parse(_columns(order_by))
+    SortOrder.parse(_columns(order_by))
     if load_id is not None and not load_id.strip():
         raise InvalidRequest("load_id is empty; give a text, or leave it out")
 

@@ -18,7 +18,7 @@ from penstock.words.errors import CorruptLog
 VERSION = 1
 
 
-class PartRange(msgspec.Struct, frozen=True):
+class PartitionRange(msgspec.Struct, frozen=True):
     """The rows of one partition: from which offset (of events: sequence) to which, both included. Retention may have left gaps."""
 
     partition: int
@@ -33,7 +33,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     path: str
     size_bytes: int
     rows: int
-    ranges: list[PartRange]
+    ranges: list[PartitionRange]
 
 
 class ArchivedBatch(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ def write(path: str, manifest: ArchiveManifest) -> ArchiveManifest:
     return manifest
 
 
-def look(paths: Sequence[str], root: str, number: str) -> list[ArchivedFile]:
+def describe_files(paths: Sequence[str], root: str, number: str) -> list[ArchivedFile]:
     """Read back what was written: the ranges by the column `number`."""
     return [_looked(path, root, number) for path in paths]
 
@@ -114,7 +114,7 @@ def _looked(path: str, root: str, number: str) -> ArchivedFile:
     table = pq.read_table(path, columns=["partition", number], partitioning=None)
     grouped = table.group_by("partition").aggregate([(number, "min"), (number, "max"), (number, "count")]).sort_by("partition")
     names = ("partition", f"{number}_min", f"{number}_max", f"{number}_count")
-    ranges = [PartRange(*row) for row in zip(*(grouped.column(name).to_pylist() for name in names), strict=True)]
+    ranges = [PartitionRange(*row) for row in zip(*(grouped.column(name).to_pylist() for name in names), strict=True)]
     return ArchivedFile(os.path.relpath(path, root), os.path.getsize(path), table.num_rows, ranges)
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.broker import open as open_broker
 from penstock.operations import A, FindQueue, Home, Operation
-from penstock.spark.broker_access import Target, home_of
+from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import BrokerLocked
 
@@ -19,10 +19,10 @@ OPEN_AGAIN = 1 * SECOND
 """An owner may end while it is waited for: then this process takes over."""
 
 
-class BrokerOwner:
+class OwnerClient:
     """Whoever owns a directory, as long as the block lasts."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
+    def __init__(self, target: BrokerRoots, timeout: float) -> None:
         self._target = target
         self._timeout = int(timeout * SECOND)
         self._clock = SystemClock()
@@ -32,11 +32,11 @@ class BrokerOwner:
         self._home: Home
         self._incarnations: dict[str, int] = {}
 
-    def __enter__(self) -> "BrokerOwner":
+    def __enter__(self) -> "OwnerClient":
         self._open()
         with ExitStack() as stack:
             stack.callback(self._close)
-            self._home = stack.enter_context(closing(home_of(self._target, timeout=self._timeout, meanwhile=self._take_over)))
+            self._home = stack.enter_context(closing(open_home(self._target, timeout=self._timeout, meanwhile=self._take_over)))
             self._stack = stack.pop_all()
         return self
 

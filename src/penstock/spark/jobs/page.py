@@ -9,8 +9,8 @@ from html import escape
 
 from penstock.spark.jobs import charts
 from penstock.spark.jobs.findings import findings
-from penstock.spark.jobs.report_metrics import KeyLoad, Reason, ReportFigures, Spread
-from penstock.spark.jobs.report_text import NOTHING, counted, number, rate, share, span, step, times, when
+from penstock.spark.jobs.report_metrics import KeyLoad, Percentiles, ReasonCount, ReportMetrics
+from penstock.spark.jobs.report_text import NOTHING, count_text, duration_text, number, rate, share, step, times, when
 from penstock.words.clock import SECOND
 
 CSS = """
@@ -56,7 +56,7 @@ footer { margin-top: 20px; }
 """.replace("FONT", charts.FONT)
 
 
-def render(figures: ReportFigures) -> str:
+def render(figures: ReportMetrics) -> str:
     """The whole page."""
     name = _text(figures.queue)
     body = "\n".join([_header(figures), _tiles(figures), _findings(figures), *_sections(figures), _footer(figures)])
@@ -75,12 +75,12 @@ def _text(text: str) -> str:
 # -- the top -----------------------------------------------------------------------------------------
 
 
-def _header(figures: ReportFigures) -> str:
+def _header(figures: ReportMetrics) -> str:
     about = f"{_covers(figures)} Made {when(figures.made_at)}. All times are UTC."
     return f"<header>\n<h1>Queue {_text(figures.queue)}</h1>\n<p>{about}</p>\n</header>"
 
 
-def _covers(figures: ReportFigures) -> str:
+def _covers(figures: ReportMetrics) -> str:
     asked = [f"{word} {when(at)}" for word, at in (("since", figures.since), ("until", figures.until)) if at is not None]
     limits = f" (asked for: {', '.join(asked)})" if asked else ""
     if figures.first_at is None or figures.last_at is None:
@@ -88,7 +88,7 @@ def _covers(figures: ReportFigures) -> str:
     return f"Events from {when(figures.first_at)} to {when(figures.last_at)}{limits}."
 
 
-def _tiles(figures: ReportFigures) -> str:
+def _tiles(figures: ReportMetrics) -> str:
     seconds = figures.span_seconds
     peak = max((one.completed for one in figures.buckets), default=0)
     tiles = [
@@ -101,34 +101,34 @@ def _tiles(figures: ReportFigures) -> str:
         ),
         ("waiting, median", _time(figures.waiting, "p50"), f"p99 {_time(figures.waiting, 'p99')}" if figures.waiting.count else ""),
         ("handling, median", _time(figures.handling, "p50"), f"p99 {_time(figures.handling, 'p99')}" if figures.handling.count else ""),
-        ("ready now", number(figures.ready), f"oldest {span(figures.age.worst)}" if figures.ready else ""),
+        ("ready now", number(figures.ready), f"oldest {duration_text(figures.age.worst)}" if figures.ready else ""),
         (
             "dead letters now",
             number(figures.dead_letters),
-            f"{counted(figures.buried, 'item')} given up in this time" if figures.buried else "",
+            f"{count_text(figures.buried, 'item')} given up in this time" if figures.buried else "",
         ),
     ]
     drawn = (f'<div class="tile"><span>{name}</span><b>{value}</b><small>{more}</small></div>' for name, value, more in tiles)
     return f'<div class="tiles">\n{chr(10).join(drawn)}\n</div>'
 
 
-def _time(spread: Spread, rank: str) -> str:
-    return span(getattr(spread, rank)) if spread.count else NOTHING
+def _time(spread: Percentiles, rank: str) -> str:
+    return duration_text(getattr(spread, rank)) if spread.count else NOTHING
 
 
-def _findings(figures: ReportFigures) -> str:
+def _findings(figures: ReportMetrics) -> str:
     lines = "".join(f"<li>{_text(one)}</li>" for one in findings(figures))
     return f'<section class="findings">\n<h2>What stands out</h2>\n<ul>{lines}</ul>\n</section>'
 
 
-def _footer(figures: ReportFigures) -> str:
+def _footer(figures: ReportMetrics) -> str:
     return "<footer>Made by penstock from the queue’s log, without payloads. This page loads nothing from anywhere.</footer>"
 
 
 # -- sections ----------------------------------------------------------------------------------------
 
 
-def _sections(figures: ReportFigures) -> Iterable[str]:
+def _sections(figures: ReportMetrics) -> Iterable[str]:
     yield _section(
         "Throughput",
         f"Items produced, leased and completed, and attempts not completed, per {step(figures.bucket_seconds)}." if figures.buckets else "",
@@ -142,13 +142,13 @@ def _sections(figures: ReportFigures) -> Iterable[str]:
     yield _dead(figures)
 
 
-def _waiting(figures: ReportFigures) -> str:
+def _waiting(figures: ReportMetrics) -> str:
     note = "From ready to leased; a key that was busy counts as waiting."
     plot = charts.waiting(figures) + _spread_table(figures.waiting) if figures.waiting.count else _none("Nothing was leased in this time.")
     return _section("Waiting time", note, plot)
 
 
-def _handling(figures: ReportFigures) -> str:
+def _handling(figures: ReportMetrics) -> str:
     note = "From leased to settled by its holder; leases that ran out are left out."
     plot = (
         charts.handling(figures) + _spread_table(figures.handling) if figures.handling.count else _none("Nothing was settled in this time.")
@@ -156,12 +156,12 @@ def _handling(figures: ReportFigures) -> str:
     return _section("Handling time", note, plot)
 
 
-def _spread_table(spread: Spread) -> str:
-    cells = [number(spread.count), *(span(one) for one in (spread.p50, spread.p90, spread.p99, spread.worst))]
+def _spread_table(spread: Percentiles) -> str:
+    cells = [number(spread.count), *(duration_text(one) for one in (spread.p50, spread.p90, spread.p99, spread.worst))]
     return _table(("overall", "p50", "p90", "p99", "longest"), [cells], right=range(5))
 
 
-def _attempts(figures: ReportFigures) -> str:
+def _attempts(figures: ReportMetrics) -> str:
     note = "In which attempt items were completed, or given up. Given up in attempt 0: nobody had tried."
     if not any(one.attempt == 0 for one in figures.attempts):
         note = "In which attempt items were completed, or given up."
@@ -170,8 +170,10 @@ def _attempts(figures: ReportFigures) -> str:
     )
 
 
-def _reasons(figures: ReportFigures) -> str:
-    note = f"Of {counted(figures.failed, 'attempt')} that failed, were put back, or whose lease ran out. Long numbers and ids are left out."
+def _reasons(figures: ReportMetrics) -> str:
+    note = (
+        f"Of {count_text(figures.failed, 'attempt')} that failed, were put back, or whose lease ran out. Long numbers and ids are left out."
+    )
     if not figures.reasons:
         return _section("Why attempts were not completed", "", _none("Every attempt that ended completed its item."))
     return _section(
@@ -179,11 +181,11 @@ def _reasons(figures: ReportFigures) -> str:
     )
 
 
-def _hot_keys(figures: ReportFigures) -> str:
+def _hot_keys(figures: ReportMetrics) -> str:
     if not figures.hot_keys:
         return _section("Keys with most items", "", _none("No item of this time has a key."))
     without = figures.items - figures.keyed_items
-    note = f"{counted(figures.keys, 'key')} in {counted(figures.keyed_items, 'item')}" + (
+    note = f"{count_text(figures.keys, 'key')} in {count_text(figures.keyed_items, 'item')}" + (
         f"; {number(without)} more without a key." if without else "."
     )
     rows = [
@@ -192,13 +194,13 @@ def _hot_keys(figures: ReportFigures) -> str:
     return _section("Keys with most items", note, _table(("key", "", "items", "of all"), rows, right=(2, 3), bars=1))
 
 
-def _busy_keys(figures: ReportFigures) -> str:
+def _busy_keys(figures: ReportMetrics) -> str:
     if not figures.busy_keys:
         return _section("Keys with most handling time", "", _none("No time was spent on items with a key."))
-    note = f"{span(figures.keyed_handling_seconds)} in all were spent on items whose key is still known."
+    note = f"{duration_text(figures.keyed_handling_seconds)} in all were spent on items whose key is still known."
     whole, most = figures.keyed_handling_seconds, figures.busy_keys[0].handling_seconds
     rows = [
-        _key_row(one, one.handling_seconds, most, span(one.handling_seconds), share(one.handling_seconds, whole))
+        _key_row(one, one.handling_seconds, most, duration_text(one.handling_seconds), share(one.handling_seconds, whole))
         for one in figures.busy_keys
     ]
     return _section("Keys with most handling time", note, _table(("key", "", "time", "of all"), rows, right=(2, 3), bars=1))
@@ -208,9 +210,9 @@ def _key_row(one: KeyLoad, value: float, most: float, *cells: str) -> list[str]:
     return [f"<code>{_text(one.key)}</code>" if one.key else "<em>empty key</em>", _bar(value, most), *cells]
 
 
-def _partitions(figures: ReportFigures) -> str:
+def _partitions(figures: ReportMetrics) -> str:
     active = sum(1 for one in figures.partitions if one.active)
-    note = f"The fullest of {counted(active, 'active partition')} got {times(figures.imbalance)} the mean."
+    note = f"The fullest of {count_text(active, 'active partition')} got {times(figures.imbalance)} the mean."
     if any(not one.active for one in figures.partitions):
         note += " Grey: partitions that take no more items."
     if not figures.produced:
@@ -218,7 +220,7 @@ def _partitions(figures: ReportFigures) -> str:
     return _section("Partitions", note, charts.partitions(figures))
 
 
-def _slots(figures: ReportFigures) -> str:
+def _slots(figures: ReportMetrics) -> str:
     if not figures.slots:
         return _section("Busiest slots", "", _none("No item of this time has a key."))
     note = f"{number(figures.slots_used)} of 16,384 slots had items. A slot lives in one partition, as a whole."
@@ -239,7 +241,7 @@ def _slots(figures: ReportFigures) -> str:
     )
 
 
-def _ages(figures: ReportFigures) -> str:
+def _ages(figures: ReportMetrics) -> str:
     others = [f"{number(count)} {state}" for state, count in figures.states.items() if state != "ready"]
     note = f"Now: {number(figures.ready)} ready" + (f", {', '.join(others)}" if others else "") + "."
     if not figures.ready:
@@ -247,14 +249,14 @@ def _ages(figures: ReportFigures) -> str:
     return _section("Age of the backlog", _text(note), charts.ages(figures) + _age_line(figures.age))
 
 
-def _age_line(age: Spread) -> str:
-    return _table(("p50", "p90", "p99", "oldest"), [[span(one) for one in (age.p50, age.p90, age.p99, age.worst)]], right=range(4))
+def _age_line(age: Percentiles) -> str:
+    return _table(("p50", "p90", "p99", "oldest"), [[duration_text(one) for one in (age.p50, age.p90, age.p99, age.worst)]], right=range(4))
 
 
-def _dead(figures: ReportFigures) -> str:
+def _dead(figures: ReportMetrics) -> str:
     if not figures.dead:
         return _section("Dead letters", "", _none("There are none."))
-    note = f"Now: {counted(figures.dead_letters, 'item')} given up and not redriven."
+    note = f"Now: {count_text(figures.dead_letters, 'item')} given up and not redriven."
     return _section("Dead letters", note, _reason_table(figures.dead, figures.dead_letters, figures.distinct_dead, bad=True))
 
 
@@ -278,7 +280,7 @@ def _bar(value: float, most: float) -> str:
     return f'<i style="width:{100 * value / most if most else 0:.1f}%"></i>'
 
 
-def _reason_table(reasons: Sequence[Reason], total: int, distinct: int, *, bad: bool) -> str:
+def _reason_table(reasons: Sequence[ReasonCount], total: int, distinct: int, *, bad: bool) -> str:
     rows = [
         [
             _text(one.reason) if one.reason else "<em>no reason given</em>",
@@ -291,7 +293,7 @@ def _reason_table(reasons: Sequence[Reason], total: int, distinct: int, *, bad: 
     ]
     rest = total - sum(one.count for one in reasons)
     if rest:
-        rows.append([f"<em>{counted(distinct - len(reasons), 'other reason')}</em>", "", number(rest), share(rest, total), ""])
+        rows.append([f"<em>{count_text(distinct - len(reasons), 'other reason')}</em>", "", number(rest), share(rest, total), ""])
     return _table(("reason", "", "number", "of all", "last"), rows, right=(2, 3, 4), bars=1, bad=bad)
 
 

@@ -33,7 +33,7 @@ _LONGEST = 300
 
 
 @contextmanager
-def watching(spark: "SparkSession", title: str, said: Progress | None) -> Iterator[None]:
+def report_task_progress(spark: "SparkSession", title: str, said: Progress | None) -> Iterator[None]:
     """While the block runs, tell how many of the tasks of the running stages are done. Spark Connect does not say; then nothing is told."""
     tracker = None
     if said is not None:
@@ -61,20 +61,20 @@ def watching(spark: "SparkSession", title: str, said: Progress | None) -> Iterat
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
+def translate_spark_errors(doing: str) -> Iterator[None]:
     """An error of Spark leaves the block as one of ours, which says what was being done."""
     try:
         yield
     except (PenstockError, KeyboardInterrupt):
         raise
     except Exception as error:
-        found = ours(error, doing)
+        found = to_penstock_error(error, doing)
         if found is None:
             raise
         raise found from error
 
 
-def ours(error: Exception, doing: str) -> PenstockError | None:
+def to_penstock_error(error: Exception, doing: str) -> PenstockError | None:
     """What an error of Spark means to us; None when it is none of Spark's."""
     if not isinstance(error, PySparkException) and type(error).__name__ not in ("Py4JJavaError", "Py4JError"):
         return None
@@ -84,14 +84,14 @@ def ours(error: Exception, doing: str) -> PenstockError | None:
         kind = getattr(errors, inner[-1][0], StorageFailed)
         return kind(inner[-1][1].strip()) if issubclass(kind, PenstockError) else StorageFailed(inner[-1][1].strip())
     if isinstance(error, AnalysisException | ParseException):
-        return InvalidRequest(f"{doing} is not possible ({said_by(error)}); mend that")
+        return InvalidRequest(f"{doing} is not possible ({spark_message(error)}); mend that")
     unreadable = _UNREADABLE.search(text)
     if unreadable is not None:
-        return StorageFailed(f"{doing} failed: {unreadable[1]} cannot be read ({said_by(error)}); mend that file, or leave it out")
-    return StorageFailed(f"{doing} failed ({said_by(error)}); see the log of Spark, and try again")
+        return StorageFailed(f"{doing} failed: {unreadable[1]} cannot be read ({spark_message(error)}); mend that file, or leave it out")
+    return StorageFailed(f"{doing} failed ({spark_message(error)}); see the log of Spark, and try again")
 
 
-def said_by(error: Exception) -> str:
+def spark_message(error: Exception) -> str:
     """The gist of an error of Spark: one sentence, without codes. What went wrong in Python is told by the last line of its traceback."""
     text = str(error)
     raised = _RAISED.findall(text.partition(_TRACEBACK)[2])

@@ -17,13 +17,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from penstock.operations import ExplainItem, RedriveItems
-from penstock.spark.broker_access import Target, snapshot_of, target_of
-from penstock.spark.jobs.owner_client import BrokerOwner
-from penstock.spark.jobs.progress import Progress, ours, said_by, watching
+from penstock.spark.broker_access import BrokerRoots, open_snapshot, parse_broker
+from penstock.spark.jobs.owner_client import OwnerClient
+from penstock.spark.jobs.progress import Progress, report_task_progress, spark_message, to_penstock_error
 from penstock.spark.queue_tables import QueueTables
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import parse_id
-from penstock.words.limits import within
+from penstock.words.limits import check_range
 
 BATCH = 1_000
 SAMPLE = 10
@@ -31,7 +31,7 @@ SHOWN = 200
 """Characters of a payload in a sample."""
 
 
-class LetterSample(msgspec.Struct, frozen=True):
+class DeadLetterSample(msgspec.Struct, frozen=True):
     """A dead letter, as a sample shows it."""
 
     id: str
@@ -55,11 +55,11 @@ class RedriveResult(msgspec.Struct, frozen=True):
     """Chosen letters by the queue they go to."""
     reasons: dict[str, int]
     """Chosen letters by why they were given up."""
-    sample: list[LetterSample]
+    sample: list[DeadLetterSample]
     preview: bool
 
 
-class ChosenLetter(NamedTuple):
+class SelectedDeadLetter(NamedTuple):
     """A chosen letter: where it lies, where it goes ("" is: in place), and since when it is dead."""
 
     queue: str
@@ -70,7 +70,7 @@ class ChosenLetter(NamedTuple):
     reason: str
 
 
-def letters(spark: SparkSession, broker: str, queue: str) -> DataFrame:
+def read_dead_letters(spark: SparkSession, broker: str, queue: str) -> DataFrame:
     """The dead letters of a queue, with payload_text (where the payload is text) and payload_json (a variant, where it is JSON)."""
     found = spark.read.format("penstock").options(broker=broker, queue=queue, table="dead", includeHeaders="true").load()
     text = F.when(F.is_valid_utf8(F.col("payload").cast("string")), F.col("payload").cast("string"))
@@ -99,12 +99,12 @@ def redrive(
     timeout: how long the owner of the broker may take for a thousand letters, in seconds.
     """
     check(broker, queue, where, to=to, limit=limit)
-    target = target_of(broker)
+    target = parse_broker(broker)
     with QueueTables.open(target) as tables:
         info = tables.find(queue)
         is_dead_queue = any(place.waiting and place.queue == queue for place in tables.dead_places(info))
-    table = _where(letters(spark, broker, queue), where)
-    with watching(spark, "choosing", progress):
+    table = _where(read_dead_letters(spark, broker, queue), where)
+    with report_task_progress(spark, "choosing", progress):
         places = _chosen(table, where, queue, to, is_dead_queue)
     if limit is not None:
         places = sorted(places, key=lambda place: (place.buried_at, place))[:limit]
@@ -115,7 +115,7 @@ def redrive(
         sample = _sample(table, places) if places else []
         return RedriveResult(len(places), 0, [], dict(there), dict(reasons.most_common()), sample, preview)
     sent, changed = 0, []
-    with BrokerOwner(target, timeout) as owner:
+    with OwnerClient(target, timeout) as owner:
         for done, batch in _batches(places):
             if progress is not None:
                 progress("redriving", done, len(places))
@@ -132,8 +132,8 @@ def check(broker: str, queue: str, where: str, *, to: str | None = None, limit: 
     if not isinstance(where, str) or not where.strip():
         raise InvalidRequest('the predicate is empty; give one in SQL, such as "reason like \'%timeout%\'", or "true" for all')
     if limit is not None:
-        within("limit", limit, 1, 1 << 60)
-    with QueueTables.open(target_of(broker)) as tables:
+        check_range("limit", limit, 1, 1 << 60)
+    with QueueTables.open(parse_broker(broker)) as tables:
         for name in (queue, to):
             if name is not None:
                 tables.find(name)
@@ -153,7 +153,7 @@ def _where(table: DataFrame, where: str) -> DataFrame:
         _ = found.schema  # with Spark Connect nothing is looked at before
     except AnalysisException as error:
         raise InvalidRequest(
-            f"the predicate {where!r:.200} cannot be understood ({_typed(said_by(error), where)}); {_hint(error)}"
+            f"the predicate {where!r:.200} cannot be understood ({_typed(spark_message(error), where)}); {_hint(error)}"
         ) from error
     return found
 
@@ -172,17 +172,17 @@ def _hint(error: Exception) -> str:
     return "cast what is taken of payload_json, such as cast(payload_json:id AS int)" if "VARIANT" in str(error) else "mend it"
 
 
-def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_queue: bool) -> list[ChosenLetter]:
+def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_queue: bool) -> list[SelectedDeadLetter]:
     moment = F.coalesce(F.unix_micros("buried_at"), F.lit(0))
     columns = ("dead_queue", "dead_id", "origin_queue", moment.alias("buried_at"), F.coalesce("reason", F.lit("")).alias("reason"))
     try:
         rows = table.select(*columns).collect()
     except PySparkException as error:
-        found = ours(error, "choosing dead letters")
+        found = to_penstock_error(error, "choosing dead letters")
         if found is None or "penstock.words.errors" in str(error):
             raise found or error from error
         raise InvalidRequest(
-            f"the predicate {where!r:.200} fails on a letter ({said_by(error)}); mend it, perhaps with try_cast"
+            f"the predicate {where!r:.200} fails on a letter ({spark_message(error)}); mend it, perhaps with try_cast"
         ) from error
     places = []
     for row in rows:
@@ -190,24 +190,24 @@ def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_qu
         if there is None:
             raise InvalidRequest(f"{row.dead_id} in {row.dead_queue!r} was not given up by any queue; say to which queue it goes with to")
         there = "" if there == row.dead_queue else there
-        places.append(ChosenLetter(row.dead_queue, *parse_id(row.dead_id), there, row.buried_at, row.reason))
+        places.append(SelectedDeadLetter(row.dead_queue, *parse_id(row.dead_id), there, row.buried_at, row.reason))
     return places
 
 
-def _sample(table: DataFrame, places: Sequence[ChosenLetter]) -> list[LetterSample]:
+def _sample(table: DataFrame, places: Sequence[SelectedDeadLetter]) -> list[DeadLetterSample]:
     """The first of those that were chosen."""
     ids = [f"{place.queue} {place.partition}-{place.offset}" for place in places[:SAMPLE]]
     text = F.coalesce(F.col("payload_text"), F.concat(F.lit("0x"), F.hex(F.substring("payload", 1, SHOWN // 2))))
     columns = ("id", "dead_queue", "dead_id", F.col("key").cast("string").alias("key"), "reason", "attempts")
     some = table.filter(F.concat_ws(" ", "dead_queue", "dead_id").isin(ids)).select(*columns, F.substring(text, 1, SHOWN).alias("payload"))
-    found = {f"{row.dead_queue} {row.dead_id}": LetterSample(**row.asDict()) for row in some.collect()}
+    found = {f"{row.dead_queue} {row.dead_id}": DeadLetterSample(**row.asDict()) for row in some.collect()}
     return [found[id] for id in ids if id in found]
 
 
 # -- sending -----------------------------------------------------------------------------------------
 
 
-def _batches(places: Sequence[ChosenLetter]) -> Iterator[tuple[int, Sequence[ChosenLetter]]]:
+def _batches(places: Sequence[SelectedDeadLetter]) -> Iterator[tuple[int, Sequence[SelectedDeadLetter]]]:
     """Letters of one queue that go to one queue, in the order in which they lie; and how many were before."""
     start = 0
     while start < len(places):
@@ -220,17 +220,17 @@ def _batches(places: Sequence[ChosenLetter]) -> Iterator[tuple[int, Sequence[Cho
         start = stop
 
 
-def _items(batch: Sequence[ChosenLetter]) -> dict[int, list[int]]:
+def _items(batch: Sequence[SelectedDeadLetter]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for place in batch:
         found.setdefault(place.partition, []).append(place.offset)
     return found
 
 
-def _changed(target: Target, incarnation: int, batch: Sequence[ChosenLetter]) -> list[str]:
+def _changed(target: BrokerRoots, incarnation: int, batch: Sequence[SelectedDeadLetter]) -> list[str]:
     """Of letters that did not all go, those that are still there or are done with: somebody has them, or had."""
     left = []
-    with closing(snapshot_of(target)) as home:
+    with closing(open_snapshot(target)) as home:
         for place in batch:
             query = ExplainItem(queue=incarnation, partition=place.partition, offset=place.offset, follow=False)
             try:

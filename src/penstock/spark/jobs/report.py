@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.reports import QueueFacts
-from penstock.spark.broker_access import target_of
+from penstock.reports import QueueDescription
+from penstock.spark.broker_access import parse_broker
 from penstock.spark.jobs import charts, event_durations, page
-from penstock.spark.jobs.progress import Progress, translated
-from penstock.spark.jobs.report_metrics import STAGES, ReportFigures
-from penstock.spark.jobs.report_queries import ReportFrame, Tables, measure
+from penstock.spark.jobs.progress import Progress, translate_spark_errors
+from penstock.spark.jobs.report_metrics import STAGES, ReportMetrics
+from penstock.spark.jobs.report_queries import ReportRequest, ReportTables, compute_metrics
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.source import NAME, register
 from penstock.words import values
@@ -41,22 +41,22 @@ def report(
     until: datetime | float | None = None,
     progress: Progress | None = None,
     clock: Clock | None = None,
-) -> ReportFigures:
+) -> ReportMetrics:
     """Write a page about a queue to `path`, and give the figures on it.
 
     since, until: only what happened from the one and before the other; the backlog and dead letters are those of now in any case.
     progress: told what is being done, and how much of all is done.
     """
-    charts.require()
+    charts.require_matplotlib()
     begin, end = _range(since, until)
     place = _writable(Path(path))
     target = os.fspath(broker)
     info = _found(target, queue)
     register(spark)
-    tables = Tables(**{name: _table(spark, target, queue, name) for name in COLUMNS})
-    frame = ReportFrame(queue, (clock or SystemClock()).read().wall, list(info.active), begin, end)
-    with translated(f"the report on {queue!r}"):
-        figures = measure(tables, frame, _teller(progress))
+    tables = ReportTables(**{name: _table(spark, target, queue, name) for name in COLUMNS})
+    frame = ReportRequest(queue, (clock or SystemClock()).read().wall, list(info.active), begin, end)
+    with translate_spark_errors(f"the report on {queue!r}"):
+        figures = compute_metrics(tables, frame, _teller(progress))
     _write(place, page.render(figures))
     return figures
 
@@ -74,8 +74,8 @@ def _range(since: datetime | float | None, until: datetime | float | None) -> tu
     return begin, end
 
 
-def _found(target: str, queue: str) -> QueueFacts:
-    with QueueTables.open(target_of(target)) as tables:
+def _found(target: str, queue: str) -> QueueDescription:
+    with QueueTables.open(parse_broker(target)) as tables:
         return tables.find(queue)
 
 

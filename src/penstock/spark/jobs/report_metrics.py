@@ -15,7 +15,7 @@ AGES = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400)
 """Where one class of ages ends and the next begins, in seconds."""
 
 
-class Spread(msgspec.Struct, frozen=True):
+class Percentiles(msgspec.Struct, frozen=True):
     """How long something took: percentiles in seconds, by nearest rank."""
 
     count: int = 0
@@ -34,13 +34,13 @@ class Bucket(msgspec.Struct, frozen=True):
     leased: int = 0
     completed: int = 0
     failed: int = 0
-    waiting: Spread = Spread()
+    waiting: Percentiles = Percentiles()
     """Of the items leased in it: from ready to leased."""
-    handling: Spread = Spread()
+    handling: Percentiles = Percentiles()
     """Of the items settled in it: from leased to settled."""
 
 
-class Attempts(msgspec.Struct, frozen=True):
+class AttemptCount(msgspec.Struct, frozen=True):
     """How many items were completed, and how many given up, in this attempt."""
 
     attempt: int
@@ -48,7 +48,7 @@ class Attempts(msgspec.Struct, frozen=True):
     buried: int = 0
 
 
-class Reason(msgspec.Struct, frozen=True):
+class ReasonCount(msgspec.Struct, frozen=True):
     """How often something was the reason."""
 
     reason: str
@@ -87,7 +87,7 @@ class SlotLoad(msgspec.Struct, frozen=True):
     keys: int
 
 
-class Age(msgspec.Struct, frozen=True):
+class AgeBucket(msgspec.Struct, frozen=True):
     """How many ready items have been so for this long."""
 
     from_seconds: float
@@ -96,7 +96,7 @@ class Age(msgspec.Struct, frozen=True):
     items: int
 
 
-class ReportFigures(msgspec.Struct, frozen=True, kw_only=True):
+class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """All that a report tells."""
 
     queue: str
@@ -123,10 +123,10 @@ class ReportFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     bucket_seconds: float = 0.0
     buckets: list[Bucket] = []
-    waiting: Spread = Spread()
-    handling: Spread = Spread()
-    attempts: list[Attempts] = []
-    reasons: list[Reason] = []
+    waiting: Percentiles = Percentiles()
+    handling: Percentiles = Percentiles()
+    attempts: list[AttemptCount] = []
+    reasons: list[ReasonCount] = []
     """Why attempts failed, the most frequent first."""
     distinct_reasons: int = 0
 
@@ -146,10 +146,10 @@ class ReportFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     states: dict[str, int] = {}
     """Items that are not resolved, and buried ones, by state: now, whatever time was asked for."""
-    ages: list[Age] = []
-    age: Spread = Spread()
+    ages: list[AgeBucket] = []
+    age: Percentiles = Percentiles()
     """Of the ready items."""
-    dead: list[Reason] = []
+    dead: list[ReasonCount] = []
     """Dead letters, now."""
     distinct_dead: int = 0
     dead_letters: int = 0

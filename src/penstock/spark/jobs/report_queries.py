@@ -16,15 +16,15 @@ from penstock.spark.jobs.report_metrics import (
     AGES,
     STAGES,
     TOP,
-    Age,
-    Attempts,
+    AgeBucket,
+    AttemptCount,
     Bucket,
     KeyLoad,
     PartitionLoad,
-    Reason,
-    ReportFigures,
+    Percentiles,
+    ReasonCount,
+    ReportMetrics,
     SlotLoad,
-    Spread,
     key_text,
     printable,
 )
@@ -46,7 +46,7 @@ FEW_TASKS = 16
 RANKS = (0.5, 0.9, 0.99)
 
 
-class Tables(NamedTuple):
+class ReportTables(NamedTuple):
     """The tables of a queue, as the data source `penstock` gives them; only these columns are needed."""
 
     events: DataFrame
@@ -59,7 +59,7 @@ class Tables(NamedTuple):
     """reason, buried_at"""
 
 
-class ReportFrame(NamedTuple):
+class ReportRequest(NamedTuple):
     """What is asked."""
 
     queue: str
@@ -70,11 +70,11 @@ class ReportFrame(NamedTuple):
     until: int | None = None
 
 
-def measure(tables: Tables, frame: ReportFrame, begin: Callable[[str], None] = lambda _: None) -> ReportFigures:
+def compute_metrics(tables: ReportTables, frame: ReportRequest, begin: Callable[[str], None] = lambda _: None) -> ReportMetrics:
     """Compute everything. `begin` is called with each of STAGES when it begins."""
     stages = iter(STAGES)
     begin(next(stages))
-    with kept(event_durations.told(tables.events)) as events:
+    with kept(event_durations.report_events(tables.events)) as events:
         found = _overview(events, frame)
         begin(next(stages))
         found |= _over_time(events, frame, found["first_at"], found["last_at"])
@@ -87,7 +87,7 @@ def measure(tables: Tables, frame: ReportFrame, begin: Callable[[str], None] = l
         found |= _backlog(tables.state, events, frame)
     begin(next(stages))
     found |= _dead(tables.dead)
-    return ReportFigures(queue=frame.queue, made_at=frame.now, since=frame.since, until=frame.until, **found)
+    return ReportMetrics(queue=frame.queue, made_at=frame.now, since=frame.since, until=frame.until, **found)
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def kept(frame: DataFrame) -> Iterator[DataFrame]:
 # -- events ------------------------------------------------------------------------------------------
 
 
-def _overview(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+def _overview(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
     asked = event_durations.within(F.col("at"), frame.since, frame.until)
     event = F.col("event")
 
@@ -120,7 +120,7 @@ def _overview(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
             number(event == event_durations.COMPLETED).alias("completed"),
             number(event_durations.is_failure()).alias("failed"),
             number(event_durations.is_lease_expiry()).alias("leases_expired"),
-            number(event.isin(*event_durations.GIVEN_UP)).alias("buried"),
+            number(event.isin(*event_durations.BURIED_EVENTS)).alias("buried"),
             (F.max("offset") + 1 - F.count_if(event.isin(*event_durations.ARRIVED))).alias("untold"),
         )
         .collect()
@@ -141,7 +141,7 @@ def step_for(span: int) -> int:
     return next((one for one in STEPS if span < one * MOST_BUCKETS), (span // (MOST_BUCKETS * DAY) + 1) * DAY)
 
 
-def _over_time(events: DataFrame, frame: ReportFrame, first_at: int | None, last_at: int | None) -> dict[str, Any]:
+def _over_time(events: DataFrame, frame: ReportRequest, first_at: int | None, last_at: int | None) -> dict[str, Any]:
     if first_at is None or last_at is None:
         return {}
     width = step_for(last_at - first_at)
@@ -166,18 +166,18 @@ def _over_time(events: DataFrame, frame: ReportFrame, first_at: int | None, last
     return {
         "bucket_seconds": width / SECOND,
         "buckets": [_bucket(number * width, happened.get(number), waits.get(number), attempts.get(number)) for number in numbers],
-        "waiting": waits.get(None, Spread()),
-        "handling": attempts.get(None, Spread()),
+        "waiting": waits.get(None, Percentiles()),
+        "handling": attempts.get(None, Percentiles()),
         "unmeasured": unmeasured,
     }
 
 
-def _bucket(at: int, row: Row | None, waiting: Spread | None, handling: Spread | None) -> Bucket:
+def _bucket(at: int, row: Row | None, waiting: Percentiles | None, handling: Percentiles | None) -> Bucket:
     produced, leased, completed, failed = (row.produced, row.leased, row.completed, row.failed) if row is not None else (0, 0, 0, 0)
-    return Bucket(at, produced, leased, completed, failed, waiting or Spread(), handling or Spread())
+    return Bucket(at, produced, leased, completed, failed, waiting or Percentiles(), handling or Percentiles())
 
 
-def _spreads(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Spread], int]:
+def _spreads(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Percentiles], int]:
     """By bucket, and under None of all; and how many are not known."""
     ranks = F.percentile_approx("micros", list(RANKS))
     rows = (
@@ -190,16 +190,16 @@ def _spreads(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Spread]
     return found, sum(row.all - row.known for row in rows if row.bucket is None)
 
 
-def _spread(count: int, ranks: Iterable[int], worst: int) -> Spread:
+def _spread(count: int, ranks: Iterable[int], worst: int) -> Percentiles:
     p50, p90, p99 = (micros / SECOND for micros in ranks)
-    return Spread(count, p50, p90, p99, worst / SECOND)
+    return Percentiles(count, p50, p90, p99, worst / SECOND)
 
 
-def _attempts(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+def _attempts(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
     asked = event_durations.within(F.col("at"), frame.since, frame.until)
     event = F.col("event")
     rows = (
-        events.where(asked & event.isin(event_durations.COMPLETED, *event_durations.GIVEN_UP))
+        events.where(asked & event.isin(event_durations.COMPLETED, *event_durations.BURIED_EVENTS))
         .groupBy(F.least(F.col("attempt"), F.lit(MOST_BUCKETS)).alias("attempt"))
         .agg(
             F.count_if(event == event_durations.COMPLETED).alias("completed"),
@@ -207,10 +207,10 @@ def _attempts(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
         )
         .collect()
     )
-    return {"attempts": sorted((Attempts(row.attempt, row.completed, row.buried) for row in rows), key=lambda one: one.attempt)}
+    return {"attempts": sorted((AttemptCount(row.attempt, row.completed, row.buried) for row in rows), key=lambda one: one.attempt)}
 
 
-def _reasons(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+def _reasons(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
     asked = event_durations.within(F.col("at"), frame.since, frame.until)
     failures = events.where(asked & event_durations.is_failure()).select(
         event_durations.failure_class(F.col("reason")).alias("reason"), "at"
@@ -219,11 +219,11 @@ def _reasons(events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
     return {"reasons": reasons, "distinct_reasons": distinct}
 
 
-def _top_reasons(rows: DataFrame) -> tuple[list[Reason], int, int]:
+def _top_reasons(rows: DataFrame) -> tuple[list[ReasonCount], int, int]:
     """Of rows of `reason` and `at`: the most frequent reasons, how many there are, and how many rows."""
     counted = rows.groupBy("reason").agg(F.count(F.lit(1)).alias("number"), F.max("at").alias("last_at"))
     found = counted.orderBy(F.desc("number"), "reason").limit(MANY_REASONS).collect()
-    top = [Reason(printable(row.reason), row.number, row.last_at or 0) for row in found[:TOP]]
+    top = [ReasonCount(printable(row.reason), row.number, row.last_at or 0) for row in found[:TOP]]
     if len(found) < MANY_REASONS:  # then these are all, and nothing need be computed twice
         return top, len(found), sum(row.number for row in found)
     total = _one(counted.agg(F.count(F.lit(1)).alias("reasons"), F.sum("number").alias("rows")))
@@ -233,7 +233,7 @@ def _top_reasons(rows: DataFrame) -> tuple[list[Reason], int, int]:
 # -- keys --------------------------------------------------------------------------------------------
 
 
-def _by_key(items: DataFrame, events: DataFrame, frame: ReportFrame) -> DataFrame:
+def _by_key(items: DataFrame, events: DataFrame, frame: ReportRequest) -> DataFrame:
     """Each key (null: none) with its items of the time, the microseconds spent on it, and where its newest item lies."""
     asked = event_durations.within(F.col("at"), frame.since, frame.until)
     spent = event_durations.attempts(events).where(asked).groupBy("partition", "offset").agg(F.sum("micros").alias("spent"))
@@ -292,7 +292,7 @@ def _top_keys(keyed: DataFrame, by: str) -> list[KeyLoad]:
 # -- now ---------------------------------------------------------------------------------------------
 
 
-def _backlog(state: DataFrame, events: DataFrame, frame: ReportFrame) -> dict[str, Any]:
+def _backlog(state: DataFrame, events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
     """An item's age is the time since it became ready; if that is not told any more, since it was produced."""
     since = F.coalesce("ready", F.unix_micros("produced_at"))
     age = F.when(F.col("state") == "ready", F.greatest(F.lit(frame.now) - since, F.lit(0)))
@@ -310,9 +310,9 @@ def _backlog(state: DataFrame, events: DataFrame, frame: ReportFrame) -> dict[st
         )
     return {
         "states": {row.state: row["count"] for row in sorted(states, key=lambda row: str(row.state))},
-        "age": _spread(spread.known, spread.ranks, spread.worst) if spread.known else Spread(),
+        "age": _spread(spread.known, spread.ranks, spread.worst) if spread.known else Percentiles(),
         "ages": [
-            Age(start, stop, spread[f"from_{start}"] - (spread[f"from_{stop}"] if stop is not None else 0))
+            AgeBucket(start, stop, spread[f"from_{start}"] - (spread[f"from_{stop}"] if stop is not None else 0))
             for start, stop in zip((0, *AGES), (*AGES, None), strict=True)
         ]
         if spread.known

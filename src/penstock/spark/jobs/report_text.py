@@ -13,7 +13,7 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
-def counted(value: int, one: str, many: str = "") -> str:
+def count_text(value: int, one: str, many: str = "") -> str:
     """ "1 item", "2,000 items"."""
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
@@ -32,7 +32,7 @@ def share(part: float, whole: float) -> str:
     )
 
 
-def span(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A length of time with two or three digits: "0", "350 µs", "12 ms", "1.5 s", "3 min 20 s", "2 d 4 h"."""
     if seconds <= 0:
         return "0"

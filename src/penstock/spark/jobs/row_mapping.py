@@ -18,7 +18,7 @@ from penstock.spark.jobs.source_files import FAULT, FILE, LINE, NOT_UTF8, data_c
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.fields import BY_NAME, GIVEN, Type
+from penstock.words.fields import BY_NAME, GIVEN, FieldType
 from penstock.words.limits import LAST_PRIORITY, MAX_DELAY, MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
 
 REASON, DETAIL, RAW = "__reason", "__detail", "__raw"
@@ -43,7 +43,7 @@ REASONS: Final = (
 )
 
 
-class Mapping(msgspec.Struct, frozen=True):
+class ColumnMapping(msgspec.Struct, frozen=True):
     """Which columns become what. Without a payload column, named here or called so, the payload is the row as JSON."""
 
     payload: str | None = None
@@ -56,28 +56,28 @@ class Mapping(msgspec.Struct, frozen=True):
         """field of an item → column, in a source with these columns."""
         chosen = {name: column for name in ("payload", "key", "reference") if (column := getattr(self, name)) is not None}
         for name, column in chosen.items():
-            require(column, f"for the {name}", found)
+            require_column(column, f"for the {name}", found)
         if self.payload is not None or "payload" in found:
             chosen = {**{name: name for name in GIVEN if name in found}, **chosen}
         return chosen
 
 
-class Made(NamedTuple):
+class ItemColumn(NamedTuple):
     """A field of an item, and when it is wrong in which way."""
 
     column: Column
     wrong: dict[str, Column]
 
 
-Maker: TypeAlias = Callable[[str, Column, T.DataType], Made]
+ColumnBuilder: TypeAlias = Callable[[str, Column, T.DataType], ItemColumn]
 
 
-def checked(rows: DataFrame, mapping: Mapping, order_by: Sequence[str] = ()) -> DataFrame:
+def map_rows(rows: DataFrame, mapping: ColumnMapping, order_by: Sequence[str] = ()) -> DataFrame:
     """The rows with the columns of items and those of `order_by`, and where a row is wrong `REASON`, `DETAIL`, `RAW`; with `FILE`."""
     found = data_columns(rows)
     chosen = mapping.columns(found)
     for name in order_by:
-        require(name, "to order by", found)
+        require_column(name, "to order by", found)
     types = {field.name: field.dataType for field in rows.schema}
     made = {name: _MAKERS[name](name, F.col(quoted(column)), types[column]) for name, column in chosen.items()}
     detail = F.col(FAULT)
@@ -85,11 +85,11 @@ def checked(rows: DataFrame, mapping: Mapping, order_by: Sequence[str] = ()) -> 
         detail = F.coalesce(detail, F.when(~F.col(LINE).rlike(r"^\s*\{"), NO_OBJECT))
     else:
         made["payload"] = _bytes("payload", F.coalesce(F.col(LINE), _as_json(found)), T.StringType())
-        made["encoding"] = Made(F.lit(values.JSON), {})
+        made["encoding"] = ItemColumn(F.lit(values.JSON), {})
     if "encoding" not in made and not isinstance(types[chosen["payload"]], T.BinaryType):
-        made["encoding"] = Made(F.lit(_encoding(types[chosen["payload"]])), {})
+        made["encoding"] = ItemColumn(F.lit(_encoding(types[chosen["payload"]])), {})
     if mapping.kind is not None:
-        made["kind"] = Made(F.lit(mapping.kind), {})
+        made["kind"] = ItemColumn(F.lit(mapping.kind), {})
     wrong = {NOT_UTF8: F.col(FAULT) == NOT_UTF8, NOT_A_ROW: detail.isNotNull()}
     for field in made.values():
         for reason, fault in field.wrong.items():
@@ -100,7 +100,7 @@ def checked(rows: DataFrame, mapping: Mapping, order_by: Sequence[str] = ()) -> 
     return rows.select(*(field.column.alias(name) for name, field in made.items()), *kept, *own)
 
 
-def require(column: str, what: str, found: Sequence[str]) -> None:
+def require_column(column: str, what: str, found: Sequence[str]) -> None:
     if column not in found:
         raise InvalidRequest(f"the source has no column {column!r:.100} {what}; it has {', '.join(found[:50]) or 'none'}")
 
@@ -116,7 +116,7 @@ def _encoding(type: T.DataType) -> str:
 # -- fields ------------------------------------------------------------------------------------------
 
 
-def _bytes(name: str, column: Column, type: T.DataType) -> Made:
+def _bytes(name: str, column: Column, type: T.DataType) -> ItemColumn:
     """payload, key, dedup: bytes as they are; what is a value as text; what has parts (payloads only) as JSON."""
     if isinstance(type, T.StructType | T.MapType | T.ArrayType | T.VariantType):
         if name != "payload":
@@ -129,15 +129,15 @@ def _bytes(name: str, column: Column, type: T.DataType) -> Made:
     wrong = {reason: F.octet_length(found) > most}
     if name == "payload":
         wrong[NO_PAYLOAD] = found.isNull()
-    return Made(found, wrong)
+    return ItemColumn(found, wrong)
 
 
-def _text(name: str, column: Column, type: T.DataType) -> Made:
+def _text(name: str, column: Column, type: T.DataType) -> ItemColumn:
     found = column.cast("string")
-    return Made(found, {BAD_TEXT: ~F.is_valid_utf8(found), LONG_TEXT: F.octet_length(found) > MAX_NAME_BYTES})
+    return ItemColumn(found, {BAD_TEXT: ~F.is_valid_utf8(found), LONG_TEXT: F.octet_length(found) > MAX_NAME_BYTES})
 
 
-def _headers(name: str, column: Column, type: T.DataType) -> Made:
+def _headers(name: str, column: Column, type: T.DataType) -> ItemColumn:
     if isinstance(type, T.StringType):  # an object in JSON; else nothing can be read of it
         found, given = F.from_json(column, "map<string,string>"), column
     elif isinstance(type, T.MapType) and isinstance(type.keyType, T.StringType):
@@ -148,39 +148,39 @@ def _headers(name: str, column: Column, type: T.DataType) -> Made:
     sizes = F.transform(F.map_entries(found), lambda one: F.octet_length(one["key"]) + F.octet_length(one["value"]) + _HEADER_OVERHEAD)
     size = F.aggregate(sizes, F.lit(0).cast("long"), lambda total, one: total + one)
     without = F.exists(F.map_values(found), lambda value: value.isNull()) | (given.isNotNull() & found.isNull())
-    return Made(found, {BAD_HEADERS: without, LONG_HEADERS: size > MAX_HEADERS_BYTES})
+    return ItemColumn(found, {BAD_HEADERS: without, LONG_HEADERS: size > MAX_HEADERS_BYTES})
 
 
-def _priority(name: str, column: Column, type: T.DataType) -> Made:
+def _priority(name: str, column: Column, type: T.DataType) -> ItemColumn:
     found = column.try_cast("int")
-    return Made(found, {BAD_PRIORITY: column.isNotNull() & (found.isNull() | ~found.between(0, LAST_PRIORITY))})
+    return ItemColumn(found, {BAD_PRIORITY: column.isNotNull() & (found.isNull() | ~found.between(0, LAST_PRIORITY))})
 
 
-def _at(name: str, column: Column, type: T.DataType) -> Made:
+def _at(name: str, column: Column, type: T.DataType) -> ItemColumn:
     """A time, a text of one, or microseconds since 1970."""
     found = F.timestamp_micros(column) if isinstance(type, T.IntegralType) else column.try_cast("timestamp")
     low, high = (F.timestamp_micros(F.lit(instant)) for instant in (0, values.LAST_INSTANT))
-    return Made(found, {BAD_AT: column.isNotNull() & (found.isNull() | ~found.between(low, high))})
+    return ItemColumn(found, {BAD_AT: column.isNotNull() & (found.isNull() | ~found.between(low, high))})
 
 
-def _ttl(name: str, column: Column, type: T.DataType) -> Made:
+def _ttl(name: str, column: Column, type: T.DataType) -> ItemColumn:
     """A span of time, or microseconds."""
     span = isinstance(type, T.DayTimeIntervalType)
     found = column if span else column.try_cast("long")
     low, high = (_span(1), _span(MAX_DELAY)) if span else (F.lit(1), F.lit(MAX_DELAY))
-    return Made(found, {BAD_TTL: column.isNotNull() & (found.isNull() | ~found.between(low, high))})
+    return ItemColumn(found, {BAD_TTL: column.isNotNull() & (found.isNull() | ~found.between(low, high))})
 
 
 def _span(micros: int) -> Column:
     return F.make_dt_interval(F.lit(0), F.lit(0), F.lit(0), F.lit(Decimal(micros) / SECOND).cast("decimal(18,6)"))
 
 
-_BY_TYPE: dict[Type, Maker] = {
-    Type.BYTES: _bytes,
-    Type.TEXT: _text,
-    Type.HEADERS: _headers,
-    Type.SMALL: _priority,
-    Type.INSTANT: _at,
-    Type.SPAN: _ttl,
+_BY_TYPE: dict[FieldType, ColumnBuilder] = {
+    FieldType.BYTES: _bytes,
+    FieldType.TEXT: _text,
+    FieldType.HEADERS: _headers,
+    FieldType.SMALL: _priority,
+    FieldType.INSTANT: _at,
+    FieldType.SPAN: _ttl,
 }
 _MAKERS = {name: _BY_TYPE[BY_NAME[name].type] for name in GIVEN}

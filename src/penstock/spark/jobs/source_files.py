@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
 from penstock.rules.routing import digest
-from penstock.spark.jobs.progress import translated
+from penstock.spark.jobs.progress import translate_spark_errors
 from penstock.words.errors import InvalidRequest
 
 FORMATS = ("parquet", "csv", "json")
@@ -33,7 +33,7 @@ SUFFIXES = {
 PACKED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
 FAULT, FILE, LINE = "__fault", "__file", "__line"
 """What is wrong with a row, the file it is from, and (JSON) the line that it is."""
-OWN = (FAULT, FILE, LINE)
+ADDED_COLUMNS = (FAULT, FILE, LINE)
 NOT_UTF8 = "not UTF-8: give the option encoding, such as encoding=ISO-8859-1"
 _CORRUPT = "__corrupt"
 _CSV = {"header": "true", "multiLine": "true", "quote": '"', "escape": '"'}
@@ -53,10 +53,10 @@ class SourceFiles(msgspec.Struct, frozen=True):
     """Of their names, sizes and times: the same files, unchanged, have the same."""
 
 
-def find(spark: SparkSession, source: str | Sequence[str], format: str | None) -> SourceFiles:
+def find_files(spark: SparkSession, source: str | Sequence[str], format: str | None) -> SourceFiles:
     """The files under a path, or several, wherever Spark can read; and what they are."""
     paths = check(source, format)
-    with translated("looking for the source"):
+    with translate_spark_errors("looking for the source"):
         listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
         found = listed.select("path", "length", F.unix_micros("modificationTime")).collect()
     if not found:
@@ -106,13 +106,13 @@ def _by_suffix(name: str) -> str | None:
 # -- reading -----------------------------------------------------------------------------------------
 
 
-def rows_of(spark: SparkSession, files: SourceFiles, schema: str | None, options: Mapping[str, str]) -> DataFrame:
+def read_rows(spark: SparkSession, files: SourceFiles, schema: str | None, options: Mapping[str, str]) -> DataFrame:
     """The rows of the files, with the columns of `OWN`.
 
     schema: the columns and their types, as SQL has them ("order long, amount double"); what is not of its type is a fault then.
     """
     typed = _schema(schema)
-    with translated(f"reading {files.format} from {files.paths[0]!r:.200}"):
+    with translate_spark_errors(f"reading {files.format} from {files.paths[0]!r:.200}"):
         if files.format == "parquet":
             return _parquet(spark, files, typed, options)
         return _csv(spark, files, typed, options) if files.format == "csv" else _json(spark, files, typed, options)
@@ -216,4 +216,4 @@ def quoted(name: str) -> str:
 
 def data_columns(rows: DataFrame) -> list[str]:
     """The columns that are the files' own."""
-    return [name for name in rows.columns if name not in OWN]
+    return [name for name in rows.columns if name not in ADDED_COLUMNS]

@@ -16,16 +16,16 @@ from rich.cells import cell_len, set_cell_size
 
 from penstock.api.arguments import ListedItem
 from penstock.api.items import Item
-from penstock.api.leases import HeldLease
+from penstock.api.leases import LeaseBase
 from penstock.api.options import QueueInfo
 from penstock.reports import HeldKey, ItemEvent, QueueStats
 from penstock.words import values
 from penstock.words.errors import InvalidRequest
-from penstock.words.fields import Surface, Type, on
+from penstock.words.fields import FieldType, Surface, fields_on
 from penstock.words.limits import GIB, KIB, MIB
 from penstock.words.origin import Origin
 
-NOTHING = "–"
+NO_VALUE = "–"
 GAP = "  "
 SHORTEST = 8
 """No column is cut to less."""
@@ -33,7 +33,7 @@ _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SIZES = ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
-class Table:
+class TextTable:
     """Rows under headings.
 
     right: the columns of numbers.
@@ -63,11 +63,11 @@ class Table:
             return self._without(self.spare[0]).lines(width)
         return [self._line(row, widths) for row in [self.headings, *self.rows]]
 
-    def _without(self, heading: str) -> "Table":
+    def _without(self, heading: str) -> "TextTable":
         at = self.headings.index(heading)
         rows = [row[:at] + row[at + 1 :] for row in self.rows]
         headings = self.headings[:at] + self.headings[at + 1 :]
-        return Table(headings, rows, right=self.right, whole=self.whole, spare=self.spare[1:])
+        return TextTable(headings, rows, right=self.right, whole=self.whole, spare=self.spare[1:])
 
     def plain(self) -> str:
         """For a file or a pipe: nothing is cut."""
@@ -97,7 +97,7 @@ class Table:
         return GAP.join(padded).rstrip()
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
+def format_pairs(pairs: Iterable[tuple[str, str]]) -> str:
     """Names and values, one below the other; those without a value are left out."""
     given = [(name, printable(value)) for name, value in pairs if value]
     width = max((len(name) for name, _ in given), default=0)
@@ -119,28 +119,28 @@ def _escaped(one: str) -> str:
     return one.encode("unicode_escape").decode("ascii")
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def format_count(number: int, one: str, many: str = "") -> str:
     """ "1 item", "2,000 items"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def number(value: int | None) -> str:
-    return NOTHING if value is None else f"{value:,}"
+def format_number(value: int | None) -> str:
+    return NO_VALUE if value is None else f"{value:,}"
 
 
-def size(value: int | None) -> str:
+def format_size(value: int | None) -> str:
     if value is None:
-        return NOTHING
+        return NO_VALUE
     for unit, name in _SIZES:
         if value >= unit:
             return f"{value / unit:.3g} {name}" if value < 1_000 * unit else f"{value / unit:,.0f} {name}"
     return f"{value} B"
 
 
-def span(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """The two largest parts of a length of time: "1d 2h", "5m", "0.25s"."""
     if seconds is None:
-        return NOTHING
+        return NO_VALUE
     if seconds < 10 and seconds != int(seconds):
         return f"{seconds:.2g}s"
     left = round(seconds)
@@ -154,17 +154,17 @@ def span(seconds: float | None) -> str:
     return " ".join(parts[:2])
 
 
-def when(moment: datetime | None) -> str:
+def format_time(moment: datetime | None) -> str:
     """Local time."""
-    return NOTHING if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return NO_VALUE if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def payload(item: Item) -> str:
+def format_payload(item: Item) -> str:
     """A payload as text where it is text, else its length."""
     try:
         return printable(item.payload.decode())
     except UnicodeDecodeError:
-        return f"<{counted(len(item.payload), 'byte')}>"
+        return f"<{format_count(len(item.payload), 'byte')}>"
 
 
 # -- JSON documents ----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def listed_document(given: ListedItem) -> Document:
     return {**item_document(given), "state": given.state, **({"reason": given.reason} if given.reason else {})}
 
 
-def lease_document(given: HeldLease) -> Document:
+def lease_document(given: LeaseBase) -> Document:
     return {**item_document(given.item), "token": given.token, "deadline": _moment(given.deadline)}
 
 
@@ -230,10 +230,16 @@ def _origin_document(given: Origin) -> Document:
 
 
 _SAID_OF_ALL = ("id", "key", "payload", "attempts", "priority", "produced_at")
-_WRITE: dict[Type, Callable[[Any], Any]] = {Type.INSTANT: _moment, Type.HEADERS: _headers, Type.ORIGIN: _origin_document}
+_WRITE: dict[FieldType, Callable[[Any], Any]] = {
+    FieldType.INSTANT: _moment,
+    FieldType.HEADERS: _headers,
+    FieldType.ORIGIN: _origin_document,
+}
 _OPTIONAL = [
     (field.name, _WRITE.get(field.type, lambda value: value))
-    for field in sorted(on(Surface.SHOWN), key=lambda field: field.type in (Type.HEADERS, Type.ORIGIN))  # what has parts comes last
+    for field in sorted(
+        fields_on(Surface.SHOWN), key=lambda field: field.type in (FieldType.HEADERS, FieldType.ORIGIN)
+    )  # what has parts comes last
     if field.name not in _SAID_OF_ALL
 ]
 

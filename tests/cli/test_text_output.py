@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.items import Item
-from penstock.cli import formatting
+from penstock.cli import text_output
 from penstock.words.batch import Batch
 
 
 @given(st.text())
 def test_nothing_shown_can_steer_a_terminal(text: str) -> None:
-    assert formatting.printable(text).isprintable()
+    assert text_output.printable(text).isprintable()
 
 
 def test_what_is_printable_stays() -> None:
-    assert formatting.printable("kākāriki 🦀") == "kākāriki 🦀"
-    assert formatting.printable("a\nb\x1b[31m\udcff") == r"a\nb\x1b[31m\xff"
+    assert text_output.printable("kākāriki 🦀") == "kākāriki 🦀"
+    assert text_output.printable("a\nb\x1b[31m\udcff") == r"a\nb\x1b[31m\xff"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_what_is_printable_stays() -> None:
     ],
 )
 def test_a_span(seconds: float | None, text: str) -> None:
-    assert formatting.span(seconds) == text
+    assert text_output.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -37,25 +37,27 @@ def test_a_span(seconds: float | None, text: str) -> None:
     [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 50, "5,120 TiB")],
 )
 def test_a_size(size: int | None, text: str) -> None:
-    assert formatting.size(size) == text
+    assert text_output.format_size(size) == text
 
 
 def test_counts() -> None:
-    assert [formatting.counted(number, "item") for number in (0, 1, 2_000)] == ["0 items", "1 item", "2,000 items"]
-    assert formatting.counted(2, "batch", "batches") == "2 batches"
+    assert [text_output.format_count(number, "item") for number in (0, 1, 2_000)] == ["0 items", "1 item", "2,000 items"]
+    assert text_output.format_count(2, "batch", "batches") == "2 batches"
 
 
 def test_times_are_local() -> None:
-    assert formatting.when(datetime(2030, 1, 1, tzinfo=UTC)) == datetime(2030, 1, 1, tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    assert text_output.format_time(datetime(2030, 1, 1, tzinfo=UTC)) == datetime(2030, 1, 1, tzinfo=UTC).astimezone().strftime(
+        "%Y-%m-%d %H:%M:%S"
+    )
 
 
 def test_payloads() -> None:
     batch = Batch([b"text\n", b"\xff\xfe", b""])
-    assert [formatting.payload(Item(0, index, batch, index, 0, 0)) for index in range(3)] == [r"text\n", "<2 bytes>", ""]
+    assert [text_output.format_payload(Item(0, index, batch, index, 0, 0)) for index in range(3)] == [r"text\n", "<2 bytes>", ""]
 
 
 def test_a_plain_table_is_aligned_and_cuts_nothing() -> None:
-    table = formatting.Table(("name", "count"), [("a", "1"), ("x" * 300, "1,000")], right=("count",))
+    table = text_output.TextTable(("name", "count"), [("a", "1"), ("x" * 300, "1,000")], right=("count",))
     heading, first, second = table.plain().splitlines()
     assert heading == "NAME" + " " * 296 + "  COUNT"
     assert first == "a" + " " * 299 + "      1"
@@ -63,7 +65,7 @@ def test_a_plain_table_is_aligned_and_cuts_nothing() -> None:
 
 
 def test_a_table_is_cut_to_the_terminal_but_not_what_must_be_whole() -> None:
-    table = formatting.Table(("id", "key", "payload", "token"), [("0-1", "k" * 50, "p" * 90, "t" * 30)], whole=("id", "token"))
+    table = text_output.TextTable(("id", "key", "payload", "token"), [("0-1", "k" * 50, "p" * 90, "t" * 30)], whole=("id", "token"))
     heading, row = table.lines(80)
     assert len(row) == 80 and row.startswith("0-1  kkk") and row.endswith("  " + "t" * 30)
     assert row.count("…") == 2 and heading.split() == ["id", "key", "payload", "token"]
@@ -73,7 +75,7 @@ def test_a_table_is_cut_to_the_terminal_but_not_what_must_be_whole() -> None:
 
 
 def test_a_narrow_terminal_goes_without_what_can_be_spared() -> None:
-    table = formatting.Table(
+    table = text_output.TextTable(
         ("id", "a", "b", "count"), [("0-1", "1" * 10, "2" * 10, "7")], right=("a", "b", "count"), whole=("id",), spare=("b", "a")
     )
     assert table.lines(40)[0].split() == ["id", "a", "b", "count"]
@@ -82,9 +84,9 @@ def test_a_narrow_terminal_goes_without_what_can_be_spared() -> None:
 
 
 def test_wide_characters_take_two_places() -> None:
-    _, first, second = formatting.Table(("name", "n"), [("漢字", "1"), ("ab", "2")], right=("n",)).lines()
+    _, first, second = text_output.TextTable(("name", "n"), [("漢字", "1"), ("ab", "2")], right=("n",)).lines()
     assert (first, second) == ("漢字  1", "ab    2")
 
 
 def test_facts_without_a_value_are_left_out() -> None:
-    assert formatting.facts([("name", "orders"), ("nothing", ""), ("id", "1\n2")]) == "name  orders\nid    1\\n2"
+    assert text_output.format_pairs([("name", "orders"), ("nothing", ""), ("id", "1\n2")]) == "name  orders\nid    1\\n2"
