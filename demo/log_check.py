@@ -31,14 +31,14 @@ class LogCheck(NamedTuple):
     doubled: list[int]
     lost: list[int]
     overlaps: list[tuple[int, int]]
-    disorder: list[tuple[int, int]]
+    out_of_order: list[tuple[int, int]]
     redriven: list[int]
     attempts: int
-    letters: int
+    mails: int
 
     @property
     def holds(self) -> bool:
-        return not (self.doubled or self.lost or self.overlaps or self.disorder) and self.letters == self.orders == self.completed
+        return not (self.doubled or self.lost or self.overlaps or self.out_of_order) and self.mails == self.orders == self.completed
 
 
 def check_log(directory: str, produced: int) -> LogCheck:

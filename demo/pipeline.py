@@ -50,12 +50,12 @@ class Pipeline:
         """What the log holds and the archive does not → Parquet."""
         return penstock.spark.archive(self._spark, self._broker, "orders", str(self._lake / "archive"))
 
-    def letters(self) -> list[tuple[str, int]]:
+    def dead_letter_reasons(self) -> list[tuple[str, int]]:
         """Dead letters by the reason why they were given up."""
         dead = self._table("dead")
         return [(row.reason, row.letters) for row in dead.groupBy("reason").agg(F.count("*").alias("letters")).orderBy("reason").collect()]
 
-    def bring_back(self, where: str) -> int:
+    def redrive(self, where: str) -> int:
         """Dead letters for which a SQL predicate is true go back to where they came from."""
         return int(penstock.spark.redrive(self._spark, self._broker, "orders", where).items)
 
@@ -72,11 +72,11 @@ class ArchiveCheck(NamedTuple):
     archived: int
     missing: int
     doubled: int
-    strange: int
+    unexpected: int
 
     @property
-    def holds(self) -> bool:
-        return self.archived > 0 and not (self.missing or self.doubled or self.strange)
+    def passed(self) -> bool:
+        return self.archived > 0 and not (self.missing or self.doubled or self.unexpected)
 
 
 def compare(spark: SparkSession, archived: ArchiveResult, directory: Path) -> ArchiveCheck:

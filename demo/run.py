@@ -48,7 +48,7 @@ class ProgressDisplay:
             table.add_row(name, *map(str, (width, stats.ready, stats.leased, stats.scheduled, stats.completed, fenced)))
         return table
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         self.chapter = text
         if not self._console.is_terminal:
             self._console.print(f"{time.monotonic() - self._began:5.1f} s  {text}")
@@ -82,34 +82,34 @@ def run(directory: Path, orders: int, report: Path, console: Console) -> DemoRes
         working = threading.Thread(target=worker.run, kwargs={"signals": False})
         story = ProgressDisplay(console, broker)
         with Live(story, console=console, refresh_per_second=5) if console.is_terminal else nullcontext():
-            story.tell("Spark starts")
+            story.show("Spark starts")
             spark = penstock.spark.session("penstock demo", master="local[2]")
             pipeline = Pipeline(spark, directory, lake)
             loaded = pipeline.load(write_files(lake, range(orders // 2), CUSTOMERS, "morning"))
-            story.tell(
+            story.show(
                 f"Spark loaded {loaded.items} orders of {CUSTOMERS} customers and set {loaded.quarantined} lines aside that are none"
             )
             working.start()
-            story.tell("three worker processes handle them, which fail and die; resized to 7 partitions meanwhile")
+            story.show("three worker processes handle them, which fail and die; resized to 7 partitions meanwhile")
             queue.resize(7)
             loaded = pipeline.load(write_files(lake, range(orders // 2, orders), CUSTOMERS, "evening"))
-            story.tell(f"Spark loaded {loaded.items} more while they work; resized to 3 partitions")
+            story.show(f"Spark loaded {loaded.items} more while they work; resized to 3 partitions")
             queue.resize(3)
             archived = pipeline.archive()
-            story.tell(f"Spark streamed {archived.rows} orders from the log to Parquet meanwhile")
+            story.show(f"Spark streamed {archived.rows} orders from the log to Parquet meanwhile")
             wait_until_done(queue, dead, orders)
-            for reason, letters in pipeline.letters():
-                story.tell(f"{letters} orders were given up: {reason}")
-            count = pipeline.bring_back("reason like '%address%' and payload_json:order is not null")
-            story.tell(f"{count} of them, chosen by SQL, are mended and brought back")
+            for reason, letters in pipeline.dead_letter_reasons():
+                story.show(f"{letters} orders were given up: {reason}")
+            count = pipeline.redrive("reason like '%address%' and payload_json:order is not null")
+            story.show(f"{count} of them, chosen by SQL, are mended and brought back")
             while queue.stats().depth or dead.stats().depth or queue.stats().completed < orders:
                 time.sleep(0.05)
             worker.stop()
             working.join()
             archived = pipeline.archive()
-            story.tell(f"Spark added to the archive what is new: {archived.rows} orders; and writes its report")
+            story.show(f"Spark added to the archive what is new: {archived.rows} orders; and writes its report")
             figures = pipeline.report(report)
-            story.tell("done")
+            story.show("done")
     return DemoResult(worker.stats(), compare(spark, archived, directory), figures)
 
 
@@ -122,13 +122,13 @@ def show(proof: Proof, told: DemoResult, console: Console) -> bool:
         (f"attempts ({kinds})", proof.attempts),
         ("orders completed", proof.completed),
         (f"  of these, given up first (every {POISON}th) and brought back from the dead queue", len(proof.redriven)),
-        ("letters written by the completions", proof.letters),
+        ("letters written by the completions", proof.mails),
         ("lost", len(proof.lost)),
         ("completed twice", len(proof.doubled)),
         ("pairs of one customer handled at the same time", len(proof.overlaps)),
-        ("pairs of one customer completed in the wrong order", len(proof.disorder)),
+        ("pairs of one customer completed in the wrong order", len(proof.out_of_order)),
         ("items of the log in the Parquet archive", copy.archived),
-        ("  missing there, twice there, or not from the log", copy.missing + copy.doubled + copy.strange),
+        ("  missing there, twice there, or not from the log", copy.missing + copy.doubled + copy.unexpected),
     ]
     for name, number in rows:
         table.add_row(name, str(number))
@@ -138,7 +138,7 @@ def show(proof: Proof, told: DemoResult, console: Console) -> bool:
     console.print(
         f"Waiting: half of them less than {waiting.p50:.2f} s, 99 % less than {waiting.p99:.2f} s; handling {handling.p50 * 1000:.0f} ms."
     )
-    holds = proof.holds and copy.holds
+    holds = proof.passed and copy.passed
     verdict = "Every customer's orders were handled in order; none was lost, none was done twice." if holds else "IT DOES NOT HOLD"
     console.print(f"[bold]{verdict}[/bold]")
     return holds

@@ -67,7 +67,7 @@ def _limits(field: Field) -> str:
     if field.type is FieldType.SPAN:
         return f"{field.low} microsecond to {field.high // (365 * DAY)} years"
     if field.type is FieldType.SMALL:
-        return f"{field.low} to {field.high}; null is {field.stored.nothing if field.stored else 0}"
+        return f"{field.low} to {field.high}; null is {field.stored.missing_value if field.stored else 0}"
     if field.name == "payload":
         return f"{field.high // MIB} MiB; never null. A string makes the encoding `text`, unless it is given"
     return f"{field.high // KIB} KiB in all" if field.type is FieldType.HEADERS else f"{field.high:,} bytes"

@@ -150,17 +150,17 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
 
     owner = EmbeddedBroker.open(folder, threaded=False)
     owner.call(CreateQueue(name="orders"))
-    consuming_reader.open_home = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.look, **options)  # type: ignore[assignment]
+    consuming_reader.open_home = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.process, **options)  # type: ignore[assignment]
     writes, order = staging.StagedWriteClient(broker_access.parse_broker(folder)), SortOrder.parse("")
     destination = writes.find("orders")
     rows = pa.record_batch({"payload": [b"a", b"b"], "key": [b"k", b"l"]})
 
     def write() -> None:
-        name = writes.begin()
+        name = writes.new_write_name()
         writes.prepare(name)
         runs = writes.stage(name, destination, order, iter([rows]), "task-0")
         writes.publish(name, destination, order, name, 1, runs)
-        owner.inbox.look()
+        owner.inbox.process()
 
     yield "a Spark write, staged by a task, published by the driver, adopted by the owner", record(write)
     reader = consuming_reader.ConsumingReader(

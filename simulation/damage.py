@@ -59,7 +59,7 @@ class LogDamage:
         data = [frame for path in paths if path != deleted for frame in _valid(files, path, paths) if frame.items]
         for frame in rng.sample(data, min(len(data), rng.randint(0 if deleted else 1, MOST_FLIPS))):
             bit = rng.randrange(8 * frame.start, 8 * frame.stop)
-            files.flip(frame.path, bit)
+            files.flip_bit(frame.path, bit)
             self.items |= frame.items
             say("   damage: bit %d of %s", bit, frame.path)
         if deleted:

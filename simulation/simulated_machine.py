@@ -29,8 +29,8 @@ class FaultInjectingFiles(SimulatedFiles):
             self.fail(self.calls + self._waiting[2], self._waiting[1])
             self._waiting = None
 
-    def mend(self) -> None:
-        super().mend()
+    def clear_faults(self) -> None:
+        super().clear_faults()
         self._waiting = None
 
     @contextmanager
@@ -44,12 +44,12 @@ class FaultInjectingFiles(SimulatedFiles):
             self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly = kept
 
     @property
-    def troubled(self) -> bool:
+    def fault_pending(self) -> bool:
         """Whether something may still go wrong."""
-        return bool(self._faults or self._waiting or self.failing)
+        return bool(self._faults or self._waiting or self.failure_pending)
 
     @property
-    def failing(self) -> bool:
+    def failure_pending(self) -> bool:
         """Whether a call may still fail, or the process end. An interrupt is neither."""
         faults = [*self._faults.values(), *([] if self._waiting is None else [self._waiting[1]])]
         return any(fault != "interrupt" for fault in faults) or self._next_write_fails or self._capacity is not None or self._readonly
@@ -59,10 +59,10 @@ class FaultInjectingFiles(SimulatedFiles):
         if self._waiting is not None and self._waiting[1] == "interrupt":
             self._waiting = None
 
-    def heal(self) -> None:
-        self.mend()
-        self.fill(None)
-        self.readonly(False)
+    def remove_all_faults(self) -> None:
+        self.clear_faults()
+        self.set_free_bytes(None)
+        self.set_read_only(False)
 
 
 class InterruptingClock(ManualClock):
@@ -90,12 +90,12 @@ class SimulatedMachine:
         self.clock = clock
         self.disk = FaultInjectingFiles(random.Random(seed))
 
-    def arm(self, fault: Fault, ahead: int) -> None:
+    def inject_fault(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""
         self.say("   call %d will meet %s", self.disk.calls + ahead, fault)
         self.disk.fail(self.disk.calls + ahead, fault)
 
-    def end_process(self) -> None:
+    def kill_process(self) -> None:
         """Kill the process: everything that it wrote is there."""
         self.disk.kill()
         self.say("   killed: %r", self.disk)

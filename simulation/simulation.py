@@ -42,7 +42,7 @@ class RandomDraws:
 
     def __init__(self, rng: random.Random, habits: Sequence[str], keys: Sequence[bytes]) -> None:
         self.rng = rng
-        self.habits = {name: rng.random() for name in habits}
+        self.rates = {name: rng.random() for name in habits}
         self.keys = keys[: rng.randint(1, len(keys))]
         """Those that this seed uses."""
         self._requests = 0
@@ -55,13 +55,13 @@ class RandomDraws:
 
     def column(self, count: int, habit: str, value: Callable[[], T], rate: float = 1.0) -> list[T | None] | None:
         """One value for each item of a batch, or None: as often as the habit of this seed has it, and then not for every item."""
-        if not self.happens(rate * self.habits[habit]):
+        if not self.happens(rate * self.rates[habit]):
             return None
         return [value() if self.happens(0.8) else None for _ in range(count)]
 
     def request_id(self) -> bytes | None:
         """A new request id, or None."""
-        if not self.happens(self.request_rate * self.habits["request"]):
+        if not self.happens(self.request_rate * self.rates["request"]):
             return None
         self._requests += 1
         return routing.digest(b"request", b"%d" % self._requests)
@@ -72,19 +72,19 @@ class Simulation(ABC):
 
     name: ClassVar[str]
     """The package: what the repro line names."""
-    usual_steps: ClassVar[int]
+    default_steps: ClassVar[int]
     damage_rate: ClassVar[float]
     """How often, per step, a copy of the disk is damaged and used."""
     chance: RandomDraws
 
     def __init__(self, seed: int, steps: int | None = None, say: Callable[[str], None] | None = None) -> None:
         self.seed = seed
-        self.steps = self.usual_steps if steps is None else steps
+        self.steps = self.default_steps if steps is None else steps
         self.say = StepPrinter(say)
         self._damage_rng = random.Random(f"damage {seed}")
         """Of its own, as is that of each damage, so that the other steps are the same with and without it."""
 
-    def use(self, weights: Mapping[str, int], *actors: object) -> None:
+    def set_steps(self, weights: Mapping[str, int], *actors: object) -> None:
         """Take the steps from these: a step is a method of the first actor that has one of that name."""
         self._kinds = list(weights)
         self._weights = list(accumulate(weights.values()))
@@ -107,7 +107,7 @@ class Simulation(ABC):
                 self.finish()
             except Exception as error:
                 what = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-                steps = "" if self.steps == self.usual_steps else f" --steps {self.steps}"
+                steps = "" if self.steps == self.default_steps else f" --steps {self.steps}"
                 raise AssertionError(f"{what}\npython -m simulation.{self.name} --seed {self.seed}{steps}") from error
 
     def step(self, action: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class Simulation(ABC):
         try:
             action()
         except Halt:
-            self.die(power=self.chance.happens(0.5))
+            self.crash_and_reopen(power=self.chance.happens(0.5))
 
     @abstractmethod
     def begin(self) -> None:
@@ -126,7 +126,7 @@ class Simulation(ABC):
         """Let everything that is left be worked on: it must all be delivered."""
 
     @abstractmethod
-    def die(self, power: bool) -> None:
+    def crash_and_reopen(self, power: bool) -> None:
         """End the process, perhaps by a power cut, and start another one."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Simulation(ABC):
             prog=f"python -m simulation.{cls.name}", description=f"Run one simulated {cls.name} and print each step."
         )
         parser.add_argument("--seed", type=int, required=True)
-        parser.add_argument("--steps", type=int, default=cls.usual_steps)
+        parser.add_argument("--steps", type=int, default=cls.default_steps)
         given = parser.parse_args()
         cls(given.seed, given.steps, say=print).run()
 

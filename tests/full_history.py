@@ -62,7 +62,7 @@ def _operate(partition: PartitionUnderTest) -> None:
     partition.pause(lease=False, produce=False)
     partition.clear(ready=True)
     partition.redrive()
-    partition.drop(*partition.partition.state.resolved.runs[:2])
+    partition.drop(*partition.wrapped.state.completed.runs[:2])
     (spent,) = partition.produce("never asked for again", priority=0)
     partition.bury(partition.lease(1).lease, [spent])
     partition.drop(spent, spent + 1)

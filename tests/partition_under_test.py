@@ -105,7 +105,7 @@ class FilePartitionBackend(PartitionBackend):
         return FileLog(SystemFiles(), str(self._path), INCARNATION, PARTITION, durability=self._durability)
 
     def kill(self, log: Log) -> None:
-        cast(FileLog, log).abandon()
+        cast(FileLog, log).close_without_sync()
 
 
 PARTITION_BACKENDS: dict[str, Callable[[Path], PartitionBackend]] = {
@@ -149,7 +149,7 @@ class PartitionUnderTest:
     def __init__(self, home: PartitionBackend) -> None:
         self.home = home
         self.clock = ManualClock()
-        self.partition = Partition(home.open(), self.clock)
+        self.wrapped = Partition(home.open(), self.clock)
 
     # -- a consumer's and a producer's verbs -----------------------------------------------------------
 
@@ -178,9 +178,9 @@ class PartitionUnderTest:
         assert isinstance(answer, LeaseAnswer), f"{answer} is no lease"
         return answer
 
-    def strays(self, departed: Mapping[int, int], want: int = 100) -> list[int]:
+    def lease_strays(self, departed: Mapping[int, int], want: int = 100) -> list[int]:
         """Lease, and give what is answered to be astray instead."""
-        answer = self._turn(AcquireLease(want, departed=slots_departed(departed)))
+        answer = self._turn(AcquireLease(want, moved_slots=slots_departed(departed)))
         return answer.offsets if isinstance(answer, StraysFound) else []
 
     def complete(
@@ -214,7 +214,7 @@ class PartitionUnderTest:
     def consume(self, *which: int, consumer: str = "stream", lapsed: bool = False) -> int:
         return cast(ItemCount, self._turn(CompleteUnleased(which, consumer, lapsed))).items
 
-    def take(self, want: int = 100, **options: Any) -> list[str]:
+    def lease_texts(self, want: int = 100, **options: Any) -> list[str]:
         """Lease, and give the payloads."""
         return self.texts(self.lease(want, **options))
 
@@ -233,7 +233,7 @@ class PartitionUnderTest:
 
     def configure(self, **options: Any) -> int:
         """Change options of the policy (durations in microseconds, as there); how many items that buried."""
-        return self._count(Configure(msgspec.structs.replace(self.partition.state.policy, **options)))
+        return self._count(Configure(msgspec.structs.replace(self.wrapped.state.policy, **options)))
 
     def pause(self, *, lease: bool | None = None, produce: bool | None = None) -> None:
         self._turn(Pause(lease, produce))
@@ -266,13 +266,13 @@ class PartitionUnderTest:
 
     def deliver(self, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
         """Say that the first transfer for a destination arrived there."""
-        return self.confirm(self.partition.state.outbox[to][0].sequence, base, to=to)
+        return self.confirm(self.wrapped.state.outbox[to][0].sequence, base, to=to)
 
     def fence(self, *keys: str, source: int = 3, mark: int = 100, version: int = 0) -> int:
         """The slots of these keys came here from `source`; gives the number of their fence."""
         barrier = FenceSpec(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
-        self._turn(AddFences(version or self.partition.state.fence_version + 1, [barrier]))
-        return self.partition.state.fences_given
+        self._turn(AddFences(version or self.wrapped.state.fence_version + 1, [barrier]))
+        return self.wrapped.state.fences_given
 
     def narrow(self, fence: int, *keys: str) -> int:
         return self._count(NarrowFence(fence, [key_id(key) for key in keys]))
@@ -296,41 +296,41 @@ class PartitionUnderTest:
     def advance(self, seconds: float) -> None:
         """Let time pass and do what came due."""
         self.clock.advance(int(seconds * SECOND))
-        self.settle()
+        self.run_due()
 
-    def settle(self, limit: int = 2_000) -> int:
+    def run_due(self, limit: int = 2_000) -> int:
         """Do everything that is due; in how many goes of `limit` items."""
         for goes in range(MOST_TURNS):
-            if not self.partition.due(limit):
+            if not self.wrapped.due(limit):
                 return goes
-            self.partition.commit()
+            self.wrapped.commit()
         raise AssertionError(f"{MOST_TURNS} goes and there is still something due")
 
     # -- the end, and after ----------------------------------------------------------------------------
 
     def open(self) -> None:
         """Open again what was closed or killed."""
-        self.partition = Partition(self.home.open(), self.clock)
+        self.wrapped = Partition(self.home.open(), self.clock)
 
     def restart(self) -> None:
         """Close, and open again."""
-        self.partition.close()
+        self.wrapped.close()
         self.open()
 
     def kill(self) -> None:
         """End the owner without a word, and open again."""
-        self.home.kill(self.partition.log)
+        self.home.kill(self.wrapped.log)
         self.open()
 
     def check(self) -> None:
         """What must hold whatever happened: counts are true, log and Base both tell the state, to the byte, and every record moved items
         along the table of their life."""
         assert list(self.counts) == self.recount()
-        dumped = base.dump(self.partition.state)
+        dumped = base.dump(self.wrapped.state)
         assert base.dump(base.load(dumped)) == dumped
-        if not self.partition.gaps:
-            check_replay(self.partition)
-        self.home.kill(self.partition.log)
+        if not self.wrapped.gaps:
+            check_replay(self.wrapped)
+        self.home.kill(self.wrapped.log)
         log = self.home.open()
         assert base.dump(replay(log)[0]) == dumped
         self.home.kill(log)
@@ -339,28 +339,28 @@ class PartitionUnderTest:
 
     @property
     def counts(self) -> Counts:
-        return self.partition.state.counts
+        return self.wrapped.state.counts
 
     def recount(self) -> list[int]:
         """The counts, item by item."""
-        lives = [self.life(offset) for offset in range(self.partition.state.next_offset)]
+        lives = [self.state_of(offset) for offset in range(self.wrapped.state.next_offset)]
         return [
             lives.count(life)
             for life in (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
         ]
 
-    def life(self, offset: int) -> ItemState | None:
-        return self.partition.state.state_of(offset)
+    def state_of(self, offset: int) -> ItemState | None:
+        return self.wrapped.state.state_of(offset)
 
     def texts(self, granted: LeaseAnswer) -> list[str]:
-        return [payload.decode() for payload in self.partition.payloads(granted.runs)]
+        return [payload.decode() for payload in self.wrapped.payloads(granted.runs)]
 
     def why(self, offset: int) -> str:
-        return self.partition.explain(offset).why
+        return self.wrapped.explain(offset).why
 
     def _turn(self, command: Any) -> Any:
-        answer = self.partition.run(command)
-        self.partition.commit()
+        answer = self.wrapped.run(command)
+        self.wrapped.commit()
         return answer
 
     def _count(self, command: Any) -> int:

@@ -44,7 +44,7 @@ def _snapshot(thing: object) -> object:
     """
     if isinstance(thing, LiveLease):
         fixed = (thing.number, thing.deadline, thing.timeout, thing.consumer, thing.size, thing.count)
-        return fixed, _snapshot(thing.done), [*thing.open.items()]
+        return fixed, _snapshot(thing.completed), [*thing.open_items.items()]
     if isinstance(thing, Calendar):
         return [*thing]
     if isinstance(thing, _PLAIN):

@@ -51,7 +51,7 @@ class Callers:
         self.note(sent)
         if self._chance.happens(at_once):
             for loop in self._harness.broker.loops():
-                if loop.turns.incarnation == sent.incarnation:
+                if loop.engine.incarnation == sent.incarnation:
                     self._harness.turn(loop)
 
     def produce(self) -> None:
@@ -154,7 +154,7 @@ class Callers:
         if waiting and self._chance.happens(0.5):
             self._harness.cancel(self._chance.pick(waiting))
         else:
-            self._harness.miss(SentLease(self._queue(), 3, 0, 1, None))
+            self._harness.submit_and_abandon(SentLease(self._queue(), 3, 0, 1, None))
 
 
 # -- several at the same time ------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class ConcurrentCallers:
         self._callers = callers
         self._operator = operator
 
-    def crowd(self) -> None:
+    def share_failing_turn(self) -> None:
         """One turn for several requests, in which something goes wrong, and what its callers do then."""
         harness, chance = self._harness, self._chance
         queue = chance.pick(sorted(harness.model.queues))
@@ -201,11 +201,11 @@ class ConcurrentCallers:
         try:
             leader.run()
         except Halt:
-            harness.die(power=chance.happens(0.5))
+            harness.crash_and_reopen(power=chance.happens(0.5))
         harness.forget_interrupts()
         self._operator.look_up(queue)
         if chance.happens(0.8):
-            harness.disk.heal()
+            harness.disk.remove_all_faults()
             self._go_on(queue, sent, leader.undo)
 
     # -- one turn ------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class ConcurrentCallers:
                 partial(operator.set_read_only, queue, number, True), partial(operator.set_read_only, queue, number, False), reshapes=True
             )
         if kind == "send":
-            return TurnRunner(operator.sending(queue), undo)
+            return TurnRunner(operator.prepare_send(queue), undo)
         if kind == "call":
             sent = SentLease(queue, 2, 0, 1, None) if chance.happens(0.4) else self._callers.new_produce(queue)
             if not sent.wait:
@@ -260,7 +260,7 @@ class ConcurrentCallers:
         elif reshapes and chance.happens(0.7):
             harness.arm_after_sync(CATALOG, chance.pick(CROWD_FAULTS), chance.rng.randint(1, 4))
         else:
-            harness.arm(chance.pick(CROWD_FAULTS), chance.rng.randint(1, chance.pick([3, 6, 12, 30])))
+            harness.inject_fault(chance.pick(CROWD_FAULTS), chance.rng.randint(1, chance.pick([3, 6, 12, 30])))
 
     def _turn(self, queue: int) -> None:
         loop = self._loop(queue)
@@ -268,7 +268,7 @@ class ConcurrentCallers:
             self._harness.turn(loop)
 
     def _loop(self, queue: int) -> Loop | None:
-        return next((loop for loop in self._harness.broker.loops() if loop.turns.incarnation == queue), None)
+        return next((loop for loop in self._harness.broker.loops() if loop.engine.incarnation == queue), None)
 
     # -- afterwards ----------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class ConcurrentCallers:
 
     def _settle_down(self, queue: int) -> None:
         """A partition that failed is tried again; what is under way within the queue arrives."""
-        if not self._harness.model.census.whole:
+        if not self._harness.model.census.all_healthy:
             self._harness.advance(1 * SECOND)
         for _ in range(CROWD_TURNS):
             loop = self._loop(queue)

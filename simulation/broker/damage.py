@@ -60,7 +60,7 @@ class BrokerCopy:
 
     @property
     def queues(self) -> list[int]:
-        return [loop.turns.incarnation for loop in self.broker.loops()]
+        return [loop.engine.incarnation for loop in self.broker.loops()]
 
     def rest(self) -> None:
         """Run turns until no queue wants one."""
@@ -75,9 +75,9 @@ class BrokerCopy:
         """Let what fails be tried again, and what is under way arrive."""
         for _ in range(12):
             self.rest()
-            members = [member for loop in self.broker.loops() for member in loop.turns.members.values()]
-            if all(member.healthy or member.closed for member in members) and not any(
-                loop.turns.carrying.under_way for loop in self.broker.loops()
+            members = [member for loop in self.broker.loops() for member in loop.engine.handles.values()]
+            if all(member.is_usable or member.closed for member in members) and not any(
+                loop.engine.transfer_step.outgoing_count for loop in self.broker.loops()
             ):
                 return
             self.clock.advance(1 * SECOND)
@@ -95,7 +95,7 @@ class BrokerCopy:
 
     def states(self) -> Iterator[tuple[int, Any]]:
         """(incarnation, member) of every partition."""
-        return ((loop.turns.incarnation, member) for loop in self.broker.loops() for member in loop.turns.members.values())
+        return ((loop.engine.incarnation, member) for loop in self.broker.loops() for member in loop.engine.handles.values())
 
     # -- ways to read --------------------------------------------------------------------------------
 
@@ -110,9 +110,9 @@ class BrokerCopy:
                 for offset, payload in payloads([part]).items():
                     assert (queue, partition, offset) not in found, f"a cursor read {partition}-{offset} twice"
                     found[queue, partition, offset] = payload
-            if not page.items and page.behind == at:
+            if not page.items and page.next_offsets == at:
                 return found
-            at = page.behind
+            at = page.next_offsets
 
     def listed(self, queue: int) -> dict[CopyPlace, bytes]:
         """Every item in every state, page by page."""
@@ -127,9 +127,9 @@ class BrokerCopy:
 def check_damaged_copy(files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random, say: StepPrinter) -> None:
     """Damage a copy of a broker's disk, whose process is gone, and use it."""
     files = files.copy()
-    files.mend()
-    files.fill(None)
-    files.readonly(False)
+    files.clear_faults()
+    files.set_free_bytes(None)
+    files.set_read_only(False)
     files.kill()
     twin = BrokerCopy(files, copy.deepcopy(clock), segment_bytes, rng)
     for queue in twin.queues:
@@ -141,11 +141,11 @@ def check_damaged_copy(files: SimulatedFiles, clock: ManualClock, segment_bytes:
     in_use = rng.random() < 0.4
     if in_use:
         twin.open()
-    use.hurt(say)
+    use.damage_logs(say)
     if not in_use:
         twin.open()
     twin.calm()
-    use.everything(sure=not in_use)
+    use.check_all(sure=not in_use)
 
 
 class DamagedBroker:
@@ -160,7 +160,7 @@ class DamagedBroker:
         """Those that are not done."""
         for queue, member in twin.states():
             state = member.state
-            found = payloads(member.open.items(state.dropped.missing(0, state.next_offset)))
+            found = payloads(member.usable_partition.items(state.dropped.missing(0, state.next_offset)))
             self._there |= {(queue, member.number, offset): payload for offset, payload in found.items()}
             alive = {offset for offset in found if state.state_of(offset) is not ItemState.COMPLETED}
             self._wanted |= {(queue, member.number, offset): found[offset] for offset in alive}
@@ -168,14 +168,14 @@ class DamagedBroker:
         self._logs = sorted({spot[:2] for spot in self._there})
         self._sure = True
 
-    def hurt(self, say: StepPrinter) -> None:
+    def damage_logs(self, say: StepPrinter) -> None:
         """Damage one log, or two."""
         rng = self._twin.rng
         for queue, partition in rng.sample(self._logs, min(len(self._logs), rng.choice([1, 1, 2]))):
             harm = LogDamage(self._twin.files, f"{ROOT}/logs/{queue:016x}/{partition:05d}/", rng, say)
             self._damaged |= {(queue, partition, offset) for offset in harm.items}
 
-    def everything(self, *, sure: bool) -> None:
+    def check_all(self, *, sure: bool) -> None:
         """`sure`: damaged items are met as such, because nothing of them was open or in memory when the damage was done."""
         self._sure = sure
         steps = [self._check_read, self._check_listed]

@@ -71,28 +71,28 @@ class BrokerHarness(SimulatedMachine):
             self.broker.loop(sent.incarnation).submit(sent.request)
         except (QueueNotFound, BrokerClosed) as error:
             sent.request.finish(error=error)
-        self._digest()
+        self._observe_and_check()
 
     def call(self, sent: SentRequest) -> None:
         """A caller runs the turn itself. It may be interrupted; then it never learns its answer, but all others learn theirs."""
         self._ready(sent)
         self.model.census.changed.add(sent.incarnation)
         try:
-            self.broker.run(sent.incarnation, sent.request)
+            self.broker.run_request(sent.incarnation, sent.request)
         except KeyboardInterrupt:
             self._drop(sent)
             self.model.lost(sent)
             self._go_on(sent.incarnation)
         except PenstockError as error:
             sent.request.finish(error=error)  # unless that is what it was answered
-        self._digest()
+        self._observe_and_check()
 
     def _ready(self, sent: SentRequest) -> None:
         self.say("   %s", sent)
         sent.make(ManualClock.read(self.clock).elapsed)  # an interrupt is for whoever runs the turn
         sent.request.on_done = partial(self._note, sent)
-        sent.calm = not self.disk.failing
-        sent.quiet = self.model.census.whole and sent.calm
+        sent.no_file_failed = not self.disk.failure_pending
+        sent.no_failure_expected = self.model.census.all_healthy and sent.no_file_failed
         self._pending.append(sent)
         self.model.sending(sent)
 
@@ -117,22 +117,22 @@ class BrokerHarness(SimulatedMachine):
         self._answers = [other for other in self._answers if other is not sent]
         sent.request.on_done = None
 
-    def miss(self, sent: SentLease) -> None:
+    def submit_and_abandon(self, sent: SentLease) -> None:
         """A turn answers a request whose caller has just gone."""
         self._missed.append(sent)
         self.model.leases.lost += 1
         sent.make(self.broker.clock.read().elapsed)
         self.broker.loop(sent.incarnation).submit(sent.request)
         for loop in self.broker.loops():
-            if loop.turns.incarnation == sent.incarnation:
+            if loop.engine.incarnation == sent.incarnation:
                 self.model.census.changed.add(sent.incarnation)
                 loop.turn()
         if not sent.request.done:  # it waits for a disk: what it was given goes back when that has answered
             self.model.leases.unknown(sent)
         self.cancel(sent)
-        if self.disk.troubled or not self.model.census.whole:
+        if self.disk.fault_pending or not self.model.census.all_healthy:
             self._doubt_missed()
-        self._digest()
+        self._observe_and_check()
 
     def _doubt_missed(self) -> None:
         """Nobody may come to take back what somebody else did not take."""
@@ -157,13 +157,15 @@ class BrokerHarness(SimulatedMachine):
             self._go_on(leads or queue)
         self.say("   %s → %.300r", what, answer)
         assert "please report this" not in str(answer), f"{what} was answered with a mistake of ours: {answer}"
-        self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops() if queue in (None, loop.turns.incarnation))
-        self._digest(lambda: then(answer) if then is not None else None)
+        self.model.census.changed.update(
+            loop.engine.incarnation for loop in self.broker.loops() if queue in (None, loop.engine.incarnation)
+        )
+        self._observe_and_check(lambda: then(answer) if then is not None else None)
         return answer
 
     # -- disks that take their time ------------------------------------------------------------------
 
-    def hold_up(self, incarnation: int, partition: int, duration: int) -> None:
+    def hang_disk(self, incarnation: int, partition: int, duration: int) -> None:
         """Let the disk of a partition not answer for this long."""
         self.say("   the disk of partition %d of %x hangs for %s s", partition, incarnation, duration / SECOND)
         self._held_up[incarnation, partition] = self.model.now + duration
@@ -175,13 +177,13 @@ class BrokerHarness(SimulatedMachine):
     def _follow_disks(self) -> None:
         """See which partitions went out and which came back. After a slow one is back its queue runs a turn at once, as a runner would."""
         for loop in self.broker.loops():
-            loop.is_slow = partial(self._hangs, loop.turns.incarnation)
+            loop.stays_in_io = partial(self._hangs, loop.engine.incarnation)
             if self._see_landed(loop):
-                self.model.census.changed.add(loop.turns.incarnation)
+                self.model.census.changed.add(loop.engine.incarnation)
                 try:
                     loop.turn()
                 except KeyboardInterrupt:
-                    self._go_on(loop.turns.incarnation)
+                    self._go_on(loop.engine.incarnation)
                 self._see_landed(loop)
 
     def _hangs(self, incarnation: int, member: PartitionHandle) -> bool:
@@ -189,33 +191,33 @@ class BrokerHarness(SimulatedMachine):
 
     def _see_landed(self, loop: Loop) -> bool:
         """Note who is out, and for which answers; whether a slow one came back, in order."""
-        incarnation, now, slow = loop.turns.incarnation, self.model.now, False
-        out = {(incarnation, member.number): member for member in loop.waiting_for_disk}
+        incarnation, now, slow = loop.engine.incarnation, self.model.now, False
+        out = {(incarnation, member.number): member for member in loop.manual_io}
         for owner in [owner for owner in self._out if owner[0] == incarnation]:
             went, since = self._out[owner]
-            if owner in out and out[owner].out_since == went:
+            if owner in out and out[owner].io_since == went:
                 continue
             del self._out[owner]
-            member = loop.turns.members.get(owner[1])
-            if now - since >= SLOW_AFTER and member is not None and (owner in out or member.healthy):
-                self.model.leases.spare(owner, since, sure=not self.disk.troubled)
+            member = loop.engine.handles.get(owner[1])
+            if now - since >= SLOW_AFTER and member is not None and (owner in out or member.is_usable):
+                self.model.leases.postpone_expiry(owner, since, sure=not self.disk.fault_pending)
                 slow = True
         for sent in self._pending:
             if sent.incarnation == incarnation:
-                sent.quiet = sent.quiet and not out
+                sent.no_failure_expected = sent.no_failure_expected and not out
         for owner, member in out.items():
-            self._out.setdefault(owner, (member.out_since, now))
+            self._out.setdefault(owner, (member.io_since, now))
         self._see_awaited(loop)
         return slow
 
     def _see_awaited(self, loop: Loop) -> None:
         """Note for which partitions each answer still waits: others that it rests on have landed, and may go out again before it leaves."""
-        sent_by = {id(sent.request): sent for sent in self._pending if sent.incarnation == loop.turns.incarnation}
+        sent_by = {id(sent.request): sent for sent in self._pending if sent.incarnation == loop.engine.incarnation}
         for sent in sent_by.values():
             sent.awaits = set()
-        for member in loop.turns.outs.values():
-            if member.out and member not in loop.turns.landed:
-                for waiting in member.unanswered:
+        for member in loop.engine.handles_in_io.values():
+            if member.in_io and member not in loop.engine.io_finished:
+                for waiting in member.pending_answers:
                     found = sent_by.get(id(waiting.request))
                     if found is not None:
                         found.ran_at = self.model.now if found.ran_at is None else found.ran_at
@@ -223,7 +225,7 @@ class BrokerHarness(SimulatedMachine):
 
     def _check_landed(self, sent: SentRequest) -> None:
         """No answer speaks of a partition that is out."""
-        loop = next((loop for loop in self.broker.loops() if loop.turns.incarnation == sent.incarnation), None)
+        loop = next((loop for loop in self.broker.loops() if loop.engine.incarnation == sent.incarnation), None)
         answer = sent.request.answer
         if loop is None or sent.request.error is not None or not isinstance(answer, list):
             return
@@ -233,7 +235,7 @@ class BrokerHarness(SimulatedMachine):
         if isinstance(sent, SentSettle):
             rests_on = [held.partition for (held, _), one in zip(sent.parts, answer, strict=True) if isinstance(one, Settled)]
         unsure = rests_on if sent.ran_at is None else sent.awaits.intersection(rests_on)  # the others have landed, and may be out again
-        out = [number for number in unsure if number in loop.turns.members and loop.turns.members[number].out]
+        out = [number for number in unsure if number in loop.engine.handles and loop.engine.handles[number].in_io]
         if out:
             self._too_early.append(f"{sent} was answered while partitions {out} were out: {answer!r:.200}")
 
@@ -241,20 +243,20 @@ class BrokerHarness(SimulatedMachine):
 
     def turn(self, loop: Loop) -> None:
         """One turn of one queue."""
-        self.say("   turn of %s", loop.turns.name)
-        self.model.census.changed.add(loop.turns.incarnation)
+        self.say("   turn of %s", loop.engine.name)
+        self.model.census.changed.add(loop.engine.incarnation)
         try:
             loop.turn()
         except KeyboardInterrupt:
-            self._go_on(loop.turns.incarnation)
-        self._digest()
+            self._go_on(loop.engine.incarnation)
+        self._observe_and_check()
 
     def _go_on(self, queue: int | None) -> None:
         """Whoever ran a turn of a queue was interrupted: somebody else runs the next one, with everybody's requests."""
         self.say("   interrupted")
         self.forget_interrupts()
         for loop in self.broker.loops():
-            if loop.turns.incarnation == queue:
+            if loop.engine.incarnation == queue:
                 self._see_awaited(loop)
                 loop.turn()
 
@@ -262,7 +264,7 @@ class BrokerHarness(SimulatedMachine):
         """Queues that would run a turn by themselves now."""
         return loops_due(self.broker)
 
-    def rest(self) -> None:
+    def run_until_idle(self) -> None:
         """Run turns, in any order, until no queue wants one."""
         for _ in range(MOST_TURNS):
             loops = self.wanting()
@@ -272,15 +274,15 @@ class BrokerHarness(SimulatedMachine):
         else:
             raise AssertionError(f"{self.wanting()} find no rest")
         self._missed.clear()
-        self.model.at_rest(self.broker.loops(), self._pending, self.broker.clock.read().elapsed, troubled=self.disk.troubled)
+        self.model.at_rest(self.broker.loops(), self._pending, self.broker.clock.read().elapsed, troubled=self.disk.fault_pending)
 
-    def calm(self) -> None:
+    def recover_all(self) -> None:
         """Nothing goes wrong for a while: what fails is tried again, what is under way arrives."""
-        self.disk.heal()
+        self.disk.remove_all_faults()
         self._held_up.clear()
         for _ in range(12):
-            self.rest()
-            if self.model.settled(self.broker.loops()):
+            self.run_until_idle()
+            if self.model.is_idle(self.broker.loops()):
                 break
             self.advance(1 * SECOND)
         self.model.check_calm(self.broker.loops())
@@ -298,7 +300,7 @@ class BrokerHarness(SimulatedMachine):
         self.clock.step_wall(step)
         self.model.pass_time(0, self.clock.read().wall)
 
-    def _digest(self, effect: Callable[[], None] | None = None) -> None:
+    def _observe_and_check(self, effect: Callable[[], None] | None = None) -> None:
         """Look at everything that has changed and judge every answer."""
         self._follow_disks()
         assert not self._too_early, self._too_early[0]
@@ -313,7 +315,7 @@ class BrokerHarness(SimulatedMachine):
         for sent in answers:
             self._pending = [other for other in self._pending if other is not sent]
             self.say("   answer to %s: %.400r", sent, sent.request.error or sent.request.answer)
-            model.judge(sent)
+            model.check_answer(sent)
             self._check_quiet(sent)
             self._check_calm(sent)
         model.compare()
@@ -322,12 +324,12 @@ class BrokerHarness(SimulatedMachine):
         """Nobody is told of a failed disk, or that nobody knows, because somebody else was interrupted."""
         wrong = _troubles(sent)
         late = sent.ran_at is not None and sent.ran_at + SLOW_AFTER <= self.model.now
-        assert late or not (wrong and sent.quiet), f"no file call failed, and yet {sent} was answered with {wrong[0]!r}"
+        assert late or not (wrong and sent.no_failure_expected), f"no file call failed, and yet {sent} was answered with {wrong[0]!r}"
 
     def _check_calm(self, sent: SentRequest) -> None:
         """While partitions are out or fail, and no file call has failed since: whoever is refused may ask again, or went elsewhere."""
         partitions = self.model.census.partitions
-        for error in _troubles(sent) if sent.calm else ():
+        for error in _troubles(sent) if sent.no_file_failed else ():
             if isinstance(error, OutcomeUnknown):
                 assert sent.ran_at is not None and sent.ran_at < self.model.now, f"{sent} did not wait for a disk and was told {error!r}"
                 continue
@@ -341,15 +343,15 @@ class BrokerHarness(SimulatedMachine):
         """Every log tells what its partition knows."""
         with self.disk.undisturbed():
             for loop in self.broker.loops():
-                for member in loop.turns.members.values():
-                    checks.check_replay(member.open)
+                for member in loop.engine.handles.values():
+                    checks.check_replay(member.usable_partition)
 
     # -- bad luck ------------------------------------------------------------------------------------
 
-    def arm(self, fault: Fault, ahead: int) -> None:
+    def inject_fault(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""
         self._expect(fault)
-        super().arm(fault, ahead)
+        super().inject_fault(fault, ahead)
 
     def arm_after_sync(self, path: str, fault: Fault, ahead: int) -> None:
         """A file call soon after the next sync of such a file will go wrong."""
@@ -360,17 +362,17 @@ class BrokerHarness(SimulatedMachine):
     def _expect(self, fault: Fault) -> None:
         self._doubt_missed()
         if fault != "interrupt":
-            self.not_quiet()
+            self.expect_failures()
 
     def fill_disk(self, free_bytes: int) -> None:
         self._doubt_missed()
-        self.not_quiet()
-        self.disk.fill(free_bytes)
+        self.expect_failures()
+        self.disk.set_free_bytes(free_bytes)
 
-    def not_quiet(self) -> None:
+    def expect_failures(self) -> None:
         """Whoever waits for an answer may be told of trouble."""
         for sent in (*self._pending, *self._answers):
-            sent.quiet = sent.calm = False
+            sent.no_failure_expected = sent.no_file_failed = False
 
     def interrupt_at_clock(self, ahead: int) -> None:
         """Whoever reads the clock then is interrupted."""
@@ -387,7 +389,7 @@ class BrokerHarness(SimulatedMachine):
         """A broker like this one, of whose items some are damaged: the others are served."""
         damage.check_damaged_copy(self.disk, self.clock, self.segment_bytes, rng, self.say)
 
-    def die(self, power: bool) -> None:
+    def crash_and_reopen(self, power: bool) -> None:
         """The process ends here; then another one finds what there is."""
         self._end(power)
         self._open()
@@ -395,7 +397,7 @@ class BrokerHarness(SimulatedMachine):
     def _end(self, power: bool) -> None:
         """What was answered was answered; what was not is nobody's to know."""
         self.forget_interrupts()
-        self.not_quiet()
+        self.expect_failures()
         self._doubt_missed()
         self._unjudged, self._answers = self._answers, []
         for sent in self._pending:
@@ -408,7 +410,7 @@ class BrokerHarness(SimulatedMachine):
             self.cut_power(downtime)
             self.model.rebooted(downtime, self.clock.read().wall, power=True)
         else:
-            self.end_process()
+            self.kill_process()
 
     def restart(self, reboot: int | None) -> None:
         """Close and open again, perhaps after a reboot that took so long."""
@@ -416,7 +418,7 @@ class BrokerHarness(SimulatedMachine):
             self.broker.close()
         except (StorageFailed, OutcomeUnknown) as error:
             self.say("   closing: %r", error)
-            self.die(power=False)
+            self.crash_and_reopen(power=False)
             return
         self._unjudged, self._answers = self._answers, []
         self.model.leases.look_back(self.broker.loops())
@@ -443,14 +445,14 @@ class BrokerHarness(SimulatedMachine):
                     self.disk.kill()
             except (StorageFailed, OutcomeUnknown) as error:
                 self.say("   opening: %r", error)
-                self.disk.heal()
+                self.disk.remove_all_faults()
                 self.disk.kill()
         self._out.clear()
         queues: list[QueueDescription] = self.broker.call(ListQueues())
         self.model.opened(queues)
-        self.model.census.changed.update(loop.turns.incarnation for loop in self.broker.loops())
+        self.model.census.changed.update(loop.engine.incarnation for loop in self.broker.loops())
         self._answers, self._unjudged = self._unjudged, []
-        self._digest()
+        self._observe_and_check()
         self.model.decided()
 
 

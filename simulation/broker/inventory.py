@@ -118,8 +118,8 @@ class ItemInventory:
         """Copies that were not there at the last look."""
         self.changed: set[int] = set()
         """Incarnations of queues that ran a turn since the last look."""
-        self.whole = True
-        self.looking_on: set[int] = set()
+        self.all_healthy = True
+        self.unfinished_leases: set[int] = set()
         """Queues of which a lease did not look through everything in its turn: it goes on in the next."""
         self._looks = 0
         self.reader_of: Callable[[int, int], ReadablePartition] = _no_reader
@@ -131,39 +131,39 @@ class ItemInventory:
         """See what has changed."""
         self.arrivals = []
         self._looks += 1
-        there = {loop.turns.incarnation: loop for loop in loops}
-        for owner in [owner for owner in self.partitions if owner[0] not in there or owner[1] not in there[owner[0]].turns.members]:
+        there = {loop.engine.incarnation: loop for loop in loops}
+        for owner in [owner for owner in self.partitions if owner[0] not in there or owner[1] not in there[owner[0]].engine.handles]:
             del self.partitions[owner]  # the queue was deleted, or a resize that wanted the partition was given up
         with self._undisturbed():
             for incarnation, loop in there.items():
                 if incarnation in self.changed:
-                    for member in loop.turns.members.values():
+                    for member in loop.engine.handles.values():
                         self._look_into(incarnation, member)
-        self.looking_on = {incarnation for incarnation, loop in there.items() if loop.turns.leasing.looked_on}
+        self.unfinished_leases = {incarnation for incarnation, loop in there.items() if loop.engine.lease_step.search_unfinished}
         self.changed.clear()
-        self.whole = all(seen.healthy for seen in self.partitions.values())
+        self.all_healthy = all(seen.healthy for seen in self.partitions.values())
         self._gather()
 
     def _look_into(self, incarnation: int, member: PartitionHandle) -> None:
         seen = self.partitions.setdefault((incarnation, member.number), ObservedPartition())
         closed = member.closed and member.summary is not None
-        seen.was_healthy, seen.healthy = seen.healthy, closed or (member.healthy and not member.open.failed)
+        seen.was_healthy, seen.healthy = seen.healthy, closed or (member.is_usable and not member.usable_partition.failed)
         paused = member.summary.paused_produce if closed and member.summary is not None else seen.healthy and member.state.paused_produce
-        seen.takes_items = seen.healthy and member.fenced and not paused
+        seen.takes_items = seen.healthy and member.fences_ready and not paused
         if not seen.healthy or (closed and seen.summary is member.summary):
             return
         seen.summary = member.summary if closed else None
-        opened: ReadablePartition = self.reader_of(incarnation, member.number) if closed else member.open
+        opened: ReadablePartition = self.reader_of(incarnation, member.number) if closed else member.usable_partition
         state = opened.state
         assert not state.lost and not opened.gaps, f"nothing was damaged, and yet partition {member.number} lacks {state.lost.runs}"
         if state is not seen.state:
             self._forget(seen, state)
-        elif isinstance(opened, Partition) and seen.changes == opened.changes and self._looks % FULL_LOOK:
+        elif isinstance(opened, Partition) and seen.changes == opened.records_applied and self._looks % FULL_LOOK:
             return
-        seen.changes = opened.changes if isinstance(opened, Partition) else -1
+        seen.changes = opened.records_applied if isinstance(opened, Partition) else -1
         self._read(incarnation, member.number, opened, seen)
         seen.lives = states_of(state)
-        seen.buried = set(state.buried)
+        seen.buried = set(state.burials)
         seen.dropped = set(offsets(state.dropped.runs))
         seen.held = {number: offsets(grant.runs()) for number, grant in state.leases.live.items()}
         seen.spots = [
@@ -237,13 +237,13 @@ class ItemInventory:
         """The copy of an item that a queue has, if it is neither resolved nor on its way elsewhere."""
         return next((spot for spot in self.of(tag).live if spot.place.incarnation == incarnation), None)
 
-    def left(self, incarnation: int) -> list[CopyPlace]:
+    def moved_from(self, incarnation: int) -> list[CopyPlace]:
         """Places in a queue whose items have gone on elsewhere."""
-        return [place for tag, place in self._done_in(incarnation) if place != tag.places[-1] or tag.vanished]
+        return [place for tag, place in self._done_in(incarnation) if place != tag.places[-1] or tag.deleted_with_queue]
 
     def perhaps_left(self, incarnation: int) -> int:
         """How many of these may have been completed there instead: a queue was deleted, with what had come to it before anybody looked."""
-        return sum(place == tag.places[-1] and tag.vanished for tag, place in self._done_in(incarnation))
+        return sum(place == tag.places[-1] and tag.deleted_with_queue for tag, place in self._done_in(incarnation))
 
     def _done_in(self, incarnation: int) -> list[tuple[TrackedItem, CopyPlace]]:
         done = ((tag, spot.place) for tag, found in self.found.items() for spot in found.done)
@@ -264,18 +264,18 @@ class ItemInventory:
         """The counters of a queue are a recount of its partitions. What went elsewhere is not counted among the completed, and that it
         arrived there can be seen only while every partition can."""
         for loop in loops:
-            incarnation = loop.turns.incarnation
-            partitions = [self.partitions[incarnation, number] for number in loop.turns.members]
+            incarnation = loop.engine.incarnation
+            partitions = [self.partitions[incarnation, number] for number in loop.engine.handles]
             if not all(seen.healthy for seen in partitions):
                 continue
-            stats = loop.inspect(lambda turns: queries.stats(turns, ReadStats()))
+            stats = loop.run_between_turns(lambda turns: queries.stats(turns, ReadStats()))
             recount = Counter(life for seen in partitions for life in seen.lives)
             for life in ItemState:
                 said, least, most = getattr(stats, life.value), recount[life], recount[life]
                 if life is ItemState.COMPLETED:
-                    least -= len(self.left(incarnation))
+                    least -= len(self.moved_from(incarnation))
                     most = least + self.perhaps_left(incarnation)
-                    if not self.whole or any(seen.dropped for seen in partitions):
+                    if not self.all_healthy or any(seen.dropped for seen in partitions):
                         continue
                 right = least <= said <= most
                 assert right, f"{said} items of {stats.name} are said to be {life.value}, and {least} to {most} are"

@@ -49,19 +49,19 @@ class TrackedItem:
     """The same date, kept."""
     scheduled: bool = False
     """It takes its place when it is due, whenever that is noticed."""
-    mortal: bool = False
+    has_ttl: bool = False
     """It has a ttl."""
     acknowledged: bool = False
-    void: bool = False
+    must_not_exist: bool = False
     """It must not be found anywhere: it was refused, or was the duplicate of another."""
     seen: bool = False
     """It was found stored, whether or not that was acknowledged."""
     resolved: bool = False
     """Completed or cleared for good, unless it is sought."""
-    vanished: bool = False
+    deleted_with_queue: bool = False
     """Its queue was deleted, unless it had just left."""
     completed_by: "TrackedLease | None" = None
-    doers: int = 0
+    resolving_requests: int = 0
     """Requests under way, or lost, that may have resolved it."""
     arrival: "FirstSighting | None" = None
     """When and where it was found for the first time."""
@@ -70,13 +70,13 @@ class TrackedItem:
     out_of_order: bool = False
     """It has lost its place, perhaps before it was acknowledged."""
     holder: "TrackedLease | None" = None
-    handed: int = 0
+    times_leased: int = 0
     """How often it was handed out."""
     attempt: int = 0
     """The next lease of it is a later attempt than this; 0 when nobody can say."""
     not_before: int = 0
     """A delay holds it until then; 0 when there is none, or nobody knows."""
-    homing: int = 0
+    returning_to: int = 0
     """The queue to which an operator sent it, and where its key is parked for it."""
     places: list[CopyPlace] = field(default_factory=list)
     """Every place where it was ever found, in that order."""

@@ -35,7 +35,7 @@ class SharedModelState:
 
     def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
         self.now = 0
-        self.era = 0
+        self.boot_count = 0
         """How often the machine was rebooted: then nobody can say how much time has passed."""
         self.tags: dict[bytes, TrackedItem] = {}
         self.queues: dict[int, QueueDescription] = {}
@@ -50,7 +50,7 @@ class SharedModelState:
 
     def remembers(self, sent: SentRequest, later: int = 0) -> bool:
         """Whether a request is surely known by its id, now or so much later."""
-        return self.era == sent.era and self.now + later - sent.since < REMEMBERED
+        return self.boot_count == sent.era and self.now + later - sent.since < REMEMBERED
 
 
 class LeaseModel:
@@ -119,11 +119,11 @@ class LeaseModel:
     def look_back(self, loops: Iterable[Loop]) -> None:
         """The process has ended: of partitions that it opened anew in its last moments, leases may be lost too."""
         for loop in loops:
-            for number, member in loop.turns.members.items():
-                known = self._states.get((loop.turns.incarnation, number))
-                if member.partition is None or not member.healthy or (known is not None and known is not member.partition.state):
-                    self.doubt(loop.turns.incarnation, number)
-                    self._doubted.add((loop.turns.incarnation, number))
+            for number, member in loop.engine.handles.items():
+                known = self._states.get((loop.engine.incarnation, number))
+                if member.partition is None or not member.is_usable or (known is not None and known is not member.partition.state):
+                    self.doubt(loop.engine.incarnation, number)
+                    self._doubted.add((loop.engine.incarnation, number))
         self._states.clear()
 
     def decided(self) -> None:
@@ -142,7 +142,7 @@ class LeaseModel:
         until = self.now + max(sent.timeout, self._facts.queues[sent.incarnation].options.policy.lease_timeout)
         self.unknown_until[sent.incarnation] = max(until, self.unknown_until.get(sent.incarnation, 0))
 
-    def spare(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
+    def postpone_expiry(self, owner: tuple[int, int], since: int, *, sure: bool) -> None:
         """A slow partition is back: leases that had not ended when it went out (`since`) do not end for a while, if nothing fails."""
         self._spared_until[owner] = self.now + GRACE
         if owner[0] in self.unknown_until:
@@ -165,7 +165,7 @@ class LeaseModel:
     # -- lease ---------------------------------------------------------------------------------------
 
     def leased(self, sent: SentLease, answer: list[LeaseResult], error: PenstockError | None) -> None:
-        if error is not None or not self._census.whole:
+        if error is not None or not self._census.all_healthy:
             self.unknown(sent)
         if error is not None:
             return
@@ -196,7 +196,7 @@ class LeaseModel:
             self._check_given(held, offset, tag)
         self._check_attempts(held, granted.attempts)
         for tag in given.values():
-            tag.holder, tag.handed = held, tag.handed + 1
+            tag.holder, tag.times_leased = held, tag.times_leased + 1
         self._check_contents(handed, given)
         self._order.check(held, sent.per_key, self.held, self.now)
         if sent.ran_at is None:  # else what waits now did not wait then
@@ -252,14 +252,14 @@ class LeaseModel:
             held.busy = True
             held.leaving.update(wanted if sent.action != "extend" else ())
         for tag in sent.follow_ups:  # it was refused before, and may be made now
-            tag.void = False
+            tag.must_not_exist = False
         if sent.action == "complete":
             for tag in sent.tags:
-                tag.doers += 1
+                tag.resolving_requests += 1
 
     def unsettled(self, sent: SentSettle) -> None:
         """Nobody knows whether it was done."""
-        sent.unknown = True
+        sent.answer_lost = True
         for held, _ in sent.parts:
             held.doubtful, held.busy = True, False
             held.leaving, held.left, held.surely_left = set(), set(), set()
@@ -286,31 +286,31 @@ class LeaseModel:
             self.unsettled(sent)
             return
         assert not held.surely_left, f"{sent} was refused, and yet somebody else has {sorted(held.surely_left)} of {held}: {error}"
-        if isinstance(error, LeaseLost) and not sent.unknown:
+        if isinstance(error, LeaseLost) and not sent.answer_lost:
             sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._facts.queues
             sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)
             sure = sure and not (sent.then and held.early(wanted))
             assert not sure, f"{sent} was refused though {held} is valid for another {(held.deadline - self.now) / SECOND} s: {error}"
             for offset in wanted:
                 held.close(offset)
-        if not sent.unknown:
+        if not sent.answer_lost:
             self._undo(sent, held, wanted)
             for tag in sent.follow_ups:
-                tag.void = tag.void or not tag.seen
+                tag.must_not_exist = tag.must_not_exist or not tag.seen
 
     def _undo(self, sent: SentSettle, held: TrackedLease, wanted: Iterable[int]) -> None:
         """These were not completed by this request."""
         if sent.action == "complete":
             for tag in sent.tags:
                 if any(tag is held.open.get(offset) for offset in wanted):
-                    tag.doers = max(0, tag.doers - 1)
+                    tag.resolving_requests = max(0, tag.resolving_requests - 1)
 
     def _accepted(self, sent: SentSettle, held: TrackedLease, wanted: list[int], result: Settled) -> None:
         refused = {*result.refused, *result.early}
         done = [offset for offset in wanted if offset not in refused]
-        known = held.surely_left.issubset(done) or sent.unknown
+        known = held.surely_left.issubset(done) or sent.answer_lost
         assert known, f"{sent} was answered with {result}, and {sorted(held.surely_left)} are with others"
-        if sent.unknown or sent.times > 1 or (held.doubtful and result.done < len(done)):
+        if sent.answer_lost or sent.times > 1 or (held.doubtful and result.done < len(done)):
             self._accepted_later(sent, held, done, result)
             return
         settled = sum(offset in held.open or offset in held.done or offset in held.left for offset in done)
@@ -347,13 +347,13 @@ class LeaseModel:
         for tag in sent.follow_ups:
             if not by_others:
                 tag.acknowledged = tag.acknowledged or result.done > 0
-            elif sent.answered is None and not sent.unknown:  # another request has completed the items, and that one had no follow-ups
-                tag.void = tag.void or not tag.seen
+            elif sent.answered is None and not sent.answer_lost:  # another request has completed the items, and that one had no follow-ups
+                tag.must_not_exist = tag.must_not_exist or not tag.seen
 
     def _do(self, sent: SentSettle, held: TrackedLease, done: list[int]) -> None:
         """What the answer means."""
         if sent.action == "extend":
-            if sent.latest_era == self._facts.era:
+            if sent.latest_era == self._facts.boot_count:
                 held.deadline = max(sent.ran(self.now) + (sent.timeout or held.timeout), held.spared_until)
             else:  # the machine was rebooted before anybody learnt of it: every lease was given its time anew
                 held.doubtful = True
@@ -365,7 +365,7 @@ class LeaseModel:
                 self._complete(held, offset, tag, sure=True)
             else:
                 spot = self._census.lives_in(tag, held.incarnation)
-                known = spot is not None and not spot.buried and sent.latest_era == self._facts.era
+                known = spot is not None and not spot.buried and sent.latest_era == self._facts.boot_count
                 if sent.action == "retry" and sent.delay:
                     tag.not_before = sent.ran(self.now) + sent.delay if known else 0  # an earlier delay says nothing any more
                 if sent.action == "retry" and not sent.counted:
@@ -381,6 +381,6 @@ class LeaseModel:
             assert tag.completed_by is held, f"{tag} was completed by {tag.completed_by} and by {held}"
         if sure:
             found = self._census.of(tag)
-            assert not found.live or not self._census.whole, f"{tag} was completed by {held}, and is there: {found}"
+            assert not found.live or not self._census.all_healthy, f"{tag} was completed by {held}, and is there: {found}"
             tag.completed_by, tag.resolved = held, True
-            tag.doers = max(0, tag.doers - 1)
+            tag.resolving_requests = max(0, tag.resolving_requests - 1)

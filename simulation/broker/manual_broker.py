@@ -24,4 +24,4 @@ def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Rando
 def loops_due(broker: EmbeddedBroker) -> list[Loop]:
     """Queues that would run a turn by themselves now."""
     now = broker.clock.read().elapsed
-    return [loop for loop in broker.loops() if loop.busy or (loop.turns.next_run is not None and loop.turns.next_run <= now)]
+    return [loop for loop in broker.loops() if loop.busy or (loop.engine.next_run is not None and loop.engine.next_run <= now)]

@@ -84,7 +84,7 @@ class BrokerModel(SharedModelState):
 
     def rebooted(self, downtime: int, wall: int, *, power: bool) -> None:
         """The machine was off: elapsed time began anew, and a power cut took what was not synced."""
-        self.era += 1
+        self.boot_count += 1
         ended = self.now
         self.pass_time(downtime, wall)
         self.leases.rebooted(ended, power=power)
@@ -116,11 +116,11 @@ class BrokerModel(SharedModelState):
         """What was found after an opening was looked at: lost requests have had their effect, or never will."""
         self.leases.decided()
         self.priorities.judging = True
-        if self.census.whole:
+        if self.census.all_healthy:
             self.clearing.clear()
             self.seeking.clear()
             for tag in self.tags.values():
-                tag.doers = 0
+                tag.resolving_requests = 0
 
     def created(self, info: QueueDescription) -> None:
         self.queues[info.incarnation] = info
@@ -164,9 +164,9 @@ class BrokerModel(SharedModelState):
                 here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
                 assert not (here and chosen[spot.life.value] and spot.life is not ItemState.LEASED), f"{tag} was cleared and is {spot}"
 
-    def over(self, incarnation: int) -> None:
+    def operation_done(self, incarnation: int) -> None:
         """An operator's word was answered, and what it did was looked at."""
-        if self.census.whole:
+        if self.census.all_healthy:
             self.clearing.discard(incarnation)
             self.seeking.discard(incarnation)
 
@@ -174,18 +174,18 @@ class BrokerModel(SharedModelState):
 
     def sending(self, sent: SentRequest) -> None:
         if sent.first:
-            sent.since, sent.era = self.now, self.era
-        sent.latest_era = self.era
+            sent.since, sent.era = self.now, self.boot_count
+        sent.latest_era = self.boot_count
         if isinstance(sent, SentProduce):
             for index, tag in enumerate(sent.tags):
-                tag.void = tag.void and index in sent.ids
+                tag.must_not_exist = tag.must_not_exist and index in sent.ids
                 self._asked[tag] = sent
         elif isinstance(sent, SentSettle):
             self.leases.settling(sent)
 
     def lost(self, sent: SentRequest) -> None:
         """The process ended before the answer."""
-        sent.unknown = True
+        sent.answer_lost = True
         if isinstance(sent, SentProduce):
             self._forget_asked(sent)
             self._unknown(sent, sent.tags)
@@ -194,7 +194,7 @@ class BrokerModel(SharedModelState):
         elif isinstance(sent, SentSettle):
             self.leases.unsettled(sent)
 
-    def judge(self, sent: SentRequest) -> None:
+    def check_answer(self, sent: SentRequest) -> None:
         """An answer came."""
         answer, error = sent.request.answer, sent.request.error
         if isinstance(sent, SentProduce):
@@ -227,19 +227,19 @@ class BrokerModel(SharedModelState):
             numbers = list(part.stored.offsets)
             assert len(numbers) == len(indexes), f"{len(indexes)} items got {len(numbers)} ids: {part}"
             for index, number in zip(indexes, numbers, strict=True):
-                self._stored(sent, index, CopyPlace(sent.incarnation, *locate(part.partition, number)), again=part.stored.again)
+                self._stored(sent, index, CopyPlace(sent.incarnation, *locate(part.partition, number)), again=part.stored.repeated)
 
     def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
         """Nothing of these is stored, unless the error says that nobody knows."""
         indexes = list(indexes)
         tags = [sent.tags[index] for index in indexes]
         if isinstance(error, OutcomeUnknown):
-            sent.unknown = True
+            sent.answer_lost = True
             self._unknown(sent, tags)
-        elif not sent.unknown:
+        elif not sent.answer_lost:
             for index, tag in zip(indexes, tags, strict=True):
                 if not tag.seen and index not in sent.ids:
-                    tag.void = True
+                    tag.must_not_exist = True
 
     def _unknown(self, sent: SentProduce, tags: Iterable[TrackedItem]) -> None:
         for tag in tags:
@@ -292,7 +292,9 @@ class BrokerModel(SharedModelState):
         name = (sent.incarnation, tag.key, tag.dedup)
         first = self._firsts.get(name)
         if first is not None and first.tag is not tag and not self._is_unsure(name, sent):
-            assert first.until <= sent.ran(self.now) or first.era != self.era, f"{tag} was stored though it is a duplicate of {first.tag}"
+            assert first.until <= sent.ran(self.now) or first.era != self.boot_count, (
+                f"{tag} was stored though it is a duplicate of {first.tag}"
+            )
         if first is None or first.tag is not tag:
             window = self.windows[sent.incarnation]
             self._firsts[name] = DedupEntry(tag, sent.ran(self.now) + window, sent.latest_era)
@@ -304,17 +306,17 @@ class BrokerModel(SharedModelState):
         name = (tag.queue, tag.key, tag.dedup)
         first = self._firsts.get(name)
         asked = self._asked.get(real)
-        over = first is None or first.until <= self.now or first.era != self.era
+        over = first is None or first.until <= self.now or first.era != self.boot_count
         if asked is not None and asked.first and over:  # its answer waits for another partition
             window = self.windows[sent.incarnation]
             first = self._firsts[name] = DedupEntry(real, asked.ran(self.now) + window, asked.latest_era)
         if sent.first and not self._is_unsure(name, sent):
             assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
-            assert first.until > sent.ran(self.now) or first.era != self.era, (
+            assert first.until > sent.ran(self.now) or first.era != self.boot_count, (
                 f"{tag} was taken for a duplicate of {real}, whose window is over"
             )
         real.acknowledged = True  # whatever became of its own answer
-        tag.void = True
+        tag.must_not_exist = True
 
     def _is_unsure(self, name: tuple[int, bytes | None, bytes], sent: SentProduce) -> bool:
         """Whether nobody could say, when a produce was run, which item was the first of that name."""
@@ -336,15 +338,15 @@ class BrokerModel(SharedModelState):
         """An item that comes from elsewhere says where it was, and what happened to it there."""
         before = tag.places[: tag.places.index(place)]
         if came is None:
-            assert not before or not self.census.whole, f"{tag} came to {place} from {before} and does not say so"
+            assert not before or not self.census.all_healthy, f"{tag} came to {place} from {before} and does not say so"
             return
-        buried_in = CopyPlace(came.incarnation, *came.place)
+        buried_in = CopyPlace(came.incarnation, *came.partition_and_offset)
         assert buried_in in before, f"{tag} came to {place} and says that it was at {buried_in}, where it never was: {before}"
         if came.buried_at and before and before[-1] == buried_in:
             known = self.queues.get(came.incarnation)
             assert known is None or known.name == came.queue, f"{tag} came from {came.queue}, and {buried_in} is of {known}"
             assert came.reason, f"{tag} was given up and nobody says why: {came}"
-            assert came.attempts <= tag.handed + self.leases.lost, f"{tag} was handed out {tag.handed} times, and says {came}"
+            assert came.attempts <= tag.times_leased + self.leases.lost, f"{tag} was handed out {tag.times_leased} times, and says {came}"
 
     def _bring_back(self) -> None:
         """Items that were sought are as new, but for their place in the order."""
@@ -364,22 +366,22 @@ class BrokerModel(SharedModelState):
                 continue
             if self._vanishes(tag, found):
                 tag.resolved = tag.seen or tag.acknowledged
-                tag.void, tag.vanished = not tag.resolved, True
+                tag.must_not_exist, tag.deleted_with_queue = not tag.resolved, True
                 continue
             assert len(found.live) <= 1, f"{tag} is in several places: {found}"
             if found.anywhere:
                 tag.seen = True
-                assert not tag.void, f"{tag} was refused, and yet it is there: {found}"
-            if census.whole:
+                assert not tag.must_not_exist, f"{tag} was refused, and yet it is there: {found}"
+            if census.all_healthy:
                 self._compare(tag, found)
-        if census.whole:
+        if census.all_healthy:
             self.vanished.clear()
         census.check_keys()
 
     def _compare(self, tag: TrackedItem, found: ItemCopies) -> None:
         if tag.resolved:
-            assert tag.vanished, f"{tag} was resolved, and is there again: {found}"
-            tag.resolved = tag.vanished = False
+            assert tag.deleted_with_queue, f"{tag} was resolved, and is there again: {found}"
+            tag.resolved = tag.deleted_with_queue = False
             tag.forget_order()
         if found.live:
             assert tag.completed_by is None, f"{tag} was completed by {tag.completed_by}, and is there: {found}"
@@ -392,15 +394,15 @@ class BrokerModel(SharedModelState):
         """An item was resolved where it was last found; another copy may still wait for the news of its arrival."""
         clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
         dropped = any(spot.place.offset in self.census.partitions[spot.place[:2]].dropped for spot in found.done)
-        dropped = dropped and (tag.mortal or bool(tag.handed or self.leases.lost) or self.order.was_buried(tag))
-        assert tag.doers or clearing or dropped, f"{tag} was resolved and nobody asked for that: {found}"
+        dropped = dropped and (tag.has_ttl or bool(tag.times_leased or self.leases.lost) or self.order.was_buried(tag))
+        assert tag.resolving_requests or clearing or dropped, f"{tag} was resolved and nobody asked for that: {found}"
         tag.resolved = True
 
     # -- at rest -------------------------------------------------------------------------------------
 
     def at_rest(self, loops: Sequence[Loop], pending: Sequence[SentRequest], now: int, *, troubled: bool) -> None:
         """No queue wants a turn: whoever waits must have a reason."""
-        out = {loop.turns.incarnation: loop for loop in loops if loop.waiting_for_disk}
+        out = {loop.engine.incarnation: loop for loop in loops if loop.manual_io}
         self.leases.check_known({sent.incarnation for sent in pending if isinstance(sent, SentLease) and sent.ran_at is not None})
         self._check_due()
         with self.undisturbed():
@@ -411,7 +413,7 @@ class BrokerModel(SharedModelState):
             assert not (deadline and late < now), f"{sent} was not answered by its deadline"
             assert deadline or sent.incarnation in out, f"{sent} does not wait, and was not answered"
             if isinstance(sent, SentLease) and sent.first:  # a repetition gets what it got then
-                self._check_waiting(sent, next(loop for loop in loops if loop.turns.incarnation == sent.incarnation))
+                self._check_waiting(sent, next(loop for loop in loops if loop.engine.incarnation == sent.incarnation))
         for queue, info in self.queues.items():
             self._check_producers(info, [sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentProduce)])
             self._check_followers([sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentWatch)])
@@ -422,7 +424,7 @@ class BrokerModel(SharedModelState):
             for spot in found.live:
                 if spot.life is ItemState.SCHEDULED:
                     late = bool(tag.not_before) and tag.not_before <= self.now
-                    if tag.due and not tag.handed and not self.leases.lost:
+                    if tag.due and not tag.times_leased and not self.leases.lost:
                         late = late or (tag.due + SECOND < self.wall and self.date_set_at + SECOND < self.now)
                     assert not late, f"{tag} is due and still {found}"
                 held = tag.holder
@@ -433,7 +435,7 @@ class BrokerModel(SharedModelState):
 
     def _check_producers(self, info: QueueDescription, waiting: Sequence[SentProduce]) -> None:
         """Whoever waits for room waits because there is none."""
-        if waiting and self.census.whole:
+        if waiting and self.census.all_healthy:
             partitions = [seen for (queue, _), seen in self.census.partitions.items() if queue == info.incarnation]
             there = sum(life not in (ItemState.COMPLETED, ItemState.BURIED) for seen in partitions for life in seen.lives)
             fits = there == 0 or there + len(waiting[0].tags) <= info.options.max_items
@@ -448,12 +450,12 @@ class BrokerModel(SharedModelState):
 
     def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
         """Whoever waits for items waits because there is none to be had."""
-        members = [member for member in loop.turns.members.values() if member.healthy]
-        whole = len(members) == len(loop.turns.members)
+        members = [member for member in loop.engine.handles.values() if member.is_usable]
+        whole = len(members) == len(loop.engine.handles)
         paused = any(seen.paused for (queue, _), seen in self.census.partitions.items() if queue == sent.incarnation)
-        if sent.ran_at is not None or (loop.turns.deferred and not whole) or paused:
+        if sent.ran_at is not None or (loop.engine.deferred and not whole) or paused:
             return
-        if any(member.awaited and member.has_ready_items for member in loop.turns.members.values()):
+        if any(member.is_worth_waiting_for and member.has_ready_items for member in loop.engine.handles.values()):
             return  # one that may have better items is being opened
         held: set[bytes] = set()
         ready: list[TrackedItem] = []
@@ -472,34 +474,34 @@ class BrokerModel(SharedModelState):
 
     # -- when nothing goes wrong ---------------------------------------------------------------------
 
-    def settled(self, loops: Sequence[Loop]) -> bool:
+    def is_idle(self, loops: Sequence[Loop]) -> bool:
         """Whether every partition works and nothing is on its way."""
-        return self.census.whole and not any(loop.turns.carrying.under_way for loop in loops)
+        return self.census.all_healthy and not any(loop.engine.transfer_step.outgoing_count for loop in loops)
 
     def check_calm(self, loops: Sequence[Loop]) -> None:
         """Long enough without trouble, everything that was acknowledged has arrived, once."""
-        members = [(loop, member) for loop in loops for member in loop.turns.members.values() if not member.closed]
-        failing = [f"{loop.turns.name} {member}" for loop, member in members if not _works(member)]
+        members = [(loop, member) for loop in loops for member in loop.engine.handles.values() if not member.closed]
+        failing = [f"{loop.engine.name} {member}" for loop, member in members if not _works(member)]
         assert not failing, f"nothing goes wrong any more, and yet {failing}"
-        stuck = [loop.turns.name for loop in loops if loop.turns.carrying.under_way]
+        stuck = [loop.engine.name for loop in loops if loop.engine.transfer_step.outgoing_count]
         assert not stuck, f"transfers from {stuck} do not arrive"
         for loop, member in members:
-            options = self.queues[loop.turns.incarnation].options
-            unsure = loop.turns.incarnation in self.unsure_queues
-            assert unsure or member.state.policy == options.policy, f"partition {member.number} of {loop.turns.name} has old options"
+            options = self.queues[loop.engine.incarnation].options
+            unsure = loop.engine.incarnation in self.unsure_queues
+            assert unsure or member.state.policy == options.policy, f"partition {member.number} of {loop.engine.name} has old options"
         for tag in self.tags.values():
             found = self.census.of(tag)
             assert not found.moving and not found.promised, f"{tag} is on its way for ever: {found}"
 
-    def left(self) -> list[TrackedItem]:
+    def unresolved_items(self) -> list[TrackedItem]:
         """Items that were stored and not resolved."""
         return [tag for tag in self.tags.values() if (tag.acknowledged or tag.seen) and not tag.resolved]
 
     def check_end(self, loops: Sequence[Loop]) -> None:
         """Everything was worked off: nothing is left behind."""
         for loop in loops:
-            fences = loop.turns.resizing.progress
-            assert not fences, f"queue {loop.turns.name} still waits for {fences}"
+            fences = loop.engine.resize_step.progress
+            assert not fences, f"queue {loop.engine.name} still waits for {fences}"
 
 
 def _latest(tag: TrackedItem, found: ItemCopies) -> CopyPlace:
@@ -514,14 +516,14 @@ def _answered_by(sent: SentRequest, loop: Loop) -> int:
     Whoever was run, or stands in line for items, is told when what it waits for has landed or is slow. That is later when no turn was run
     for so long that its time was over before they went out.
     """
-    turns = loop.turns
-    awaited = [member for member in turns.outs.values() if member.awaited]
+    turns = loop.engine
+    awaited = [member for member in turns.handles_in_io.values() if member.is_worth_waiting_for]
     if sent.ran_at is not None:
         awaited = [member for member in awaited if member.number in sent.awaits]
-    elif sent.request not in turns.leasing.waiting:
+    elif sent.request not in turns.lease_step.waiting:
         awaited = []
-    return max([sent.request.give_up_at, *(member.out_since + SLOW_AFTER for member in awaited)])
+    return max([sent.request.give_up_at, *(member.io_since + SLOW_AFTER for member in awaited)])
 
 
 def _works(member: PartitionHandle) -> bool:
-    return member.healthy and not member.open.failed
+    return member.is_usable and not member.usable_partition.failed

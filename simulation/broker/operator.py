@@ -95,7 +95,7 @@ class Operator:
             f"resize {queue.name} to {partitions}", queue, lambda: self._broker.call(ResizeQueue(queue=incarnation, partitions=partitions))
         )
 
-    def drain(self) -> None:
+    def change_read_only(self) -> None:
         """Set a partition read-only, or let it be used again."""
         queue = self._queue()
         number, off = self._chance.pick([*[(n, True) for n in queue.active], *[(n, False) for n in queue.read_only]])
@@ -139,7 +139,7 @@ class Operator:
         """Delete a queue and make another of that name."""
         queue = self._queue()
         if self._chance.happens(0.4):
-            self._harness.rest()
+            self._harness.run_until_idle()
         else:
             self.redrive_some(to=queue.incarnation)  # with items on their way to it
         self.change(f"delete {queue.name}", queue, lambda: self._broker.call(DeleteQueue(queue=queue.incarnation, wait=0)))
@@ -155,14 +155,14 @@ class Operator:
 
     def redrive_some(self, to: int = 0) -> None:
         """Redrive some items of one queue to another."""
-        self.sending(self._queue().incarnation, to)()
+        self.prepare_send(self._queue().incarnation, to)()
 
-    def sending(self, queue: int, to: int = 0) -> Callable[[], None]:
+    def prepare_send(self, queue: int, to: int = 0) -> Callable[[], None]:
         """Choose some items of a queue now; the action that is given back lets them leave for another one."""
         to = to or self._queue().incarnation
         if queue == to:
             return lambda: None
-        self.first_run(queue)  # else an item would be given up and sent away in one turn, and nobody would have seen it
+        self.run_pending(queue)  # else an item would be given up and sent away in one turn, and nobody would have seen it
         listed = self.ask(ListItems(queue=queue, states=REDRIVABLE, limit=20))
         chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
         return lambda: self.send(queue, chosen, to)
@@ -180,7 +180,7 @@ class Operator:
     def redrive(self) -> None:
         """Buried items are ready again where they are."""
         queue = self._queue().incarnation
-        self.first_run(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
+        self.run_pending(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
         self.ask(RedriveItems(queue=queue, to=queue))
 
     def release(self) -> None:
@@ -188,15 +188,15 @@ class Operator:
         parked = sorted(place for place, holders in model.order.parked.items() if holders and place[0] in model.queues)
         if parked:
             queue, key = self._chance.pick(parked)
-            self.first_run(queue)  # else what is given up and freed in one turn would seem to be parked
-            self.free(queue, key)
+            self.run_pending(queue)  # else what is given up and freed in one turn would seem to be parked
+            self.release_key(queue, key)
 
-    def free(self, queue: int, key: bytes) -> None:
+    def release_key(self, queue: int, key: bytes) -> None:
         """Let a parked key go on without what was given up."""
         model = self._harness.model
         model.order.release(queue, key)
         answer = self.ask(ReleaseKey(queue=queue, key=key_id(key)))
-        if isinstance(answer, int) and model.census.whole:
+        if isinstance(answer, int) and model.census.all_healthy:
             model.order.released(queue, [key])
 
     def compact(self) -> None:
@@ -219,15 +219,15 @@ class Operator:
         if parked and self._chance.happens(0.5):
             queue, partition = model.queues[self._chance.pick(parked)], None
             chosen = {name: name == "buried" for name in chosen}
-        self.first_run(queue.incarnation)
+        self.run_pending(queue.incarnation)
         keys = model.clears(queue.incarnation, partition, chosen)
         states: list[Any] = [name for name, is_chosen in chosen.items() if is_chosen]
         answer = self.ask(ClearItems(queue=queue.incarnation, states=states, partition=partition))
-        if isinstance(answer, int) and model.census.whole:
+        if isinstance(answer, int) and model.census.all_healthy:
             model.cleared(queue.incarnation, partition, chosen)
             model.order.released(queue.incarnation, keys)
             self._check_freed(queue.incarnation, keys)
-        model.over(queue.incarnation)
+        model.operation_done(queue.incarnation)
 
     def _check_freed(self, queue: int, keys: list[bytes]) -> None:
         """Keys that were parked for what was cleared go on."""
@@ -238,7 +238,7 @@ class Operator:
 
     def seek(self) -> None:
         queue = self._queue()
-        self.first_run(queue.incarnation)
+        self.run_pending(queue.incarnation)
         model = self._harness.model
         ends = self.ask(FindOffsets(queue=queue.incarnation, at="newest"))
         if not isinstance(ends, dict):
@@ -247,15 +247,15 @@ class Operator:
         model.seeking.add(queue.incarnation)
         before = model.sought
         answer = self.ask(SeekItems(queue=queue.incarnation, start=offsets))
-        if isinstance(answer, int) and model.census.whole:
+        if isinstance(answer, int) and model.census.all_healthy:
             assert answer == model.sought - before, f"{answer} items were said to be sought, and {model.sought - before} were"
-        model.over(queue.incarnation)
+        model.operation_done(queue.incarnation)
 
-    def first_run(self, incarnation: int) -> None:
+    def run_pending(self, incarnation: int) -> None:
         """Let what waits in a queue's inbox, or for its disks, be done before."""
         self._harness.let_disks_answer(incarnation)
         for loop in self._broker.loops():
-            if loop.turns.incarnation == incarnation:
+            if loop.engine.incarnation == incarnation:
                 self._harness.turn(loop)
                 while loop in self._harness.wanting():
                     self._harness.turn(loop)
@@ -269,22 +269,24 @@ class Inspector:
         self._chance = chance
         self._operator = operator
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Ask one thing or another."""
         queue = self._chance.pick(sorted(self._harness.model.queues))
         for other in sorted(self._harness.model.queues):  # so that nothing else happens between what is said and what is found
-            self._operator.first_run(other)
+            self._operator.run_pending(other)
         self._chance.pick([self._explain, self._list, self._read, self._cursor])(queue)
 
     def _explain(self, queue: int) -> None:
         """An item answers to every id it ever had."""
         model = self._harness.model
-        known = [(tag, place) for tag in model.tags.values() for place in tag.places if place.incarnation == queue and not tag.void]
+        known = [
+            (tag, place) for tag in model.tags.values() for place in tag.places if place.incarnation == queue and not tag.must_not_exist
+        ]
         if not known:
             return
         tag, place = self._chance.pick(known)
         said = self._operator.ask(ExplainItem(queue=queue, partition=place.partition, offset=place.offset))
-        if isinstance(said, ItemExplanation) and model.census.whole and said.state != MOVED:
+        if isinstance(said, ItemExplanation) and model.census.all_healthy and said.state != MOVED:
             self._compare(tag, place, said)
 
     def _compare(self, tag: TrackedItem, place: CopyPlace, said: ItemExplanation) -> None:
@@ -302,11 +304,11 @@ class Inspector:
         states = [life for life in ItemState if self._chance.happens(0.5)] or [ItemState.READY]
         dropped = self._dropped(queue)
         listed = self._operator.ask(ListItems(queue=queue, states=[life.value for life in states], limit=1_000))
-        if not isinstance(listed, list) or not model.census.whole:
+        if not isinstance(listed, list) or not model.census.all_healthy:
             return
         taken = self._dropped(queue) - dropped  # by retention when the turn was committed, perhaps after they were listed
         found = sorted(place for place in ((item.partition, item.offset) for item in listed) if place not in taken)
-        left = {place[1:] for place in model.census.left(queue)}  # they are listed where they are now
+        left = {place[1:] for place in model.census.moved_from(queue)}  # they are listed where they are now
         expected = [
             (partition, offset) for (incarnation, partition), seen in model.census.partitions.items() if incarnation == queue
             for offset, life in enumerate(seen.lives) if life in states and offset not in seen.dropped and (partition, offset) not in left
@@ -322,7 +324,7 @@ class Inspector:
         """History has every item that was ever here and is kept; one that was only moved within the queue, once."""
         model = self._harness.model
         answer = self._operator.ask(ReadItems(queue=queue, start={}, limit=10_000))
-        if not isinstance(answer, Page) or not model.census.whole:
+        if not isinstance(answer, Page) or not model.census.all_healthy:
             return
         read = [model.tags[payload] for _, items in answer.items for payload in items.batch.payloads]
         for tag in model.tags.values():
@@ -342,5 +344,5 @@ class Inspector:
         offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
         moved = self._operator.ask(MoveCursor(queue=queue, name="audit", to=offsets))
         found = self._operator.ask(ListCursors(queue=queue))
-        if moved is None and isinstance(found, dict) and self._harness.model.census.whole:
+        if moved is None and isinstance(found, dict) and self._harness.model.census.all_healthy:
             assert found.get("audit", {}) == offsets, f"the cursor was moved to {offsets} and is at {found}"

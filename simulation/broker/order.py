@@ -27,7 +27,7 @@ class KeyOrder:
         self._lines: dict[tuple[int, bytes], list[TrackedItem]] = {}
         self.parked: dict[tuple[int, bytes], dict[TrackedItem, CopyPlace]] = {}
         """Queue and key → items that hold it though they were given up, each with the place where that happened."""
-        self.perhaps: set[tuple[int, bytes]] = set()
+        self.maybe_parked: set[tuple[int, bytes]] = set()
         """Keys that are parked unless an operator's word, never answered, has freed them."""
         self._burials: dict[CopyPlace, TrackedItem] = {}
         """Places where an item was found buried, or as it left for a dead queue."""
@@ -65,7 +65,7 @@ class KeyOrder:
         self._on_bury = {owner: seen.policy.on_bury for owner, seen in self._census.partitions.items()}
 
     def _give_up(self, tag: TrackedItem, spot: ItemCopy) -> None:
-        tag.at = tag.not_before = tag.homing = tag.attempt = 0  # what is given up waits for nothing any more, and begins anew
+        tag.at = tag.not_before = tag.returning_to = tag.attempt = 0  # what is given up waits for nothing any more, and begins anew
         owner = spot.place[:2]
         now = self._census.partitions[owner].policy.on_bury
         before = self._on_bury.get(owner, now)
@@ -75,26 +75,26 @@ class KeyOrder:
             return
         tag.forget_order()
         if tag.key is not None and "park" in (now, before):  # nobody can say which came first
-            self.perhaps.add((spot.place.incarnation, tag.key))
+            self.maybe_parked.add((spot.place.incarnation, tag.key))
 
     def _return(self, tag: TrackedItem, spot: ItemCopy) -> None:
         """An item that parks its key is back in its place; if it was not sent there, it is a stranger."""
         assert tag.key is not None
         holders = self.parked.get((spot.place.incarnation, tag.key), {})
-        if tag in holders and (spot.place == holders[tag] or spot.place.incarnation == tag.homing):
+        if tag in holders and (spot.place == holders[tag] or spot.place.incarnation == tag.returning_to):
             del holders[tag]
 
     def sending(self, tags: Iterable[TrackedItem], incarnation: int, to: int) -> None:
         """An operator sends items to another queue: home to where their keys are parked, or away from there."""
         for tag in tags:
             if tag.key is not None:
-                tag.homing = to if tag in self.parked.get((to, tag.key), {}) else 0
+                tag.returning_to = to if tag in self.parked.get((to, tag.key), {}) else 0
                 if tag in self.parked.get((incarnation, tag.key), {}):
                     self.release(incarnation, tag.key)  # perhaps: it may be parked for others too
 
     def stuck(self) -> list[tuple[int, bytes]]:
         """Keys that an operator must free: what parks them will not return, or nobody knows whether they are parked."""
-        found = set(self.perhaps)
+        found = set(self.maybe_parked)
         for (queue, key), holders in self.parked.items():
             for tag in holders:
                 spot = self._census.lives_in(tag, queue)
@@ -104,7 +104,7 @@ class KeyOrder:
 
     def release(self, incarnation: int, key: bytes) -> None:
         """Somebody sets out to let a key go on without what was given up."""
-        self.perhaps.add((incarnation, key))
+        self.maybe_parked.add((incarnation, key))
         for tag in self.parked.pop((incarnation, key), {}):
             tag.forget_order()
 
@@ -118,19 +118,19 @@ class KeyOrder:
                 tag.forget_order()
             if chosen:
                 freed.append(key)
-                self.perhaps.add((queue, key))
+                self.maybe_parked.add((queue, key))
         return freed
 
     def released(self, incarnation: int, keys: Iterable[bytes]) -> None:
         """These keys are surely not parked any more."""
-        self.perhaps.difference_update((incarnation, key) for key in keys)
+        self.maybe_parked.difference_update((incarnation, key) for key in keys)
 
     def was_buried(self, tag: TrackedItem) -> bool:
         """Whether retention may let go of it though nobody completed it."""
         return tag in self._former
 
     def is_parked(self, incarnation: int, key: bytes) -> bool:
-        return bool(self.parked.get((incarnation, key))) or (incarnation, key) in self.perhaps
+        return bool(self.parked.get((incarnation, key))) or (incarnation, key) in self.maybe_parked
 
     # -- a lease was handed out ----------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class PriorityOrder:
         """Judge the items of a lease that was just given, as everything is after the turn that gave it."""
         if not self.judging or held.incarnation in self._sought or not self._steady((held.incarnation, held.partition)):
             return
-        if held.incarnation in self._census.looking_on:
+        if held.incarnation in self._census.unfinished_leases:
             return
         aging = self._census.partitions[held.incarnation, held.partition].policy.priority_aging
         passed = [(tag, wait) for tag, wait in self._waiting.items() if self._before.get(tag) == wait and self._elsewhere(held, tag, wait)]

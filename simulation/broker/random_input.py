@@ -42,10 +42,10 @@ class RandomInput(RandomDraws):
         """Options that all queues of a seed share, and that never change."""
         retention = (
             {"max_age": 1 * MINUTE, "max_bytes": 1_500, "max_segments": 2}
-            if self.habits["retention"] < 0.25
+            if self.rates["retention"] < 0.25
             else {"max_age": 0, "max_bytes": 0}
         )
-        return {"retention": retention, "max_items": 12 if self.habits["limit"] < 0.15 else 0}
+        return {"retention": retention, "max_items": 12 if self.rates["limit"] < 0.15 else 0}
 
     def batch(self, incarnation: int, count: int, wall: int, *, plain: bool = False) -> tuple[Batch, list[TrackedItem]]:
         """Items that nobody has produced before."""
@@ -58,7 +58,7 @@ class RandomInput(RandomDraws):
         for index, tag in enumerate(tags):
             tag.key = keys[index] if keys else None
             tag.priority = _or(priorities, index, 5)
-            tag.mortal = _or(ttls, index, 0) > 0
+            tag.has_ttl = _or(ttls, index, 0) > 0
             tag.dedup = dedups[index] if dedups else None
             at = _or(ats, index, 0)
             tag.at, tag.scheduled = (at if at > wall + 100_000 else 0), at > 0
@@ -89,7 +89,7 @@ class RandomInput(RandomDraws):
 
     def _tag(self, incarnation: int) -> TrackedItem:
         self._items += 1
-        padding = self.rng.randrange(300) if self.happens(0.2 * self.habits["big"]) else 3
+        padding = self.rng.randrange(300) if self.happens(0.2 * self.rates["big"]) else 3
         return TrackedItem(b"%d:" % self._items + b"." * padding, incarnation)
 
     def duration(self) -> int:

@@ -33,11 +33,11 @@ class SentRequest:
         """When it was run, if its answer had to wait for a partition then."""
         self.awaits: set[int] = set()
         """The partitions that its answer waited for at the last look."""
-        self.unknown = False
+        self.answer_lost = False
         """An answer was lost: nobody knows what became of that time."""
-        self.quiet = False
+        self.no_failure_expected = False
         """Since it was asked no file call failed and the process lives: it has no reason to fail, whoever was interrupted."""
-        self.calm = False
+        self.no_file_failed = False
         """The same, but that partitions may have been failing or out when it was asked."""
 
     def make(self, now: int) -> None:

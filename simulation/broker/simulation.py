@@ -31,16 +31,16 @@ HANGS = [200 * MILLISECOND, 450 * MILLISECOND, 700 * MILLISECOND, 3 * SECOND, 9 
 SHORT_WAITS = [100 * MILLISECOND, 300 * MILLISECOND, 600 * MILLISECOND, 1500 * MILLISECOND]
 STEP_WEIGHTS = {
     "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 3, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
-    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "update": 2, "resize": 4, "drain": 1,
-    "recreate": 1, "look": 2, "watch": 1, "compact": 1, "crowd": 1,
+    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "update": 2, "resize": 4, "change_read_only": 1,
+    "recreate": 1, "inspect": 2, "watch": 1, "compact": 1, "share_failing_turn": 1,
     "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1, "hold_up": 2, "wait_a_little": 2,
 }  # fmt: skip
 STEP_PROFILES: dict[str, dict[str, int]] = {
     "any": {},
-    "resizes": {"resize": 4, "drain": 2, "redrive": 2},
+    "resizes": {"resize": 4, "change_read_only": 2, "redrive": 2},
     "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 4, "update": 2},
     "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2},
-    "crowds": {"crowd": 12},
+    "crowds": {"share_failing_turn": 12},
     "slow disks": {"hold_up": 8, "wait_a_little": 5, "resize": 2},
 }
 """What there is more of in some seeds, and how many times more."""
@@ -50,7 +50,7 @@ class BrokerSimulation(Simulation):
     """The run of one seed."""
 
     name = "broker"
-    usual_steps = 80
+    default_steps = 80
     damage_rate = 0.012
 
     def __init__(self, seed: int, steps: int | None = None, say: Callable[[str], None] | None = None) -> None:
@@ -62,7 +62,7 @@ class BrokerSimulation(Simulation):
         inspector = Inspector(self.harness, chance, self._operator)
         crowd = ConcurrentCallers(self.harness, chance, callers, self._operator)
         weights = {name: weight * more.get(name, 1) for name, weight in STEP_WEIGHTS.items()}
-        self.use(weights, self, callers, self._operator, inspector, crowd)
+        self.set_steps(weights, self, callers, self._operator, inspector, crowd)
         self._duration = chance.duration
 
     def begin(self) -> None:
@@ -72,8 +72,8 @@ class BrokerSimulation(Simulation):
         self.say("-- finish")
         _finish(self.harness, self._operator)
 
-    def die(self, power: bool) -> None:
-        self.harness.die(power)
+    def crash_and_reopen(self, power: bool) -> None:
+        self.harness.crash_and_reopen(power)
 
     def damage_a_copy(self, rng: random.Random) -> None:
         self.harness.damage_a_copy(rng)
@@ -86,7 +86,7 @@ class BrokerSimulation(Simulation):
         self.harness.turn(self.chance.pick(loops if loops and self.chance.happens(0.9) else list(self.harness.broker.loops())))
 
     def rest(self) -> None:
-        self.harness.rest()
+        self.harness.run_until_idle()
 
     def let_time_pass(self) -> None:
         self.harness.advance(self._duration())
@@ -102,22 +102,22 @@ class BrokerSimulation(Simulation):
         info = self.harness.model.queues[self.chance.pick(sorted(self.harness.model.queues))]
         duration = self.chance.pick(HANGS)
         for number in self.chance.rng.sample(info.active, self.chance.rng.randint(1, len(info.active))):
-            self.harness.hold_up(info.incarnation, number, duration)
+            self.harness.hang_disk(info.incarnation, number, duration)
 
     def disturb(self) -> None:
         if self.chance.happens(0.1):
             self.harness.fill_disk(self.chance.rng.randrange(400))
         else:
-            self.harness.arm(self.chance.pick(FAULTS), self.chance.rng.randint(1, 14))
+            self.harness.inject_fault(self.chance.pick(FAULTS), self.chance.rng.randint(1, 14))
 
     def calm(self) -> None:
-        self.harness.calm()
+        self.harness.recover_all()
 
     def kill(self) -> None:
-        self.harness.die(power=False)
+        self.harness.crash_and_reopen(power=False)
 
     def cut_power(self) -> None:
-        self.harness.die(power=True)
+        self.harness.crash_and_reopen(power=True)
 
     def restart(self) -> None:
         self.harness.restart(self.chance.pick([None, None, MINUTE, DAY]))
@@ -128,19 +128,19 @@ class BrokerSimulation(Simulation):
 
 def _finish(harness: BrokerHarness, operator: Operator) -> None:
     """Let everything that is left be worked on."""
-    harness.calm()
+    harness.recover_all()
     for queue in list(harness.model.queues):
         operator.ask(PauseQueue(queue=queue, lease=False, produce=False))
         operator.set_options(queue, {"max_attempts": 0})
     for pause in ROUNDS:
         harness.advance(pause)
-        harness.calm()
+        harness.recover_all()
         _work_off(harness, operator)
-        if not harness.model.left():
+        if not harness.model.unresolved_items():
             break
-    left = harness.model.left()
+    left = harness.model.unresolved_items()
     assert not left, f"{left[0]} never came: {harness.model.census.of(left[0])}"
-    harness.calm()
+    harness.recover_all()
     harness.model.check_end(harness.broker.loops())
     harness.replay()
 
@@ -150,11 +150,11 @@ def _work_off(harness: BrokerHarness, operator: Operator) -> None:
     queues = harness.model.queues
     for queue, key in harness.model.order.stuck():
         if queue in queues:
-            operator.free(queue, key)
+            operator.release_key(queue, key)
     for queue in queues:
         operator.ask(RedriveItems(queue=queue, to=queue))
         _send_home(harness, operator, queue)
-    harness.rest()
+    harness.run_until_idle()
     for queue in queues:
         _drain(harness, queue)
 
@@ -177,9 +177,9 @@ def _drain(harness: BrokerHarness, queue: int) -> None:
     while True:
         before = len(leases.held)
         harness.submit(SentLease(queue, 100, 0, 3, None))
-        harness.rest()
+        harness.run_until_idle()
         if len(leases.held) == before:
             return
         for held in leases.held[before:]:
             harness.submit(SentSettle("complete", [(held, None)], None))
-        harness.rest()
+        harness.run_until_idle()

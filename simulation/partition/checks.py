@@ -25,18 +25,18 @@ from simulation.partition.model_state import EXPIRED, ComparedState
 
 EVENTS = {
     "Produce": (Transition.PRODUCED, Transition.SCHEDULED),
-    "Lease": (Transition.LEASED,),
-    "Complete": (Transition.COMPLETED,),
-    "Retry": (Transition.RETRIED, Transition.DELAYED, Transition.BURIED),
-    "Bury": (Transition.BURIED, Transition.RETRIED),
-    "Extend": (Transition.EXTENDED,),
+    "AcquireLease": (Transition.LEASED,),
+    "CompleteLeased": (Transition.COMPLETED,),
+    "RetryLeased": (Transition.RETRIED, Transition.DELAYED, Transition.BURIED),
+    "BuryLeased": (Transition.BURIED, Transition.RETRIED),
+    "ExtendLease": (Transition.EXTENDED,),
     "Configure": (Transition.BURIED,),
     "Pause": (),
     "Clear": (Transition.CLEARED,),
     "Seek": (Transition.SOUGHT,),
     "Redrive": (Transition.REDRIVEN,),
-    "MoveCursor": (),
-    "ReleaseCursor": (),
+    "PutCursor": (),
+    "ForgetCursor": (),
     "due": (Transition.DUE, Transition.LEASE_EXPIRED, Transition.BURIED, Transition.TTL_EXPIRED),
 }
 """What a step of each kind may do to an item. (The later items of a unit are retried when an earlier one is buried.)"""
@@ -49,11 +49,11 @@ def view_of(state: State, now: Moment) -> ComparedState:
     return ComparedState(
         states_of(state),
         {offset: (failure.attempts, failure.reason) for offset, failure in state.failures.items()},
-        {offset: (burial.attempts, burial.reason == EXPIRED) for offset, burial in state.buried.items()},
+        {offset: (burial.attempts, burial.reason == EXPIRED) for offset, burial in state.burials.items()},
         {number: (grant.deadline, sorted(offsets(grant.runs()))) for number, grant in state.leases.live.items()},
         (state.paused_lease, state.paused_produce),
         state.policy,
-        set(offsets(state.overdue.runs)),
+        set(offsets(state.ttl_overdue.runs)),
         {name for name, _, _ in state.requests.live(now.elapsed)},
         {name: offset for name, _, offset in state.dedup.live(now.elapsed)},
         set(offsets(state.dropped.runs)),
@@ -154,7 +154,7 @@ class EventChecker:
 
     def see(self, record: Record, now: Moment) -> list[EventRuns]:
         """Let a record be told and applied."""
-        told = self.teller.tell(record, now)
+        told = self.teller.apply(record, now)
         for happening in told:
             for offset in offsets(happening.runs):
                 self._move(offset, happening.event)

@@ -49,7 +49,7 @@ class RandomCommands(RandomDraws):
             priority_aging=self.pick([0, 0, 5 * SECOND, 60 * SECOND]),
             dedup_window=self.pick([5 * SECOND, 1 * MINUTE, 1 * HOUR]),
             on_bury=self.pick(["release", "park"]),
-            retention=self._retention() if self.habits["retention"] < 0.4 else KEEP_ALL,
+            retention=self._retention() if self.rates["retention"] < 0.4 else KEEP_ALL,
         )
 
     def _retention(self) -> Retention:
@@ -97,7 +97,7 @@ class RandomCommands(RandomDraws):
         return [value or 0 for value in column] if column else None
 
     def _payload(self) -> bytes:
-        if self.happens(0.05 * self.habits["big"]):
+        if self.happens(0.05 * self.rates["big"]):
             return bytes([self.rng.randrange(256)]) * self.rng.randrange(2_000)
         return self.rng.randbytes(self.rng.randrange(24))
 
@@ -128,7 +128,7 @@ class RandomCommands(RandomDraws):
         live = model.live()
         if live and self.happens(0.9):
             return self.pick(live)
-        past = list(model.holdings.values())[-8:]
+        past = list(model.leases.values())[-8:]
         return self.pick(past) if past and self.happens(0.9) else ModelLease(STALE_LEASE, 0, 0, [], [], 0, 0)
 
     def _some(self, model: PartitionModel) -> tuple[int, list[int] | None]:

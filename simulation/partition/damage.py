@@ -48,7 +48,7 @@ class PartitionCopy:
     ) -> None:
         self.durability: Durability = durability
         self.files = files.copy()
-        self.files.mend()
+        self.files.clear_faults()
         self.files.kill()
         self.clock = copy.deepcopy(clock)
         self._root = root
@@ -118,7 +118,7 @@ def check_damaged_copy(
             twin.repair()
             assert twin.verified(), "damage was mended, and verify still finds it"
         twin.open()
-    DamagedPartition(twin, before, damaged, wanted, rng, sure=not in_use).everything()
+    DamagedPartition(twin, before, damaged, wanted, rng, sure=not in_use).check_all()
 
 
 def _lose_everything(twin: PartitionCopy, rng: random.Random) -> None:
@@ -128,7 +128,7 @@ def _lose_everything(twin: PartitionCopy, rng: random.Random) -> None:
     if rng.random() < 0.5:
         twin.close()
     else:
-        twin.partition.rest()
+        twin.partition.sync_and_publish()
         twin.files.kill()
     for path in [path for path in twin.files.contents() if path.startswith(twin.folder) and path.endswith(".log")]:
         twin.files.remove(path)
@@ -138,7 +138,7 @@ def _lose_everything(twin: PartitionCopy, rng: random.Random) -> None:
         assert twin.verified(), "damage was mended, and verify still finds it"
     twin.open()
     lost, again = twin.partition.state.lost, twin.partition.state.next_offset
-    assert not RunSet(there).without(lost.runs), f"every segment is missing, and only {lost} are recorded as lost"
+    assert not RunSet(there).subtract(lost.runs), f"every segment is missing, and only {lost} are recorded as lost"
     assert again >= state.next_offset, f"offset {again} is given again"
     assert twin.partition.gaps, "every segment is missing, and nobody says so"
 
@@ -157,7 +157,7 @@ class DamagedPartition:
         self._sure = sure
         """Whether it is certain that damaged items are met as such: what was open or in memory when the damage was done is still good."""
 
-    def everything(self) -> None:
+    def check_all(self) -> None:
         steps = [self._read, self._explain, self._deliver]
         self._rng.shuffle(steps)
         for step in steps:
@@ -177,7 +177,7 @@ class DamagedPartition:
         partition, at, found = self._twin.partition, 0, []
         limit = self._rng.choice([1, 3, 10, 1_000])
         for _ in range(partition.state.next_offset + 2):
-            items, stop = partition.history(at, limit)
+            items, stop = partition.read_retained(at, limit)
             found += self._right(items)
             assert bool(items) == (at < stop) or stop == partition.state.next_offset, f"a cursor at {at} got nothing, and is at {stop} now"
             if not items:
@@ -197,7 +197,7 @@ class DamagedPartition:
     def _deliver(self) -> None:
         """Whatever is left to be done is delivered, once."""
         twin, found = self._twin, list[int]()
-        changes = twin.partition.changes
+        changes = twin.partition.records_applied
         for _ in range(DAYS):
             twin.clock.advance(1 * DAY)
             while twin.partition.due():
@@ -208,7 +208,9 @@ class DamagedPartition:
         check_served(found, self._wanted, self._damaged, "delivered", sure=self._sure, named=sorted)
         self._wanted = set()
         most = 40 * (len(self._before) + 10) * DAYS
-        assert twin.partition.changes - changes < most, f"{twin.partition.changes - changes} records for {len(self._before)} items"
+        assert twin.partition.records_applied - changes < most, (
+            f"{twin.partition.records_applied - changes} records for {len(self._before)} items"
+        )
 
     def _work_off(self) -> list[int]:
         found: list[int] = []

@@ -71,7 +71,7 @@ class ModelHistory:
         """The model was changed otherwise than by a step."""
         self._opening = True
 
-    def take(self, step: Callable[[PartitionModel], None]) -> None:
+    def apply_step(self, step: Callable[[PartitionModel], None]) -> None:
         """The model takes a step."""
         step(self.model)
         self._steps.append(step)
@@ -106,11 +106,11 @@ class ModelHistory:
 
         log.append, log.recover = noting_append, noting_recover  # type: ignore[method-assign]
 
-    def committed(self) -> None:
+    def mark_committed(self) -> None:
         """The answers have left: from now on a process kill may take nothing back."""
         self.written = self.appended
 
-    def all_kept(self) -> None:
+    def mark_synced(self) -> None:
         """Everything up to here is synced: from now on it must be found, whatever happens."""
         if self._adjusted:
             self._kept, self._adjusted = _copy(self.model), False
@@ -161,7 +161,7 @@ class PartitionHarness(SimulatedMachine):
         self._state = self.partition.state
         self._seen = checks.view_of(self._state, self.partition.now())
         """What the partition showed when it was last compared with the model."""
-        self._history.all_kept()
+        self._history.mark_synced()
 
     @property
     def model(self) -> PartitionModel:
@@ -186,7 +186,7 @@ class PartitionHarness(SimulatedMachine):
             for offset, content in zip(answer.offsets, checks.contents(command.batch), strict=False):
                 self._produced.setdefault(offset, content)
                 self._produced_at.setdefault(offset, now.elapsed)
-        self._follow(type(command).__name__, partial(PartitionModel.judge, command=command, now=now, answer=answer))
+        self._follow(type(command).__name__, partial(PartitionModel.check_answer, command=command, now=now, answer=answer))
         return answer
 
     def due(self, limit: int) -> int:
@@ -197,7 +197,7 @@ class PartitionHarness(SimulatedMachine):
             return 0
         done = found[0]
         state = self.partition.state
-        seen, overdue = checks.states_of(state), offsets(state.overdue.runs)
+        seen, overdue = checks.states_of(state), offsets(state.ttl_overdue.runs)
         self.say("   due: %d records", done)
         self._follow("due", partial(PartitionModel.due, now=now, seen=seen, overdue=overdue, finished=not done))
         return done
@@ -205,13 +205,13 @@ class PartitionHarness(SimulatedMachine):
     def _follow(self, kind: str, step: Callable[[PartitionModel], None]) -> None:
         """Let the model take a step, and compare it with the partition."""
         before, now, state = self._seen, self.partition.now(), self.partition.state
-        self._history.take(step)
+        self._history.apply_step(step)
         real = checks.view_of(state, now)
         checks.check_transitions(kind, before.states, real.states)
         self._compare(real, self.model.view(now))
         checks.check_counts(state, real.states)
         # Comparing items, leases, pauses and policy: a remembered answer that changed none of these promises nothing.
-        self._owes_sync = self._owes_sync or (kind != "Lease" and real[:6] != before[:6])
+        self._owes_sync = self._owes_sync or (kind != "AcquireLease" and real[:6] != before[:6])
 
     def _compare(self, real: ComparedState, expected: ComparedState) -> None:
         checks.check_same(real, expected)
@@ -237,7 +237,7 @@ class PartitionHarness(SimulatedMachine):
             when = self.partition.next_retention()
             if when is None or when > self.partition.now().elapsed:
                 return
-            if self._attempt(self.partition.upkeep) is None:
+            if self._attempt(self.partition.apply_due_retention) is None:
                 return
             self._committed()
         raise AssertionError("retention always wants another look")
@@ -250,12 +250,12 @@ class PartitionHarness(SimulatedMachine):
 
     def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
-        self._history.committed()
+        self._history.mark_committed()
         if self.partition.failed:  # keeping house failed behind it: what that wrote is not synced, and goes at the next opening
             self._reopen(refused=False)
             return
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
-            self._settle(least=self._history.written)
+            self._align_model(least=self._history.written)
             return
         if self._follow_drops():
             now = self.partition.now()
@@ -293,9 +293,9 @@ class PartitionHarness(SimulatedMachine):
     def begin_step(self) -> None:
         self._calls = self.disk.calls
 
-    def arm(self, fault: Fault, ahead: int) -> None:
+    def inject_fault(self, fault: Fault, ahead: int) -> None:
         """One of the next file calls will go wrong."""
-        super().arm(fault, ahead)
+        super().inject_fault(fault, ahead)
         if fault != "halt":
             self._errors.append(self.disk.calls + ahead)
 
@@ -316,10 +316,10 @@ class PartitionHarness(SimulatedMachine):
             if self.chance.happens(0.5):
                 self._reopen(refused=False)
             else:
-                self.disk.mend()
-                self.die(power=False, sure=0)
+                self.disk.clear_faults()
+                self.crash_and_reopen(power=False, sure=0)
         elif self.partition.state is not self._state:
-            self._settle(least=self._history.written, refused=True)
+            self._align_model(least=self._history.written, refused=True)
         elif "failing" in repr(self.partition) or self.chance.happens(0.5):
             self._reopen(refused=True)
         # else a read failed, and nothing was lost by it: the turn goes on
@@ -331,11 +331,11 @@ class PartitionHarness(SimulatedMachine):
 
     def _reopen(self, *, refused: bool) -> None:
         """Open the partition anew in the same process: what was answered stands, also leases that were not synced."""
-        self.disk.mend()
+        self.disk.clear_faults()
         self.partition.reopen()
-        self._settle(least=self._history.written, refused=refused)
+        self._align_model(least=self._history.written, refused=refused)
 
-    def die(self, power: bool, sure: int | None = None) -> None:
+    def crash_and_reopen(self, power: bool, sure: int | None = None) -> None:
         """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
         if sure is None:  # going back after an error, it may have dropped what was not synced
             sure = 0 if any(self._calls < call <= self.disk.calls for call in self._errors) else self._history.written
@@ -345,16 +345,16 @@ class PartitionHarness(SimulatedMachine):
                 sure, rebooted = 0, True
                 self.cut_power(self.chance.pick([0, MINUTE, HOUR]))
             else:
-                self.end_process()
+                self.kill_process()
             try:
                 self._open()
                 break
             except Halt:
                 power = self.chance.happens(0.5)
             except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
-                self.disk.mend()
+                self.disk.clear_faults()
                 power = False
-        self._settle(least=sure, rebooted=rebooted)
+        self._align_model(least=sure, rebooted=rebooted)
 
     def restart(self, reboot: int | None, delete: float) -> None:
         """Close and open again, perhaps after a reboot that took so long, and without some of the files that may be missing."""
@@ -363,14 +363,14 @@ class PartitionHarness(SimulatedMachine):
             self._directory.close()
         except (StorageFailed, OutcomeUnknown, KeyboardInterrupt):
             went_back = self.partition.state is not self._state and not self.partition.failed  # and appended answered leases again
-            self.die(power=False, sure=self._history.written if went_back else None)
+            self.crash_and_reopen(power=False, sure=self._history.written if went_back else None)
             return
-        self.disk.mend()
+        self.disk.clear_faults()
         if reboot is not None:
             self.clock.reboot(reboot)
         self._delete(path for path in self.disk.contents() if path.endswith(DISPOSABLE) and self.chance.happens(delete))
         self._open()
-        self._settle(least=self._history.appended, rebooted=reboot is not None)
+        self._align_model(least=self._history.appended, rebooted=reboot is not None)
 
     def _delete(self, paths: Iterable[str]) -> None:
         for path in list(paths):
@@ -390,7 +390,7 @@ class PartitionHarness(SimulatedMachine):
         self.partition = Partition(log, self.clock, policy, segment_bytes=self._segment_bytes)
         assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
 
-    def _settle(self, *, least: int = 0, refused: bool = False, rebooted: bool = False) -> None:
+    def _align_model(self, *, least: int = 0, refused: bool = False, rebooted: bool = False) -> None:
         """Bring the model to what was found: at least so many of the steps, and, if the turn was refused, nothing of it."""
         self._state = self.partition.state
         moment = self._state.moment
@@ -401,7 +401,7 @@ class PartitionHarness(SimulatedMachine):
         self._follow_drops()
         self._compare(checks.view_of(self._state, moment), self.model.view(moment, rebooted=rebooted))
         if rebooted:
-            self._history.adjust(lambda model: model.rearm(moment))
+            self._history.adjust(lambda model: model.restart_timeouts(moment))
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
         self._produced_at = {offset: when for offset, when in self._produced_at.items() if offset < len(self.model.items)}
         self._all_kept()
@@ -419,9 +419,9 @@ class PartitionHarness(SimulatedMachine):
                 gone = [offset for offset in dropped if not self.model.items[offset].dropped]
                 young = [offset for offset in gone if not retention.max_age or now - self._produced_at[offset] < retention.max_age]
                 assert not young, f"items {young} were dropped before their time"
-            self._history.adjust(lambda model: model.retain(dropped))
+            self._history.adjust(lambda model: model.check_drops(dropped))
         return news
 
     def _all_kept(self) -> None:
-        self._history.all_kept()
+        self._history.mark_synced()
         self._owes_sync = False

@@ -26,7 +26,7 @@ Settle: TypeAlias = CompleteLeased | RetryLeased | BuryLeased | ExtendLease
 class PartitionModel(ModelState):
     """What one partition should be doing."""
 
-    def judge(self, command: c.Command, now: Moment, answer: c.Answer | PenstockError) -> None:
+    def check_answer(self, command: c.Command, now: Moment, answer: c.Answer | PenstockError) -> None:
         """Check an answer and do what it says."""
         self.step += 1
         _JUDGES[type(command)](self, command, now, answer)
@@ -36,7 +36,7 @@ class PartitionModel(ModelState):
         self.step += 1
         _come_due(self, now, seen, overdue, finished=finished)
 
-    def retain(self, dropped: Iterable[int]) -> None:
+    def check_drops(self, dropped: Iterable[int]) -> None:
         """Check what retention dropped, and drop it."""
         self.step += 1
         self.drop(dropped)
@@ -48,10 +48,10 @@ class PartitionModel(ModelState):
 def _produce(ledger: ModelState, command: c.Produce, now: Moment, answer: Any) -> None:
     known = ledger.known(command.request, now)
     if known is not None:
-        assert (list(answer.offsets), answer.again) == (known, True), f"the repeated request gave {answer}, not {known} again"
+        assert (list(answer.offsets), answer.repeated) == (known, True), f"the repeated request gave {answer}, not {known} again"
         return
     if command.source is not None and command.sequence <= ledger.sources.get(command.source, 0):
-        assert (list(answer.offsets), answer.again) == ([], True), "a transfer was taken twice"
+        assert (list(answer.offsets), answer.repeated) == ([], True), "a transfer was taken twice"
         return
     if command.source is None and ledger.paused_produce:
         assert isinstance(answer, QueueHeld), f"produce while paused gave {answer}"
@@ -92,7 +92,7 @@ def _lease(ledger: ModelState, command: c.AcquireLease, now: Moment, answer: Any
     known = ledger.known(command.request, now)
     taken = [offset for start, stop in zip(answer.runs[::2], answer.runs[1::2], strict=True) for offset in range(start, stop)]
     if known is not None:
-        holding = ledger.holdings[known]
+        holding = ledger.leases[known]
         expected = (0, []) if holding.ended_at is not None else (known, sorted(holding.open))
         assert (answer.lease, sorted(taken)) == expected, f"the repeated request gave {answer}, not {expected}"
     elif ledger.paused_lease or not taken:
@@ -105,14 +105,14 @@ def _lease(ledger: ModelState, command: c.AcquireLease, now: Moment, answer: Any
 def _grant(ledger: ModelState, command: c.AcquireLease, now: Moment, answer: c.LeaseAnswer, taken: list[int]) -> None:
     timeout = command.timeout or ledger.policy.lease_timeout
     assert len(taken) <= command.want, f"{len(taken)} items for a want of {command.want}"
-    assert answer.lease > max(ledger.holdings, default=0), f"lease {answer.lease} is not a new number"
+    assert answer.lease > max(ledger.leases, default=0), f"lease {answer.lease} is not a new number"
     assert answer.deadline == now.elapsed + timeout, f"the deadline of {answer} is not now and the timeout"
     units: dict[bytes, int] = {}
     for offset in taken:
         _take(ledger, ledger.items[offset], command.per_key, units, now)
     attempts = {offset: ledger.items[offset].attempts + 1 for offset in taken if ledger.items[offset].attempts}
     assert answer.attempts == attempts, f"attempts {answer.attempts}, not {attempts}"
-    ledger.holdings[answer.lease] = ModelLease(answer.lease, answer.deadline, timeout, taken, [], len(taken), now.elapsed)
+    ledger.leases[answer.lease] = ModelLease(answer.lease, answer.deadline, timeout, taken, [], len(taken), now.elapsed)
     ledger.remember(command.request, now, answer.lease)
 
 
@@ -141,7 +141,7 @@ def _take(ledger: ModelState, item: ModelItem, per_key: int, units: dict[bytes, 
 def _complete(ledger: ModelState, command: CompleteLeased, now: Moment, answer: Any) -> None:
     if _settled_before(ledger, command, now, answer):
         return
-    holding = ledger.holdings.get(command.lease)
+    holding = ledger.leases.get(command.lease)
     if holding is None or _over(holding, now):
         _complete_ended(ledger, holding, command, now, answer)
         return
@@ -172,7 +172,7 @@ def _complete_ended(ledger: ModelState, holding: ModelLease | None, command: Com
         assert lost if command.offsets is None else set(command.offsets) - set(answer.refused) <= set(holding.done), (
             f"an overdue lease was taken: {answer}"
         )
-    elif now.elapsed >= min(holding.ended_at, holding.given_at + MAX_LEASE_TIMEOUT) + ledger.policy.remember:
+    elif now.elapsed >= min(holding.ended_at, holding.given_at + MAX_LEASE_TIMEOUT) + ledger.policy.result_memory:
         return  # forgotten, or not yet; a lease extended beyond the longest timeout may be forgotten as soon as it ends
     elif command.offsets is None:
         assert answer == Settled(0) if holding.finished else lost, f"an ended lease was taken: {answer}"
@@ -203,7 +203,7 @@ def _retry(ledger: ModelState, command: RetryLeased, now: Moment, answer: Any) -
         if item.overdue or (command.counted and ledger.attempts_spent(item)):
             ledger.bury(item, EXPIRED if item.overdue else SPENT, counted=True)
         else:
-            ledger.come_back(item, now, command.reason, command.delay, ("retried", 0, number), counted=command.counted)
+            ledger.return_item(item, now, command.reason, command.delay, ("retried", 0, number), counted=command.counted)
     holding.close([*first, *back], now)
 
 
@@ -222,7 +222,7 @@ def _bury(ledger: ModelState, command: BuryLeased, now: Moment, answer: Any) -> 
 def _extend(ledger: ModelState, command: ExtendLease, now: Moment, answer: Any) -> None:
     if _settled_before(ledger, command, now, answer):
         return
-    holding = ledger.holdings.get(command.lease)
+    holding = ledger.leases.get(command.lease)
     if holding is None or _over(holding, now):
         assert isinstance(answer, LeaseLost), f"a stale lease was extended: {answer}"
         return
@@ -235,7 +235,7 @@ def _held(ledger: ModelState, command: RetryLeased | BuryLeased, now: Moment, an
     """The lease and what of it is to be settled; None when nothing is."""
     if _settled_before(ledger, command, now, answer):
         return None
-    holding = ledger.holdings.get(command.lease)
+    holding = ledger.leases.get(command.lease)
     if holding is None or _over(holding, now):
         assert isinstance(answer, LeaseLost), f"a stale lease was taken: {answer}"
         return None
@@ -383,8 +383,8 @@ def _lease_ended(ledger: ModelState, item: ModelItem, state: ItemState, now: Mom
     if given_up:
         ledger.bury(item, EXPIRED if item.overdue else SPENT, counted=True)
     else:
-        holding = ledger.holding(item)
-        ledger.come_back(item, now, LEASE_EXPIRED, 0, ("expiry", holding.deadline, _rank(holding, item)))
+        holding = ledger.lease_of(item)
+        ledger.return_item(item, now, LEASE_EXPIRED, 0, ("expiry", holding.deadline, _rank(holding, item)))
 
 
 def _rank(holding: ModelLease, item: ModelItem) -> int:
@@ -402,7 +402,7 @@ def _arrived(ledger: ModelState, item: ModelItem, now: Moment) -> None:
 def _is_due(ledger: ModelState, item: ModelItem, now: Moment, *, certain: bool = False) -> bool:
     """Whether something may, or must, happen to an item by itself."""
     if item.state is ItemState.LEASED:
-        return ledger.holding(item).deadline <= now.elapsed
+        return ledger.lease_of(item).deadline <= now.elapsed
     if item.waits and _ttl_over(item, now) and not (certain and item.spared):
         return True
     return item.state is ItemState.SCHEDULED and (item.at <= now.wall if item.at else item.due <= now.elapsed)

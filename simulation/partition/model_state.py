@@ -71,7 +71,7 @@ class ModelState:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.items: list[ModelItem] = []
-        self.holdings: dict[int, ModelLease] = {}
+        self.leases: dict[int, ModelLease] = {}
         """Every lease ever given; those with `ended_at` are over."""
         self.paused_lease = False
         self.paused_produce = False
@@ -102,13 +102,13 @@ class ModelState:
         )
 
     def live(self) -> list[ModelLease]:
-        return [one for one in self.holdings.values() if one.ended_at is None]
+        return [one for one in self.leases.values() if one.ended_at is None]
 
-    def holding(self, item: ModelItem) -> ModelLease:
+    def lease_of(self, item: ModelItem) -> ModelLease:
         """The lease that holds an item."""
         return next(one for one in self.live() if item.offset in one.open)
 
-    def rearm(self, now: Moment) -> None:
+    def restart_timeouts(self, now: Moment) -> None:
         """The machine was off: how long is not known, so every holder gets its full timeout again."""
         for one in self.live():
             one.deadline = now.elapsed + one.timeout
@@ -126,7 +126,7 @@ class ModelState:
         item.returned, item.jumps = True, earlier_of_key(self.items, item) is not None
         item.state, item.ready_since = ItemState.READY, now.elapsed
 
-    def come_back(self, item: ModelItem, now: Moment, reason: str, delay: int, cause: Cause, *, counted: bool = True) -> None:
+    def return_item(self, item: ModelItem, now: Moment, reason: str, delay: int, cause: Cause, *, counted: bool = True) -> None:
         """Without a key to the tail; with one it keeps its place, and a delay holds the key."""
         if counted:
             item.attempts += 1
@@ -169,4 +169,4 @@ class ModelState:
 
     def remember(self, request: bytes | None, now: Moment, answer: Any) -> None:
         if request is not None:
-            self.answers[request] = (now.elapsed + self.policy.remember, answer)
+            self.answers[request] = (now.elapsed + self.policy.result_memory, answer)

@@ -28,14 +28,14 @@ class PartitionSimulation(Simulation):
     """The run of one seed."""
 
     name = "partition"
-    usual_steps = 60
+    default_steps = 60
     damage_rate = 0.02
 
     def __init__(self, seed: int, steps: int | None = None, say: Callable[[str], None] | None = None) -> None:
         super().__init__(seed, steps, say)
         self.harness = PartitionHarness(seed, self.say)
         self.chance = self.harness.chance
-        self.use(STEP_WEIGHTS, self)
+        self.set_steps(STEP_WEIGHTS, self)
 
     def begin(self) -> None:
         """The partition is open already."""
@@ -44,8 +44,8 @@ class PartitionSimulation(Simulation):
         self.harness.begin_step()
         super().step(action)
 
-    def die(self, power: bool) -> None:
-        self.harness.die(power)
+    def crash_and_reopen(self, power: bool) -> None:
+        self.harness.crash_and_reopen(power)
 
     def damage_a_copy(self, rng: random.Random) -> None:
         self.harness.damage_a_copy(rng)
@@ -90,7 +90,7 @@ class PartitionSimulation(Simulation):
         assert self.harness.partition.now().elapsed == before.elapsed, "the date was set and time passed"
 
     def disturb(self) -> None:
-        self.harness.arm(self.chance.pick(FAULTS), self.chance.rng.randint(1, 12))
+        self.harness.inject_fault(self.chance.pick(FAULTS), self.chance.rng.randint(1, 12))
 
     def compact(self) -> None:
         self.harness.compact()
@@ -106,9 +106,9 @@ class PartitionSimulation(Simulation):
         for _ in range(self.chance.pick([0, 1, 4])):
             self._send_something()
         if self.chance.happens(0.4):
-            self.harness.arm("halt", 1)
+            self.harness.inject_fault("halt", 1)
             self.harness.commit()
-        self.harness.die(power)
+        self.harness.crash_and_reopen(power)
 
     def restart(self) -> None:
         self.harness.restart(self.chance.pick([None, None, MINUTE, DAY]), delete=self.chance.pick([0.0, 0.4, 1.0]))
@@ -118,7 +118,7 @@ class PartitionSimulation(Simulation):
     def finish(self) -> None:
         """Let everything that is left be worked on: it must all come, and come as it was produced."""
         harness = self.harness
-        harness.disk.mend()
+        harness.disk.clear_faults()
         self.say("-- drain")
         harness.send(c.Pause(False, False))
         for _ in range(DRAIN_DAYS):

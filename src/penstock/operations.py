@@ -54,7 +54,7 @@ class Operation(msgspec.Struct, Generic[A], kw_only=True, tag=True, omit_default
     """Something that can be asked; A is what is answered."""
 
     scope: ClassVar[Scope] = "admin"
-    about: ClassVar[tuple[str, ...]] = ()
+    supersede_fields: ClassVar[tuple[str, ...]] = ()
     """Fields by which a newer one takes the place of one that still waits to be done; none: each is done."""
     queue: int = 0
     """The incarnation of the queue that it is about; 0 where it is about the broker."""
@@ -268,7 +268,7 @@ class Page(msgspec.Struct):
     """Items, partition by partition, and where to read on."""
 
     items: list[tuple[int, Items]]
-    behind: Offsets
+    next_offsets: Offsets
 
 
 class ReadItems(Query[Page]):
@@ -299,10 +299,10 @@ class MoveCursor(Operation[None]):
     """Keep a reading position. `onward`: never back."""
 
     scope: ClassVar[Scope] = "consume"
-    about: ClassVar[tuple[str, ...]] = ("queue", "name")
+    supersede_fields: ClassVar[tuple[str, ...]] = ("queue", "name")
     name: str
     to: Offsets
-    onward: bool = False
+    forward_only: bool = False
 
 
 class ReleaseCursor(Operation[None]):
@@ -334,14 +334,14 @@ class RenewStream(Operation[None]):
     stream: StreamName
     run: str
     timeout: int
-    again: Count | None = None
+    reset_after: Count | None = None
 
 
 class EndStream(Operation[None]):
     """The stream is done: the right to consume is everybody's again."""
 
     scope: ClassVar[Scope] = "consume"
-    about: ClassVar[tuple[str, ...]] = ("queue", "stream", "run")
+    supersede_fields: ClassVar[tuple[str, ...]] = ("queue", "stream", "run")
     stream: StreamName
     run: str
 
@@ -362,7 +362,7 @@ class FailGranted(Operation[tuple[int, list[tuple[int, int]]]]):
 
     scope: ClassVar[Scope] = "consume"
     action: Literal["retry", "bury"]
-    lots: Sequence[tuple[str, ChosenItems]]
+    groups: Sequence[tuple[str, ChosenItems]]
     delay: int = 0
 
 
@@ -402,15 +402,15 @@ Cancel: TypeAlias = Callable[[], None]
 class Staging(Protocol):
     """Where tasks of a bulk write put frames aside. It is sent to them, so it holds nothing open. (A part of logs/store.py `Inbox`.)"""
 
-    def begin(self, write: str) -> None:
+    def begin_write(self, write: str) -> None:
         """Make the place of a write; to be repeated without harm."""
         ...
 
-    def writer(self, write: str, name: str, incarnation: int, make: bool = False) -> PartWriter:
+    def part_writer(self, write: str, name: str, incarnation: int, make: bool = False) -> PartWriter:
         """A part of a write, to be written. make: make the place of the write where it is missing; else that is StorageFailed."""
         ...
 
-    def part(self, write: str, name: str, incarnation: int) -> PartReader:
+    def part_reader(self, write: str, name: str, incarnation: int) -> PartReader:
         """A part that was staged, to be read."""
         ...
 

@@ -100,7 +100,7 @@ class BrokerOpener:
         for broker in self._opened:
             broker.close()
 
-    def timed(self, **options: Any) -> Broker:
+    def open_with_manual_clock(self, **options: Any) -> Broker:
         """A broker whose time stands still: `clock.advance` moves it. Nothing that waits can be used."""
         return self.open(clock=self.clock, **options)
 

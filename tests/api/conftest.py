@@ -28,4 +28,4 @@ def broker(opener: BrokerOpener) -> Broker:
 def manual_clock_broker(opener: BrokerOpener) -> Broker:
     """A broker whose time stands still until `place.clock` is advanced."""
     opener.target = "memory://"
-    return opener.timed()
+    return opener.open_with_manual_clock()

@@ -152,7 +152,7 @@ def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
 
 def test_an_opened_batch_names_what_is_left() -> None:
     batch = batch_of(4, 1)
-    LeaseSelection(1, "complete").add([batch[1], batch[4]]).judge([Settled(1), Settled(1)])
+    LeaseSelection(1, "complete").add([batch[1], batch[4]]).apply_answers([Settled(1), Settled(1)])
     assert parts(batch) == [SettlePart(0, 100, [0, 2, 3])]
     assert parts(batch, batch[1]) == [SettlePart(0, 100, [0, 2, 3, 1])]
 
@@ -178,7 +178,7 @@ def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> Non
     chosen = LeaseSelection(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
     assert chosen.parts == [SettlePart(0, 100)]
     with pytest.raises(LeaseLost) as caught:
-        chosen.judge([Settled(1)])
+        chosen.apply_answers([Settled(1)])
     assert vars(caught.value)["lost"] == ["0-0", "0-1"]
 
 
@@ -186,7 +186,7 @@ def test_a_failure_is_told_and_leaves_its_items_open() -> None:
     batch = batch_of(2, 2, 1)
     chosen = LeaseSelection(1, "retry").add(batch)
     with pytest.raises(StorageFailed, match="no disk") as caught:
-        chosen.judge([Settled(2), Refused.of(StorageFailed("no disk; mend it")), Refused.of(LeaseLost("gone; drop it"))])
+        chosen.apply_answers([Settled(2), Refused.of(StorageFailed("no disk; mend it")), Refused.of(LeaseLost("gone; drop it"))])
     assert vars(caught.value)["lost"] == ["2-0"]
     assert [lease.state for lease in batch] == ["retried", "retried", "open", "open", "lost"]
     assert parts(batch, verb="retry") == [SettlePart(1, 101)]

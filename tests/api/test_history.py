@@ -19,7 +19,7 @@ TURNS = 150
 @pytest.mark.parametrize("target", ["memory://", "files"])
 def test_an_item_tells_its_history(opener: BrokerOpener, target: str) -> None:
     opener.target = opener.target if target == "files" else target
-    queue = opener.timed().create_queue("orders")
+    queue = opener.open_with_manual_clock().create_queue("orders")
     name = queue.produce(b"x")
     began = opener.clock.read().wall
     opener.clock.advance(2 * SECOND)
@@ -40,7 +40,7 @@ def test_an_item_tells_its_history(opener: BrokerOpener, target: str) -> None:
 
 def test_a_lease_that_needs_no_sync_is_in_the_history(opener: BrokerOpener) -> None:
     """The owner publishes what it has before the log is read."""
-    queue = opener.timed().create_queue("orders")
+    queue = opener.open_with_manual_clock().create_queue("orders")
     name = queue.produce(b"x")
     queue.lease()
     assert [one.event for one in queue.history(name)] == ["produced", "leased"]

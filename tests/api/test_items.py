@@ -104,7 +104,7 @@ def test_a_batch_has_only_columns_that_some_item_has(items: list[Any]) -> None:
 @given(NEW_ITEMS)
 def test_a_single_item_is_a_batch_of_one(new: NewItem) -> None:
     options = {name: getattr(new, name) for name in NewItem.__struct_fields__[1:-1]}
-    assert single_item_batch(new.payload, **options).compact() == to_batch([new]).compact()
+    assert single_item_batch(new.payload, **options).drop_empty_columns() == to_batch([new]).drop_empty_columns()
     assert single_item_batch(new.payload, *options.values()) == single_item_batch(new.payload, **options)
 
 

@@ -77,35 +77,35 @@ class BrokerUnderTest:
     """A broker and the means to work it."""
 
     def __init__(self, ground: BrokerStorage, *, broker: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
-        self.ground = ground
+        self.storage = ground
         self.clock = clock or ManualClock()
-        self.live = broker
+        self.threaded = broker
         self._options = options
         self._entropy = random.Random(7).randbytes
-        self.broker = self._open()
+        self.embedded = self._open()
 
     def _open(self) -> EmbeddedBroker:
-        if self.live:
-            return self.ground.open(**self._options)
-        return self.ground.open(clock=self.clock, entropy=self._entropy, threaded=False, **self._options)
+        if self.threaded:
+            return self.storage.open(**self._options)
+        return self.storage.open(clock=self.clock, entropy=self._entropy, threaded=False, **self._options)
 
     def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "QueueUnderTest":
-        queue = QueueUnderTest(self, self.broker.call(CreateQueue(name=name, options=options, partitions=partitions)))
+        queue = QueueUnderTest(self, self.embedded.call(CreateQueue(name=name, options=options, partitions=partitions)))
         queue.open_all()  # so that a test sees only what it does itself
         return queue
 
     def find(self, name: str = "q") -> "QueueUnderTest":
-        return QueueUnderTest(self, self.broker.call(FindQueue(name=name)))
+        return QueueUnderTest(self, self.embedded.call(FindQueue(name=name)))
 
     def delete(self, name: str = "q") -> None:
-        self.broker.call(DeleteQueue(queue=self.broker.call(FindQueue(name=name)).incarnation))
+        self.embedded.call(DeleteQueue(queue=self.embedded.call(FindQueue(name=name)).incarnation))
 
     # -- time ------------------------------------------------------------------------------------------
 
     def turn(self) -> int:
         """By hand: as the runners would, a turn of every queue that has something to do or to look at, until none has; how many."""
         turns = 0
-        while due := [loop for loop in self.broker.loops() if self._wants_turn(loop)]:
+        while due := [loop for loop in self.embedded.loops() if self._wants_turn(loop)]:
             for loop in due:
                 loop.turn()
                 turns += 1
@@ -113,7 +113,7 @@ class BrokerUnderTest:
         return turns
 
     def _wants_turn(self, loop: Loop) -> bool:
-        next_run = loop.turns.next_run
+        next_run = loop.engine.next_run
         return loop.busy or (next_run is not None and next_run <= self.clock.read().elapsed)
 
     def advance(self, seconds: float) -> None:
@@ -121,13 +121,13 @@ class BrokerUnderTest:
         self.clock.advance(round(seconds * SECOND))
         self.turn()
 
-    def pass_by(self, seconds: float) -> None:
+    def advance_in_steps(self, seconds: float) -> None:
         """By hand: let time pass as a timer would, with a turn whenever a queue wants one."""
         end = self.clock.read().elapsed + round(seconds * SECOND)
         self.turn()
         for _ in range(MOST_TURNS):
             now = self.clock.read().elapsed
-            due = min([end, *(loop.turns.next_run for loop in self.broker.loops() if loop.turns.next_run is not None)])
+            due = min([end, *(loop.engine.next_run for loop in self.embedded.loops() if loop.engine.next_run is not None)])
             self.clock.advance(max(due - now, 0))
             self.turn()
             if self.clock.read().elapsed >= end:
@@ -136,17 +136,17 @@ class BrokerUnderTest:
 
     def after(self, seconds: float) -> int:
         """The wall time so many seconds from now."""
-        return self.broker.clock.read().wall + round(seconds * SECOND)
+        return self.embedded.clock.read().wall + round(seconds * SECOND)
 
     def deadline(self, wait: float) -> int:
-        return self.broker.clock.read().elapsed + round(wait * SECOND)
+        return self.embedded.clock.read().elapsed + round(wait * SECOND)
 
     # -- the end, and after ----------------------------------------------------------------------------
 
     def check(self) -> None:
         """What must hold whatever happened: the counts of every partition are true, item by item."""
-        for loop in self.broker.loops():
-            for member in loop.turns.healthy():
+        for loop in self.embedded.loops():
+            for member in loop.engine.usable():
                 state = member.state
                 lives = [state.state_of(offset) for offset in range(state.next_offset)]
                 order = (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
@@ -154,14 +154,14 @@ class BrokerUnderTest:
 
     def restart(self) -> None:
         """Close, and open again."""
-        self.broker.close()
-        self.broker = self._open()
+        self.embedded.close()
+        self.embedded = self._open()
 
     def kill(self) -> None:
         """End the process without a word, and open again."""
-        assert not self.live
-        self.ground.kill()
-        self.broker = self._open()
+        assert not self.threaded
+        self.storage.kill()
+        self.embedded = self._open()
 
 
 class QueueUnderTest:
@@ -174,11 +174,11 @@ class QueueUnderTest:
 
     @property
     def broker(self) -> EmbeddedBroker:
-        return self.rig.broker
+        return self.rig.embedded
 
     @property
     def loop(self) -> Loop:
-        return next(loop for loop in self.broker.loops() if loop.turns.incarnation == self.incarnation)
+        return next(loop for loop in self.broker.loops() if loop.engine.incarnation == self.incarnation)
 
     @property
     def info(self) -> QueueDescription:
@@ -198,25 +198,25 @@ class QueueUnderTest:
 
     def run(self, request: Request) -> Any:
         """A request, answered: by hand with as many turns as it takes."""
-        if self.rig.live:
-            return self.broker.run(self.incarnation, request)
+        if self.rig.threaded:
+            return self.broker.run_request(self.incarnation, request)
         asked = self.submit(request)
         self.rig.turn()
         return asked.result
 
-    def place(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[StoredPart]:
+    def produce_batch(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[StoredPart]:
         """Produce, and give the answer as it is."""
         return cast(list[StoredPart], self.run(ProduceRequest(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
 
     def produce(self, *payloads: str | bytes, request: str | None = None, **options: Any) -> list[str]:
         """Produce with the options of `batch_of`; the ids of the items, in the order given. Any error is raised."""
         batch = batch_of(*payloads, **options)
-        return ids_of(self.place(batch, request), len(batch))
+        return ids_of(self.produce_batch(batch, request), len(batch))
 
-    def waiter(self, want: int = 1, wait: float = 60.0, **options: Any) -> "SubmittedRequest":
+    def submit_lease(self, want: int = 1, wait: float = 60.0, **options: Any) -> "SubmittedRequest":
         """A lease that waits: put, and in line when this returns."""
         asked = self.submit(LeaseRequest(want, deadline=self.rig.deadline(wait), **options))
-        if self.rig.live:
+        if self.rig.threaded:
             self.stats()  # a turn that came after it
         else:
             self.rig.turn()
@@ -300,11 +300,11 @@ class SubmittedRequest:
     @property
     def result(self) -> Any:
         """The answer; a live test waits a while for it, by hand it must be there."""
-        assert self._event.wait(WAIT_SECONDS if self.desk.rig.live else 0), f"{self.request!r} is not answered"
+        assert self._event.wait(WAIT_SECONDS if self.desk.rig.threaded else 0), f"{self.request!r} is not answered"
         return self.request.result()
 
     @property
-    def held(self) -> "LeasedItems":
+    def leased(self) -> "LeasedItems":
         """What a lease got."""
         return LeasedItems(self.desk, cast(list[LeaseResult], self.result))
 
@@ -317,40 +317,50 @@ class LeasedItems:
 
     def __init__(self, queue: QueueUnderTest, handed: list[LeaseResult]) -> None:
         self.desk = queue
-        self.handed = handed
+        self.parts_granted = handed
 
     def __bool__(self) -> bool:
-        return bool(self.handed)
+        return bool(self.parts_granted)
 
     def __len__(self) -> int:
         return len(self.texts)
 
     @property
     def texts(self) -> list[str]:
-        return [payload.decode() for one in self.handed for part in one.items for payload in part.batch.payloads]
+        return [payload.decode() for one in self.parts_granted for part in one.items for payload in part.batch.payloads]
 
     @property
     def ids(self) -> list[str]:
-        return [ids.format_id(one.partition, part.start + at) for one in self.handed for part in one.items for at in range(len(part.batch))]
+        return [
+            ids.format_id(one.partition, part.start + at)
+            for one in self.parts_granted
+            for part in one.items
+            for at in range(len(part.batch))
+        ]
 
     @property
     def keys(self) -> list[str]:
         """The key of each item."""
-        parts = [part.batch for one in self.handed for part in one.items]
+        parts = [part.batch for one in self.parts_granted for part in one.items]
         return ["" if key is None else key.decode() for batch in parts for key in batch.keys or [None] * len(batch)]
 
     @property
     def attempts(self) -> list[int]:
-        return [one.granted.attempts.get(part.start + at, 1) for one in self.handed for part in one.items for at in range(len(part.batch))]
+        return [
+            one.granted.attempts.get(part.start + at, 1)
+            for one in self.parts_granted
+            for part in one.items
+            for at in range(len(part.batch))
+        ]
 
     @property
     def parts(self) -> list[SettlePart]:
-        return [SettlePart(one.partition, one.granted.lease) for one in self.handed]
+        return [SettlePart(one.partition, one.granted.lease) for one in self.parts_granted]
 
     def part(self, item: str) -> SettlePart:
         """One item of them, by its id."""
         partition, offset = ids.parse_id(item)
-        mine = (one for one in self.handed if one.partition == partition and offset in RunSet(one.granted.runs))
+        mine = (one for one in self.parts_granted if one.partition == partition and offset in RunSet(one.granted.runs))
         return SettlePart(partition, next(mine).granted.lease, [offset])
 
     def settle(self, action: SettleAction, **options: Any) -> int:
@@ -408,7 +418,7 @@ def _named(request: str | None) -> bytes | None:
 
 def keys_at(queue: QueueUnderTest, partition: int, number: int = 1, prefix: str = "key") -> list[str]:
     """Keys that live in a partition now."""
-    owners = queue.loop.turns.map.owners
+    owners = queue.loop.engine.map.owners
     names = (f"{prefix}-{number}" for number in count())
     return list(islice((name for name in names if owners[slot(name)] == partition), number))
 

@@ -18,15 +18,15 @@ def broker(request: pytest.FixtureRequest) -> Iterator[BrokerUnderTest]:
     broker = BrokerUnderTest(GROUNDS[request.param]())
     yield broker
     broker.check()
-    broker.broker.close()
+    broker.embedded.close()
 
 
 @pytest.fixture(params=["memory", "files"])
 def threaded_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerUnderTest]:
     """A broker with real threads and the real clock."""
-    broker = BrokerUnderTest(MemoryStorage() if request.param == "memory" else DirectoryStorage(tmp_path), live=True)
+    broker = BrokerUnderTest(MemoryStorage() if request.param == "memory" else DirectoryStorage(tmp_path), threaded=True)
     yield broker
-    broker.broker.close()
+    broker.embedded.close()
 
 
 @pytest.fixture
@@ -42,4 +42,4 @@ def file_broker() -> Iterator[BrokerUnderTest]:
     broker = BrokerUnderTest(SimulatedStorage())
     yield broker
     broker.check()
-    broker.broker.close()
+    broker.embedded.close()

@@ -37,7 +37,7 @@ def crash_at_each_call(start: tuple[SimulatedFiles, ManualClock], work: Work, *,
             again = BrokerUnderTest(SimulatedStorage(files), clock=broker.clock)
             yield again, done
             again.check()
-            again.broker.close()
+            again.embedded.close()
             if done:
                 break
         assert call > 3, "the work makes file calls"
@@ -53,13 +53,13 @@ def _run(start: tuple[SimulatedFiles, ManualClock], work: Work, call: int, rng: 
         work(broker)
     except Halt:
         return broker, False
-    files.mend()
+    files.clear_faults()
     return broker, True
 
 
 def _files(broker: BrokerUnderTest) -> SimulatedFiles:
-    assert isinstance(broker.ground, SimulatedStorage)
-    return broker.ground.files
+    assert isinstance(broker.storage, SimulatedStorage)
+    return broker.storage.files
 
 
 def _end(files: SimulatedFiles, power: bool) -> None:

@@ -41,22 +41,22 @@ class DirectoryBroker:
         self.broker: Broker = penstock.open(path, clock=self.clock, threaded=False)
 
     @property
-    def owner(self) -> EmbeddedBroker:
+    def embedded(self) -> EmbeddedBroker:
         found = self.broker._home
         assert isinstance(found, EmbeddedBroker)
         return found
 
-    def look(self) -> Snapshot:
+    def open_snapshot(self) -> Snapshot:
         return Snapshot.open(self.path, clock=self.clock)
 
-    def rest(self) -> None:
+    def run_and_publish(self) -> None:
         """Nothing more is to be done, and all that was done is published."""
         run_all_turns(self.broker)
-        for info in self.owner.call(ListQueues()):
-            self.owner.run(info.incarnation, FunctionRequest(changes.publish_partitions, opens=False))
+        for info in self.embedded.call(ListQueues()):
+            self.embedded.run_request(info.incarnation, FunctionRequest(changes.publish_partitions, needs_all_open=False))
 
     def incarnation(self, name: str) -> int:
-        return self.owner.call(FindQueue(name=name)).incarnation
+        return self.embedded.call(FindQueue(name=name)).incarnation
 
     def reopen(self) -> None:
         self.broker.close()
@@ -103,7 +103,7 @@ def all_answers(source: EmbeddedBroker | Snapshot, incarnation: int) -> dict[str
         "cursors": source.call(ListCursors(queue=incarnation)),
         "starts": source.call(FindOffsets(queue=incarnation, at="oldest")),
         "offsets_at": [source.call(FindOffsets(queue=incarnation, at=at)) for at in (0, 1 << 60)],
-        "read": ([(number, part.start, list(part.batch.payloads)) for number, part in page.items], page.behind),
+        "read": ([(number, part.start, list(part.batch.payloads)) for number, part in page.items], page.next_offsets),
         **{name: [(one.partition, one.offset, one.state, one.attempts, one.reason) for one in found] for name, found in lists.items()},
     }
 

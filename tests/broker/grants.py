@@ -41,7 +41,7 @@ def take_grant_operation(
 
 
 def renew_operation(stream: str = STREAM, timeout: int = 60 * SECOND, run: str = "", again: int | None = None) -> RenewStream:
-    return RenewStream(stream=stream, run=run, timeout=timeout, again=again)
+    return RenewStream(stream=stream, run=run, timeout=timeout, reset_after=again)
 
 
 def grant(broker: BrokerUnderTest, queue: QueueUnderTest, number: int, stream: str = STREAM) -> StreamGrant:
@@ -52,7 +52,7 @@ def granted(broker: BrokerUnderTest, queue: QueueUnderTest, number: int, stream:
     """The items of a grant: text by id, as a reader beside the queue reads them."""
     found: dict[str, str] = {}
     for partition, _, runs in grant(broker, queue, number, stream).leases:
-        texts = queue.loop.turns.members[partition].open.payloads(runs)
+        texts = queue.loop.engine.handles[partition].usable_partition.payloads(runs)
         found.update(zip(ids.format_ids(partition, offsets(runs)), [text.decode() for text in texts], strict=True))
     return found
 
@@ -79,7 +79,7 @@ def fail(
     lots: Sequence[tuple[str, Mapping[int, Sequence[int]]]],
     delay: int = 0,
 ) -> tuple[int, int]:
-    found, missing = ask_through_inbox(broker, queue, FailGranted(action=action, lots=lots, delay=delay))
+    found, missing = ask_through_inbox(broker, queue, FailGranted(action=action, groups=lots, delay=delay))
     return found, len(missing)
 
 

@@ -56,10 +56,10 @@ class OtherProcess:
         """Write parts, each of some frames, aside; the name of the write, and what a manifest says of its parts."""
         self._writes += 1
         write = write or write_name(BEGAN + self._writes)
-        self.inbox.begin(write)
+        self.inbox.begin_write(write)
         said = []
         for number, batches in enumerate(parts):
-            writer = self.inbox.writer(write, f"part-{number}.frames", incarnation)
+            writer = self.inbox.part_writer(write, f"part-{number}.frames", incarnation)
             for batch in batches:
                 writer.add(encode([Produced(0, batch)], Moment(0, 0)))
             said.append(writer.finish())
@@ -78,7 +78,7 @@ class OtherProcess:
 
     # -- errands ---------------------------------------------------------------------------------------
 
-    def put(self, incarnation: int, operation: Operation[Any] | Raw) -> str:
+    def put_errand(self, incarnation: int, operation: Operation[Any] | Raw) -> str:
         """An errand about a queue, which need not be named in it, and that wants an answer; its name."""
         self._asked += 1
         name = f"errand-{self._asked}"
@@ -87,14 +87,14 @@ class OtherProcess:
         else:
             operation.queue = incarnation
             self._kinds[name] = type(operation)
-        self.inbox.put_errand(incarnation, name, errand(operation))
+        self.inbox.put_operation(incarnation, name, errand(operation))
         return name
 
     def answer(self, incarnation: int, name: str) -> Any:
         """What was answered, once; an error is raised."""
-        found = self.inbox.note(incarnation, name)
+        found = self.inbox.blob(incarnation, name)
         assert found is not None, f"{name} is not answered"
-        self.inbox.remove_note(incarnation, name)
+        self.inbox.remove_blob(incarnation, name)
         reply = msgspec.msgpack.decode(found, type=RemoteAnswer)
         if reply.refused is not None:
             raise reply.refused.error()
@@ -102,24 +102,24 @@ class OtherProcess:
 
     # -- looking ---------------------------------------------------------------------------------------
 
-    def left(self) -> list[str]:
+    def inbox_files(self) -> list[str]:
         """What lies in the inbox."""
         path = f"{self.root}/inbox"
         return self.files.list(path) if self.files.exists(path) else []
 
-    def answers(self) -> list[str]:
+    def answer_files(self) -> list[str]:
         path = f"{self.root}/answers"
         return self.files.list(path) if self.files.exists(path) else []
 
 
 def other_process(broker: BrokerUnderTest) -> OtherProcess:
     """Somebody beside a broker on a simulated disk."""
-    return OtherProcess(broker.ground.files)  # type: ignore[attr-defined]
+    return OtherProcess(broker.storage.files)  # type: ignore[attr-defined]
 
 
 def look_into_inbox(broker: BrokerUnderTest) -> bool:
     """By hand: the owner looks into the inbox; whether it did anything."""
-    done = broker.broker.inbox.look()
+    done = broker.embedded.inbox.process()
     broker.turn()
     return done
 
@@ -127,7 +127,7 @@ def look_into_inbox(broker: BrokerUnderTest) -> bool:
 def ask_through_inbox(broker: BrokerUnderTest, queue: QueueUnderTest, operation: Operation[A]) -> A:
     """An operation through the inbox, and its answer."""
     one = other_process(broker)
-    name = one.put(queue.incarnation, operation)
+    name = one.put_errand(queue.incarnation, operation)
     look_into_inbox(broker)
     found: A = one.answer(queue.incarnation, name)
     return found
@@ -160,7 +160,7 @@ def cut_at_each_call(files: SimulatedFiles, work: Callable[[SimulatedFiles], obj
                 done = True
             except Halt:
                 pass
-            disk.mend()
+            disk.clear_faults()
             if power:
                 disk.crash()
             else:

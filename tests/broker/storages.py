@@ -58,17 +58,17 @@ class PartlyFailingFiles(SimulatedFiles):
 
     def __init__(self, rng: random.Random | None = None) -> None:
         super().__init__(rng)
-        self.broken: set[str] = set()
+        self.failing_paths: set[str] = set()
         """Parts of paths where every change fails with EIO."""
         self.tried: list[str] = []
         """What was attempted there."""
         self._paths: dict[int, str] = {}
 
     def break_partition(self, number: int) -> None:
-        self.broken.add(f"/{number:05d}/")
+        self.failing_paths.add(f"/{number:05d}/")
 
     def _refuse(self, call: str, path: str) -> None:
-        if any(part in path for part in self.broken):
+        if any(part in path for part in self.failing_paths):
             self.tried.append(call)
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 

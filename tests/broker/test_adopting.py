@@ -37,7 +37,7 @@ def test_an_open_broker_adopts_what_is_published(file_broker: BrokerUnderTest) -
     assert not look_into_inbox(file_broker)
     other.drop(queue, *texts(0, 2))
     assert look_into_inbox(file_broker)
-    assert other.left() == []
+    assert other.inbox_files() == []
     assert not look_into_inbox(file_broker)
     assert queue.counts() == {"ready": 24}
     assert numbers_by_key(queue.drain()) == {key: [0, 1] for key in KEYS}
@@ -45,26 +45,26 @@ def test_an_open_broker_adopts_what_is_published(file_broker: BrokerUnderTest) -
 
 def test_opening_adopts_what_was_published_before(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(partitions=3), other_process(file_broker)
-    file_broker.broker.close()
+    file_broker.embedded.close()
     other.drop(queue, *texts(0, 2))
-    file_broker.broker = file_broker._open()
-    assert other.left() == []
+    file_broker.embedded = file_broker._open()
+    assert other.inbox_files() == []
     assert numbers_by_key(queue.drain()) == {key: [0, 1] for key in KEYS}
 
 
 def test_a_live_broker_adopts_in_a_moment(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(DirectoryStorage(tmp_path), live=True)
+    broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(partitions=2), OtherProcess(SystemFiles(), str(tmp_path / "data"))
     for number in range(1, 4):
         other.drop(queue, *texts(number, number + 1), number=number)
     wait_until(lambda: queue.stats().ready == 36)
-    wait_until(lambda: other.left() == [])
+    wait_until(lambda: other.inbox_files() == [])
     assert numbers_by_key(queue.drain()) == {key: [1, 2, 3] for key in KEYS}
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_many_publish_at_once_while_the_owner_works(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(DirectoryStorage(tmp_path), live=True)
+    broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, root = broker.create(partitions=2), str(tmp_path / "data")
 
     def publish(source: str) -> None:
@@ -75,7 +75,7 @@ def test_many_publish_at_once_while_the_owner_works(tmp_path: Path) -> None:
     run_threads(*(lambda source=source: publish(source) for source in "abcd"))
     wait_until(lambda: queue.stats().ready == 20)
     assert numbers_by_key(queue.drain()) == {source: [1, 2, 3, 4, 5] for source in "abcd"}
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_the_ledger_refuses_what_was_adopted_before_and_all_below_it(file_broker: BrokerUnderTest) -> None:
@@ -85,7 +85,7 @@ def test_the_ledger_refuses_what_was_adopted_before_and_all_below_it(file_broker
     for number in (5, 4, 1):
         assert other.drop(queue, "a:9", number=number), "it is not in the inbox any more"
         assert look_into_inbox(file_broker)
-        assert other.left() == []
+        assert other.inbox_files() == []
         file_broker.restart()
     other.drop(queue, "a:6", number=6)
     other.drop(queue, "b:1", number=1, source="another")
@@ -98,7 +98,7 @@ def test_published_twice_before_it_is_adopted(file_broker: BrokerUnderTest) -> N
     assert other.drop(queue, "a:1")
     assert not other.drop(queue, "a:2")
     look_into_inbox(file_broker)
-    assert queue.drain() == ["a:1"] and other.left() == []
+    assert queue.drain() == ["a:1"] and other.inbox_files() == []
 
 
 def test_what_a_killed_owner_adopted_is_not_adopted_again(file_broker: BrokerUnderTest) -> None:
@@ -116,7 +116,7 @@ def test_a_write_of_nothing_is_adopted(file_broker: BrokerUnderTest) -> None:
     other.inbox.publish(write_name(1), queue.incarnation, WriteManifest([], "s", 1))
     other.publish(queue.incarnation, number=2)
     assert look_into_inbox(file_broker)
-    assert other.left() == [] and queue.counts() == {}
+    assert other.inbox_files() == [] and queue.counts() == {}
 
 
 def test_drops_of_several_queues_do_not_wait_for_each_other(file_broker: BrokerUnderTest) -> None:
@@ -137,12 +137,12 @@ def test_items_land_where_their_keys_live(file_broker: BrokerUnderTest) -> None:
     random.Random(3).shuffle(keys)
     other.drop(queue, *[f"{key}:1" for key in keys])
     look_into_inbox(file_broker)
-    owners = queue.loop.turns.map.owners
+    owners = queue.loop.engine.map.owners
     held = queue.lease(100)
     assert sorted(held.keys) == sorted(keys)
-    assert {one.partition: sorted(key.decode() for part in one.items for key in part.batch.keys or () if key) for one in held.handed} == {
-        number: sorted(key for key in keys if owners[slot(key.encode())] == number) for number in range(4)
-    }
+    assert {
+        one.partition: sorted(key.decode() for part in one.items for key in part.batch.keys or () if key) for one in held.parts_granted
+    } == {number: sorted(key for key in keys if owners[slot(key.encode())] == number) for number in range(4)}
 
 
 def test_items_without_keys_go_anywhere_and_mixed_ones_to_both(file_broker: BrokerUnderTest) -> None:
@@ -152,7 +152,7 @@ def test_items_without_keys_go_anywhere_and_mixed_ones_to_both(file_broker: Brok
     look_into_inbox(file_broker)
     served = queue.drain()
     assert len(served) == 80 and len(set(served)) == 80
-    filled = [member.state.next_offset for member in queue.loop.turns.members.values()]
+    filled = [member.state.next_offset for member in queue.loop.engine.handles.values()]
     assert all(filled), "frames without keys are dealt to all"
 
 
@@ -166,12 +166,12 @@ def test_everything_of_an_item_comes_with_it(file_broker: BrokerUnderTest) -> No
     other.publish(queue.incarnation, batch)
     look_into_inbox(file_broker)
     held = queue.lease(10)
-    parts = [part.batch for one in held.handed for part in one.items]
+    parts = [part.batch for one in held.parts_granted for part in one.items]
     found = [(part.payloads, part.keys, part.kinds, part.ttls) for part in parts]
     assert held.texts == ["now", "never"] and queue.counts() == {"leased": 2, "scheduled": 1}
     assert found[0] == ([b"now"], [b"k"], ["kind"], [30 * SECOND])
-    file_broker.pass_by(11)
-    assert queue.lease(10).handed[0].items[0].batch.headers == [msgspec.msgpack.encode({"a": b"1"})]
+    file_broker.advance_in_steps(11)
+    assert queue.lease(10).parts_granted[0].items[0].batch.headers == [msgspec.msgpack.encode({"a": b"1"})]
 
 
 def test_frames_are_adopted_in_their_order_and_parts_in_theirs(file_broker: BrokerUnderTest) -> None:
@@ -191,9 +191,9 @@ def test_a_pause_holds_drops_back(file_broker: BrokerUnderTest, caplog: pytest.L
     for _ in range(3):
         assert not look_into_inbox(file_broker)
         file_broker.advance(1)
-    assert len(other.left()) == 1 and queue.counts() == {}
+    assert len(other.inbox_files()) == 1 and queue.counts() == {}
     file_broker.restart()
-    assert len(other.left()) == 1
+    assert len(other.inbox_files()) == 1
     assert len(logged_warnings(caplog)) == 2 and "paused" in logged_warnings(caplog)[0], "each owner says it once"
     queue.pause(produce=False)
     file_broker.advance(1)
@@ -204,7 +204,7 @@ def test_a_pause_holds_drops_back(file_broker: BrokerUnderTest, caplog: pytest.L
 def test_a_pause_in_the_middle_lets_the_rest_wait(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)])
-    run, calls = file_broker.broker.run, 0
+    run, calls = file_broker.embedded.run_request, 0
 
     def pausing(incarnation: int, request: Request) -> object:
         nonlocal calls
@@ -213,7 +213,7 @@ def test_a_pause_in_the_middle_lets_the_rest_wait(file_broker: BrokerUnderTest, 
             queue.pause(produce=True)
         return run(incarnation, request)
 
-    monkeypatch.setattr(file_broker.broker, "run", pausing)
+    monkeypatch.setattr(file_broker.embedded, "run_request", pausing)
     look_into_inbox(file_broker)
     assert queue.counts() == {"ready": 2}
     other.drop(queue, "k:1", source="another")
@@ -239,13 +239,13 @@ def test_a_full_disk_makes_it_wait(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(partitions=2), other_process(file_broker)
     other.publish(queue.incarnation, *[keyed_batch(*texts(n, n + 1)) for n in range(6)])
     assert isinstance(other.files, SimulatedFiles)
-    other.files.fill(500)
+    other.files.set_free_bytes(500)
     look_into_inbox(file_broker)
-    other.files.fill(None)
+    other.files.set_free_bytes(None)
     for _ in range(9):
         file_broker.advance(30)
         look_into_inbox(file_broker)
-    assert other.left() == []
+    assert other.inbox_files() == []
     assert numbers_by_key(queue.drain()) == {key: [*range(6)] for key in KEYS}
 
 
@@ -261,7 +261,7 @@ def test_the_same_dedup_ids_in_one_drop_and_in_two(file_broker: BrokerUnderTest)
     other.publish(queue.incarnation, first, again, number=2)
     look_into_inbox(file_broker)
     assert sorted(queue.drain()) == sorted([*[f"a{n}" for n in range(7)], "c", "c", *[f"b{n}" for n in range(7)]]), "ids are the key's own"
-    file_broker.pass_by(101)
+    file_broker.advance_in_steps(101)
     other.publish(queue.incarnation, first, number=3)
     look_into_inbox(file_broker)
     assert len(queue.drain()) == 7, "the window is over"
@@ -286,14 +286,14 @@ def test_the_drop_of_a_deleted_queue_is_removed(file_broker: BrokerUnderTest, ca
     other.drop(queue, "a:1")
     other.drop(queue, "a:2", number=2)
     assert look_into_inbox(file_broker)
-    assert other.left() == [] and file_broker.find().counts() == {}
+    assert other.inbox_files() == [] and file_broker.find().counts() == {}
     assert len(logged_warnings(caplog)) == 2 and "is deleted" in logged_warnings(caplog)[0]
 
 
 def test_a_queue_deleted_while_its_drop_is_adopted(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)])
-    run, calls = file_broker.broker.run, 0
+    run, calls = file_broker.embedded.run_request, 0
 
     def deleting(incarnation: int, request: Request) -> object:
         nonlocal calls
@@ -302,18 +302,18 @@ def test_a_queue_deleted_while_its_drop_is_adopted(file_broker: BrokerUnderTest,
             file_broker.delete("q")
         return run(incarnation, request)
 
-    monkeypatch.setattr(file_broker.broker, "run", deleting)
+    monkeypatch.setattr(file_broker.embedded, "run_request", deleting)
     look_into_inbox(file_broker)
-    assert other.left() == []
+    assert other.inbox_files() == []
 
 
 def test_a_drop_waits_for_a_queue_that_is_still_being_opened(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     other.drop(queue, "a:1")
-    loop = file_broker.broker._loops.pop(queue.incarnation)
+    loop = file_broker.embedded._loops.pop(queue.incarnation)
     look_into_inbox(file_broker)
-    assert len(other.left()) == 1
-    file_broker.broker._loops[queue.incarnation] = loop
+    assert len(other.inbox_files()) == 1
+    file_broker.embedded._loops[queue.incarnation] = loop
     file_broker.advance(1)
     look_into_inbox(file_broker)
     assert queue.drain() == ["a:1"]
@@ -346,26 +346,26 @@ def test_writes_that_never_ended_are_removed_after_a_week(file_broker: BrokerUnd
     for age in (6 * DAY, 8 * DAY):
         other.stage(queue.incarnation, [[batch_of("a")]], write_name(now - age))
     file_broker.restart()
-    assert len(other.left()) == 1
+    assert len(other.inbox_files()) == 1
 
 
 def test_closing_does_not_wait_for_a_large_drop(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(DirectoryStorage(tmp_path), live=True)
+    broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(), OtherProcess(SystemFiles(), str(tmp_path / "data"))
     other.publish(queue.incarnation, *[batch_of(*[f"{n}"] * 10) for n in range(2_000)])
     wait_until(lambda: queue.stats().ready > 0)
-    broker.broker.close()
-    assert len(other.left()) == 1, "it was cut off"
-    again = BrokerUnderTest(DirectoryStorage(tmp_path), live=True)
-    assert again.find().stats().ready == 20_000 and other.left() == []
-    again.broker.close()
+    broker.embedded.close()
+    assert len(other.inbox_files()) == 1, "it was cut off"
+    again = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
+    assert again.find().stats().ready == 20_000 and other.inbox_files() == []
+    again.embedded.close()
 
 
 def test_a_broker_in_memory_has_an_inbox_too() -> None:
     broker = BrokerUnderTest(MemoryStorage())
-    queue, inbox = broker.create(), broker.broker.store.inbox
-    inbox.begin("w")
-    writer = inbox.writer("w", "p", queue.incarnation)
+    queue, inbox = broker.create(), broker.embedded.store.inbox
+    inbox.begin_write("w")
+    writer = inbox.part_writer("w", "p", queue.incarnation)
     writer.add(encode([Produced(0, batch_of("a", "b"))], Moment(0, 0)))
     assert inbox.publish("w", queue.incarnation, WriteManifest([writer.finish()], "s", 1))
     assert look_into_inbox(broker) and queue.drain() == ["a", "b"] and inbox.waiting() == []

@@ -22,7 +22,7 @@ from tests.broker.storages import SimulatedStorage
 def damaged_drop(broker: BrokerUnderTest) -> tuple[QueueUnderTest, OtherProcess, list[str]]:
     """A drop of three parts of which all is good; the paths of its files."""
     queue, other = broker.create(partitions=2), other_process(broker)
-    broker.broker.close()
+    broker.embedded.close()
     other.publish(queue.incarnation, *[keyed_batch(*texts(n, n + 1)[:3]) for n in range(5)], parts=3)
     folder = f"{ROOT}/inbox/{other.inbox.waiting()[0].label}"
     return queue, other, [f"{folder}/{name}" for name in other.files.list(folder)]
@@ -47,9 +47,9 @@ def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) 
         for size, bit in [*((size, None) for size in sizes), *((None, bit) for bit in bits)]:
             disk = other.files.copy()
             if size is not None:
-                disk.plant(path, good[:size])
+                disk.put_file(path, good[:size])
             elif bit is not None:
-                disk.flip(path, bit)
+                disk.flip_bit(path, bit)
             else:
                 disk.remove(path)
             caplog.clear()
@@ -63,10 +63,10 @@ def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) 
                 again.advance(1)
                 assert not look_into_inbox(again)
             assert again.find().counts() == {}
-            assert OtherProcess(disk).left() == other.left()
+            assert OtherProcess(disk).inbox_files() == other.inbox_files()
             assert len(logged_warnings(caplog)) == 1 and "write it again" in logged_warnings(caplog)[0]
             again.find().produce("the queue goes on")
-            again.broker.close()
+            again.embedded.close()
     assert tried > 100
 
 
@@ -77,9 +77,9 @@ def test_a_part_that_is_not_as_its_manifest_says(changes: dict[str, object], cap
     assert isinstance(other.files, SimulatedFiles)
     manifest = msgspec.json.decode(other.files.content(paths[0]), type=WriteManifest)
     parts = [*manifest.parts[:2], msgspec.structs.replace(manifest.parts[2], **changes)]
-    other.files.plant(paths[0], msgspec.json.encode(msgspec.structs.replace(manifest, parts=parts)))
+    other.files.put_file(paths[0], msgspec.json.encode(msgspec.structs.replace(manifest, parts=parts)))
     again = reopened(broker, other.files)
-    assert again.find().counts() == {} and len(other.left()) == 1 and len(logged_warnings(caplog)) == 1
+    assert again.find().counts() == {} and len(other.inbox_files()) == 1 and len(logged_warnings(caplog)) == 1
 
 
 def test_frames_that_no_queue_takes_are_refused_before_any_is_taken(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,11 +94,11 @@ def test_frames_that_no_queue_takes_are_refused_before_any_is_taken(file_broker:
 def test_a_frame_that_is_whole_and_cannot_be_understood(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     write = write_name(BEGAN)
-    other.inbox.begin(write)
-    writer = other.inbox.writer(write, "p.frames", queue.incarnation)
+    other.inbox.begin_write(write)
+    writer = other.inbox.part_writer(write, "p.frames", queue.incarnation)
     draft = encode([Produced(0, batch_of("a", "b"))], Moment(0, 0))
     writer.add(draft)
-    writer.add(draft._replace(columns=1 << 15))
+    writer.add(draft._replace(column_bits=1 << 15))
     other.inbox.publish(write, queue.incarnation, WriteManifest([writer.finish()], "s", 1))
     look_into_inbox(file_broker)
     assert queue.counts() == {} and len(logged_warnings(caplog)) == 1
@@ -112,16 +112,16 @@ def test_what_comes_behind_a_damaged_drop(file_broker: BrokerUnderTest) -> None:
     drop = other.inbox.waiting()[0]
     path = f"{ROOT}/inbox/{drop.label}/part-0.frames"
     good = other.files.content(path)
-    other.files.flip(path, 900)
+    other.files.flip_bit(path, 900)
     other.drop(queue, "k:2", number=2)
     other.drop(queue, "k:3", source="another")
-    other.files.plant(f"{ROOT}/inbox/{queue.incarnation:016x}-nonsense.drop/{MANIFEST}", b"{}")
+    other.files.put_file(f"{ROOT}/inbox/{queue.incarnation:016x}-nonsense.drop/{MANIFEST}", b"{}")
     look_into_inbox(file_broker)
-    assert queue.drain() == ["k:3"] and len(other.left()) == 3
+    assert queue.drain() == ["k:3"] and len(other.inbox_files()) == 3
     other.files.rename(f"{ROOT}/inbox/{drop.label}", f"{ROOT}/inbox/aside")
     look_into_inbox(file_broker)
     assert queue.drain() == ["k:2"]
-    other.files.plant(f"{ROOT}/inbox/aside/part-0.frames", good)
+    other.files.put_file(f"{ROOT}/inbox/aside/part-0.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{drop.label}")
     look_into_inbox(file_broker)
     assert queue.drain() == [], "it comes too late"
@@ -134,11 +134,11 @@ def test_a_drop_that_was_mended_is_adopted(file_broker: BrokerUnderTest) -> None
     file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-0.frames"
     good = other.files.content(path)
-    other.files.flip(path, 900)
+    other.files.flip_bit(path, 900)
     look_into_inbox(file_broker)
     other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
     look_into_inbox(file_broker)
-    other.files.plant(f"{ROOT}/inbox/aside/part-0.frames", good)
+    other.files.put_file(f"{ROOT}/inbox/aside/part-0.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
     look_into_inbox(file_broker)
     assert queue.drain() == ["k:1"]
@@ -153,28 +153,28 @@ def test_damage_that_comes_in_the_middle(
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)
     file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-2.frames"
-    disk, good, run, calls = other.files, other.files.content(path), file_broker.broker.run, 0
+    disk, good, run, calls = other.files, other.files.content(path), file_broker.embedded.run_request, 0
 
     def damaging(incarnation: int, request: Request) -> object:
         nonlocal calls
         calls += 1
         if calls == 2:
-            disk.flip(path, 600)
+            disk.flip_bit(path, 600)
         return run(incarnation, request)
 
-    monkeypatch.setattr(file_broker.broker, "run", damaging)
+    monkeypatch.setattr(file_broker.embedded, "run_request", damaging)
     look_into_inbox(file_broker)
-    monkeypatch.setattr(file_broker.broker, "run", run)
+    monkeypatch.setattr(file_broker.embedded, "run_request", run)
     other.drop(queue, "k:1", source="another", write=write_name(1))
     look_into_inbox(file_broker)
     assert queue.drain() == ["0", "1"]
     other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
     look_into_inbox(file_broker)
     assert queue.drain() == ["k:1"]
-    other.files.plant(f"{ROOT}/inbox/aside/part-2.frames", good)
+    other.files.put_file(f"{ROOT}/inbox/aside/part-2.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
     look_into_inbox(file_broker)
     other.drop(queue, "k:2", source="a third", write=write_name(1))
     look_into_inbox(file_broker)
-    assert queue.drain() == ["k:2"] and len(other.left()) == 1
+    assert queue.drain() == ["k:2"] and len(other.inbox_files()) == 1
     assert "nobody can say which part" in logged_warnings(caplog)[-1]

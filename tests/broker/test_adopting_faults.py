@@ -48,7 +48,7 @@ def waiting_drop(dedup: bool) -> tuple[SimulatedFiles, ManualClock]:
 def nobody_looks() -> Iterator[None]:
     """Brokers opened meanwhile leave the inbox alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InboxProcessor, "look", lambda adopter, most=0: False)
+        patch.setattr(InboxProcessor, "process", lambda adopter, most=0: False)
         yield
 
 
@@ -70,7 +70,7 @@ def cut_at_every_call(dedup: bool, step: int, between: Callable[[BrokerUnderTest
                 done = True
             except Halt:
                 pass
-            disk.mend()
+            disk.clear_faults()
             if power:
                 disk.crash()
             else:
@@ -84,22 +84,22 @@ def cut_at_every_call(dedup: bool, step: int, between: Callable[[BrokerUnderTest
             broker.turn()
             yield broker
             broker.check()
-            broker.broker.close()
+            broker.embedded.close()
 
 
 def whole(broker: BrokerUnderTest) -> None:
     """Both drops are in, once, in order, and out of the inbox."""
     other, queue = other_process(broker), broker.find()
     for _ in range(9):
-        if other.left():
+        if other.inbox_files():
             broker.advance(5)
             look_into_inbox(broker)
-    assert [name for name in other.left() if not name.endswith(".gone")] == []
+    assert [name for name in other.inbox_files() if not name.endswith(".gone")] == []
     assert numbers_by_key(queue.drain(7)) == WHOLE
     broker.restart()
     other.publish(queue.incarnation, batch_of("never"), number=2)
     look_into_inbox(broker)
-    assert queue.drain() == [] and other.left() == []
+    assert queue.drain() == [] and other.inbox_files() == []
 
 
 # -- cut off -------------------------------------------------------------------------------------------
@@ -115,14 +115,14 @@ def resized(to: int) -> Callable[[BrokerUnderTest], None]:
 
 def away(broker: BrokerUnderTest) -> None:
     """For longer than requests are remembered, and dedup ids."""
-    broker.pass_by(20 * 60)
+    broker.advance_in_steps(20 * 60)
 
 
 def resized_and_away(broker: BrokerUnderTest) -> None:
     queue = broker.find()
     for width in (3, 1, 4):
         queue.resize(width)
-        broker.pass_by(20 * 60)
+        broker.advance_in_steps(20 * 60)
 
 
 def rebooted(broker: BrokerUnderTest) -> None:
@@ -159,15 +159,15 @@ def test_resized_in_the_middle_more_often_than_maps_are_kept() -> None:
     queue = broker.find()
     break_partition(broker, files, 1)
     look_into_inbox(broker)
-    files.broken.clear()
+    files.failing_paths.clear()
     served = []
     with nobody_looks():
         broker.advance(100)
         for at in range(KEPT_MAPS + 3):
             served += queue.drain()  # fences are inherited: they must not pile up
             queue.resize(1 + at % 2)
-            broker.pass_by(20 * 60)
-    assert served and other.left()
+            broker.advance_in_steps(20 * 60)
+    assert served and other.inbox_files()
     look_into_inbox(broker)
     assert numbers_by_key(served + queue.drain()) == {key: [*range(6)] for key in KEYS}
 
@@ -184,8 +184,8 @@ def test_a_file_call_that_fails(kind: str) -> None:
         disk.fail(disk.calls + call, errno.EIO if kind == "errno" else "torn")
         look_into_inbox(broker)
         over = bool(disk._faults)
-        disk.mend()
-        broker.pass_by(60)
+        disk.clear_faults()
+        broker.advance_in_steps(60)
         whole(broker)
         broker.check()
         if over:
@@ -197,7 +197,7 @@ def test_a_file_call_that_fails(kind: str) -> None:
 
 
 def break_partition(broker: BrokerUnderTest, files: PartlyFailingFiles, number: int) -> None:
-    files.broken.add(f"/{broker.find().incarnation:016x}/{number:05d}/")
+    files.failing_paths.add(f"/{broker.find().incarnation:016x}/{number:05d}/")
 
 
 def patchy(width: int, frames: int = 6) -> tuple[BrokerUnderTest, PartlyFailingFiles, OtherProcess]:
@@ -219,12 +219,12 @@ def test_a_partition_that_fails_for_a_while(broken: int) -> None:
     for _ in range(5):
         broker.advance(40)
         look_into_inbox(broker)
-    assert len(other.left()) == 2, "nothing overtakes it, or its chunks would be taken for those of the next"
-    files.broken.clear()
+    assert len(other.inbox_files()) == 2, "nothing overtakes it, or its chunks would be taken for those of the next"
+    files.failing_paths.clear()
     for _ in range(3):
         broker.advance(40)
         look_into_inbox(broker)
-    assert other.left() == []
+    assert other.inbox_files() == []
     assert numbers_by_key(queue.drain()) == {key: [*range(7)] for key in KEYS}
 
 
@@ -236,7 +236,7 @@ def test_partitions_fail_before_and_after_a_resize() -> None:
             queue = broker.find()
             break_partition(broker, files, first)
             look_into_inbox(broker)
-            files.broken.clear()
+            files.failing_paths.clear()
             with nobody_looks():
                 broker.advance(100)
                 queue.resize(4)
@@ -245,10 +245,10 @@ def test_partitions_fail_before_and_after_a_resize() -> None:
             for _ in range(3):
                 look_into_inbox(broker)
                 broker.advance(40)
-            files.broken.clear()
+            files.failing_paths.clear()
             for _ in range(3):
                 broker.advance(100)
                 look_into_inbox(broker)
-            assert other.left() == []
+            assert other.inbox_files() == []
             assert numbers_by_key(queue.drain()) == {key: [*range(6)] for key in KEYS}
-            broker.broker.close()
+            broker.embedded.close()

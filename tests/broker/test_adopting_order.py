@@ -18,7 +18,7 @@ def test_the_drops_of_a_source_are_adopted_by_number(file_broker: BrokerUnderTes
         other.drop(queue, *texts(number, number + 1), number=number)
     look_into_inbox(file_broker)
     assert numbers_by_key(queue.drain()) == {key: [*range(1, 31)] for key in KEYS}
-    assert other.left() == []
+    assert other.inbox_files() == []
 
 
 def test_what_was_written_earlier_is_adopted_earlier(file_broker: BrokerUnderTest) -> None:

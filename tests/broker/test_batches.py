@@ -52,7 +52,7 @@ def test_each_part_is_whole_or_absent_and_the_repetition_adds_what_is_missing() 
 
     def place(broker: BrokerUnderTest) -> None:
         queue = broker.find()
-        ids_of(queue.place(batch, "r"), len(batch))
+        ids_of(queue.produce_batch(batch, "r"), len(batch))
         whole.update(there(queue))
 
     place(BrokerUnderTest(SimulatedStorage(files.copy()), clock=copy.deepcopy(clock)))
@@ -62,10 +62,10 @@ def test_each_part_is_whole_or_absent_and_the_repetition_adds_what_is_missing() 
         found = there(queue)
         assert all(found[number] in ([], whole[number]) for number in range(WIDTH)), "a part is whole or absent"
         partly += 0 < sum(map(bool, found.values())) < WIDTH
-        again = ids_of(queue.place(batch, "r"), len(batch))
+        again = ids_of(queue.produce_batch(batch, "r"), len(batch))
         assert there(queue) == whole
         assert len(set(again)) == len(batch)
-        assert ids_of(queue.place(batch, "r"), len(batch)) == again, "and the ids stay the same"
+        assert ids_of(queue.produce_batch(batch, "r"), len(batch)) == again, "and the ids stay the same"
         assert sorted(queue.drain(3)) == sorted(["before", *texts_of(batch)])
     assert partly, "it was cut off between two partitions"
 
@@ -77,10 +77,10 @@ def test_the_same_across_a_change_of_width() -> None:
 
         def work(broker: BrokerUnderTest, widths: list[int] = widths, batch: Batch = batch) -> None:
             queue = broker.find()
-            ids_of(queue.place(batch, "r"), len(batch))
+            ids_of(queue.produce_batch(batch, "r"), len(batch))
             for width in widths:
                 queue.resize(width)
-            ids_of(queue.place(batch, "r"), len(batch))
+            ids_of(queue.produce_batch(batch, "r"), len(batch))
 
         for broker, done in crash_at_each_call((files, clock), work, step=6):
             queue = broker.find()
@@ -89,9 +89,9 @@ def test_the_same_across_a_change_of_width() -> None:
                     if queue.info.partitions != width:
                         queue.resize(width)
             broker.turn()
-            first = ids_of(queue.place(batch, "r"), len(batch))
+            first = ids_of(queue.produce_batch(batch, "r"), len(batch))
             assert len(set(first)) == len(batch)
-            assert ids_of(queue.place(batch, "r"), len(batch)) == first
+            assert ids_of(queue.produce_batch(batch, "r"), len(batch)) == first
             found = [text for part in there(queue).values() for text in part]
             assert sorted(found) == sorted(texts_of(batch)), f"{widths}"
             assert sorted(queue.drain(3)) == sorted(["before", *texts_of(batch)])
@@ -103,13 +103,13 @@ def test_a_batch_may_mix_everything(broker: BrokerUnderTest) -> None:
         "plain", "keyed", "later", "first", keys=[None, "k", "k2", None], priorities=[5, 5, 5, 0], dedups=[None, None, None, "once"]
     )
     batch.ats = [0, 0, broker.after(60), 0]
-    found = ids_of(queue.place(batch), 4)
+    found = ids_of(queue.produce_batch(batch), 4)
     assert len(set(found)) == 4
     assert queue.explain(found[2]).state == "scheduled"
     assert set(queue.drain()) == {"plain", "keyed", "first"}
-    again = ids_of(queue.place(batch_of("another", dedups=["once"])), 1)
+    again = ids_of(queue.produce_batch(batch_of("another", dedups=["once"])), 1)
     assert again == [found[3]], "a dedup id inside its window gives the first one's id"
-    broker.pass_by(60)
+    broker.advance_in_steps(60)
     assert queue.drain() == ["later"]
 
 
@@ -122,5 +122,5 @@ def test_a_repeated_settle_answers_what_it_answered(broker: BrokerUnderTest) -> 
     broker.kill()
     assert queue.settle("retry", held.parts, delay=5, request=b"s") == first
     assert queue.counts() == {"scheduled": 2}
-    broker.pass_by(5)
+    broker.advance_in_steps(5)
     assert queue.lease().attempts == [2, 2], "once"

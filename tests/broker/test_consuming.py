@@ -34,8 +34,8 @@ def test_grant_after_grant_until_nothing_is_left(file_broker: BrokerUnderTest) -
     assert take_grant(file_broker, queue, 3) == (3, 0)
     assert sorted(seen, key=int) == [f"{n}" for n in range(25)]
     assert queue.counts() == {"completed": 25} and queue.stats().completed == 25
-    assert other_process(file_broker).answers() == [], "grants that are done are removed"
-    assert other_process(file_broker).left() == []
+    assert other_process(file_broker).answer_files() == [], "grants that are done are removed"
+    assert other_process(file_broker).inbox_files() == []
 
 
 def test_nothing_is_granted_when_nothing_is_wanted_or_there(file_broker: BrokerUnderTest) -> None:
@@ -93,11 +93,11 @@ def test_streams_do_not_mix_their_grants(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a", "b")
     take_grant(file_broker, queue, want=1, timeout=5, stream="one")
-    file_broker.pass_by(5)
+    file_broker.advance_in_steps(5)
     take_grant(file_broker, queue, want=1, timeout=5, stream="one-2")
-    file_broker.pass_by(5)
+    file_broker.advance_in_steps(5)
     assert take_grant(file_broker, queue, done=1, want=0, stream="one") == (1, 0)
-    assert len(other_process(file_broker).answers()) == 1
+    assert len(other_process(file_broker).answer_files()) == 1
     assert [*granted(file_broker, queue, 1, "one-2")] != []
 
 
@@ -117,12 +117,12 @@ def test_those_who_read_beside_the_queue_find_what_is_granted(durability: str) -
     produce_keyed(queue, *[f"k{n}:1" for n in range(9)])
     take_grant(broker, queue)
     snapshot = Snapshot.open(ROOT, files=other_process(broker).files, clock=broker.clock)
-    assert snapshot.call(FindOffsets(queue=queue.incarnation, at="newest")) == broker.broker.call(
+    assert snapshot.call(FindOffsets(queue=queue.incarnation, at="newest")) == broker.embedded.call(
         FindOffsets(queue=queue.incarnation, at="newest")
     )
     assert snapshot.call(ReadStats(queue=queue.incarnation)).leased == 9
     snapshot.close()
-    broker.broker.close()
+    broker.embedded.close()
 
 
 # -- leases that ended -----------------------------------------------------------------------------------
@@ -133,10 +133,10 @@ def test_leases_are_renewed_with_the_right(file_broker: BrokerUnderTest) -> None
     queue.produce("a")
     take_grant(file_broker, queue, timeout=10)
     for _ in range(5):
-        file_broker.pass_by(9)
+        file_broker.advance_in_steps(9)
         ask_through_inbox(file_broker, queue, renew_operation(timeout=10 * SECOND))
     assert queue.counts() == {"leased": 1}
-    file_broker.pass_by(10)
+    file_broker.advance_in_steps(10)
     assert queue.counts() == {"ready": 1}
     ask_through_inbox(file_broker, queue, renew_operation(timeout=10 * SECOND))
     assert queue.counts() == {"ready": 1}, "what has ended is not renewed, and that is no matter"
@@ -147,7 +147,7 @@ def test_what_was_committed_is_done_though_its_leases_ended(file_broker: BrokerU
     produce_keyed(queue, *[f"k{n % 3}:{n}" for n in range(9)])
     take_grant(file_broker, queue, timeout=10, want=6)
     file_broker.kill()
-    file_broker.pass_by(1_000)
+    file_broker.advance_in_steps(1_000)
     assert queue.counts() == {"ready": 9}
     assert take_grant(file_broker, queue, 1) == (2, 3)
     assert queue.counts() == {"completed": 6, "leased": 3}
@@ -159,7 +159,7 @@ def test_what_others_took_meanwhile_is_theirs(file_broker: BrokerUnderTest) -> N
     queue = file_broker.create()
     queue.produce(*"abcd")
     take_grant(file_broker, queue, timeout=10)
-    file_broker.pass_by(10)
+    file_broker.advance_in_steps(10)
     held = queue.lease(2, consumer="other")
     assert take_grant(file_broker, queue, 1) == (1, 0)
     assert queue.counts() == {"leased": 2, "completed": 2}
@@ -172,7 +172,7 @@ def test_a_grant_that_was_never_read_and_whose_leases_ended_is_not_given_again(f
     queue = file_broker.create()
     queue.produce(*"abcd")
     assert take_grant(file_broker, queue, timeout=10, want=3) == (1, 3)
-    file_broker.pass_by(10)
+    file_broker.advance_in_steps(10)
     held = queue.lease(2, consumer="other")
     assert take_grant(file_broker, queue) == (1, 2)
     held.complete()
@@ -187,13 +187,13 @@ def test_an_owner_away_for_long_between_leasing_and_noting(file_broker: BrokerUn
     for _ in range(3):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StreamCoordinator, "_save", _cut_off)
-            other_process(file_broker).put(queue.incarnation, take_grant_operation(want=2, timeout=10 * SECOND))
+            other_process(file_broker).put_errand(queue.incarnation, take_grant_operation(want=2, timeout=10 * SECOND))
             with pytest.raises(Halt):
                 look_into_inbox(file_broker)
-        other_process(file_broker).inbox.withdraw(queue.incarnation, "errand-1")  # whoever asked has given up
+        other_process(file_broker).inbox.withdraw_operation(queue.incarnation, "errand-1")  # whoever asked has given up
         file_broker.kill()
         assert queue.counts() == {"ready": 1, "leased": 2}
-        file_broker.pass_by(60)
+        file_broker.advance_in_steps(60)
         assert queue.counts() == {"ready": 3}
     assert take_grant(file_broker, queue, want=2) == (1, 2)
 
@@ -230,7 +230,7 @@ def test_a_delay_and_attempts(file_broker: BrokerUnderTest) -> None:
     fail_items(file_broker, queue, ids_of_texts(granted(file_broker, queue, 1), "a"), delay=30 * SECOND, reason="later")
     assert take_grant(file_broker, queue, 1) == (1, 0)
     assert queue.counts() == {"completed": 1, "scheduled": 1}
-    file_broker.pass_by(31)
+    file_broker.advance_in_steps(31)
     assert take_grant(file_broker, queue, 1) == (2, 1)
     fail_items(file_broker, queue, ids_of_texts(granted(file_broker, queue, 2), "a"))
     assert take_grant(file_broker, queue, 2) == (2, 0)
@@ -290,8 +290,8 @@ def test_items_that_failed_under_leases_that_ended_come_again(file_broker: Broke
     produce_keyed(queue, "k:0", "k:1", "k:2", "l:0")
     take_grant(file_broker, queue, timeout=10)
     fail_items(file_broker, queue, ids_of_texts(granted(file_broker, queue, 1), "k:1"), "bury")
-    file_broker.pass_by(10)
+    file_broker.advance_in_steps(10)
     take_grant(file_broker, queue, 1, want=0)
     assert queue.stats().completed >= 2 and queue.stats().ready >= 1
-    file_broker.pass_by(60)
+    file_broker.advance_in_steps(60)
     assert "k:1" in queue.drain()

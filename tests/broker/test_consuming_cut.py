@@ -63,14 +63,14 @@ def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
             broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))
             broker.turn()
             other = OtherProcess(disk)
-            name = other.put(broker.find().incarnation, take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE))
+            name = other.put_errand(broker.find().incarnation, take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE))
             disk.fail(disk.calls + call, "halt")
             try:
                 look_into_inbox(broker)
                 done = True
             except Halt:
                 pass
-            disk.mend()
+            disk.clear_faults()
             if power:
                 disk.crash()
             else:
@@ -79,14 +79,14 @@ def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
             again = BrokerUnderTest(SimulatedStorage(disk), clock=broker.clock)
             yield again, name
             again.check()
-            again.broker.close()
+            again.embedded.close()
 
 
 def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:
     """The stream goes on where it was: all is handled in order, and once, but for what failed and what came back with it."""
     queue, other = broker.find(), other_process(broker)
     look_into_inbox(broker)
-    found = other.inbox.note(queue.incarnation, name)
+    found = other.inbox.blob(queue.incarnation, name)
     assert found is not None, "an errand that was put is done at the next opening"
     seen: list[str] = []
     number, items = take_grant(broker, queue, 1, want=9, per_key=2)
@@ -102,7 +102,7 @@ def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:
     assert back == [1, 5] or (back == [1] and away), "under a lease that ended what stood behind the failed one is done by right"
     assert order == {**whole, "k1": [*back, *whole["k1"]]}
     assert queue.counts() == {"completed": 24}
-    assert [file for file in other.answers() if "grant" in file] == [] and other.left() == []
+    assert [file for file in other.answer_files() if "grant" in file] == [] and other.inbox_files() == []
 
 
 AWAY = {"at once": 0, "leases ended": 120, "requests are forgotten": 20 * 60}

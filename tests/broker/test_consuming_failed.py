@@ -67,16 +67,16 @@ def test_one_buried_and_one_retried_of_a_key(file_broker: BrokerUnderTest) -> No
 
 
 @pytest.mark.parametrize("away", [0, 1_000])
-@pytest.mark.parametrize("cut_at", ["_fail", "_complete", "remove_note"])
+@pytest.mark.parametrize("cut_at", ["_fail", "_complete", "remove_blob"])
 def test_an_owner_cut_off_between_burying_and_completing(file_broker: BrokerUnderTest, cut_at: str, away: int) -> None:
     queue = file_broker.create()
     produce_keyed(queue, *[f"k:{n}" for n in range(5)])
     take_grant(file_broker, queue)
     found = granted(file_broker, queue, 1)
     fail_items(file_broker, queue, ids_of_texts(found, "k:1"), "bury")
-    other_process(file_broker).put(queue.incarnation, take_grant_operation(done=1))
+    other_process(file_broker).put_errand(queue.incarnation, take_grant_operation(done=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileInbox if cut_at == "remove_note" else StreamCoordinator, cut_at, _cut_off)
+        patch.setattr(FileInbox if cut_at == "remove_blob" else StreamCoordinator, cut_at, _cut_off)
         with pytest.raises(Halt):
             look_into_inbox(file_broker)
     file_broker.clock.advance(away * SECOND)
@@ -142,7 +142,7 @@ def test_what_was_sought_again_since_is_not_completed_by_right(file_broker: Brok
     queue = file_broker.create()
     queue.produce(*"abc")
     take_grant(file_broker, queue, timeout=10)
-    file_broker.pass_by(10)
+    file_broker.advance_in_steps(10)
     queue.lease(2, consumer="other").complete()
     queue.call(SeekItems(start={0: 0}))
     assert queue.counts() == {"ready": 3}
@@ -156,14 +156,14 @@ def test_a_partition_that_is_out_of_order_stops_no_stream() -> None:
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue = broker.create(partitions=3)
     produce_keyed(queue, *[f"k{n}:1" for n in range(30)])
-    lost = queue.loop.turns.members[1].state.ready
+    lost = queue.loop.engine.handles[1].state.ready
     files.break_partition(1)
     with pytest.raises(OutcomeUnknown):
         produce_keyed(queue, *[f"k{n}:2" for n in range(30)])
-    assert not queue.loop.turns.members[1].healthy and lost
+    assert not queue.loop.engine.handles[1].is_usable and lost
     other = OtherProcess(files)
-    name = other.put(queue.incarnation, take_grant_operation(want=1_000))
+    name = other.put_errand(queue.incarnation, take_grant_operation(want=1_000))
     look_into_inbox(broker)
     assert other.answer(queue.incarnation, name).items == 30 - lost
-    files.broken.clear()
-    broker.broker.close()
+    files.failing_paths.clear()
+    broker.embedded.close()

@@ -31,26 +31,26 @@ def broker() -> Iterator[BrokerUnderTest]:
     broker = BrokerUnderTest(SimulatedStorage(UnreadableLogFiles()), compression=False)
     yield broker
     broker.check()
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def disk(broker: BrokerUnderTest) -> UnreadableLogFiles:
-    assert isinstance(broker.ground, SimulatedStorage) and isinstance(broker.ground.files, UnreadableLogFiles)
-    return broker.ground.files
+    assert isinstance(broker.storage, SimulatedStorage) and isinstance(broker.storage.files, UnreadableLogFiles)
+    return broker.storage.files
 
 
 def flip(broker: BrokerUnderTest, queue: QueueUnderTest, text: str) -> None:
     """Damage the frame that holds a payload, in whichever partition it lies; the broker is closed and opened again around it."""
-    broker.broker.close()
+    broker.embedded.close()
     files = disk(broker)
     paths = [path for path in files.contents() if f"{queue.incarnation:016x}" in path and path.endswith(".log")]
     (path,) = [path for path in paths if text.encode() in files.content(path)]
-    files.flip(path, 8 * files.content(path).index(text.encode()))
-    broker.broker = broker._open()
+    files.flip_bit(path, 8 * files.content(path).index(text.encode()))
+    broker.embedded = broker._open()
 
 
 def records(queue: QueueUnderTest) -> int:
-    return sum(member.open.changes for member in queue.loop.turns.members.values())
+    return sum(member.usable_partition.records_applied for member in queue.loop.engine.handles.values())
 
 
 def test_an_empty_answer_is_not_given_for_items_that_are_lost(file_broker: BrokerUnderTest) -> None:
@@ -71,7 +71,7 @@ def test_a_lease_says_only_what_it_gives(file_broker: BrokerUnderTest) -> None:
     queue.produce("lost 1")
     queue.produce("whole 2")
     flip(file_broker, queue, "lost 1")
-    (handed,) = queue.lease().handed
+    (handed,) = queue.lease().parts_granted
     assert handed.granted.runs == [0, 1, 2, 3]
 
 
@@ -79,12 +79,12 @@ def test_one_who_waits_is_not_answered_with_what_is_lost(file_broker: BrokerUnde
     queue = file_broker.create()
     queue.produce("lost")
     flip(file_broker, queue, "lost")
-    waiter = queue.waiter(wait=60)
+    waiter = queue.submit_lease(wait=60)
     assert not waiter.done
     before = records(queue)
     assert file_broker.turn() == 0 and records(queue) == before
     queue.produce("whole")
-    assert waiter.held.texts == ["whole"]
+    assert waiter.leased.texts == ["whole"]
 
 
 def test_what_cannot_be_read_is_tried_again_after_a_while_and_not_at_once(file_broker: BrokerUnderTest) -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_be_read_is_tried_again_after_a_while_and_not_at_once(file_b
     queue.produce("x" * 500_000)
     file_broker.restart()  # so that it is not in memory
     disk(file_broker).broken = True
-    waiter = queue.waiter(wait=600)
+    waiter = queue.submit_lease(wait=600)
     assert not waiter.done
     before = records_known(queue)
     for _ in range(10):
@@ -101,12 +101,12 @@ def test_what_cannot_be_read_is_tried_again_after_a_while_and_not_at_once(file_b
     assert queue.stats().partitions[0].status == "failing"
     disk(file_broker).broken = False
     file_broker.advance(10)
-    assert waiter.held.texts == ["x" * 500_000]
+    assert waiter.leased.texts == ["x" * 500_000]
 
 
 def records_known(queue: QueueUnderTest) -> int:
     """Also of a partition that fails."""
-    return sum(member.partition.changes for member in queue.loop.turns.members.values() if member.partition is not None)
+    return sum(member.partition.records_applied for member in queue.loop.engine.handles.values() if member.partition is not None)
 
 
 def test_keys_are_listed_though_what_stands_in_their_lines_is_lost(file_broker: BrokerUnderTest) -> None:

@@ -18,11 +18,11 @@ def words(number: int, prefix: str = "item") -> list[str]:
 
 def line_up(queue: QueueUnderTest, *wants: int) -> list[SubmittedRequest]:
     """Leases that wait, in this order."""
-    return [queue.waiter(want) for want in wants]
+    return [queue.submit_lease(want) for want in wants]
 
 
 def sizes(line: list[SubmittedRequest]) -> list[int]:
-    return [len(asked.held) if asked.done else 0 for asked in line]
+    return [len(asked.leased) if asked.done else 0 for asked in line]
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7])
@@ -33,7 +33,7 @@ def test_items_are_dealt_as_cards_are(broker: BrokerUnderTest, partitions: int) 
         queue.submit(ProduceRequest(batch_of(*batch)))
     broker.turn()
     assert sizes(line) == [16, 6, 1]
-    texts = [text for asked in line for text in asked.held.texts]
+    texts = [text for asked in line for text in asked.leased.texts]
     assert sorted(texts) == sorted(words(10, "a") + words(9, "b") + words(4, "c"))
 
 
@@ -80,7 +80,7 @@ def test_items_of_few_keys_are_shared_too(broker: BrokerUnderTest) -> None:
     keys = words(8, "key")
     queue.produce(*words(40), keys=[keys[index % 8] for index in range(40)])
     assert sizes(line) == [2, 2, 2, 2]
-    given = [key for asked in line for key in asked.held.keys]
+    given = [key for asked in line for key in asked.leased.keys]
     assert sorted(given) == sorted(keys)
     assert queue.counts() == {"ready": 32, "leased": 8}
 
@@ -92,14 +92,14 @@ def test_what_there_is_goes_round_to_those_who_came_first(broker: BrokerUnderTes
     assert sizes(line) == [1, 0, 0]
     queue.produce("second", "third")
     assert sizes(line) == [1, 1, 1]
-    assert [asked.held.texts for asked in line] == [["only"], ["second"], ["third"]]
+    assert [asked.leased.texts for asked in line] == [["only"], ["second"], ["third"]]
 
 
 def test_an_answer_never_waits_to_fill_up(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     (asked,) = line_up(queue, 100)
     queue.produce("one")
-    assert asked.held.texts == ["one"]
+    assert asked.leased.texts == ["one"]
 
 
 def test_one_answer_may_mix_partitions(broker: BrokerUnderTest) -> None:
@@ -107,27 +107,27 @@ def test_one_answer_may_mix_partitions(broker: BrokerUnderTest) -> None:
     for number in range(3):
         queue.produce(f"item-{number}")
     held = queue.lease(3)
-    assert sorted(one.partition for one in held.handed) == [0, 1, 2]
+    assert sorted(one.partition for one in held.parts_granted) == [0, 1, 2]
     assert sorted(held.texts) == words(3)
     assert held.complete() == 3
 
 
 def test_an_empty_queue_answers_at_the_deadline_and_not_before(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=4)
-    asked = queue.waiter(wait=5)
-    broker.pass_by(4.999_999)
+    asked = queue.submit_lease(wait=5)
+    broker.advance_in_steps(4.999_999)
     assert not asked.done
-    broker.pass_by(0.000_001)
-    assert asked.held.texts == []
+    broker.advance_in_steps(0.000_001)
+    assert asked.leased.texts == []
     assert queue.stats().waiting_consumers == 0
     assert queue.lease().texts == [], "without a wait it answers at once"
 
 
 def test_each_who_waits_has_its_own_deadline(broker: BrokerUnderTest) -> None:
     queue = broker.create()
-    line = [queue.waiter(wait=wait) for wait in (3, 1, 2)]
+    line = [queue.submit_lease(wait=wait) for wait in (3, 1, 2)]
     for done in ([False, True, False], [False, True, True], [True, True, True]):
-        broker.pass_by(1)
+        broker.advance_in_steps(1)
         assert [asked.done for asked in line] == done
     queue.produce("for nobody")
     assert queue.counts() == {"ready": 1}
@@ -142,7 +142,7 @@ def test_one_consumer_drains_ten_partitions(broker: BrokerUnderTest) -> None:
     partitions: set[int] = set()
     while held := queue.lease(7):
         assert len(held) == 7 or len(leased) + len(held) == 100, "what one partition lacks comes from the next"
-        partitions |= {one.partition for one in held.handed}
+        partitions |= {one.partition for one in held.parts_granted}
         leased += held.texts
         held.complete()
     assert sorted(leased) == sorted(word for number in range(50) for word in words(2, f"{number}"))
@@ -154,7 +154,7 @@ def test_no_partition_is_left_behind(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=5)
     for number in range(5):
         queue.produce(*words(40, f"{number}"))
-    seen = [queue.lease(1).handed[0].partition for _ in range(10)]
+    seen = [queue.lease(1).parts_granted[0].partition for _ in range(10)]
     assert sorted(seen) == sorted([0, 1, 2, 3, 4] * 2)
 
 
@@ -195,18 +195,18 @@ def test_a_lease_repeated_with_its_id_answers_the_same(broker: BrokerUnderTest) 
 
 def test_one_with_a_request_id_has_its_fair_share_among_others(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
-    line = [queue.waiter(4), queue.waiter(4, request=b"named"), queue.waiter(4)]
+    line = [queue.submit_lease(4), queue.submit_lease(4, request=b"named"), queue.submit_lease(4)]
     for number in range(3):
         queue.submit(ProduceRequest(batch_of(*words(2, f"{number}"))))
     broker.turn()
     assert sizes(line) == [2, 2, 2]
-    assert sorted(queue.lease(4, request=b"named").ids) == sorted(line[1].held.ids)
+    assert sorted(queue.lease(4, request=b"named").ids) == sorted(line[1].leased.ids)
 
 
 def test_several_items_of_a_key_may_be_asked_for(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     queue.produce(*words(5), key="k")
-    queue.produce("other", key=keys_at(queue, 1 - queue.loop.turns.map.owners[slot("k")])[0])
+    queue.produce("other", key=keys_at(queue, 1 - queue.loop.engine.map.owners[slot("k")])[0])
     held = queue.lease(10, per_key=3)
     assert sorted(held.texts) == sorted(["item-0", "item-1", "item-2", "other"])
     held.complete()

@@ -63,19 +63,19 @@ def many(queue: QueueUnderTest, threads: int, each: int, work: Callable[[int, in
 
 def test_callers_share_a_sync(tmp_path: Path) -> None:
     ground = CountingStorage(tmp_path)
-    broker = BrokerUnderTest(ground, live=True)
+    broker = BrokerUnderTest(ground, threaded=True)
     queue = broker.create()
     before = ground.files.syncs
     many(queue, 16, 25, lambda thread, number: queue.produce(f"{thread}-{number}"))
     syncs = ground.files.syncs - before
     assert 25 <= syncs <= 100, f"{syncs} syncs for 400 produces"
     assert sorted(queue.drain()) == sorted(f"{thread}-{number}" for thread in range(16) for number in range(25))
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_a_lone_caller_has_its_own_sync_and_nothing_is_owed_when_it_is_answered(tmp_path: Path) -> None:
     ground = CountingStorage(tmp_path)
-    broker = BrokerUnderTest(ground, live=True)
+    broker = BrokerUnderTest(ground, threaded=True)
     queue = broker.create(partitions=3)
     for number in range(9):
         before = ground.files.syncs
@@ -86,13 +86,13 @@ def test_a_lone_caller_has_its_own_sync_and_nothing_is_owed_when_it_is_answered(
     assert ground.files.syncs == before, "a lease need not be synced"
     held.complete()
     assert ground.files.syncs > before and not ground.files.unsynced
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch over eight partitions takes about as long as one sync: all eight are under way at once."""
     ground = CountingStorage(tmp_path)
-    broker = BrokerUnderTest(ground, live=True)
+    broker = BrokerUnderTest(ground, threaded=True)
     queue = broker.create(partitions=8)
     meeting = threading.Barrier(8)
     sync = CountingFiles.sync
@@ -105,19 +105,19 @@ def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.
     keys = [f"key-{number}" for number in range(200)]
     assert len(queue.produce(*keys, keys=keys)) == 200
     monkeypatch.undo()
-    broker.broker.close()
+    broker.embedded.close()
 
 
 @pytest.mark.parametrize("durability", ["interval", "os"])
 def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: Durability) -> None:
     ground = CountingStorage(tmp_path, durability)
-    broker = BrokerUnderTest(ground, live=True)
+    broker = BrokerUnderTest(ground, threaded=True)
     queue = broker.create()
     before = ground.files.syncs
     for number in range(20):
         queue.produce(str(number))
     assert ground.files.syncs - before <= 2, "but for the one after a rest"
-    broker.broker.close()
+    broker.embedded.close()
 
 
 # -- a process that is killed -------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: D
 
 def work(root: str, line: Connection) -> None:
     """Produce, lease and complete in several threads, for ever; report what was answered, each once it was."""
-    broker = BrokerUnderTest(DirectoryStorage(Path(root), "fsync"), live=True)
+    broker = BrokerUnderTest(DirectoryStorage(Path(root), "fsync"), threaded=True)
     queue = QueueUnderTest(
-        broker, broker.broker.call(CreateQueue(name="q", options={"lease_timeout": 1 * SECOND}, partitions=3, exist_ok=True))
+        broker, broker.embedded.call(CreateQueue(name="q", options={"lease_timeout": 1 * SECOND}, partitions=3, exist_ok=True))
     )
     telling = threading.Lock()
 
@@ -150,7 +150,7 @@ def work(root: str, line: Connection) -> None:
                 queue.run(SettleRequest("complete", [part]))
                 tell("completed", text)
 
-    life = f"{broker.broker.clock.read().elapsed}"
+    life = f"{broker.embedded.clock.read().elapsed}"
     for target in (lambda: produce(f"a{life}"), lambda: produce(f"b{life}"), consume):
         threading.Thread(target=target, daemon=True).start()
     threading.Event().wait()
@@ -187,7 +187,7 @@ def test_a_killed_process_takes_nothing_with_it_that_it_had_promised(tmp_path: P
         told = life(str(tmp_path), rng.randint(20, 400))
         for verb, text in told:
             {"asked": asked, "produced": produced, "completed": completed}[verb].add(text)
-        broker = BrokerUnderTest(DirectoryStorage(tmp_path), live=True)
+        broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
         queue = broker.find()
         listed = queue.call(ListItems(limit=1_000_000))
         there = [one.batch.payloads[one.index].decode() for one in listed]
@@ -195,5 +195,5 @@ def test_a_killed_process_takes_nothing_with_it_that_it_had_promised(tmp_path: P
         assert len(set(there)) == len(there), "nothing is doubled"
         assert produced <= set(there) <= asked
         assert not completed & left, "what was completed stays so"
-        broker.broker.close()
+        broker.embedded.close()
     assert completed and len(produced) > 200

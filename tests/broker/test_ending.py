@@ -56,8 +56,8 @@ def test_who_waits_in_line_keeps_its_place(broker: BrokerUnderTest) -> None:
     broker.turn()
     with pytest.raises(QueueBusy):
         queue.submit(ProduceRequest(batch_of("x")))
-    broker.pass_by(600)
-    assert all(asked.held.texts == [] for asked in line)
+    broker.advance_in_steps(600)
+    assert all(asked.leased.texts == [] for asked in line)
     queue.produce("x")
 
 
@@ -95,7 +95,7 @@ def test_a_late_lease_still_gets_what_is_there(broker: BrokerUnderTest) -> None:
     asked = queue.submit(LeaseRequest(1, deadline=broker.deadline(0)))
     broker.clock.advance(SECOND)
     broker.turn()
-    assert asked.held.texts == ["there"]
+    assert asked.leased.texts == ["there"]
 
 
 def test_who_follows_a_queue_is_told_of_news_or_of_the_end(broker: BrokerUnderTest) -> None:
@@ -106,7 +106,7 @@ def test_who_follows_a_queue_is_told_of_news_or_of_the_end(broker: BrokerUnderTe
     behind = queue.watch({}, 60)
     broker.turn()
     assert behind.result is True and not watching.done
-    broker.pass_by(5)
+    broker.advance_in_steps(5)
     assert short.result is False and not watching.done
     queue.produce("new", key="k")
     assert watching.result is True
@@ -193,15 +193,15 @@ def test_who_is_gone_before_its_turn_gets_nothing(broker: BrokerUnderTest) -> No
     gone, stays = queue.submit(LeaseRequest(1, deadline=broker.deadline(60))), queue.submit(LeaseRequest(1, deadline=broker.deadline(60)))
     gone.cancel()
     queue.produce("item")
-    assert stays.held.texts == ["item"] and not gone.done
+    assert stays.leased.texts == ["item"] and not gone.done
 
 
 def test_what_was_leased_to_nobody_goes_back_uncounted(broker: BrokerUnderTest) -> None:
     queue = broker.create(max_attempts=1)
-    asked = queue.waiter(10)
+    asked = queue.submit_lease(10)
     queue.produce("a", "b", "c", key="k")
     queue.produce("d")
-    assert asked.held.texts == ["a"]
+    assert asked.leased.texts == ["a"]
     asked.cancel()
     broker.turn()
     held = queue.lease()
@@ -212,7 +212,7 @@ def test_what_was_leased_to_nobody_goes_back_uncounted(broker: BrokerUnderTest) 
 
 def test_who_goes_in_the_very_moment_of_the_answer_keeps_nothing(broker: BrokerUnderTest) -> None:
     queue = broker.create(max_attempts=1)
-    asked = queue.waiter()
+    asked = queue.submit_lease()
     produce = ProduceRequest(batch_of("item"))
     queue.submit(produce)
     told = produce.on_done
@@ -238,7 +238,7 @@ def test_a_caller_interrupted_in_its_sleep_leaves_nothing_behind(threaded_broker
     request = LeaseRequest(1, deadline=threaded_broker.deadline(60))
     request.sleep = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        threaded_broker.broker.run(queue.incarnation, request)
+        threaded_broker.embedded.run_request(queue.incarnation, request)
     queue.produce("item")
     assert queue.lease(wait=15).texts == ["item"]
 
@@ -264,10 +264,10 @@ def test_shutdown_answers_everyone_who_waits_within_a_second(threaded_broker: Br
     def close() -> None:
         wait_until(lambda: other.stats().waiting_consumers == 30 and queue.stats().waiting_producers == 19)
         begun = SystemClock().read().elapsed
-        threaded_broker.broker.close()
+        threaded_broker.embedded.close()
         assert SystemClock().read().elapsed - begun < SECOND
 
-    waiters = [lambda: other.lease(wait=60)] * 30 + [lambda: queue.place(batch_of("more"), wait=60)] * 19
+    waiters = [lambda: other.lease(wait=60)] * 30 + [lambda: queue.produce_batch(batch_of("more"), wait=60)] * 19
     waiters.append(lambda: other.run(AwaitRequest({0: 1}, other.rig.deadline(60))))
     run_threads(*[wait_for(one) for one in waiters], close)
     assert told == [BrokerClosed] * 50
@@ -279,7 +279,7 @@ def test_what_came_before_the_end_is_served(broker: BrokerUnderTest) -> None:
     waiting = queue.submit(LeaseRequest(5, deadline=broker.deadline(60), consumer="last"))
     broker.restart()
     assert asked.result[0].refused is None
-    assert waiting.held.texts == ["last words"]
+    assert waiting.leased.texts == ["last words"]
     assert broker.find().stats().consumers == {"last": 1}
 
 
@@ -287,7 +287,7 @@ def test_what_cannot_be_served_at_once_is_told_so(broker: BrokerUnderTest) -> No
     queue = broker.create(max_items=1)
     queue.produce("fills it")
     queue.pause(lease=True)
-    waiting = [queue.waiter(), queue.submit(ProduceRequest(batch_of("x"), deadline=broker.deadline(60))), queue.watch({0: 9})]
+    waiting = [queue.submit_lease(), queue.submit(ProduceRequest(batch_of("x"), deadline=broker.deadline(60))), queue.watch({0: 9})]
     broker.turn()
     broker.restart()
     for asked in waiting:
@@ -296,10 +296,10 @@ def test_what_cannot_be_served_at_once_is_told_so(broker: BrokerUnderTest) -> No
 
 
 def verbs(tested_broker: BrokerUnderTest, queue: QueueUnderTest) -> list[Callable[[], object]]:
-    broker: EmbeddedBroker = tested_broker.broker
+    broker: EmbeddedBroker = tested_broker.embedded
     incarnation = queue.incarnation
     return [
-        lambda: broker.run(incarnation, ProduceRequest(batch_of("x"))),
+        lambda: broker.run_request(incarnation, ProduceRequest(batch_of("x"))),
         lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("x"))),
         lambda: broker.call(CreateQueue(name="new", exist_ok=True)),
         lambda: broker.call(FindQueue(name="q")),
@@ -315,7 +315,7 @@ def verbs(tested_broker: BrokerUnderTest, queue: QueueUnderTest) -> list[Callabl
 
 def test_closing_twice_is_fine_and_nothing_works_after_it(broker: BrokerUnderTest) -> None:
     queue = broker.create()
-    closed = broker.broker
+    closed = broker.embedded
     cancel = closed.submit(LeaseItems(queue=queue.incarnation, wait=60 * SECOND), lambda answer: None)
     closed.close()
     closed.close()
@@ -323,21 +323,21 @@ def test_closing_twice_is_fine_and_nothing_works_after_it(broker: BrokerUnderTes
         with pytest.raises(BrokerClosed, match="the broker is closed; open it again"):
             verb()
     cancel()  # no harm
-    broker.broker = broker.ground.open()
+    broker.embedded = broker.storage.open()
 
 
 def test_a_broker_may_be_closed_by_several_threads_at_once(threaded_broker: BrokerUnderTest) -> None:
     threaded_broker.create("a")
     threaded_broker.create("b", partitions=3)
-    run_threads(*[threaded_broker.broker.close] * 4)
+    run_threads(*[threaded_broker.embedded.close] * 4)
     with pytest.raises(BrokerClosed):
-        threaded_broker.broker.call(FindQueue(name="a"))
+        threaded_broker.embedded.call(FindQueue(name="a"))
 
 
 @pytest.mark.parametrize("ground", ["memory", "files"])
 def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, ground: str) -> None:
     """Producers go on until they are told that it is over: what they were told is stored, is stored, once."""
-    broker = BrokerUnderTest(MemoryStorage() if ground == "memory" else DirectoryStorage(tmp_path), live=True)
+    broker = BrokerUnderTest(MemoryStorage() if ground == "memory" else DirectoryStorage(tmp_path), threaded=True)
     queue = broker.create(partitions=3)
     told: list[str] = []
 
@@ -354,19 +354,19 @@ def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, grou
 
     def close() -> None:
         wait_until(lambda: queue.stats().produced > 200)
-        broker.broker.close()
+        broker.embedded.close()
 
     run_threads(*[produce(f"p{index}") for index in range(8)], close)
-    broker.broker = broker.ground.open()
-    found = QueueUnderTest(broker, broker.broker.call(FindQueue(name="q"))).drain()
+    broker.embedded = broker.storage.open()
+    found = QueueUnderTest(broker, broker.embedded.call(FindQueue(name="q"))).drain()
     assert len(set(found)) == len(found)
     assert set(told) <= set(found)
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_a_queue_that_is_full_says_so_at_the_deadline(threaded_broker: BrokerUnderTest) -> None:
     queue = threaded_broker.create(max_items=1)
     queue.produce("fills it")
     with pytest.raises(QueueFull, match="queue 'q' is full; wait until items are resolved, or raise max_items or max_bytes"):
-        queue.place(batch_of("x"), wait=0.05)
+        queue.produce_batch(batch_of("x"), wait=0.05)
     assert queue.drain() == ["fills it"]

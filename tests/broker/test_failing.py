@@ -21,17 +21,17 @@ def patchy() -> Iterator[BrokerUnderTest]:
     broker = BrokerUnderTest(SimulatedStorage(PartlyFailingFiles()))
     yield broker
     broker.check()
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def disk(broker: BrokerUnderTest) -> PartlyFailingFiles:
-    assert isinstance(broker.ground, SimulatedStorage) and isinstance(broker.ground.files, PartlyFailingFiles)
-    return broker.ground.files
+    assert isinstance(broker.storage, SimulatedStorage) and isinstance(broker.storage.files, PartlyFailingFiles)
+    return broker.storage.files
 
 
 def one_key_each(queue: QueueUnderTest) -> list[str]:
     """A key of each partition."""
-    return [keys_at(queue, number)[0] for number in sorted(queue.loop.turns.active)]
+    return [keys_at(queue, number)[0] for number in sorted(queue.loop.engine.active)]
 
 
 def failing(broker: BrokerUnderTest, partitions: int = 4) -> QueueUnderTest:
@@ -69,7 +69,7 @@ def test_a_mixed_batch_fails_only_in_part(patchy: BrokerUnderTest, known: bool) 
     queue = failing(patchy) if known else patchy.create(partitions=4)
     disk(patchy).break_partition(BAD)
     keys = one_key_each(queue)
-    answer = queue.place(batch_of("a", "b", "c", "d", keys=keys))
+    answer = queue.produce_batch(batch_of("a", "b", "c", "d", keys=keys))
     assert [(part.partition, part.refused is None) for part in answer] == [(0, True), (1, True), (2, False), (3, True)]
     bad = answer[BAD]
     assert bad.stored is None and list(bad.indexes or ()) == [BAD]
@@ -88,7 +88,7 @@ def test_the_others_go_on_in_the_very_turn_in_which_it_fails(patchy: BrokerUnder
     settled = queue.settle("complete", held.parts)
     assert [refusal(one) is not None for one in settled] == [part.partition == BAD for part in held.parts]
     assert [asked.result[0].refused is None for asked in requests] == [True, True, False, True]
-    assert sorted(waiting.held.texts) == sorted(f"{key}-again" for index, key in enumerate(keys) if index != BAD)
+    assert sorted(waiting.leased.texts) == sorted(f"{key}-again" for index, key in enumerate(keys) if index != BAD)
 
 
 def test_a_lease_that_cannot_be_stored_is_not_given(patchy: BrokerUnderTest) -> None:
@@ -96,20 +96,20 @@ def test_a_lease_that_cannot_be_stored_is_not_given(patchy: BrokerUnderTest) -> 
     queue = patchy.create(partitions=4)
     queue.produce("kept", key=keys_at(queue, BAD)[0])
     disk(patchy).break_partition(BAD)
-    asked = queue.waiter(wait=600)
+    asked = queue.submit_lease(wait=600)
     assert not asked.done
-    disk(patchy).broken.clear()
-    patchy.pass_by(7)
-    assert asked.held.texts == ["kept"]
-    assert asked.held.attempts == [1]
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
+    assert asked.leased.texts == ["kept"]
+    assert asked.leased.attempts == [1]
 
 
 def test_it_comes_back_by_itself(patchy: BrokerUnderTest) -> None:
     queue = failing(patchy)
-    patchy.pass_by(60)
+    patchy.advance_in_steps(60)
     assert statuses(queue)[BAD] == "failing"
-    disk(patchy).broken.clear()
-    patchy.pass_by(7)
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
     assert set(statuses(queue).values()) == {"active"}
     assert queue.stats().warnings == []
     queue.produce("again", key=keys_at(queue, BAD)[0])
@@ -118,7 +118,7 @@ def test_it_comes_back_by_itself(patchy: BrokerUnderTest) -> None:
 
 def test_back_off_grows_from_half_a_second_to_five(patchy: BrokerUnderTest) -> None:
     queue = failing(patchy)
-    member = queue.loop.turns.members[BAD]
+    member = queue.loop.engine.handles[BAD]
     waits: list[int] = []
     for _ in range(40):
         now = patchy.clock.read().elapsed
@@ -138,14 +138,14 @@ def test_back_off_grows_from_half_a_second_to_five(patchy: BrokerUnderTest) -> N
 
 def test_back_off_begins_anew_after_a_success(patchy: BrokerUnderTest) -> None:
     queue = failing(patchy)
-    patchy.pass_by(60)
-    disk(patchy).broken.clear()
-    patchy.pass_by(7)
+    patchy.advance_in_steps(60)
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
     queue.produce("fine", key=keys_at(queue, BAD)[0])
     disk(patchy).break_partition(BAD)
     with pytest.raises(PenstockError):
         queue.produce("not", key=keys_at(queue, BAD)[0])
-    member = queue.loop.turns.members[BAD]
+    member = queue.loop.engine.handles[BAD]
     assert member.next_run is not None
     assert member.next_run - patchy.clock.read().elapsed <= FIRST_WAIT * (1 + JITTER)
 
@@ -158,19 +158,19 @@ def test_slots_do_not_go_to_one_that_fails(patchy: BrokerUnderTest) -> None:
         queue.produce("lost", key=keys_at(queue, 0)[0])
     with pytest.raises(StorageFailed, match=r"partition 0 is failing \(.*\); it is tried again by itself"):
         queue.resize(1)
-    assert [*queue.loop.turns.active] == [0, 1]
+    assert [*queue.loop.engine.active] == [0, 1]
 
 
 def test_all_of_them_failing_is_said(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=2)
-    disk(patchy).broken.add("/0000")
+    disk(patchy).failing_paths.add("/0000")
     for _ in range(2):
         with pytest.raises((StorageFailed, OutcomeUnknown)):
             queue.produce("x")
     with pytest.raises(StorageFailed, match=r"no partition of queue 'q' is in order .*; try again"):
         queue.produce("x")
-    disk(patchy).broken.clear()
-    patchy.pass_by(7)
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
     queue.produce("y")
     assert queue.drain() == ["y"]
 
@@ -188,7 +188,7 @@ def test_one_failed_write_is_undone_and_said(patchy: BrokerUnderTest) -> None:
         assert how in files.trace[-1] or any(f"{how} " in call and "[5]" in call for call in files.trace)
         with pytest.raises(StorageFailed, match="partition 1 is failing"):
             queue.produce("too soon", key=key)
-        patchy.pass_by(0.6)
+        patchy.advance_in_steps(0.6)
         queue.produce(f"after-{how}", key=key)
     assert queue.drain() == ["before", "after-write", "after-sync"]
 
@@ -197,13 +197,13 @@ def test_dead_letters_wait_for_a_partition_that_fails(patchy: BrokerUnderTest) -
     dead = patchy.create("dead", partitions=4)
     source = patchy.create("source", dead_queue="dead")
     key = keys_at(dead, BAD)[0]
-    disk(patchy).broken.add(f"{dead.incarnation:016x}/{BAD:05d}/")
+    disk(patchy).failing_paths.add(f"{dead.incarnation:016x}/{BAD:05d}/")
     source.produce("letter", key=key)
     source.lease().bury()
-    patchy.pass_by(20)
+    patchy.advance_in_steps(20)
     assert source.counts() == {"moving": 1} and source.stats().transfers == 1
-    disk(patchy).broken.clear()
-    patchy.pass_by(10)
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(10)
     assert source.counts() == {} and source.stats().transfers == 0
     assert dead.drain() == ["letter"]
 
@@ -214,7 +214,7 @@ def test_a_partition_that_cannot_be_opened_is_left_out_and_reported(patchy: Brok
     queue.produce(*keys, keys=keys)
     logs = [path for path in disk(patchy).contents() if f"{queue.incarnation:016x}" in path and path.endswith(".log")]
     paths = [next(path for path in logs if f"/{number:05d}/" in path) for number in (1, BAD)]
-    disk(patchy).plant(paths[1], disk(patchy).content(paths[0]))  # another partition's log
+    disk(patchy).put_file(paths[1], disk(patchy).content(paths[0]))  # another partition's log
     patchy.kill()
     found = queue.stats().partitions[BAD]
     assert found.status == "failing" and "put the file back where it belongs" in found.error
@@ -235,8 +235,8 @@ def test_a_partition_that_fails_while_opening_is_tried_again(patchy: BrokerUnder
     patchy.kill()
     assert statuses(queue)[BAD] == "failing"
     assert len(queue.drain()) == 3
-    disk(patchy).broken.clear()
-    patchy.pass_by(7)
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
     assert queue.drain() == [keys[BAD]]
 
 
@@ -258,15 +258,15 @@ def test_an_error_is_never_a_success_nor_the_other_way_round(lasting: bool) -> N
         except (StorageFailed, OutcomeUnknown) as caught:
             error = caught
         told.add(None if error is None else type(error))
-        files.mend()
+        files.clear_faults()
         crashed = files.copy()
         crashed.crash()
         found = items_on(crashed)
         assert found.count("item") == 1 if error is None else True
         assert found.count("item") == 0 if type(error) is StorageFailed else True
-        broker.pass_by(10)
+        broker.advance_in_steps(10)
         queue.produce("item", request="r")
-        broker.broker.close()
+        broker.embedded.close()
         assert sorted(items_on(files)) == ["before", "item"], f"after {error!r} at call {ahead}"
     assert told == {None, OutcomeUnknown if lasting else StorageFailed}
 
@@ -277,7 +277,7 @@ def items_on(files: SimulatedFiles) -> list[str]:
     files.kill()
     broker = BrokerUnderTest(SimulatedStorage(files))
     found = broker.find().drain()
-    broker.broker.close()
+    broker.embedded.close()
     return found
 
 
@@ -286,11 +286,11 @@ def test_an_unknown_outcome_of_part_of_a_batch_is_settled_by_repeating_it(patchy
     keys = one_key_each(queue)
     batch = batch_of("a", "b", "c", "d", keys=keys)
     disk(patchy).break_partition(BAD)
-    first = queue.place(batch, "r")
+    first = queue.produce_batch(batch, "r")
     assert isinstance(refusal(first[BAD]), OutcomeUnknown)
-    disk(patchy).broken.clear()
-    patchy.pass_by(7)
-    second = queue.place(batch, "r")
-    assert [part.stored is not None and part.stored.again for part in second] == [True, True, False, True]
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
+    second = queue.produce_batch(batch, "r")
+    assert [part.stored is not None and part.stored.repeated for part in second] == [True, True, False, True]
     assert len(set(ids_of(second, 4))) == 4
     assert sorted(queue.drain()) == ["a", "b", "c", "d"]

@@ -16,7 +16,7 @@ def test_resizes_over_a_backlog_that_nobody_serves_stay_cheap(broker: BrokerUnde
     for number in range(25):
         queue.produce(*(f"{n}" for n in range(10)), keys=[f"k{n}" for n in range(10)])
         queue.resize(WIDTHS[number % len(WIDTHS)])
-    assert sum(1 for member in queue.loop.turns.members.values() for _ in member.state.keys.fences) < 2_000
+    assert sum(1 for member in queue.loop.engine.handles.values() for _ in member.state.keys.fences) < 2_000
     assert sorted(queue.drain()) == sorted(f"{n}" for n in range(10) for _ in range(25))
 
 

@@ -20,7 +20,7 @@ def leased_out(broker: BrokerUnderTest, partitions: int) -> QueueUnderTest:
     for _ in range(0, SMALL, 1_000):
         leases = [queue.submit(LeaseRequest(1, timeout=TIMEOUT * SECOND)) for _ in range(1_000)]
         broker.turn()
-        assert all(len(asked.held) == 1 for asked in leases)
+        assert all(len(asked.leased) == 1 for asked in leases)
     for _ in range(LARGE):
         assert len(queue.lease(SIZE, timeout=TIMEOUT)) == SIZE
     assert queue.counts() == {"leased": TOTAL}
@@ -34,16 +34,16 @@ def test_a_flood_of_expiries_stops_nobody(broker: BrokerUnderTest) -> None:
     held = [queue.lease(1, timeout=10_000) for _ in range(250)]
     queue.drain()
     broker.clock.advance(TIMEOUT * SECOND)
-    left = queue.loop.turns
+    left = queue.loop.engine
     turns = 0
-    before = sum(member.state.counts.leased for member in left.healthy())
+    before = sum(member.state.counts.leased for member in left.usable())
     while True:
         request = queue.submit(ProduceRequest(batch_of(f"new-{turns}")))
         settled = queue.submit(SettleRequest("complete", held.pop().parts))
         queue.loop.turn()
         turns += 1
         assert request.result[0].refused is None and settled.result[0].done == 1, "answered by the turn that took them"
-        now = sum(member.state.counts.leased for member in left.healthy())
+        now = sum(member.state.counts.leased for member in left.usable())
         ended = before - now - 1
         assert ended <= partitions * (DUE_ITEMS + SIZE), "no turn does more than its part"
         before = now
@@ -61,10 +61,10 @@ def test_those_who_wait_share_what_comes_back(broker: BrokerUnderTest) -> None:
     broker.turn()
     while held := queue.lease(100, timeout=TIMEOUT):
         assert len(held) == 100
-    line = [queue.waiter(2_000, wait=1_000) for _ in range(10)]
-    broker.pass_by(TIMEOUT)
-    counts = [len(asked.held) for asked in line]
+    line = [queue.submit_lease(2_000, wait=1_000) for _ in range(10)]
+    broker.advance_in_steps(TIMEOUT)
+    counts = [len(asked.leased) for asked in line]
     assert len(set(counts)) == 1 and sum(counts) >= DUE_ITEMS, "each has as much as the others"
-    assert all(attempt == 2 for asked in line for attempt in asked.held.attempts)
+    assert all(attempt == 2 for asked in line for attempt in asked.leased.attempts)
     again = [len(queue.lease(10_000, wait=0)) for _ in range(2)]
     assert again == [10_000 - sum(counts), 0], "nothing is given twice, nothing is forgotten"

@@ -49,9 +49,9 @@ def told(verb: Callable[[], object]) -> str:
 
 def verbs(broker: EmbeddedBroker, incarnation: int) -> list[Callable[[], object]]:
     return [
-        lambda: broker.run(incarnation, ProduceRequest(batch_of("from the child"))),
+        lambda: broker.run_request(incarnation, ProduceRequest(batch_of("from the child"))),
         lambda: broker.submit(ProduceItems(queue=incarnation, batch=batch_of("from the child"))),
-        lambda: broker.run(incarnation, LeaseRequest(1, deadline=broker.clock.read().elapsed + 10_000_000)),
+        lambda: broker.run_request(incarnation, LeaseRequest(1, deadline=broker.clock.read().elapsed + 10_000_000)),
         lambda: broker.call(FindQueue(name="q")),
         lambda: broker.call(ListQueues()),
         lambda: broker.call(CreateQueue(name="new", exist_ok=True)),
@@ -66,7 +66,7 @@ def use(target: str) -> None:
     """The process under test: forks with an idle broker, then with one at work in several threads."""
     broker = EmbeddedBroker.open(target)
     incarnation = broker.call(CreateQueue(name="q", partitions=2)).incarnation
-    broker.run(incarnation, ProduceRequest(batch_of("before")))
+    broker.run_request(incarnation, ProduceRequest(batch_of("before")))
     answers = [forked(lambda: [told(verb) for verb in verbs(broker, incarnation)])]
     answers.append(forked(lambda: [told(broker.close), told(broker.close)]))
     answers.append(forked(lambda: told(lambda: EmbeddedBroker.open(target) if target == "memory://" else None)))
@@ -78,12 +78,12 @@ def use(target: str) -> None:
     def produce() -> None:
         nonlocal produced
         while not done.is_set():
-            broker.run(incarnation, ProduceRequest(batch_of("while forking")))
+            broker.run_request(incarnation, ProduceRequest(batch_of("while forking")))
             produced += 1
 
     def wait() -> None:
         with suppress(BrokerClosed):
-            broker.run(incarnation, LeaseRequest(1, deadline=broker.clock.read().elapsed + 60_000_000, per_key=1))
+            broker.run_request(incarnation, LeaseRequest(1, deadline=broker.clock.read().elapsed + 60_000_000, per_key=1))
 
     thread = threading.Thread(target=produce)
     thread.start()

@@ -31,14 +31,14 @@ def slow(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str, m
         meanwhile()
 
     if where == "adopted":
-        ran = broker.broker.run
+        ran = broker.embedded.run_request
 
         def run(incarnation: int, request: Request) -> Any:
             if isinstance(request, ProduceRequest):
                 passes()
             return ran(incarnation, request)
 
-        monkeypatch.setattr(broker.broker, "run", run)
+        monkeypatch.setattr(broker.embedded, "run_request", run)
     else:
         monkeypatch.setattr(inbox, "validate", lambda batch: passes())
 
@@ -52,10 +52,15 @@ def test_a_living_stream_keeps_its_right_while_a_large_drop_is(
     assert take_grant(file_broker, queue, timeout=TIMEOUT) == (1, 2)
     other.publish(bulk.incarnation, *[batch_of(f"{n}") for n in range(8)])
     asked: list[str] = []
-    slow(file_broker, monkeypatch, where, lambda: asked.append(other.put(queue.incarnation, renew_operation(timeout=TIMEOUT * SECOND))))
+    slow(
+        file_broker,
+        monkeypatch,
+        where,
+        lambda: asked.append(other.put_errand(queue.incarnation, renew_operation(timeout=TIMEOUT * SECOND))),
+    )
     look_into_inbox(file_broker)
     assert queue.stats().holder and queue.counts() == {"leased": 2}
-    assert sum(other.inbox.note(queue.incarnation, name) is not None for name in asked) >= len(asked) - 1
+    assert sum(other.inbox.blob(queue.incarnation, name) is not None for name in asked) >= len(asked) - 1
     assert len(bulk.drain()) == 8
 
 
@@ -65,17 +70,17 @@ def test_a_look_ends_when_its_time_is_over_and_the_next_goes_on(file_broker: Bro
     other.drop(queue, "k:6", source="small")
     with monkeypatch.context() as patch:
         slow(file_broker, patch, "adopted", lambda: None)
-        assert not file_broker.broker.inbox.look(10 * SECOND)
+        assert not file_broker.embedded.inbox.process(10 * SECOND)
     file_broker.turn()
     assert queue.stats().ready == 3, "of the large one a part; nothing overtakes the rest"
     file_broker.kill()
     assert numbers_by_key(queue.drain()) == {"k": [*range(7)]}
-    assert other.left() == []
+    assert other.inbox_files() == []
 
 
 def test_an_opening_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InboxProcessor, "_watch", lambda self: None)
-    broker = BrokerUnderTest(DirectoryStorage(tmp_path), live=True)
+    broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(), OtherProcess(SystemFiles(), str(tmp_path / "data"))
     other.drop(queue, "a:1")
     broker.restart()
@@ -84,9 +89,9 @@ def test_an_opening_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(inbox, "OPENING", 1)
     broker.restart()
     assert queue.stats().ready == 1
-    assert broker.broker.inbox.look()
+    assert broker.embedded.inbox.process()
     assert queue.stats().ready == 2
-    broker.broker.close()
+    broker.embedded.close()
 
 
 # -- who is remembered -------------------------------------------------------------------------------------
@@ -108,7 +113,7 @@ def test_anonymous_writes_push_no_stream_out_of_the_ledger(file_broker: BrokerUn
         other.drop(queue, f"{source}:{number}", source=source, number=number)
         look_into_inbox(file_broker)
     assert sorted(queue.drain()) == sorted(["stream:7", "load:1", *[f"anonymous:{n}" for n in range(9)]])
-    known = file_broker.broker.catalog.get(queue.incarnation).adopted
+    known = file_broker.embedded.catalog.get(queue.incarnation).adopted
     assert len(known) == 5 and known["stream"] == 7
 
 
@@ -127,11 +132,11 @@ def test_an_anonymous_write_is_adopted_once_though_its_removal_is_cut_off(
         raise Halt("before it is removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.logs.files.inbox.FileInbox.done", cut_off)
+        patch.setattr("penstock.logs.files.inbox.FileInbox.remove", cut_off)
         with pytest.raises(Halt):
             look_into_inbox(file_broker)
     file_broker.kill()
-    assert other.left() == [] and queue.drain() == ["a"]
+    assert other.inbox_files() == [] and queue.drain() == ["a"]
 
 
 # -- what is left behind -------------------------------------------------------------------------------------
@@ -142,14 +147,14 @@ def test_an_owner_that_lives_long_sweeps_every_day(file_broker: BrokerUnderTest)
     queue.produce("a")
     take_grant(file_broker, queue, timeout=TIMEOUT)
     other.stage(queue.incarnation, [[batch_of("a")]], f"{file_broker.clock.read().wall:016x}-0123")
-    other.put(queue.incarnation, MoveCursor(name="c", to={}))
+    other.put_errand(queue.incarnation, MoveCursor(name="c", to={}))
     other.files.close(other.files.open(f"{other.root}/inbox/{queue.incarnation:016x}-cursor-x.errand.tmp", "append"))
     look_into_inbox(file_broker)
     kept: dict[int, tuple[int, int]] = {}
     for day in range(1, 35):
         file_broker.clock.advance(DAY)
         look_into_inbox(file_broker)
-        kept[day] = len(other.left()), len(other.answers())
+        kept[day] = len(other.inbox_files()), len(other.answer_files())
     assert kept[1] == (2, 2), "a killed driver's write, half an errand; a grant, an answer that nobody reads"
     assert kept[3] == (1, 1)
     assert kept[9] == (0, 1), "the grant is kept: its stream may come back"

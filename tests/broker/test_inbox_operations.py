@@ -30,9 +30,9 @@ from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 def answered(broker: BrokerUnderTest, incarnation: int, body: bytes) -> Any:
     """What is answered to an errand of these bytes."""
     other = other_process(broker)
-    other.inbox.put_errand(incarnation, "asked", body)
+    other.inbox.put_operation(incarnation, "asked", body)
     assert look_into_inbox(broker)
-    assert other.left() == []
+    assert other.inbox_files() == []
     return other.answer(incarnation, "asked")
 
 
@@ -105,7 +105,7 @@ def test_wrong_fields(file_broker: BrokerUnderTest, wrong: Raw) -> None:
     queue.produce("a")
     with pytest.raises(InvalidRequest):
         answered(file_broker, queue.incarnation, errand({"queue": queue.incarnation, **wrong}))
-    assert other_process(file_broker).answers() == []
+    assert other_process(file_broker).answer_files() == []
     assert queue.counts() == {"ready": 1} and queue.stats().holder == ""
 
 
@@ -152,74 +152,74 @@ def test_of_a_deleted_queue(file_broker: BrokerUnderTest) -> None:
     for operation in gone:
         with pytest.raises(QueueNotFound, match="any more"):
             ask_through_inbox(file_broker, queue, operation)
-    assert other_process(file_broker).left() == []
-    other_process(file_broker).put(queue.incarnation, EndStream(stream="s", run=""))
+    assert other_process(file_broker).inbox_files() == []
+    other_process(file_broker).put_errand(queue.incarnation, EndStream(stream="s", run=""))
     look_into_inbox(file_broker)
-    assert len(other_process(file_broker).answers()) == 1, "nobody has read it"
+    assert len(other_process(file_broker).answer_files()) == 1, "nobody has read it"
     file_broker.restart()
-    assert other_process(file_broker).answers() == []
+    assert other_process(file_broker).answer_files() == []
 
 
 def test_one_that_wants_no_answer_gets_none(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     for kind in ("EndStream", "Dance"):
         body = errand({"type": kind, "queue": queue.incarnation, "stream": "s", "run": ""}, answer=False)
-        other_process(file_broker).inbox.put_errand(queue.incarnation, "told", body)
+        other_process(file_broker).inbox.put_operation(queue.incarnation, "told", body)
         look_into_inbox(file_broker)
-    assert other_process(file_broker).left() == [] and other_process(file_broker).answers() == []
+    assert other_process(file_broker).inbox_files() == [] and other_process(file_broker).answer_files() == []
 
 
 def test_one_that_is_taken_back(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    name = other.put(queue.incarnation, take_grant_operation("s", want=1))
-    inbox = file_broker.broker.store.inbox
+    name = other.put_errand(queue.incarnation, take_grant_operation("s", want=1))
+    inbox = file_broker.embedded.store.inbox
     waiting = inbox.waiting()
-    other.inbox.withdraw(queue.incarnation, name)
+    other.inbox.withdraw_operation(queue.incarnation, name)
     monkeypatch.setattr(inbox, "waiting", lambda: waiting)
     look_into_inbox(file_broker)
-    assert other.answers() == [] and queue.stats().holder == ""
+    assert other.answer_files() == [] and queue.stats().holder == ""
 
 
 def test_one_that_is_replaced_while_it_is_done_is_done_too(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     queue.produce(*"abcdef")
     words = [errand(MoveCursor(queue=queue.incarnation, name="c", to={0: n}), answer=False) for n in (1, 3, 5)]
-    other.inbox.put_errand(queue.incarnation, "told", words.pop(0))
-    call = file_broker.broker.call
+    other.inbox.put_operation(queue.incarnation, "told", words.pop(0))
+    call = file_broker.embedded.call
 
     def meanwhile(operation: Operation[A]) -> A:
         if isinstance(operation, MoveCursor) and words:
-            other.inbox.put_errand(queue.incarnation, "told", words.pop(0))
+            other.inbox.put_operation(queue.incarnation, "told", words.pop(0))
         return call(operation)
 
-    monkeypatch.setattr(file_broker.broker, "call", meanwhile)
+    monkeypatch.setattr(file_broker.embedded, "call", meanwhile)
     for _ in range(3):
         look_into_inbox(file_broker)
     assert queue.call(ListCursors())["c"] == {0: 5}
-    assert other.left() == []
+    assert other.inbox_files() == []
 
 
 def test_a_mistake_of_ours_holds_nobody_else_up(
     file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    wrong = other.put(queue.incarnation, MoveCursor(name="c", to={0: 1}))
-    name = other.put(queue.incarnation, EndStream(stream="s", run=""))
-    call = file_broker.broker.call
+    wrong = other.put_errand(queue.incarnation, MoveCursor(name="c", to={0: 1}))
+    name = other.put_errand(queue.incarnation, EndStream(stream="s", run=""))
+    call = file_broker.embedded.call
 
     def mistaken(operation: Operation[A]) -> A:
         if isinstance(operation, MoveCursor):
             raise ArithmeticError("a mistake")
         return call(operation)
 
-    monkeypatch.setattr(file_broker.broker, "call", mistaken)
+    monkeypatch.setattr(file_broker.embedded, "call", mistaken)
     for _ in range(3):
         look_into_inbox(file_broker)
         file_broker.advance(1)
     assert other.answer(queue.incarnation, name) is None
     with pytest.raises(OutcomeUnknown, match=r"it went wrong.*please report this"):
         other.answer(queue.incarnation, wrong)
-    assert other.left() == []
+    assert other.inbox_files() == []
     assert [record.levelno for record in caplog.records if record.name == "penstock"] == [logging.ERROR], "said once"
 
 
@@ -238,36 +238,36 @@ def test_one_that_cannot_be_done_for_now_is_done_later() -> None:
     files = PartlyFailingFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = broker.create(partitions=2), OtherProcess(files)
-    files.broken.add(f"/{queue.incarnation:016x}/00001/")
+    files.failing_paths.add(f"/{queue.incarnation:016x}/00001/")
     with pytest.raises(OutcomeUnknown):
         queue.produce(*[f"{n}" for n in range(20)], keys=[f"k{n}" for n in range(20)])
-    name = other.put(queue.incarnation, MoveCursor(name="c", to={0: 1}))
+    name = other.put_errand(queue.incarnation, MoveCursor(name="c", to={0: 1}))
     for _ in range(3):
         look_into_inbox(broker)
         broker.advance(1)
-    assert other.inbox.note(queue.incarnation, name) is None and len(other.left()) == 1
-    files.broken.clear()
-    broker.pass_by(60)
+    assert other.inbox.blob(queue.incarnation, name) is None and len(other.inbox_files()) == 1
+    files.failing_paths.clear()
+    broker.advance_in_steps(60)
     look_into_inbox(broker)
     assert other.answer(queue.incarnation, name) is None
     assert queue.call(ListCursors()) == {"c": {0: 1}}
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_an_answer_that_cannot_be_written_is_written_later(file_broker: BrokerUnderTest) -> None:
     files = PartlyFailingFiles()
     file_broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = file_broker.create(), OtherProcess(files)
-    files.broken.add("/answers/")
-    name = other.put(queue.incarnation, MoveCursor(name="c", to={0: 0}))
+    files.failing_paths.add("/answers/")
+    name = other.put_errand(queue.incarnation, MoveCursor(name="c", to={0: 0}))
     look_into_inbox(file_broker)
-    assert len(other.left()) == 1
-    files.broken.clear()
+    assert len(other.inbox_files()) == 1
+    files.failing_paths.clear()
     file_broker.advance(1)
     look_into_inbox(file_broker)
     assert other.answer(queue.incarnation, name) is None
     assert files.list(f"{ROOT}/answers") == []
-    file_broker.broker.close()
+    file_broker.embedded.close()
 
 
 # -- cursors and redrives ----------------------------------------------------------------------------------
@@ -277,13 +277,13 @@ def test_a_cursor_never_goes_back(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(partitions=2)
     queue.produce(*[f"{n}" for n in range(40)], keys=[f"k{n}" for n in range(40)])
     ends = queue.call(FindOffsets(at="newest"))
-    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 5, 1: 3}, onward=True))
-    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 2, 1: 7}, onward=True))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 5, 1: 3}, forward_only=True))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 2, 1: 7}, forward_only=True))
     assert queue.call(ListCursors())["c"] == {0: 5, 1: 7}
-    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 1 << 50}, onward=True))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={0: 1 << 50}, forward_only=True))
     assert queue.call(ListCursors())["c"] == {0: ends[0], 1: 7}
-    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={9: 5}, onward=True))
-    ask_through_inbox(file_broker, queue, MoveCursor(name="d", to={}, onward=True))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={9: 5}, forward_only=True))
+    ask_through_inbox(file_broker, queue, MoveCursor(name="d", to={}, forward_only=True))
     file_broker.kill()
     assert queue.call(ListCursors())["c"] == {0: ends[0], 1: 7}
 
@@ -316,12 +316,12 @@ def test_redriven_to_a_queue(file_broker: BrokerUnderTest) -> None:
 def test_several_at_once_are_all_done(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     queue.produce(*"abc")
-    names = [other.put(queue.incarnation, MoveCursor(name=f"c{n}", to={0: n})) for n in range(4)]
+    names = [other.put_errand(queue.incarnation, MoveCursor(name=f"c{n}", to={0: n})) for n in range(4)]
     other.drop(queue, "d:1")
     look_into_inbox(file_broker)
     assert [other.answer(queue.incarnation, name) for name in names] == [None] * 4
     assert queue.call(ListCursors()) == {f"c{n}": {0: n} for n in range(4)}
-    assert other.left() == [] and queue.stats().ready == 4
+    assert other.inbox_files() == [] and queue.stats().ready == 4
     ask_through_inbox(file_broker, queue, take_grant_operation("s", want=9, per_key=9, timeout=SECOND))
 
 
@@ -332,24 +332,24 @@ def test_one_that_would_wait_does_not_hold_the_others_up(file_broker: BrokerUnde
     queue = file_broker.create(max_items=1)
     queue.produce("full")
     other = other_process(file_broker)
-    name = other.put(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("more"), wait=600 * SECOND))
-    paused = other.put(queue.incarnation, PauseQueue(queue=queue.incarnation, lease=True))
+    name = other.put_errand(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("more"), wait=600 * SECOND))
+    paused = other.put_errand(queue.incarnation, PauseQueue(queue=queue.incarnation, lease=True))
     before = file_broker.clock.read().elapsed
-    file_broker.broker.inbox.look()
-    assert file_broker.clock.read().elapsed == before and other.inbox.note(queue.incarnation, paused) is not None
-    assert other.inbox.note(queue.incarnation, name) is None, "the queue is full for now: it is tried again"
+    file_broker.embedded.inbox.process()
+    assert file_broker.clock.read().elapsed == before and other.inbox.blob(queue.incarnation, paused) is not None
+    assert other.inbox.blob(queue.incarnation, name) is None, "the queue is full for now: it is tried again"
 
 
 def test_one_that_is_done_twice_adds_nothing_twice(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = file_broker.create()
     other = other_process(file_broker)
-    name = other.put(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("once")))
+    name = other.put_errand(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("once")))
     with monkeypatch.context() as patch:
-        patch.setattr(type(file_broker.broker.store.inbox), "put_note", failing)
-        file_broker.broker.inbox.look()
+        patch.setattr(type(file_broker.embedded.store.inbox), "put_blob", failing)
+        file_broker.embedded.inbox.process()
     file_broker.advance(1)
-    file_broker.broker.inbox.look()
-    assert queue.stats().produced == 1 and other.inbox.note(queue.incarnation, name) is not None
+    file_broker.embedded.inbox.process()
+    assert queue.stats().produced == 1 and other.inbox.blob(queue.incarnation, name) is not None
 
 
 def failing(*_: object) -> None:

@@ -92,21 +92,21 @@ class InboxSimulation:
             self.rig.find().pause(produce=False)
 
     def break_partition(self) -> None:
-        self.files.broken.add(f"/{self.incarnation:016x}/{self.rng.randint(0, 3):05d}/")
+        self.files.failing_paths.add(f"/{self.incarnation:016x}/{self.rng.randint(0, 3):05d}/")
 
     def mend(self) -> None:
-        self.files.broken.clear()
+        self.files.failing_paths.clear()
         self.rig.turn()
 
     def fail(self) -> None:
         """Some call to come fails, not of a change that a test makes itself."""
         self.files.fail(self.files.calls + self.rng.randint(1, 60), self.rng.choice([errno.EIO, errno.ENOSPC, "torn"]))
         look_into_inbox(self.rig)
-        self.files.mend()
+        self.files.clear_faults()
 
     def serve(self) -> None:
-        if not self.files.broken:
-            self.rig.pass_by(40)
+        if not self.files.failing_paths:
+            self.rig.advance_in_steps(40)
             held = self.rig.find().lease(self.rng.randint(1, 30))
             self.served += held.texts
             assert held.complete() == len(held.texts)
@@ -135,13 +135,13 @@ class InboxSimulation:
             self.files.fail(self.files.calls + self.rng.randint(1, 120), "halt")
         try:
             work()  # type: ignore[operator]
-            self.files.mend()
+            self.files.clear_faults()
             return True
         except Halt:
             self.did.append("cut off")
         except PenstockError:  # closing says so when a partition is failing
             self.did.append("failed")
-        self.files.mend()
+        self.files.clear_faults()
         if self.rng.random() < 0.5:
             self.files.crash()
         else:
@@ -152,21 +152,21 @@ class InboxSimulation:
     # -- the end -----------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        self.files.broken.clear()
-        self.rig.pass_by(100)
+        self.files.failing_paths.clear()
+        self.rig.advance_in_steps(100)
         self.resume()
         self.rig.kill()
         other, queue = OtherProcess(self.files), self.rig.find()
         for _ in range(50):
-            self.rig.pass_by(40)
+            self.rig.advance_in_steps(40)
             look_into_inbox(self.rig)
-        assert [name for name in other.left() if name.endswith(".drop")] == []
+        assert [name for name in other.inbox_files() if name.endswith(".drop")] == []
         self.served += queue.drain()
         assert Counter(self.served) == Counter(self.published)
         for key, numbers in numbers_by_key(self.served).items():
             assert numbers == sorted(numbers) or key == "none", f"{key}: {numbers}"
         self.rig.check()
-        self.rig.broker.close()
+        self.rig.embedded.close()
 
 
 def live(seed: int, steps: int) -> None:

@@ -45,7 +45,7 @@ FREEING: dict[str, Callable[[BrokerUnderTest, QueueUnderTest], object]] = {
     "bury": lambda rig, desk: desk.lease(1).bury(),
     "a higher limit": lambda rig, desk: desk.update(max_items=11),
     "no limit": lambda rig, desk: desk.update(max_items=0),
-    "ttl": lambda rig, desk: rig.pass_by(50),
+    "ttl": lambda rig, desk: rig.advance_in_steps(50),
     "redrive to another queue": lambda rig, desk: desk.call(RedriveItems(items={0: [0]}, to=rig.create("other").incarnation)),
 }
 
@@ -64,12 +64,12 @@ def test_it_is_full_at_the_deadline_and_not_before(broker: BrokerUnderTest) -> N
     queue = full(broker)
     asked = put(queue, "new", wait=5)
     endless = put(queue, "patient", wait=0)
-    broker.pass_by(4.999)
+    broker.advance_in_steps(4.999)
     assert not asked.done
-    broker.pass_by(0.001)
+    broker.advance_in_steps(0.001)
     with pytest.raises(QueueFull, match="queue 'q' is full; wait until items are resolved, or raise max_items or max_bytes"):
         _ = asked.result
-    broker.pass_by(3_600)
+    broker.advance_in_steps(3_600)
     assert not endless.done
     assert len(queue.drain(100)) == 11
     assert endless.done, "nothing of the refused one is there"
@@ -98,7 +98,7 @@ def test_who_comes_later_does_not_overtake_who_waits(broker: BrokerUnderTest) ->
 def test_deadlines_in_the_middle_of_the_line(broker: BrokerUnderTest) -> None:
     queue = full(broker)
     line = [put(queue, "a", wait=30), put(queue, "b", wait=10), put(queue, "c", wait=20)]
-    broker.pass_by(10)
+    broker.advance_in_steps(10)
     assert [asked.done for asked in line] == [False, True, False]
     line[0].cancel()
     queue.lease(1).complete()
@@ -181,7 +181,7 @@ def test_a_disk_that_is_nearly_full_takes_no_items_but_lets_work_go_on() -> None
     dead = broker.create("dead")
     queue = broker.create(partitions=2, dead_queue="dead")
     queue.produce("a", "b", "c")
-    files.fill(1_000_000 - 1)
+    files.set_free_bytes(1_000_000 - 1)
     for options in ({}, {"key": "k"}):
         with pytest.raises(QueueFull, match=r"bytes are free and 1,000,000 must stay so; make room, or wait for retention"):
             queue.produce("x", **options)
@@ -189,10 +189,10 @@ def test_a_disk_that_is_nearly_full_takes_no_items_but_lets_work_go_on() -> None
     queue.lease(1).retry()
     queue.lease(1).bury()
     assert dead.counts() == {"ready": 1}, "what was promised arrives"
-    files.fill(None)
+    files.set_free_bytes(None)
     queue.produce("y")
     assert len(queue.drain()) == 2
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_the_limit_holds_with_many_producers_and_consumers(threaded_broker: BrokerUnderTest) -> None:
@@ -203,7 +203,7 @@ def test_the_limit_holds_with_many_producers_and_consumers(threaded_broker: Brok
     def produce(name: int) -> Callable[[], None]:
         def run() -> None:
             for number in range(0, 60, 2):
-                answer = queue.place(batch_of(f"{name}-{number}", f"{name}-{number + 1}"), wait=15)
+                answer = queue.produce_batch(batch_of(f"{name}-{number}", f"{name}-{number + 1}"), wait=15)
                 ids_of(answer, 2)
 
         return run

@@ -51,14 +51,14 @@ class QueueLoad:
     def run(self) -> None:
         steps = [self.produce] * 8 + [self.lease] * 10 + [self.settle] * 12 + [self.wait] * 4 + [self.resize] * 2 + [self.end]
         for _ in range(STEPS):
-            if isinstance(self.rig.ground, SimulatedStorage) and self.rng.random() < 0.06:
+            if isinstance(self.rig.storage, SimulatedStorage) and self.rng.random() < 0.06:
                 self.files.fail(self.files.calls + self.rng.randint(1, 12), "halt")
             step = self.rng.choice(steps)
             try:
                 step()
             except Halt:
                 self.end()
-        self.files.mend()
+        self.files.clear_faults()
         self.finish()
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -133,19 +133,19 @@ class QueueLoad:
         done.append(number)
 
     def wait(self) -> None:
-        self.rig.pass_by(self.rng.choice((1, 6, 40, 110)))
+        self.rig.advance_in_steps(self.rng.choice((1, 6, 40, 110)))
 
     def resize(self) -> None:
         if self.rng.random() < 0.25:
             partition = self.rng.choice(self.desk.info.active)
-            self.rig.broker.call(SetReadOnly(queue=self.desk.incarnation, partition=partition))
+            self.rig.embedded.call(SetReadOnly(queue=self.desk.incarnation, partition=partition))
         else:
             self.desk.resize(self.rng.randint(1, 6))
 
     def end(self) -> None:
         """The process ends, perhaps the machine too."""
-        self.files.mend()
-        if isinstance(self.rig.ground, SimulatedStorage) and self.rng.random() < 0.5:
+        self.files.clear_faults()
+        if isinstance(self.rig.storage, SimulatedStorage) and self.rng.random() < 0.5:
             self.files.crash()
             self.model.held.clear()  # what was leased last may be forgotten, and leased anew
         self.rig.kill()
@@ -155,7 +155,7 @@ class QueueLoad:
     def finish(self) -> None:
         self.rig.check()
         self.model.held.clear()
-        self.rig.pass_by(200)
+        self.rig.advance_in_steps(200)
         for _ in range(2_000):
             held = self.desk.lease(self.rng.randint(1, 20))
             if not held and not self.desk.stats().depth:
@@ -169,7 +169,7 @@ class QueueLoad:
         assert (stats.resizing, stats.transfers, stats.depth) == ([], 0, 0)
         assert {one.status for one in stats.partitions} <= {"active", "drained"}
         self.rig.check()
-        self.rig.broker.close()
+        self.rig.embedded.close()
 
     @property
     def now(self) -> int:

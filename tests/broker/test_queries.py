@@ -48,7 +48,7 @@ def test_counts_are_exact_whatever_happens(broker: BrokerUnderTest) -> None:
             one = held.pop(rng.randrange(len(held)))
             tested_queue.settle(rng.choice(("complete", "retry", "bury", "extend")), one.parts, delay=0)
         elif what < 0.95:
-            broker.pass_by(rng.choice((1, 30)))
+            broker.advance_in_steps(rng.choice((1, 30)))
         elif what < 0.97:
             tested_queue.resize(rng.randint(1, 5))
         else:
@@ -87,14 +87,14 @@ def test_items_are_listed_with_what_became_of_them(broker: BrokerUnderTest) -> N
 def test_ages_sizes_and_those_who_wait(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     queue.produce("old")
-    broker.pass_by(5)
+    broker.advance_in_steps(5)
     queue.produce("new")
     ages = [one.oldest_ready_seconds for one in queue.stats().partitions]
     assert sorted(ages) == [0.0, 5.0]
     queue.lease(1, consumer="a")
     queue.lease(1, consumer="b")
     for _ in range(3):
-        queue.waiter()
+        queue.submit_lease()
     stats = queue.stats()
     assert stats.waiting_consumers == 3 and stats.consumers == {"a": 1, "b": 1}
     assert all(one.size_bytes > 0 for one in stats.partitions)
@@ -105,7 +105,7 @@ def test_warnings_say_what_to_do(broker: BrokerUnderTest) -> None:
     assert queue.stats().warnings == []
     queue.produce("a")
     assert queue.stats().warnings == ["1 items are ready and no consumer is there; start one"]
-    queue.waiter()
+    queue.submit_lease()
     assert queue.stats().warnings == []
     queue.pause(lease=True)
     queue.produce("b")
@@ -121,12 +121,12 @@ def test_damage_is_reported() -> None:
     for number in range(5):
         queue.produce(f"item-{number}")
     path = next(path for path in files.contents() if f"{queue.incarnation:016x}" in path and path.endswith(".log"))
-    files.flip(path, 8 * files.content(path).index(b"item-2"))
+    files.flip_bit(path, 8 * files.content(path).index(b"item-2"))
     broker.kill()
     assert any("damage" in warning and "run verify, then repair" in warning for warning in queue.stats().warnings)
     assert queue.drain() == ["item-0", "item-1", "item-3", "item-4"]
     assert queue.explain("0-2").why == "lost: damage took its bytes"
-    broker.broker.close()
+    broker.embedded.close()
 
 
 # -- why ----------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_why_an_item_is_not_running(broker: BrokerUnderTest) -> None:
     found = queue.explain(first)
     assert found.why == "backing off after attempt 1 (no luck), ready in 20.0 s" and found.reason == "no luck"
     assert queue.explain(second).why == "its key is held: item 1 backs off" and queue.explain(second).held_by == first
-    broker.pass_by(20)
+    broker.advance_in_steps(20)
     assert queue.explain(first).why == "ready: first of its key, the next lease that reaches it gets it"
     assert queue.explain(second).why == "ready, behind item 1 of the same key"
     queue.lease(1).bury(reason="bad")
@@ -196,10 +196,10 @@ def test_why_an_item_of_a_failing_partition_is_not_running() -> None:
     found = queue.explain(old)
     assert found.state == "unknown" and found.why.startswith("its partition is failing: ")
     assert "fenced by a resize: partition 0" in queue.explain(new).why and ", which is failing: " in queue.explain(new).why
-    files.broken.clear()
-    broker.pass_by(7)
+    files.failing_paths.clear()
+    broker.advance_in_steps(7)
     assert queue.drain(1) == ["old", "new"]
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_an_item_that_was_moved_answers_to_its_old_id(broker: BrokerUnderTest) -> None:
@@ -284,7 +284,7 @@ def test_what_was_done_is_counted(broker: BrokerUnderTest) -> None:
     held.complete()
     (answer,) = queue.settle("retry", held.parts)
     assert isinstance(refusal(answer), LeaseLost)
-    found = broker.broker.call(ReadMetrics()).queues["q"]
+    found = broker.embedded.call(ReadMetrics()).queues["q"]
     assert found.items["produced"] == 3 and found.items["leased"] == 2 and found.items["completed"] == 2
     assert found.requests["produce"] == 1 and found.requests["lease"] == 1 and found.requests["retry"] == 1
     assert found.errors["lease_lost"] == 1

@@ -32,30 +32,30 @@ from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 
 def test_exist_ok_takes_what_is_there_if_it_is_what_was_meant(broker: BrokerUnderTest) -> None:
-    made = broker.broker.call(CreateQueue(name="q", options={"max_attempts": 3, "ttl": 77}, partitions=4))
-    again = broker.broker.call(CreateQueue(name="q", options={"max_attempts": 3}, exist_ok=True, given={"max_attempts": 3}))
+    made = broker.embedded.call(CreateQueue(name="q", options={"max_attempts": 3, "ttl": 77}, partitions=4))
+    again = broker.embedded.call(CreateQueue(name="q", options={"max_attempts": 3}, exist_ok=True, given={"max_attempts": 3}))
     assert again == made, "what was not given does not matter"
-    assert broker.broker.call(CreateQueue(name="q", partitions=4, exist_ok=True, given={"partitions": 4})) == made
+    assert broker.embedded.call(CreateQueue(name="q", partitions=4, exist_ok=True, given={"partitions": 4})) == made
     for options, given in (({"max_attempts": 4}, {"max_attempts": 4}), ({}, {"partitions": 5})):
         with pytest.raises(QueueExists, match="there is a queue 'q' with another"):
-            broker.broker.call(CreateQueue(name="q", options=options, partitions=4, exist_ok=True, given=given))
+            broker.embedded.call(CreateQueue(name="q", options=options, partitions=4, exist_ok=True, given=given))
     with pytest.raises(QueueExists, match="there is a queue 'q' already"):
-        broker.broker.call(CreateQueue(name="q", partitions=4))
+        broker.embedded.call(CreateQueue(name="q", partitions=4))
     assert broker.find().info == made
 
 
 def test_a_wrong_queue_is_refused_and_leaves_nothing(broker: BrokerUnderTest) -> None:
     for name, options, partitions in (("../etc", {}, 1), ("q", {"max_attempts": -1}, 1), ("q", {"colour": 1}, 1), ("q", {}, 0)):
         with pytest.raises(InvalidRequest, match="; "):
-            broker.broker.call(CreateQueue(name=name, options=options, partitions=partitions))
-    assert broker.broker.call(ListQueues()) == []
+            broker.embedded.call(CreateQueue(name=name, options=options, partitions=partitions))
+    assert broker.embedded.call(ListQueues()) == []
 
 
 def test_queues_are_listed_by_name(broker: BrokerUnderTest) -> None:
     for name in ("b.2", "a", "b.1", "c", "b.3"):
         broker.create(name)
     names = [
-        [info.name for info in broker.broker.call(ListQueues(prefix=args[0], after=args[1], limit=args[2]))]
+        [info.name for info in broker.embedded.call(ListQueues(prefix=args[0], after=args[1], limit=args[2]))]
         for args in (("", "", 9), ("b", "", 2), ("b", "b.2", 9), ("x", "", 9))
     ]
     assert names == [["a", "b.1", "b.2", "b.3", "c"], ["b.1", "b.2"], ["b.3"], []]
@@ -77,7 +77,7 @@ def test_a_dead_queue_must_be_fit_for_it(broker: BrokerUnderTest) -> None:
         broker.delete("dead")
     queue.update(dead_queue="")
     broker.delete("dead")
-    assert [info.name for info in broker.broker.call(ListQueues())] == ["other", "q"]
+    assert [info.name for info in broker.embedded.call(ListQueues())] == ["other", "q"]
 
 
 # -- changed ------------------------------------------------------------------------------------------------
@@ -91,12 +91,12 @@ def test_an_update_of_one_option_leaves_the_others_and_reaches_the_live_queue(br
     changed = queue.update(lease_timeout=7_000_000).options
     assert changed == Options(policy=changed.policy, dead_queue="", max_items=50)
     assert changed.policy.lease_timeout == 7_000_000 and changed.policy.ttl == before.policy.ttl and changed.policy.max_attempts == 9
-    assert all(member.state.policy == changed.policy for member in queue.loop.turns.healthy())
+    assert all(member.state.policy == changed.policy for member in queue.loop.engine.usable())
     held = queue.lease()
-    assert [round(one.seconds) for one in held.handed] == [7, 7]
+    assert [round(one.seconds) for one in held.parts_granted] == [7, 7]
     broker.kill()
     assert queue.info.options == changed
-    broker.pass_by(7)
+    broker.advance_in_steps(7)
     assert queue.counts() == {"ready": 2}
 
 
@@ -121,10 +121,10 @@ def test_a_wrong_update_changes_nothing(broker: BrokerUnderTest) -> None:
     before = queue.info
     for changes in ({"ttl": 5, "colour": 1}, {"lease_timeout": 1}, {"durability": "os"}):
         with pytest.raises(InvalidRequest, match="; "):
-            broker.broker.call(UpdateQueue(queue=queue.incarnation, changes=changes))
+            broker.embedded.call(UpdateQueue(queue=queue.incarnation, changes=changes))
     assert queue.info == before
     with pytest.raises(QueueNotFound):
-        broker.broker.call(UpdateQueue(queue=queue.incarnation + 1, changes={"ttl": 5}))
+        broker.embedded.call(UpdateQueue(queue=queue.incarnation + 1, changes={"ttl": 5}))
 
 
 # -- deleted ------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_a_deleted_queue_is_gone_and_a_new_one_never_meets_its_past(broker: Brok
     old = broker.create(partitions=2)
     old.produce("old", key="k")
     held = old.lease()
-    waiting = [old.waiter(), old.watch({0: 99, 1: 99})]
+    waiting = [old.submit_lease(), old.watch({0: 99, 1: 99})]
     broker.turn()
     broker.delete("q")
     for asked in waiting:
@@ -161,7 +161,7 @@ def test_a_deleted_queue_is_gone_and_a_new_one_never_meets_its_past(broker: Brok
     assert isinstance(refusal(answer), LeaseLost), "a number that was not given here is nobody's"
     assert isinstance(refusal(new.settle("complete", held.parts)[0]), LeaseLost) or held.parts == mine.parts
     broker.kill()
-    assert [info.incarnation for info in broker.broker.call(ListQueues())] == [new.incarnation]
+    assert [info.incarnation for info in broker.embedded.call(ListQueues())] == [new.incarnation]
 
 
 def test_the_files_of_a_deleted_queue_are_removed() -> None:
@@ -172,7 +172,7 @@ def test_the_files_of_a_deleted_queue_are_removed() -> None:
     broker.delete("q")
     assert not [path for path in files.contents() if f"{queue.incarnation:016x}" in path]
     assert [path for path in files.contents() if f"{other.incarnation:016x}" in path]
-    broker.broker.close()
+    broker.embedded.close()
 
 
 @cache
@@ -190,12 +190,14 @@ def test_a_delete_cut_off_anywhere_is_done_or_not_begun() -> None:
 
     found = set()
     for broker, done in crash_at_each_call(with_two(), delete):
-        names = [info.name for info in broker.broker.call(ListQueues())]
+        names = [info.name for info in broker.embedded.call(ListQueues())]
         assert names in (["other"], ["other", "q"])
         found.add((names == ["other"], done))
-        assert isinstance(broker.ground, SimulatedStorage)
+        assert isinstance(broker.storage, SimulatedStorage)
         if names == ["other"]:
-            left = {path.split("/")[3] for path in broker.ground.files.contents() if path.startswith("/data/logs/") and path.count("/") > 4}
+            left = {
+                path.split("/")[3] for path in broker.storage.files.contents() if path.startswith("/data/logs/") and path.count("/") > 4
+            }
             assert left == {"0" * 16, f"{broker.find('other').incarnation:016x}"}, "what a crash left lying about is removed at opening"
         else:
             assert broker.find("q").drain() == ["x"]
@@ -211,9 +213,9 @@ def test_a_create_cut_off_anywhere_is_done_or_not_begun() -> None:
         broker.create("new", partitions=3, max_attempts=7)
 
     for broker, done in crash_at_each_call(with_two(), create, step=4):
-        names = [info.name for info in broker.broker.call(ListQueues())]
+        names = [info.name for info in broker.embedded.call(ListQueues())]
         assert names in ([["new", "other", "q"]] if done else [["other", "q"], ["new", "other", "q"]])
-        info = broker.broker.call(
+        info = broker.embedded.call(
             CreateQueue(name="new", options={"max_attempts": 7}, partitions=3, exist_ok=True, given={"max_attempts": 7, "partitions": 3})
         )
         QueueUnderTest(broker, info).produce("a", "b", "c", keys=["k1", "k2", "k3"])
@@ -226,19 +228,19 @@ def test_a_queue_is_not_deleted_while_items_are_on_their_way() -> None:
     target, source = broker.create("target"), broker.create("source")
     source.produce("x")
     held = source.lease()
-    files.broken.add(f"{target.incarnation:016x}")  # nothing can arrive there
+    files.failing_paths.add(f"{target.incarnation:016x}")  # nothing can arrive there
     held.complete(then=[(target.incarnation, batch_of("then"))])
     for name in ("target", "source"):
         with pytest.raises(QueueBusy, match="on their way"):
             broker.delete(name)
-    assert [info.name for info in broker.broker.call(ListQueues())] == ["source", "target"]
-    files.broken.clear()
-    broker.pass_by(10)
+    assert [info.name for info in broker.embedded.call(ListQueues())] == ["source", "target"]
+    files.failing_paths.clear()
+    broker.advance_in_steps(10)
     assert target.drain() == ["then"]
     broker.delete("target")
     broker.delete("source")
-    assert broker.broker.call(ListQueues()) == []
-    broker.broker.close()
+    assert broker.embedded.call(ListQueues()) == []
+    broker.embedded.close()
 
 
 def test_deleting_waits_for_mail_and_new_mail_is_kept_back(threaded_broker: BrokerUnderTest) -> None:
@@ -259,7 +261,7 @@ def test_deleting_waits_for_mail_and_new_mail_is_kept_back(threaded_broker: Brok
     run_threads(work, work, delete)
     assert queue.counts() == {"completed": 100}
     assert queue.stats().transfers == 0
-    assert [info.name for info in threaded_broker.broker.call(ListQueues())] == ["q"]
+    assert [info.name for info in threaded_broker.embedded.call(ListQueues())] == ["q"]
 
 
 def test_deleting_while_others_use_it(threaded_broker: BrokerUnderTest) -> None:
@@ -320,22 +322,22 @@ def test_an_unknown_operation_is_refused(broker: BrokerUnderTest) -> None:
 
 def test_a_mistake_in_one_question_takes_the_turn_from_nobody(broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     queue = broker.create(partitions=2)
-    waiting: list[SubmittedRequest] = [queue.waiter(), queue.submit(ProduceRequest(batch_of("with it")))]
+    waiting: list[SubmittedRequest] = [queue.submit_lease(), queue.submit(ProduceRequest(batch_of("with it")))]
     bad = queue.submit(FunctionRequest(lambda turns: 1 / 0))
     broker.turn()
     with pytest.raises(OutcomeUnknown, match=r"it went wrong \(ZeroDivisionError: division by zero\); please report this"):
         _ = bad.result
     assert "went wrong" in caplog.text
-    assert waiting[0].held.texts == ["with it"] and waiting[1].result[0].refused is None
+    assert waiting[0].leased.texts == ["with it"] and waiting[1].result[0].refused is None
 
 
 def test_a_mistake_in_a_turn_ends_nothing(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong inside, and again each time, nobody waits for ever, what was told is true, and the queue goes on."""
     queue = broker.create(partitions=2)
-    in_line = queue.waiter(wait=600)
+    in_line = queue.submit_lease(wait=600)
     waiting = queue.submit(ProduceRequest(batch_of("unknown"), b"r"))
     with monkeypatch.context() as patch:
-        patch.setattr(queue.loop.turns.leasing, "deal", lambda now: 1 / 0)
+        patch.setattr(queue.loop.engine.lease_step, "assign", lambda now: 1 / 0)
         for _ in range(REDOS + 1):
             assert not waiting.done
             with pytest.raises(ZeroDivisionError):
@@ -343,7 +345,7 @@ def test_a_mistake_in_a_turn_ends_nothing(broker: BrokerUnderTest, monkeypatch: 
     with pytest.raises(OutcomeUnknown, match="repeat with the same request id"):
         _ = waiting.result
     assert not in_line.done
-    broker.pass_by(10)
-    queue.place(batch_of("unknown"), "r")
-    assert in_line.held.texts == ["unknown"]
+    broker.advance_in_steps(10)
+    queue.produce_batch(batch_of("unknown"), "r")
+    assert in_line.leased.texts == ["unknown"]
     assert queue.counts() == {"leased": 1}

@@ -87,7 +87,7 @@ def test_schedules_nearer_than_the_one_that_is_waited_for(threaded_broker: Broke
     """The timer is set anew whenever something nearer appears."""
     queue = threaded_broker.create(partitions=2)
     queue.produce("far", at=threaded_broker.after(3_600))
-    queue.waiter(wait=3_600)
+    queue.submit_lease(wait=3_600)
     got: list[str] = []
 
     def consume() -> None:
@@ -113,7 +113,7 @@ def test_a_thousand_wait_and_a_thousand_are_served(threaded_broker: BrokerUnderT
         return run
 
     run_threads(*[produce(name) for name in range(4)])
-    texts = [text for asked in line for text in asked.held.texts]
+    texts = [text for asked in line for text in asked.leased.texts]
     assert sorted(texts) == sorted(f"{name}-{number}" for name in range(4) for number in range(250))
     assert queue.stats().leased == 1_000
 
@@ -143,7 +143,7 @@ def test_callers_submitters_and_operators_at_once(threaded_broker: BrokerUnderTe
     def operate() -> None:
         for _ in range(80):
             before = queue.stats().produced
-            assert queue.run(FunctionRequest(lambda turns: sum(member.state.next_offset for member in turns.healthy()))) >= before
+            assert queue.run(FunctionRequest(lambda turns: sum(member.state.next_offset for member in turns.usable()))) >= before
 
     run_threads(call(0), call(1), submit(0), submit(1), operate, operate)
     assert all(one.result[0].refused is None for one in asked)

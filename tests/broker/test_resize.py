@@ -18,7 +18,7 @@ MONTH = 30 * 24 * 3_600
 
 
 def home(queue: QueueUnderTest, key: str) -> int:
-    return queue.loop.turns.map.owners[slot(key)]
+    return queue.loop.engine.map.owners[slot(key)]
 
 
 def moved(queue: QueueUnderTest, key: str, item: str) -> bool:
@@ -31,9 +31,9 @@ def moved(queue: QueueUnderTest, key: str, item: str) -> bool:
 @pytest.mark.parametrize(("old", "new"), [(1, 4), (4, 5), (8, 9), (3, 7), (8, 3)])
 def test_as_few_slots_move_as_possible(broker: BrokerUnderTest, old: int, new: int) -> None:
     queue = broker.create(partitions=old)
-    before = queue.loop.turns.map
+    before = queue.loop.engine.map
     queue.resize(new)
-    moves = sum(len(move.slots) for move in slots.slot_moves(before, queue.loop.turns.map))
+    moves = sum(len(move.slots) for move in slots.slot_moves(before, queue.loop.engine.map))
     share = (new - old) / new if new > old else (old - new) / old
     assert moves == pytest.approx(SLOTS * share, abs=max(old, new))
 
@@ -62,9 +62,9 @@ def test_a_senseless_width_is_refused(broker: BrokerUnderTest, partitions: int) 
 
 def test_the_same_width_is_no_change(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=3)
-    before = queue.loop.turns.map.version
+    before = queue.loop.engine.map.version
     queue.resize(3)
-    assert queue.loop.turns.map.version == before
+    assert queue.loop.engine.map.version == before
 
 
 # -- order ----------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_every_key_keeps_its_order_across_widths(broker: BrokerUnderTest, widths
         slow.retry(delay=20)
         queue.resize(width)
         assert not set(queue.lease(100).keys) & (set(held.keys) | set(slow.keys)), "one of a key at a time"
-        broker.pass_by(61)  # whatever is leased here comes back
+        broker.advance_in_steps(61)  # whatever is leased here comes back
         assert isinstance(refusal(queue.settle("complete", held.parts[:1])[0]), LeaseLost)
     order: dict[str, list[int]] = {}
     for text in queue.drain(11):
@@ -109,7 +109,7 @@ def test_a_key_waits_for_its_items_in_the_old_partition_and_no_other_key_does(br
     assert queue.stats().resizing == [FenceProgress(1, 0, 0, 1)]
     queue.settle("retry", [held.part(held.ids[0])], delay=3_600)
     assert queue.lease().texts == []
-    broker.pass_by(3_600)
+    broker.advance_in_steps(3_600)
     served = queue.drain(1)
     assert [text for text in served if text != "q2"] == ["s1", "s2", "s3"] and len(served) == 4, "q2 was not settled, so it came back"
     assert queue.stats().resizing == []
@@ -147,7 +147,7 @@ def test_a_restart_in_the_middle_resumes(broker: BrokerUnderTest) -> None:
     queue.resize(3)
     queue.produce(*[f"{key}:3" for key in keys], keys=keys)
     broker.restart()
-    broker.pass_by(2)
+    broker.advance_in_steps(2)
     served = queue.drain(5)
     assert len(served) == 120
     assert all(served.index(f"{key}:1") < served.index(f"{key}:2") < served.index(f"{key}:3") for key in keys)
@@ -187,7 +187,7 @@ def test_read_only_drains_and_takes_nothing(broker: BrokerUnderTest) -> None:
     queue.produce(*[f"{key}:1" for key in keys], keys=keys)
     before = queue.stats().partitions[1].produced
     assert before
-    info = broker.broker.call(SetReadOnly(queue=queue.incarnation, partition=1))
+    info = broker.embedded.call(SetReadOnly(queue=queue.incarnation, partition=1))
     assert (info.active, info.retired, info.read_only) == ([0, 2], [1], [1])
     queue.produce(*[f"{key}:2" for key in keys], keys=keys)
     queue.produce("unkeyed")
@@ -197,7 +197,7 @@ def test_read_only_drains_and_takes_nothing(broker: BrokerUnderTest) -> None:
     assert len(served) == 81
     assert all(served.index(f"{key}:1") < served.index(f"{key}:2") for key in keys)
     assert queue.stats().partitions[1].status == "drained"
-    info = broker.broker.call(SetReadOnly(queue=queue.incarnation, partition=1, read_only=False))
+    info = broker.embedded.call(SetReadOnly(queue=queue.incarnation, partition=1, read_only=False))
     assert (info.active, info.read_only) == ([0, 1, 2], [])
     queue.produce(*[f"{key}:3" for key in keys], keys=keys)
     assert queue.stats().partitions[1].produced > before
@@ -207,11 +207,11 @@ def test_read_only_drains_and_takes_nothing(broker: BrokerUnderTest) -> None:
 def test_the_last_partition_may_be_drained_too(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     queue.produce("old", key="k")
-    assert broker.broker.call(SetReadOnly(queue=queue.incarnation, partition=0)).active == [1]
+    assert broker.embedded.call(SetReadOnly(queue=queue.incarnation, partition=0)).active == [1]
     queue.produce("new", key="k")
     assert queue.drain(1) == ["old", "new"]
     with pytest.raises(InvalidRequest, match="partition 7 takes no items; those that do are"):
-        broker.broker.call(SetReadOnly(queue=queue.incarnation, partition=7))
+        broker.embedded.call(SetReadOnly(queue=queue.incarnation, partition=7))
 
 
 def test_a_power_cut_does_not_let_a_key_overtake_itself() -> None:
@@ -229,7 +229,7 @@ def test_a_power_cut_does_not_let_a_key_overtake_itself() -> None:
         files.crash()
         broker.kill()
         assert "second" not in queue.lease().texts, f"seed {seed}"
-        broker.pass_by(61)
+        broker.advance_in_steps(61)
         assert queue.drain(1) == ["first", "second"], f"seed {seed}"
 
 
@@ -257,7 +257,7 @@ def test_an_item_due_before_another_was_produced_is_handled_before_it(broker: Br
     key = key_that_moves(1, 4)
     queue.produce("scheduled", key=key, at=broker.after(10))
     queue.resize(4)
-    broker.pass_by(3_600)
+    broker.advance_in_steps(3_600)
     queue.produce("later", key=key)
     assert queue.drain(1) == ["scheduled", "later"]
 
@@ -294,7 +294,7 @@ def test_dedup_windows_go_along(broker: BrokerUnderTest, widths: list[int]) -> N
     broker.kill()
     assert queue.produce(*keys, keys=keys, dedups=[f"d{key}" for key in keys]) == ids
     assert len(queue.drain()) == 40
-    broker.pass_by(600)
+    broker.advance_in_steps(600)
     assert not set(queue.produce(*keys, keys=keys, dedups=[f"d{key}" for key in keys])) & set(ids), "the window is over everywhere"
 
 
@@ -331,9 +331,9 @@ def test_a_partition_that_takes_no_items_any_more_is_closed_once_it_is_drained(b
     queue.produce("left", key=key)
     held = queue.lease(1)
     queue.resize(1)
-    broker.pass_by(5)
-    assert not queue.loop.turns.members[1].closed, "somebody works on an item of it"
+    broker.advance_in_steps(5)
+    assert not queue.loop.engine.handles[1].closed, "somebody works on an item of it"
     held.complete()
-    broker.pass_by(5)
-    assert queue.loop.turns.members[1].closed and not queue.loop.turns.members[0].closed
+    broker.advance_in_steps(5)
+    assert queue.loop.engine.handles[1].closed and not queue.loop.engine.handles[0].closed
     assert queue.stats().completed == 1

@@ -47,12 +47,12 @@ def test_a_resize_cut_off_anywhere(old: int, new: int) -> None:
             queue.produce(*[f"{key}:3" for key in KEYS], keys=KEYS, request="third")
         assert len(queue.produce(*["never"] * 10, keys=KEYS, dedups=[f"d{key}" for key in KEYS])) == 10
         completed = 1 if queue.call(ListItems(states=["completed"], limit=99)) else 0
-        broker.pass_by(61)
+        broker.advance_in_steps(61)
         served = queue.drain(3)
         queue.redrive_buried()
         broker.turn()
         served += queue.drain(3)
-        broker.pass_by(500)
+        broker.advance_in_steps(500)
         served += queue.drain(3)
         for key in KEYS:
             own = [int(text.partition(":")[2]) for text in served if text.startswith(f"{key}:")]

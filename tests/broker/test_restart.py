@@ -25,7 +25,7 @@ def test_everything_goes_on_where_it_was(broker: BrokerUnderTest, how: str) -> N
     held = queue.lease(timeout=30)
     first = queue.produce("deduped", dedups=["d"])
     batch = batch_of("named", "other", keys=["k", None])
-    named = ids_of(queue.place(batch, "r"), 2)
+    named = ids_of(queue.produce_batch(batch, "r"), 2)
     queue.pause(lease=True)
     counts = queue.counts()
     getattr(broker, how)()
@@ -33,23 +33,23 @@ def test_everything_goes_on_where_it_was(broker: BrokerUnderTest, how: str) -> N
     assert queue.lease().texts == [], "it is still paused"
     queue.pause(lease=False)
     assert queue.produce("again", dedups=["d"]) == first
-    assert ids_of(queue.place(batch, "r"), 2) == named
+    assert ids_of(queue.produce_batch(batch, "r"), 2) == named
     assert held.settle("extend", timeout=40) == 1, "a lease and its token survive"
     assert sorted(queue.drain()) == ["deduped", "named", "other"]
-    broker.pass_by(39.9)
+    broker.advance_in_steps(39.9)
     assert queue.lease().texts == []
-    broker.pass_by(0.1)
+    broker.advance_in_steps(0.1)
     again = queue.lease()
     assert again.texts == ["leased"]
     assert isinstance(refusal(queue.settle("complete", held.parts)[0]), LeaseLost)
     again.complete()
-    broker.pass_by(10)
+    broker.advance_in_steps(10)
     assert queue.drain() == ["retried"]
-    broker.pass_by(49.9)
+    broker.advance_in_steps(49.9)
     assert queue.lease().texts == []
-    broker.pass_by(0.1)
+    broker.advance_in_steps(0.1)
     assert queue.drain() == ["scheduled"]
-    broker.pass_by(500)
+    broker.advance_in_steps(500)
     assert queue.produce("again", dedups=["d"]) != first
 
 
@@ -58,9 +58,9 @@ def test_what_came_due_while_it_was_away_is_done_at_once(broker: BrokerUnderTest
     queue.produce("scheduled", at=broker.after(100))
     queue.produce("leased")
     queue.lease()
-    broker.broker.close()
+    broker.embedded.close()
     broker.clock.advance(3_600 * SECOND)
-    broker.broker = broker.ground.open(clock=broker.clock, threaded=False)
+    broker.embedded = broker.storage.open(clock=broker.clock, threaded=False)
     broker.turn()
     assert sorted(queue.lease().texts) == ["leased", "scheduled"]
 
@@ -71,33 +71,33 @@ def test_a_step_of_the_date_neither_doubles_nor_freezes_a_lease(broker: BrokerUn
     queue.produce("a")
     held = queue.lease(timeout=60)
     broker.clock.step_wall(step)
-    broker.pass_by(59)
+    broker.advance_in_steps(59)
     assert queue.lease().texts == []
     assert held.settle("extend") == 1
-    broker.pass_by(59)
+    broker.advance_in_steps(59)
     assert queue.lease().texts == []
-    broker.pass_by(1)
+    broker.advance_in_steps(1)
     assert queue.lease().texts == ["a"]
 
 
 def test_an_item_scheduled_by_date_follows_the_date(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     queue.produce("tomorrow", at=broker.clock.read().wall + DAY)
-    asked = queue.waiter(wait=600)
+    asked = queue.submit_lease(wait=600)
     broker.clock.step_wall(DAY)
-    broker.pass_by(1.1)
-    assert asked.held.texts == ["tomorrow"], "a stepped date is noticed within a second or so"
+    broker.advance_in_steps(1.1)
+    assert asked.leased.texts == ["tomorrow"], "a stepped date is noticed within a second or so"
 
 
 def test_after_a_reboot_a_lease_has_its_full_time_again(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     queue.produce("a")
     held = queue.lease(timeout=60)
-    broker.pass_by(50)
-    broker.ground.kill()
+    broker.advance_in_steps(50)
+    broker.storage.kill()
     broker.clock.reboot(downtime=5 * SECOND)
     broker.kill()
-    broker.pass_by(59)
+    broker.advance_in_steps(59)
     assert queue.lease().texts == []
     assert held.complete() == 1
 
@@ -133,10 +133,10 @@ def test_an_opening_that_fails_lets_go_of_everything() -> None:
         except StorageFailed:
             refused += 1
             broker = BrokerUnderTest(SimulatedStorage(copied), clock=clock)  # not BrokerLocked
-        copied.mend()
-        broker.pass_by(10)
+        copied.clear_faults()
+        broker.advance_in_steps(10)
         assert broker.find().drain() == ["x"]
-        broker.broker.close()
+        broker.embedded.close()
         if copied.calls < files.calls + call:
             break
     assert refused
@@ -149,7 +149,7 @@ def test_a_damaged_catalog_is_said_and_nothing_is_held() -> None:
 
     files, clock = disk_after(work)
     path = next(path for path in files.contents() if f"{0:016x}/00000/" in path and path.endswith(".log"))
-    files.flip(path, 8 * files.content(path).index(b"second"))
+    files.flip_bit(path, 8 * files.content(path).index(b"second"))
     for _ in range(2):
         with pytest.raises(CorruptLog, match=r"the catalog is damaged .*; run verify, then repair"):
             BrokerUnderTest(SimulatedStorage(files), clock=clock)
@@ -164,15 +164,15 @@ def test_closing_tells_of_what_could_not_be_written_and_lets_go_all_the_same() -
     queue = broker.create(partitions=2)
     queue.produce("a", "b")
     queue.lease(1)
-    files.broken.add("/0000")
+    files.failing_paths.add("/0000")
     with pytest.raises(OutcomeUnknown, match="Input/output error"):
-        broker.broker.close()
-    broker.broker.close()
-    files.broken.clear()
+        broker.embedded.close()
+    broker.embedded.close()
+    files.failing_paths.clear()
     broker = BrokerUnderTest(SimulatedStorage(files), clock=broker.clock)
-    broker.pass_by(61)
+    broker.advance_in_steps(61)
     assert sorted(broker.find().drain()) == ["a", "b"]
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_closing_cut_off_anywhere_loses_nothing() -> None:
@@ -183,7 +183,7 @@ def test_closing_cut_off_anywhere_loses_nothing() -> None:
         queue = broker.find()
         queue.produce("a", "b", "c", keys=["k1", "k2", "k3"], request="r")
         queue.lease(1).complete(request=b"c")
-        broker.broker.close()
+        broker.embedded.close()
 
     for broker, done in crash_at_each_call(disk_after(work), use_and_close, step=2):
         queue = broker.find()

@@ -29,20 +29,20 @@ def filled(broker: BrokerUnderTest, partitions: int = 3, **options: Any) -> Queu
 def kept(queue: QueueUnderTest) -> list[int]:
     """Of each partition how many items retention has not taken."""
     queue.open_all()
-    members = queue.loop.turns.members.values()
-    return [member.state.next_offset - member.state.dropped.total for member in members if member.healthy]
+    members = queue.loop.engine.handles.values()
+    return [member.state.next_offset - member.state.dropped.total for member in members if member.is_usable]
 
 
 def test_an_idle_queue_lets_go_of_what_is_old_and_then_rests(broker: BrokerUnderTest) -> None:
     queue = filled(broker)
-    broker.pass_by(A_DAY - 1)
+    broker.advance_in_steps(A_DAY - 1)
     assert kept(queue) == [1, 1, 1]
-    broker.pass_by(SLACK)
+    broker.advance_in_steps(SLACK)
     assert kept(queue) == [0, 0, 0]
-    broker.pass_by(120)
-    assert queue.loop.turns.next_run is None, "every partition is closed, and nothing comes due in any"
+    broker.advance_in_steps(120)
+    assert queue.loop.engine.next_run is None, "every partition is closed, and nothing comes due in any"
     turns = queue.loop.meter.turns
-    broker.pass_by(30 * A_DAY)
+    broker.advance_in_steps(30 * A_DAY)
     assert queue.loop.meter.turns == turns
 
 
@@ -52,7 +52,7 @@ def test_a_trickle_keeps_the_disk_bounded(broker: BrokerUnderTest) -> None:
     for minute in range(24 * 60 // 5):
         queue.produce(random.Random(minute).randbytes(4_000), key=keys_at(queue, minute % 2)[0])
         queue.lease().complete()
-        broker.pass_by(300)
+        broker.advance_in_steps(300)
         sizes.append(sum(one.size_bytes for one in queue.stats().partitions))
     assert max(sizes[24:]) < 2 * max(sizes[12:24]), "of a day no more is kept than of two hours"
     assert sum(kept(queue)) <= 15, "of an hour and a tenth, one every five minutes"
@@ -62,7 +62,7 @@ def test_an_old_unresolved_item_stays_and_is_served(broker: BrokerUnderTest) -> 
     queue = filled(broker, partitions=2)
     (late,) = queue.produce("late", key=keys_at(queue, 0)[0])
     queue.lease().retry(delay=3 * A_DAY)
-    broker.pass_by(3 * A_DAY)
+    broker.advance_in_steps(3 * A_DAY)
     assert kept(queue) == [1, 0]
     assert queue.lease().ids == [late]
 
@@ -70,10 +70,10 @@ def test_an_old_unresolved_item_stays_and_is_served(broker: BrokerUnderTest) -> 
 def test_restarts_in_between_change_nothing(broker: BrokerUnderTest) -> None:
     filled(broker)
     for _ in range(8):
-        broker.pass_by(A_DAY / 8 - 1)
+        broker.advance_in_steps(A_DAY / 8 - 1)
         assert kept(broker.find()) == [1, 1, 1]
         broker.restart()
-    broker.pass_by(SLACK)
+    broker.advance_in_steps(SLACK)
     assert kept(broker.find()) == [0, 0, 0]
 
 
@@ -82,21 +82,21 @@ def test_buried_items_are_told_of_before_and_after_they_are_taken(broker: Broker
     ids = [item for number in (0, 1, 1) for item in queue.produce("bad", key=keys_at(queue, number)[0])]
     for _ in range(2):
         queue.lease().bury(reason="no use")
-    broker.pass_by(0.8 * A_DAY)
+    broker.advance_in_steps(0.8 * A_DAY)
     assert (queue.stats().warnings, queue.stats().buried) == ([], 3)
-    broker.pass_by(0.2 * A_DAY - 60)
+    broker.advance_in_steps(0.2 * A_DAY - 60)
     (warning,) = queue.stats().warnings
     assert warning.startswith("retention is to drop 3 buried items, the first in ")
     assert warning.endswith(" minutes; redrive or clear them, or keep items for longer")
     with caplog.at_level(logging.WARNING, logger="penstock"):
-        broker.pass_by(SLACK)
+        broker.advance_in_steps(SLACK)
     assert sorted(record.getMessage() for record in caplog.records) == [
         f"retention of queue 'q' dropped 1 buried items of partition 0 ({ids[0]} to {ids[0]}): nobody redrove or cleared them in time",
         f"retention of queue 'q' dropped 2 buried items of partition 1 ({ids[1]} to {ids[2]}): nobody redrove or cleared them in time",
     ]
     stats = queue.stats()
     assert (stats.buried, stats.buried_dropped, [one.buried_dropped for one in stats.partitions], stats.warnings) == (0, 3, [1, 2], [])
-    assert broker.broker.call(ReadMetrics()).queues["q"].items["buried_dropped"] == 3
+    assert broker.embedded.call(ReadMetrics()).queues["q"].items["buried_dropped"] == 3
     broker.restart()
     assert broker.find().stats().buried_dropped == 3
 
@@ -105,10 +105,10 @@ def test_buried_items_that_were_redriven_in_time_stay(broker: BrokerUnderTest) -
     queue = filled(broker, partitions=1)
     (bad,) = queue.produce("bad")
     queue.lease().bury()
-    broker.pass_by(A_DAY - 60)
+    broker.advance_in_steps(A_DAY - 60)
     assert queue.stats().partitions[0].buried_to_drop == 1
     queue.call(RedriveItems(items={0: [1]}, to=queue.incarnation))
-    broker.pass_by(A_DAY)
+    broker.advance_in_steps(A_DAY)
     assert (queue.stats().buried_dropped, queue.lease().ids) == (0, [bad])
 
 
@@ -118,43 +118,43 @@ def test_a_partition_whose_disk_fails_is_left_alone_and_loses_nothing(caplog: py
     queue = filled(broker)
     keys = [keys_at(queue, number)[0] for number in range(3)]
     queue.produce(*keys, keys=keys)
-    broker.pass_by(A_DAY / 20 - 1)
+    broker.advance_in_steps(A_DAY / 20 - 1)
     queue.open_all()
     files.break_partition(1)
     with caplog.at_level(logging.WARNING, logger="penstock"):
-        broker.pass_by(600)
+        broker.advance_in_steps(600)
     assert any("keeping the files of partition 1 of queue 'q' in order failed" in one.getMessage() for one in caplog.records)
     assert [one.status for one in queue.stats().partitions] == ["active", "failing", "active"]
-    files.broken.clear()
-    broker.pass_by(A_DAY + SLACK)
+    files.failing_paths.clear()
+    broker.advance_in_steps(A_DAY + SLACK)
     assert kept(queue) == [1, 1, 1]
     assert sorted(queue.drain()) == sorted(keys)
     broker.check()
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_closing_waits_for_a_partition_that_is_out_for_retention() -> None:
     files = SimulatedFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue = filled(broker, partitions=2)
-    broker.pass_by(A_DAY)
+    broker.advance_in_steps(A_DAY)
     loop = queue.loop
-    loop.is_slow = lambda member: member.number == 1
-    broker.pass_by(SLACK)
-    (out,) = loop.waiting_for_disk
+    loop.stays_in_io = lambda member: member.number == 1
+    broker.advance_in_steps(SLACK)
+    (out,) = loop.manual_io
     assert (out.number, out.job is not None) == (1, True)
     queue.produce("meanwhile", key=keys_at(queue, 0)[0])
     broker.restart()
-    broker.pass_by(60)
+    broker.advance_in_steps(60)
     queue = broker.find()
     assert kept(queue) == [1, 0]
     assert queue.drain() == ["meanwhile"]
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_a_shorter_time_counts_at_once(broker: BrokerUnderTest) -> None:
     queue = filled(broker)
-    broker.pass_by(A_DAY / 2)
+    broker.advance_in_steps(A_DAY / 2)
     queue.update(retention={"max_age": HOUR})
-    broker.pass_by(HOUR / SECOND)
+    broker.advance_in_steps(HOUR / SECOND)
     assert kept(queue) == [0, 0, 0]

@@ -54,22 +54,22 @@ def test_nobody_else_leases(file_broker: BrokerUnderTest) -> None:
 
 def test_those_who_wait_in_line_are_told(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
-    waiting, own = queue.waiter(consumer="other"), queue.waiter(consumer="spark:us", wait=30)
+    waiting, own = queue.submit_lease(consumer="other"), queue.submit_lease(consumer="spark:us", wait=30)
     take(file_broker, queue)
     with pytest.raises(QueueHeld):
         _ = waiting.result
     assert not own.done
     queue.produce("a")
-    assert own.held.texts == ["a"]
+    assert own.leased.texts == ["a"]
 
 
 def test_a_right_ends_when_its_holder_keeps_silent(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
-    file_broker.pass_by(TIMEOUT - 1)
+    file_broker.advance_in_steps(TIMEOUT - 1)
     assert refused(queue)
-    file_broker.pass_by(1)
+    file_broker.advance_in_steps(1)
     assert not refused(queue) and queue.stats().holder == ""
 
 
@@ -78,11 +78,11 @@ def test_and_goes_on_while_it_does_not(file_broker: BrokerUnderTest) -> None:
     queue.produce("a")
     take(file_broker, queue)
     for _ in range(5):
-        file_broker.pass_by(TIMEOUT - 1)
+        file_broker.advance_in_steps(TIMEOUT - 1)
         assert ask_through_inbox(file_broker, queue, renew_operation(US, TIMEOUT * SECOND)) is None
     assert refused(queue)
     ask_through_inbox(file_broker, queue, renew_operation(US, TIMEOUT * 2 * SECOND))
-    file_broker.pass_by(TIMEOUT + 1)
+    file_broker.advance_in_steps(TIMEOUT + 1)
     assert refused(queue), "the last word counts"
 
 
@@ -91,12 +91,12 @@ def test_it_survives_its_owner(file_broker: BrokerUnderTest) -> None:
     queue.produce("a")
     take(file_broker, queue)
     for end in (file_broker.restart, file_broker.kill):
-        file_broker.pass_by(TIMEOUT - 1)
+        file_broker.advance_in_steps(TIMEOUT - 1)
         end()
         assert refused(queue)
-    file_broker.pass_by(TIMEOUT - 1)
+    file_broker.advance_in_steps(TIMEOUT - 1)
     assert refused(queue), "it has its full time again"
-    file_broker.pass_by(1)
+    file_broker.advance_in_steps(1)
     assert not refused(queue)
 
 
@@ -104,7 +104,7 @@ def test_one_that_has_ended_does_not_come_back_with_the_owner(file_broker: Broke
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
-    file_broker.pass_by(TIMEOUT)
+    file_broker.advance_in_steps(TIMEOUT)
     look_into_inbox(file_broker)
     file_broker.kill()
     assert not refused(queue)
@@ -150,8 +150,8 @@ def test_a_second_stream_is_refused_while_the_first_has_it(file_broker: BrokerUn
     ):
         with pytest.raises(QueueHeld):
             verb()
-    assert other_process(file_broker).left() == []
-    file_broker.pass_by(TIMEOUT)
+    assert other_process(file_broker).inbox_files() == []
+    file_broker.advance_in_steps(TIMEOUT)
     assert take(file_broker, queue, THEM, want=9).items == 2
     with pytest.raises(QueueHeld):
         take(file_broker, queue, US)
@@ -164,7 +164,7 @@ def test_it_goes_with_the_queue(file_broker: BrokerUnderTest) -> None:
     again = file_broker.create("q")
     again.produce("a")
     assert not refused(again)
-    file_broker.pass_by(TIMEOUT)
+    file_broker.advance_in_steps(TIMEOUT)
     look_into_inbox(file_broker)
     with pytest.raises(QueueNotFound):
         take(file_broker, queue)
@@ -176,14 +176,14 @@ def test_a_right_that_could_not_be_noted_is_nobodys() -> None:
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = broker.create(), OtherProcess(files)
     queue.produce("a")
-    name = other.put(queue.incarnation, take_grant_operation(US, want=1, timeout=MINUTE))
+    name = other.put_errand(queue.incarnation, take_grant_operation(US, want=1, timeout=MINUTE))
     calls = files.calls
     files.fail(calls + 4, 5)
     look_into_inbox(broker)
     broker.advance(1)
     look_into_inbox(broker)
     assert other.answer(queue.incarnation, name).items == 1 and refused(queue)
-    broker.broker.close()
+    broker.embedded.close()
 
 
 @pytest.mark.parametrize("call", range(1, 30, 2))
@@ -192,19 +192,19 @@ def test_whichever_file_call_fails_a_right_is_given_or_not(call: int) -> None:
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = broker.create(), OtherProcess(files)
     queue.produce("a")
-    name = other.put(queue.incarnation, take_grant_operation(US, want=1, timeout=10 * MINUTE))
+    name = other.put_errand(queue.incarnation, take_grant_operation(US, want=1, timeout=10 * MINUTE))
     files.fail(files.calls + call, 5)
     look_into_inbox(broker)
-    files.mend()
+    files.clear_faults()
     for _ in range(9):
-        broker.pass_by(10)
+        broker.advance_in_steps(10)
         look_into_inbox(broker)
     found = other.answer(queue.incarnation, name)
-    assert other.left() == []
+    assert other.inbox_files() == []
     if not found.grant:  # nothing could be leased at that moment
         found = take(broker, queue, want=1, timeout=600)
     assert found == GrantAnswer(1, 1, 0) and refused(queue)
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_a_worker_waits_it_out(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_a_worker_waits_it_out(tmp_path: Path) -> None:
         other, owner = OtherProcess(SystemFiles(), str(tmp_path / "data")), broker._home
         assert isinstance(owner, EmbeddedBroker)
         incarnation = owner.call(FindQueue(name="q")).incarnation
-        name = other.put(incarnation, take_grant_operation(US, timeout=MINUTE))
-        wait_until(lambda: other.inbox.note(incarnation, name) is not None)
+        name = other.put_errand(incarnation, take_grant_operation(US, timeout=MINUTE))
+        wait_until(lambda: other.inbox.blob(incarnation, name) is not None)
         with running_worker(penstock.Worker(queue, lambda item: done.append(item.payload.decode()))):
-            other.put(incarnation, EndStream(stream=US, run=""))
+            other.put_errand(incarnation, EndStream(stream=US, run=""))
             wait_until(lambda: bool(done))
     assert done == ["a"]

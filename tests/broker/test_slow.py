@@ -43,7 +43,7 @@ class QueueWithSlowPartition:
         self.key = keys_at(self.desk, SLOW)[0]
         self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
         self.hangs = False
-        self.desk.loop.is_slow = lambda member: self.hangs and member.number == SLOW
+        self.desk.loop.stays_in_io = lambda member: self.hangs and member.number == SLOW
 
     def hang(self) -> SubmittedRequest:
         """The disk hangs from now on; gives the answer that waits for it."""
@@ -56,7 +56,7 @@ class QueueWithSlowPartition:
     def slow(self) -> SubmittedRequest:
         """It hangs for so long that it counts as slow."""
         asked = self.hang()
-        self.rig.pass_by(0.6)
+        self.rig.advance_in_steps(0.6)
         return asked
 
     def answer(self) -> None:
@@ -66,7 +66,7 @@ class QueueWithSlowPartition:
 
     @property
     def member(self) -> PartitionHandle:
-        return self.desk.loop.turns.members[SLOW]
+        return self.desk.loop.engine.handles[SLOW]
 
     def statuses(self) -> dict[int, str]:
         return {one.partition: one.status for one in self.desk.stats().partitions}
@@ -79,7 +79,7 @@ def hanging() -> Iterator[QueueWithSlowPartition]:
     yield found
     found.answer()
     broker.check()
-    broker.broker.close()
+    broker.embedded.close()
 
 
 def test_produce_and_lease_on_the_others_go_on(hanging: QueueWithSlowPartition) -> None:
@@ -91,15 +91,15 @@ def test_produce_and_lease_on_the_others_go_on(hanging: QueueWithSlowPartition) 
         held = queue.lease(10)
         assert sorted(held.texts) == sorted(f"{key}-{number}" for key in hanging.others)
         assert held.complete() == 2
-        hanging.rig.pass_by(0.4)
+        hanging.rig.advance_in_steps(0.4)
 
 
 def test_items_without_a_key_go_elsewhere(hanging: QueueWithSlowPartition) -> None:
     """At once: nobody who has a choice waits for a disk."""
     hanging.hang()
     for wait in (0, 0, 0.6, 0):
-        hanging.rig.pass_by(wait)
-        answer = hanging.desk.place(batch_of("anywhere"))
+        hanging.rig.advance_in_steps(wait)
+        answer = hanging.desk.produce_batch(batch_of("anywhere"))
         assert answer[0].refused is None and answer[0].partition != SLOW
 
 
@@ -130,7 +130,7 @@ def test_of_a_slow_partition_new_keyed_items_and_settles_may_be_asked_again(hang
 def test_a_wide_batch_is_refused_only_in_its_slow_part(hanging: QueueWithSlowPartition) -> None:
     hanging.slow()
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
-    answer = hanging.desk.place(batch_of("a", "b", "c", keys=keys))
+    answer = hanging.desk.produce_batch(batch_of("a", "b", "c", keys=keys))
     assert sorted((part.partition, part.refused is None) for part in answer) == [(0, True), (SLOW, False), (2, True)]
 
 
@@ -140,9 +140,9 @@ def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: Q
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
     asked = hanging.desk.submit(ProduceRequest(batch_of("a", "b", "c", keys=keys), deadline=hanging.rig.deadline(5)))
     hanging.rig.turn()
-    hanging.rig.pass_by(4)
+    hanging.rig.advance_in_steps(4)
     assert not asked.done
-    hanging.rig.pass_by(2)
+    hanging.rig.advance_in_steps(2)
     found: dict[int, StoredPart] = {part.partition: part for part in asked.result}
     assert isinstance(refusal(found.pop(SLOW)), OutcomeUnknown)
     assert all(part.stored is not None for part in found.values())
@@ -155,15 +155,15 @@ def test_every_call_ends_by_its_own_deadline(hanging: QueueWithSlowPartition) ->
     first = hanging.hang()
     waits = {seconds: queue.submit(LeaseRequest(5, deadline=broker.deadline(seconds))) for seconds in (0, 2, 4)}
     named = queue.submit(ProduceRequest(batch_of("named", key=hanging.key), b"request", broker.deadline(3)))
-    broker.pass_by(0.6)
+    broker.advance_in_steps(0.6)
     assert waits[0].result == []
-    broker.pass_by(2)
+    broker.advance_in_steps(2)
     assert waits[2].result == [] and not waits[4].done
-    broker.pass_by(2)
+    broker.advance_in_steps(2)
     assert waits[4].result == []
     with pytest.raises(QueueBusy):
         _ = named.result
-    broker.pass_by(8)
+    broker.advance_in_steps(8)
     assert isinstance(refusal(first.result[0]), OutcomeUnknown)
     hanging.answer()
     assert held.complete() == 1
@@ -174,7 +174,7 @@ def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_a
     hanging: QueueWithSlowPartition,
 ) -> None:
     queue, out = hanging.desk, 0
-    queue.loop.is_slow = lambda member: member.number == out
+    queue.loop.stays_in_io = lambda member: member.number == out
     keys = [keys_at(queue, number)[0] for number in range(3)]
     later = queue.rig.after(100)
     scheduled = [queue.submit(ProduceRequest(batch_of("a", key=keys[0], at=later)))]
@@ -206,7 +206,7 @@ def test_an_operators_word_does_not_wait_for_a_slow_partition(hanging: QueueWith
     hanging.slow()
     hanging.desk.call(PauseQueue(lease=True))
     hanging.desk.produce("kept", key=hanging.others[0])
-    assert hanging.member.out
+    assert hanging.member.in_io
     hanging.answer()
     assert hanging.desk.lease(5).texts == []
     assert hanging.member.state.paused_lease
@@ -225,12 +225,12 @@ def test_no_lease_ends_for_two_seconds_after_it_is_back(hanging: QueueWithSlowPa
     queue.produce("one", "two", keys=[hanging.key, keys_at(queue, SLOW, 2)[1]])
     first, second = queue.lease(1, timeout=5), queue.lease(1, timeout=5)
     hanging.hang()
-    broker.pass_by(20)
+    broker.advance_in_steps(20)
     hanging.answer()
-    broker.pass_by(GRACE_AFTER_SLOW / SECOND - 0.1)
+    broker.advance_in_steps(GRACE_AFTER_SLOW / SECOND - 0.1)
     assert queue.lease(5).texts == [], "whoever had them before has them still"
     assert first.complete() == 1
-    broker.pass_by(0.2)
+    broker.advance_in_steps(0.2)
     assert second.texts[0] in queue.lease(5).texts, "then it ends as leases do"
 
 
@@ -243,20 +243,20 @@ def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: QueueW
     asked = queue.submit(LeaseRequest(5, timeout=1 * SECOND, deadline=broker.deadline(30)))
     beside = queue.submit(ProduceRequest(batch_of("beside", key=hanging.key)))
     broker.turn()
-    broker.pass_by(10)
+    broker.advance_in_steps(10)
     hanging.answer()
-    broker.pass_by(5)
+    broker.advance_in_steps(5)
     assert beside.result[0].refused is None
     assert all(one.seconds > 0 for one in asked.result)
 
 
 def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: QueueWithSlowPartition) -> None:
     """A queue may grow meanwhile; what would take slots from the slow partition is refused, and works later."""
-    owners = hanging.desk.loop.turns.map.owners
+    owners = hanging.desk.loop.engine.map.owners
     its_own = [slot for slot, owner in enumerate(owners) if owner == SLOW]
     hanging.slow()
     hanging.desk.resize(5)
-    owners = hanging.desk.loop.turns.map.owners
+    owners = hanging.desk.loop.engine.map.owners
     assert [slot for slot, owner in enumerate(owners) if owner == SLOW] == its_own
     with pytest.raises(StorageFailed, match="slow"):
         hanging.desk.resize(1)
@@ -271,17 +271,17 @@ def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: Q
     asked = hanging.desk.submit(LeaseRequest(1))
     hanging.rig.turn()
     assert not asked.done
-    now, next_run = hanging.rig.broker.clock.read().elapsed, hanging.desk.loop.turns.next_run
+    now, next_run = hanging.rig.embedded.clock.read().elapsed, hanging.desk.loop.engine.next_run
     assert next_run is not None and next_run > now
 
 
 def test_close_waits_and_answers_everyone(hanging: QueueWithSlowPartition) -> None:
     asked = hanging.slow()
     behind = hanging.desk.submit(LeaseRequest(1, deadline=hanging.rig.deadline(60)))
-    hanging.rig.broker.close()
+    hanging.rig.embedded.close()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
     assert behind.done
-    hanging.rig.broker = hanging.rig._open()
+    hanging.rig.embedded = hanging.rig._open()
     assert hanging.rig.find().drain() == ["in flight"]
 
 
@@ -337,7 +337,7 @@ class ThreadedQueueWithSlowPartition:
     def __init__(self, path: Path) -> None:
         ground = HangingStorage(path)
         self.files = ground.files
-        self.rig = BrokerUnderTest(ground, live=True)
+        self.rig = BrokerUnderTest(ground, threaded=True)
         self.desk: QueueUnderTest = self.rig.create(partitions=3)
         self.key = keys_at(self.desk, SLOW)[0]
         self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
@@ -358,7 +358,7 @@ def live(tmp_path: Path) -> Iterator[ThreadedQueueWithSlowPartition]:
     found = ThreadedQueueWithSlowPartition(tmp_path)
     yield found
     found.files.answer()
-    found.rig.broker.close()
+    found.rig.embedded.close()
 
 
 def test_live_the_others_go_on_while_a_sync_hangs(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
@@ -394,7 +394,7 @@ def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(threaded_broke
 
 def test_live_close_waits_for_the_disk_and_answers_everyone(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
     asked = threaded_broker.hang()
-    closing = threading.Thread(target=threaded_broker.rig.broker.close)
+    closing = threading.Thread(target=threaded_broker.rig.embedded.close)
     closing.start()
     assert not asked.done
     threaded_broker.files.answer()
@@ -423,7 +423,7 @@ def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(
         right(handle)
 
     monkeypatch.setattr(threaded_broker.files, "sync", sync)
-    threaded_broker.desk.loop.turns.members[SLOW].late_until = 0  # a caller waits itself only for a disk that was not late before
+    threaded_broker.desk.loop.engine.handles[SLOW].avoid_until = 0  # a caller waits itself only for a disk that was not late before
     shared = ProduceRequest(batch_of("shared", key=threaded_broker.key))
     threaded_broker.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
     interrupted(lambda: threaded_broker.desk.produce("mine", key=threaded_broker.key))

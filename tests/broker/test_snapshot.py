@@ -52,17 +52,17 @@ from tests.broker.directory_broker import DirectoryBroker, all_answers, fill, ru
 
 def test_it_answers_as_the_owner_does(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
-    directory_broker.rest()
-    with directory_broker.look() as seen:
-        assert seen.call(ListQueues()) == directory_broker.owner.call(ListQueues())
+    directory_broker.run_and_publish()
+    with directory_broker.open_snapshot() as seen:
+        assert seen.call(ListQueues()) == directory_broker.embedded.call(ListQueues())
         assert (
             seen.call(ListQueues(prefix="o", after="a", limit=1))
-            == directory_broker.owner.call(ListQueues(prefix="o", after="a", limit=1))
+            == directory_broker.embedded.call(ListQueues(prefix="o", after="a", limit=1))
             == [seen.call(FindQueue(name="orders"))]
         )
         for name in ("orders", "dead"):
             incarnation = directory_broker.incarnation(name)
-            assert all_answers(seen, incarnation) == all_answers(directory_broker.owner, incarnation)
+            assert all_answers(seen, incarnation) == all_answers(directory_broker.embedded, incarnation)
         stats = seen.call(ReadStats(queue=directory_broker.incarnation("orders")))
         assert stats.leased and stats.scheduled and stats.completed and stats.consumers and stats.resizing and len(stats.partitions) == 5
 
@@ -76,16 +76,16 @@ def test_every_query_is_answered() -> None:
 def test_it_stands_still_until_it_is_refreshed(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders", partitions=2)
     fill(queue, 3)
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         incarnation = directory_broker.incarnation("orders")
         before = seen.call(ReadStats(queue=incarnation))
         first, *_ = fill(queue, 4)
         queue.lease(2)[0].complete()
-        directory_broker.rest()
+        directory_broker.run_and_publish()
         still = seen.call(ReadStats(queue=incarnation))
         assert (still.produced, still.ready, still.leased) == (before.produced, before.ready, before.leased) == (3, 3, 0)
         seen.refresh()
-        assert seen.call(ReadStats(queue=incarnation)) == directory_broker.owner.call(ReadStats(queue=incarnation)) != before
+        assert seen.call(ReadStats(queue=incarnation)) == directory_broker.embedded.call(ReadStats(queue=incarnation)) != before
         partition, offset = parse_id(first)
         assert seen.call(ReadHistory(queue=incarnation, partition=partition, offset=offset))
 
@@ -93,7 +93,7 @@ def test_it_stands_still_until_it_is_refreshed(directory_broker: DirectoryBroker
 def test_it_follows_an_owner_step_by_step(directory_broker: DirectoryBroker) -> None:
     """Queues come and go, partitions are added, segments rotate and are dropped."""
     queue = directory_broker.broker.create_queue("orders", partitions=1, retention={"max_segments": 1})
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         for step in range(12):
             fill(queue, 20, key=f"k{step}")
             queue.lease(15).complete()
@@ -105,37 +105,37 @@ def test_it_follows_an_owner_step_by_step(directory_broker: DirectoryBroker) -> 
                 directory_broker.broker.create_queue("late").produce(b"x")
             if step == 9:
                 directory_broker.broker.queue("late").delete()
-            directory_broker.rest()
+            directory_broker.run_and_publish()
             seen.refresh()
-            assert seen.call(ListQueues()) == directory_broker.owner.call(ListQueues())
+            assert seen.call(ListQueues()) == directory_broker.embedded.call(ListQueues())
             for info in seen.call(ListQueues()):
-                assert seen.call(ReadStats(queue=info.incarnation)) == directory_broker.owner.call(ReadStats(queue=info.incarnation))
+                assert seen.call(ReadStats(queue=info.incarnation)) == directory_broker.embedded.call(ReadStats(queue=info.incarnation))
 
 
 def test_it_outlives_its_owner(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     incarnation = directory_broker.incarnation("orders")
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         before = seen.call(ReadStats(queue=incarnation))
         directory_broker.broker.close()
         seen.refresh()
         assert seen.call(ReadStats(queue=incarnation)).ready == before.ready
         directory_broker.reopen()
         directory_broker.broker.queue("orders").produce(b"more")
-        directory_broker.rest()
+        directory_broker.run_and_publish()
         seen.refresh()
-        assert seen.call(ReadStats(queue=incarnation)) == directory_broker.owner.call(ReadStats(queue=incarnation))
+        assert seen.call(ReadStats(queue=incarnation)) == directory_broker.embedded.call(ReadStats(queue=incarnation))
 
 
 def test_leases_that_nobody_synced_are_not_seen_yet(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders")
     fill(queue, 3)
     queue.lease(2)
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         incarnation = directory_broker.incarnation("orders")
         assert seen.call(ReadStats(queue=incarnation)).leased == 0
-        directory_broker.rest()
+        directory_broker.run_and_publish()
         seen.refresh()
         assert seen.call(ReadStats(queue=incarnation)).leased == 2
 
@@ -152,15 +152,15 @@ def on_disk(path: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.mark.parametrize("owned", [True, False])
 def test_nothing_on_disk_changes(directory_broker: DirectoryBroker, owned: bool) -> None:
     run_sample_workload(directory_broker)
-    directory_broker.rest()
-    infos = directory_broker.owner.call(ListQueues())
+    directory_broker.run_and_publish()
+    infos = directory_broker.embedded.call(ListQueues())
     if not owned:
         directory_broker.broker.close()
         for path in directory_broker.path.rglob("*"):  # what can be rebuilt is not rebuilt by one who only looks
             if path.suffix == ".idx" or path.name in ("checkpoint", "synced"):
                 path.unlink()
     before = on_disk(directory_broker.path)
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         for info in infos:
             all_answers(seen, info.incarnation)
             for partition in range(info.partitions):
@@ -191,7 +191,7 @@ CHANGES: list[Operation[Any]] = [
     TakeGrant(stream="s", run="", done=0, want=1, per_key=1, timeout=SECOND),
     RenewStream(stream="s", run="", timeout=SECOND),
     EndStream(stream="s", run=""),
-    FailGranted(action="bury", lots=[]),
+    FailGranted(action="bury", groups=[]),
     PublishWrite(write="w", source="s", number=1, parts=[]),
 ]
 
@@ -201,7 +201,7 @@ def test_nothing_is_changed_through_it(directory_broker: DirectoryBroker) -> Non
     fill(queue, 2)
     incarnation = directory_broker.incarnation("orders")
     before = on_disk(directory_broker.path)
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         assert {type(change) for change in CHANGES} == {kind for kind in OPERATIONS if not issubclass(kind, Query)}
         for change in CHANGES:
             change.queue = incarnation
@@ -225,10 +225,10 @@ class ReadOnlyFiles(SystemFiles):
 
 def test_files_are_read_and_nothing_else(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     with Snapshot.open(directory_broker.path, files=ReadOnlyFiles(), clock=directory_broker.clock) as seen:
         incarnation = directory_broker.incarnation("orders")
-        assert all_answers(seen, incarnation) == all_answers(directory_broker.owner, incarnation)
+        assert all_answers(seen, incarnation) == all_answers(directory_broker.embedded, incarnation)
         directory_broker.broker.queue("orders").compact()
         seen.refresh()
-        assert seen.call(ReadStats(queue=incarnation)) == directory_broker.owner.call(ReadStats(queue=incarnation))
+        assert seen.call(ReadStats(queue=incarnation)) == directory_broker.embedded.call(ReadStats(queue=incarnation))

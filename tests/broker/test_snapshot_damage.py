@@ -25,7 +25,7 @@ def test_a_missing_log_is_reported_and_the_others_are_seen(directory_broker: Dir
     directory_broker.broker.close()
     folder = log_folder(directory_broker, incarnation, 0)
     folder.rename(directory_broker.path / "aside")
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         stats = seen.call(ReadStats(queue=incarnation))
         assert [one.status for one in stats.partitions] == ["failing", "active"]
         assert "has no log in" in stats.partitions[0].error and len(stats.warnings) == 2
@@ -55,7 +55,7 @@ def test_a_damaged_log_is_reported_and_its_other_items_are_seen(directory_broker
     data = bytearray(path.read_bytes())
     data[data.index(b"1" * 40)] ^= 1
     path.write_bytes(data)
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         stats = seen.call(ReadStats(queue=incarnation))
         assert (stats.ready, stats.completed, stats.partitions[0].lost) == (2, 0, 1)
         assert any("damage: " in warning and "run verify" in warning for warning in stats.warnings)
@@ -73,7 +73,7 @@ def test_a_log_without_a_readable_base_is_reported(directory_broker: DirectoryBr
     directory_broker.broker.close()
     for path in log_folder(directory_broker, incarnation, 0).iterdir():
         path.write_bytes(b"\0" * path.stat().st_size)
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         (one,) = seen.call(ReadStats(queue=incarnation)).partitions
         assert one.status == "failing" and "run verify" in one.error
 
@@ -87,7 +87,7 @@ def test_a_damaged_catalog_is_refused(directory_broker: DirectoryBroker) -> None
     data[data.index(b"orders")] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptLog, match=r"the catalog is damaged at .*; run verify, then repair"):
-        directory_broker.look()
+        directory_broker.open_snapshot()
 
 
 def test_what_is_no_brokers_directory_is_refused(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_several_roots_are_one_broker(tmp_path: Path) -> None:
 def test_what_is_gone_is_told(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders")
     incarnation = directory_broker.incarnation("orders")
-    seen = directory_broker.look()
+    seen = directory_broker.open_snapshot()
     seen.call(ReadStats(queue=incarnation))
     queue.delete()
     seen.refresh()
@@ -130,9 +130,9 @@ def test_what_is_gone_is_told(directory_broker: DirectoryBroker) -> None:
 def test_a_partition_that_cannot_be_read_right_now(directory_broker: DirectoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(directory_broker.broker.create_queue("orders"), 2)
     incarnation = directory_broker.incarnation("orders")
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         seen.call(ReadStats(queue=incarnation))
-        reader = seen._queues[incarnation].members[0].open
+        reader = seen._queues[incarnation].handles[0].usable_partition
         monkeypatch.setattr(reader, "refresh", lambda: (_ for _ in ()).throw(StorageFailed("no; try again")))
         seen.refresh()
         assert seen.call(ReadStats(queue=incarnation)).partitions[0].error == "no; try again"

@@ -33,14 +33,14 @@ def test_an_item_is_followed_through_queues(directory_broker: DirectoryBroker) -
     directory_broker.broker.redrive("dead", to="orders")
     run_all_turns(directory_broker.broker)
     orders.lease(1, consumer="d").complete()
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     wanted = [
         *[("orders", "0-1", event) for event in ("produced", "leased", "buried", "sent", "delivered")],
         *[("dead", "0-0", event) for event in ("produced", "sent", "delivered")],
         *[("orders", "0-3", event) for event in ("produced", "leased", "completed")],
     ]
-    with directory_broker.look() as seen:
-        for source in (directory_broker.owner, seen):
+    with directory_broker.open_snapshot() as seen:
+        for source in (directory_broker.embedded, seen):
             for queue, name in (("orders", "0-1"), ("dead", "0-0"), ("orders", "0-3")):  # it answers to every id it had
                 assert told(history_of(source, queue, name)) == wanted
         found = history_of(seen, "orders", "0-1")
@@ -59,9 +59,9 @@ def test_an_item_whose_queue_is_gone_keeps_what_is_left_of_its_history(directory
     run_all_turns(directory_broker.broker)
     directory_broker.broker.queue("b").lease(1)[0].complete()
     directory_broker.broker.queue("a").delete()
-    directory_broker.rest()
-    with directory_broker.look() as seen:
-        for source in (directory_broker.owner, seen):
+    directory_broker.run_and_publish()
+    with directory_broker.open_snapshot() as seen:
+        for source in (directory_broker.embedded, seen):
             found = history_of(source, "b", "0-0")
             assert told(found) == [("b", "0-0", "produced"), ("b", "0-0", "leased"), ("b", "0-0", "completed")]
             assert found[0].source.endswith("/0") and len(found[0].source) == 18  # nobody knows the name any more
@@ -75,9 +75,9 @@ def test_an_item_that_went_to_a_deleted_queue(directory_broker: DirectoryBroker)
     directory_broker.broker.redrive("a", to="b")
     run_all_turns(directory_broker.broker)
     directory_broker.broker.queue("b").delete()
-    directory_broker.rest()
-    with directory_broker.look() as seen:
-        for source in (directory_broker.owner, seen):
+    directory_broker.run_and_publish()
+    with directory_broker.open_snapshot() as seen:
+        for source in (directory_broker.embedded, seen):
             assert told(history_of(source, "a", "0-0")) == [("a", "0-0", event) for event in ("produced", "sent", "delivered")]
             assert (
                 source.call(ExplainItem(queue=directory_broker.incarnation("a"), partition=0, offset=0)).why
@@ -94,12 +94,12 @@ def test_a_resized_item_is_followed_to_its_new_partition(directory_broker: Direc
     queue.lease(8).complete()
     run_all_turns(directory_broker.broker)
     queue.lease(8).complete()
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     moved = 0
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         for name in names:
             found = history_of(seen, "orders", name)
-            assert found == history_of(directory_broker.owner, "orders", name)
+            assert found == history_of(directory_broker.embedded, "orders", name)
             assert told(found)[:2] == [("orders", name, "scheduled"), ("orders", name, "due")]
             assert found[-1].event == "completed"
             moved += found[-1].id != name
@@ -111,7 +111,7 @@ def test_events_of_a_partition(directory_broker: DirectoryBroker) -> None:
     fill(queue, 3)
     queue.lease(2).complete()
     incarnation = directory_broker.incarnation("orders")
-    with directory_broker.look() as seen:
+    with directory_broker.open_snapshot() as seen:
         found = list(seen.events(incarnation, 0))
         assert [(event.event, event.offset) for event in found] == [
             *[("produced", offset) for offset in range(3)],

@@ -21,12 +21,12 @@ LEASE_SECONDS = 60
 
 def served(broker: BrokerUnderTest, *names: str) -> list[str]:
     """Everything that queues give out, once whoever held something before the crash has lost it. Nothing stays on its way."""
-    broker.pass_by(LEASE_SECONDS + 10)
+    broker.advance_in_steps(LEASE_SECONDS + 10)
     found: list[str] = []
     for name in names:
         queue = broker.find(name)
         found += [f"{name}: {text}" for text in queue.drain()]
-        broker.pass_by(5)
+        broker.advance_in_steps(5)
     for name in names:
         stats = broker.find(name).stats()
         assert stats.transfers == 0 and stats.moving == 0 and stats.resizing == []
@@ -62,7 +62,7 @@ def test_no_transfer_is_forgotten_when_whoever_runs_a_turn_is_interrupted() -> N
             source.settle("bury", parts, reason="bad", request=b"b")
             broker.turn()
         clock.interrupt_after = None
-        broker.pass_by(10)
+        broker.advance_in_steps(10)
         assert source.stats().transfers == 0, f"interrupted at look {look}"
 
 
@@ -97,7 +97,7 @@ def test_a_dead_letter_arrives_once() -> None:
         before += not done and bool(dead.stats().produced)
         answer = source.settle("bury", start.parts, reason="bad", request=b"b")  # the caller repeats what was not answered
         assert sum(one.done for one in answer) in (0, 3)
-        broker.pass_by(3)
+        broker.advance_in_steps(3)
         letters = origins(dead)
         assert len(letters) == 3 and all(one.queue == "source" and one.reason == "bad" and one.attempts == 1 for one in letters)
         assert served(broker, "source", "dead") == ["dead: a", "dead: b", "dead: c"]
@@ -110,16 +110,16 @@ def test_items_whose_attempts_are_spent_arrive_once_too() -> None:
     def expire(broker: BrokerUnderTest) -> None:
         """Nobody settles anything: three leases, three expiries."""
         for _ in range(2):
-            broker.pass_by(LEASE_SECONDS)
+            broker.advance_in_steps(LEASE_SECONDS)
             broker.find("source").lease()
-        broker.pass_by(LEASE_SECONDS)
+        broker.advance_in_steps(LEASE_SECONDS)
         broker.turn()
 
     for broker, _ in crash_at_each_call(start.place, expire, step=3):
         for _ in range(3):
-            broker.pass_by(LEASE_SECONDS)
+            broker.advance_in_steps(LEASE_SECONDS)
             broker.find("source").lease()
-        broker.pass_by(LEASE_SECONDS + 3)
+        broker.advance_in_steps(LEASE_SECONDS + 3)
         assert [one.attempts for one in origins(broker.find("dead"))] == [3] * 3
         assert served(broker, "source", "dead") == ["dead: a", "dead: b", "dead: c"]
 
@@ -158,14 +158,14 @@ def redrive(broker: BrokerUnderTest) -> None:
 def test_a_redrive_cut_off_and_repeated_moves_everything_once() -> None:
     for broker, _ in crash_at_each_call(with_letters().place, redrive):
         redrive(broker)
-        broker.pass_by(3)
+        broker.advance_in_steps(3)
         assert broker.find("dead").stats().depth == 0
         assert served(broker, "source", "dead") == sorted(f"source: {text}" for text in [*"abcdef", "native"])
 
 
 def test_a_redrive_cut_off_loses_nothing_even_if_nobody_repeats_it() -> None:
     for broker, done in crash_at_each_call(with_letters().place, redrive):
-        broker.pass_by(3)
+        broker.advance_in_steps(3)
         found = [text.partition(": ") for text in served(broker, "source", "dead")]
         assert sorted(text for _, _, text in found) == sorted([*"abcdef", "native"])
         assert not done or {queue for queue, _, _ in found} == {"source"}
@@ -190,7 +190,7 @@ def with_parked_key() -> PreparedDisk:
 def test_a_redriven_item_takes_its_old_place_wherever_it_is_cut_off() -> None:
     for broker, _ in crash_at_each_call(with_parked_key().place, redrive):
         redrive(broker)
-        broker.pass_by(3)
+        broker.advance_in_steps(3)
         assert broker.find("source").drain(10) == ["1", "2", "3"]
         assert served(broker, "source", "dead") == []
 
@@ -214,13 +214,13 @@ def test_a_queue_is_deleted_only_when_what_came_to_it_is_known_to_have_come() ->
         broker = BrokerUnderTest(SimulatedStorage())
         dead, source = broker.create("dead"), broker.create("source")
         source.produce("1", key="k")
-        disk = broker.ground.files  # type: ignore[attr-defined]
+        disk = broker.storage.files  # type: ignore[attr-defined]
         disk.fail(disk.calls + call, errno.EIO)
         with suppress(PenstockError):
             source.call(RedriveItems(items={0: [0]}, to=dead.incarnation))
             broker.delete("dead")
-        disk.mend()
-        broker.pass_by(20)
+        disk.clear_faults()
+        broker.advance_in_steps(20)
         assert source.stats().transfers == 0
         if disk.calls < call:
             return
@@ -259,12 +259,12 @@ def test_completion_and_follow_ups_happen_once_or_not_at_all() -> None:
 
     for broker, done in crash_at_each_call(start.place, complete):
         source = broker.find("source")
-        broker.pass_by(3)
+        broker.advance_in_steps(3)
         finished = source.explain("0-0").state == "completed"
         assert finished or not done
         assert len(broker.find("next").call(ListItems(limit=100))) == (3 if finished else 0), "both or neither"
         assert source.settle("complete", start.parts, **options(broker))[0].done == 1
-        broker.pass_by(3)
+        broker.advance_in_steps(3)
         assert served(broker, "source", "next") == ["next: x", "next: y", "next: z", "source: own"]
 
 
@@ -290,15 +290,15 @@ def with_strays() -> PreparedDisk:
 
 def test_strays_are_forwarded_once_and_in_order() -> None:
     def forward(broker: BrokerUnderTest) -> None:
-        broker.pass_by(1_002)
+        broker.advance_in_steps(1_002)
         broker.find("source").lease(1)
         broker.turn()
 
     on_the_way = 0
     for broker, done in crash_at_each_call(with_strays().place, forward):
         queue = broker.find("source")
-        on_the_way += not done and any(member.state.moving for member in queue.loop.turns.healthy())
-        broker.pass_by(1_002 + LEASE_SECONDS)
+        on_the_way += not done and any(member.state.moving for member in queue.loop.engine.usable())
+        broker.advance_in_steps(1_002 + LEASE_SECONDS)
         found = queue.drain(1)
         assert sorted(found) == ["a1", "a2", "b1", "b2", "c1"]
         assert found.index("a1") < found.index("a2") and found.index("b1") < found.index("b2")

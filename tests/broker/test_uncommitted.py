@@ -26,7 +26,9 @@ def resize(queue: QueueUnderTest, partitions: int) -> SubmittedRequest:
     """Put a resize that shares the next turn with whatever else is put."""
     change = queue.broker._change_shape
     return queue.submit(
-        ResizeRequest(lambda turns: change(turns, lambda entry: partition_layout.resized_layout(entry, partitions)), firm=True)
+        ResizeRequest(
+            lambda turns: change(turns, lambda entry: partition_layout.resized_layout(entry, partitions)), recorded_elsewhere=True
+        )
     )
 
 
@@ -35,7 +37,7 @@ def cut_off(width: int, work: Callable[[QueueUnderTest], object], fault: Fault) 
     files, clock = disk_after(lambda broker: _ignore(broker.create(partitions=width, dedup_window=10**10).produce("warm", key="warm")))
     for call in range(1, 1 << 30):
         broker = BrokerUnderTest(SimulatedStorage(files.copy()), clock=copy.deepcopy(clock))
-        disk = broker.ground.files  # type: ignore[attr-defined]
+        disk = broker.storage.files  # type: ignore[attr-defined]
         queue = broker.find()
         broker.turn()
         disk.fail(disk.calls + call, fault)
@@ -47,11 +49,11 @@ def cut_off(width: int, work: Callable[[QueueUnderTest], object], fault: Fault) 
         except KeyboardInterrupt:
             pass
         done = disk.calls < call
-        disk.mend()
-        broker.pass_by(20)
+        disk.clear_faults()
+        broker.advance_in_steps(20)
         yield broker.find()
         broker.check()
-        broker.broker.close()
+        broker.embedded.close()
         if done or call > 60:
             return
 
@@ -100,12 +102,12 @@ def test_an_answered_lease_outlives_what_fails_after_it(fault: Fault) -> None:
         queue.lease(1).retry()
         held = queue.lease(1)
         assert held.attempts == [2]
-        disk = broker.ground.files  # type: ignore[attr-defined]
+        disk = broker.storage.files  # type: ignore[attr-defined]
         disk.fail(disk.calls + call, fault)
         with suppress(PenstockError, KeyboardInterrupt):
             queue.produce("other", key="other")
-        disk.mend()
-        broker.pass_by(5)
+        disk.clear_faults()
+        broker.advance_in_steps(5)
         assert queue.lease(5).keys in ([], ["other"])
         assert held.complete() == 1
         again = queue.lease(5)
@@ -117,7 +119,7 @@ def test_an_answered_lease_that_was_synced_after_all_is_not_appended_again() -> 
     queue = broker.create(max_attempts=5)
     queue.produce("one", "two", key="customer")
     held = queue.lease(1)
-    partition = queue.loop.turns.members[0].open
+    partition = queue.loop.engine.handles[0].usable_partition
     partition.log.sync()  # it reached the disk, though nobody told the partition so
     before = partition.log.sequence
     partition.reopen()
@@ -134,17 +136,17 @@ def test_an_interrupt_is_nobody_elses_error() -> None:
     for call in range(1, 40):
         broker = BrokerUnderTest(SimulatedStorage())
         queue = broker.create(partitions=3)
-        waiting = queue.waiter(1)
-        disk = broker.ground.files  # type: ignore[attr-defined]
+        waiting = queue.submit_lease(1)
+        disk = broker.storage.files  # type: ignore[attr-defined]
         disk.fail(disk.calls + call, "interrupt")
         asked = [queue.submit(ProduceRequest(batch_of(*[f"{number}:{key}" for key in "abcdef"], keys=[*"abcdef"]))) for number in range(3)]
         with suppress(KeyboardInterrupt):
             broker.turn()
-        disk.mend()
+        disk.clear_faults()
         broker.turn()
         for one in asked:
             assert len(ids_of(one.result, 6)) == 6
-        first = waiting.held
+        first = waiting.leased
         served = [*first.texts]
         first.complete()
         served += queue.drain()
@@ -154,7 +156,7 @@ def test_an_interrupt_is_nobody_elses_error() -> None:
 
 def test_an_interrupt_does_not_hide_a_failed_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken back is not acknowledged, though an interrupt came before anybody was told."""
-    leave, interrupts = PartitionHandle.leave, [True]
+    leave, interrupts = PartitionHandle.start_io, [True]
 
     def interrupted(member: PartitionHandle, job: Callable[[], None] | None = None) -> None:
         if interrupts.pop() if interrupts else False:
@@ -163,15 +165,15 @@ def test_an_interrupt_does_not_hide_a_failed_write(monkeypatch: pytest.MonkeyPat
 
     broker = BrokerUnderTest(SimulatedStorage())
     queue = broker.create()
-    disk = broker.ground.files  # type: ignore[attr-defined]
+    disk = broker.storage.files  # type: ignore[attr-defined]
     disk.fail(disk.calls + 1, errno.EIO)
     asked = queue.submit(ProduceRequest(batch_of("one")))
-    monkeypatch.setattr(PartitionHandle, "leave", interrupted)
+    monkeypatch.setattr(PartitionHandle, "start_io", interrupted)
     with pytest.raises(KeyboardInterrupt):
         broker.turn()
     assert not interrupts
-    disk.mend()
-    broker.pass_by(20)
+    disk.clear_faults()
+    broker.advance_in_steps(20)
     stored = bool(queue.drain())
     with suppress(PenstockError):
         assert all(one.refused is not None or stored for one in asked.result)

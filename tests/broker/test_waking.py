@@ -29,7 +29,7 @@ def waker(
 
 def waiting(queue: QueueUnderTest, **options: object) -> SubmittedRequest:
     """A lease in line that nothing was found for, though the queue had many turns."""
-    asked = queue.waiter(**options)  # type: ignore[arg-type]
+    asked = queue.submit_lease(**options)  # type: ignore[arg-type]
     queue.rig.turn()
     assert not asked.done
     return asked
@@ -56,9 +56,9 @@ def delayed_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRe
     queue.produce("woken")
     queue.lease().retry(delay=5)
     asked = waiting(queue)
-    broker.pass_by(4.9)
+    broker.advance_in_steps(4.9)
     assert not asked.done
-    broker.pass_by(0.1)
+    broker.advance_in_steps(0.1)
     return asked
 
 
@@ -66,9 +66,9 @@ def delayed_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRe
 def schedule(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     queue.produce("woken", at=broker.after(7))
     asked = waiting(queue)
-    broker.pass_by(6.9)
+    broker.advance_in_steps(6.9)
     assert not asked.done
-    broker.pass_by(0.1)
+    broker.advance_in_steps(0.1)
     return asked
 
 
@@ -77,9 +77,9 @@ def lease_expiry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedReq
     queue.produce("woken")
     queue.lease(timeout=10)
     asked = waiting(queue)
-    broker.pass_by(9.9)
+    broker.advance_in_steps(9.9)
     assert not asked.done
-    broker.pass_by(0.1)
+    broker.advance_in_steps(0.1)
     return asked
 
 
@@ -180,9 +180,9 @@ def back_off_of_a_key_that_ends(broker: BrokerUnderTest, queue: QueueUnderTest) 
     queue.produce("woken", "behind", key="k")
     queue.lease().retry(delay=3)
     asked = waiting(queue)
-    broker.pass_by(2.9)
+    broker.advance_in_steps(2.9)
     assert not asked.done
-    broker.pass_by(0.1)
+    broker.advance_in_steps(0.1)
     return asked
 
 
@@ -215,7 +215,7 @@ def cancelled_holder(broker: BrokerUnderTest, queue: QueueUnderTest) -> Submitte
     first = waiting(queue, wait=120)
     asked = waiting(queue, wait=120)
     queue.produce("woken")
-    assert first.held.texts == ["woken"]
+    assert first.leased.texts == ["woken"]
     assert not asked.done
     first.cancel()
     broker.turn()
@@ -227,8 +227,8 @@ def cancelled_holder(broker: BrokerUnderTest, queue: QueueUnderTest) -> Submitte
 def test_a_waiting_lease_is_woken_by(broker: BrokerUnderTest, name: str) -> None:
     queue = broker.create()
     asked = WAKERS[name](broker, queue)
-    assert asked.held.texts == ["woken"]
-    assert asked.held.attempts in ([1], [2])
+    assert asked.leased.texts == ["woken"]
+    assert asked.leased.attempts in ([1], [2])
     assert queue.stats().waiting_consumers == 0
 
 
@@ -246,11 +246,11 @@ def test_nothing_wakes_a_lease_before_its_time(broker: BrokerUnderTest) -> None:
 
     queue.loop.turn = counted  # type: ignore[method-assign]
     start = broker.clock.read().elapsed
-    broker.pass_by(99.9)
+    broker.advance_in_steps(99.9)
     assert not asked.done
     assert len(looked) <= 101, "a date may be stepped, so it is looked at once a second; else nothing happens"
-    broker.pass_by(0.1)
-    assert asked.held.texts == []
+    broker.advance_in_steps(0.1)
+    assert asked.leased.texts == []
     assert looked[-1] == start + 100_000_000
 
 
@@ -258,7 +258,7 @@ def test_nothing_wakes_a_lease_before_its_time(broker: BrokerUnderTest) -> None:
 
 
 def live_produce(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
-    asked = queue.waiter()
+    asked = queue.submit_lease()
     queue.produce("woken")
     return asked
 
@@ -266,7 +266,7 @@ def live_produce(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedReq
 def live_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     queue.produce("woken")
     held = queue.lease()
-    asked = queue.waiter()
+    asked = queue.submit_lease()
     held.retry()
     return asked
 
@@ -274,24 +274,24 @@ def live_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedReque
 def live_delayed_retry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     queue.produce("woken")
     queue.lease().retry(delay=0.05)
-    return queue.waiter()
+    return queue.submit_lease()
 
 
 def live_schedule(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     queue.produce("woken", at=broker.after(0.15))
-    return queue.waiter()
+    return queue.submit_lease()
 
 
 def live_lease_expiry(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     queue.produce("woken")
     queue.lease(timeout=1)
-    return queue.waiter()
+    return queue.submit_lease()
 
 
 def live_dead_letter(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     source = broker.create("source", dead_queue=queue.name)
     source.produce("woken")
-    asked = queue.waiter()
+    asked = queue.submit_lease()
     source.lease().bury()
     return asked
 
@@ -299,7 +299,7 @@ def live_dead_letter(broker: BrokerUnderTest, queue: QueueUnderTest) -> Submitte
 def live_resume(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
     queue.pause(lease=True)
     queue.produce("woken")
-    asked = queue.waiter()
+    asked = queue.submit_lease()
     queue.pause(lease=False)
     return asked
 
@@ -310,16 +310,16 @@ def live_resize(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequ
     held = queue.lease()
     queue.resize(2)
     queue.produce("woken", key=key)
-    asked = queue.waiter()
+    asked = queue.submit_lease()
     held.complete()
     return asked
 
 
 def live_cancelled_holder(broker: BrokerUnderTest, queue: QueueUnderTest) -> SubmittedRequest:
-    first = queue.waiter()
+    first = queue.submit_lease()
     queue.produce("woken")
-    assert first.held.texts == ["woken"]
-    asked = queue.waiter()
+    assert first.leased.texts == ["woken"]
+    asked = queue.submit_lease()
     first.cancel()
     return asked
 
@@ -342,7 +342,7 @@ def test_a_thread_that_waits_is_woken_by(
     threaded_broker: BrokerUnderTest, wake: Callable[[BrokerUnderTest, QueueUnderTest], SubmittedRequest]
 ) -> None:
     queue = threaded_broker.create()
-    assert wake(threaded_broker, queue).held.texts == ["woken"]
+    assert wake(threaded_broker, queue).leased.texts == ["woken"]
 
 
 def test_a_caller_that_sleeps_is_woken_by_another_caller(threaded_broker: BrokerUnderTest) -> None:

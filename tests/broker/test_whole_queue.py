@@ -25,7 +25,7 @@ def rounds(texts: list[str]) -> list[str]:
 
 
 def partitions_of(held: LeasedItems) -> list[int]:
-    return [one.partition for one in held.handed]
+    return [one.partition for one in held.parts_granted]
 
 
 # -- priority -----------------------------------------------------------------------------------------------
@@ -60,12 +60,12 @@ def test_an_urgent_item_comes_next_while_others_wait_in_line(broker: BrokerUnder
     queue = broker.create(partitions=4)
     spread(queue, 4, "patient", 3, priority=8)
     queue.pause(lease=True)
-    line = [queue.waiter(1) for _ in range(3)]
+    line = [queue.submit_lease(1) for _ in range(3)]
     queue.produce("urgent", priority=0)
     queue.pause(lease=False)
     broker.turn()
-    assert line[0].held.texts == ["urgent"]
-    assert [rounds(asked.held.texts) for asked in line[1:]] == [["patient"]] * 2
+    assert line[0].leased.texts == ["urgent"]
+    assert [rounds(asked.leased.texts) for asked in line[1:]] == [["patient"]] * 2
 
 
 def test_waiting_lifts_an_item_over_newer_ones_of_other_partitions(broker: BrokerUnderTest) -> None:
@@ -152,7 +152,7 @@ def test_ages_are_compared_and_not_instants(broker: BrokerUnderTest, how: str) -
         broker.clock.reboot()
     getattr(broker, "restart" if how == "restart" else "kill")()
     queue.open_all()
-    shifts = {member.state.shift for member in queue.loop.turns.healthy()}
+    shifts = {member.state.clock_shift for member in queue.loop.engine.usable()}
     assert len(shifts) > 1, "their times differ"
     queue.produce("last")
     assert queue.drain(2) == ["first", "of partition 2", "of partition 0", "of partition 3", "of partition 1", "last"]

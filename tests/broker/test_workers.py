@@ -148,6 +148,6 @@ def test_workers_are_told_when_the_broker_ends(threaded_broker: BrokerUnderTest)
     def end() -> None:
         produce_all(queue)
         wait_until(lambda: queue.stats().completed > 100)
-        threaded_broker.broker.close()
+        threaded_broker.embedded.close()
 
     run_threads(end, *[worker(number) for number in range(WORKERS)])

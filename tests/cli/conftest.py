@@ -72,13 +72,13 @@ class CommandLine:
         return penstock.open(self.target)
 
     @contextmanager
-    def still(self) -> Iterator[penstock.Broker]:
+    def open_unthreaded(self) -> Iterator[penstock.Broker]:
         """The broker, in which nothing happens by itself; at the end all that was sent has arrived."""
         with penstock.open(self.target, threaded=False) as broker:
             yield broker
             run_all_turns(broker)
 
-    def tree(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         """Every file of the broker."""
         return {str(path.relative_to(self.target)): path.read_bytes() for path in sorted(self.target.rglob("*")) if path.is_file()}
 

@@ -113,9 +113,9 @@ def test_what_our_limits_refuse_is_told(orders_cli: CommandLine, left: LedgerQDi
 
 def test_a_dry_run_stores_nothing(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"one"))
-    before = orders_cli.tree()
+    before = orders_cli.files()
     assert orders_cli.run("import", "ledgerq", str(left), "--queue", "orders", "--dry-run").out == "1 item would be imported\n"
-    assert orders_cli.tree() == before
+    assert orders_cli.files() == before
 
 
 def test_going_on_behind_a_message(orders_cli: CommandLine, left: LedgerQDirectory) -> None:

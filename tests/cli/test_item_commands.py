@@ -13,7 +13,7 @@ from tests.cli.conftest import CommandLine
 @pytest.fixture
 def busy(orders_cli: CommandLine) -> CommandLine:
     """Orders in every state: one of ann's is leased and one waits behind it, one was buried, one is scheduled, one completed."""
-    with orders_cli.still() as broker:
+    with orders_cli.open_unthreaded() as broker:
         orders = broker.queue("orders")
         orders.produce({"n": 0}, kind="order")
         orders.lease().complete()
@@ -48,10 +48,10 @@ LOOKS = [
 def test_looking_writes_nothing_and_takes_no_lock(busy: CommandLine, args: list[str]) -> None:
     with busy.open() as broker:
         broker.queue("orders").stats()
-        before = busy.tree()
+        before = busy.files()
         busy.out(*args)
         busy.json(*args)
-        assert busy.tree() == before
+        assert busy.files() == before
 
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
@@ -215,7 +215,7 @@ def test_what_is_buried_in_place(cli: CommandLine) -> None:
 
 
 def test_redrive_with_a_filter(cli: CommandLine) -> None:
-    with cli.still() as broker:
+    with cli.open_unthreaded() as broker:
         broker.create_queue("dead")
         queue = broker.create_queue("q", dead_queue="dead")
         queue.produce_many([penstock.NewItem(str(number), kind="invoice" if number % 2 else "order") for number in range(6)])

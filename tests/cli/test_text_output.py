@@ -65,7 +65,7 @@ def test_a_plain_table_is_aligned_and_cuts_nothing() -> None:
 
 
 def test_a_table_is_cut_to_the_terminal_but_not_what_must_be_whole() -> None:
-    table = text_output.TextTable(("id", "key", "payload", "token"), [("0-1", "k" * 50, "p" * 90, "t" * 30)], whole=("id", "token"))
+    table = text_output.TextTable(("id", "key", "payload", "token"), [("0-1", "k" * 50, "p" * 90, "t" * 30)], uncut=("id", "token"))
     heading, row = table.lines(80)
     assert len(row) == 80 and row.startswith("0-1  kkk") and row.endswith("  " + "t" * 30)
     assert row.count("…") == 2 and heading.split() == ["id", "key", "payload", "token"]
@@ -76,7 +76,7 @@ def test_a_table_is_cut_to_the_terminal_but_not_what_must_be_whole() -> None:
 
 def test_a_narrow_terminal_goes_without_what_can_be_spared() -> None:
     table = text_output.TextTable(
-        ("id", "a", "b", "count"), [("0-1", "1" * 10, "2" * 10, "7")], right=("a", "b", "count"), whole=("id",), spare=("b", "a")
+        ("id", "a", "b", "count"), [("0-1", "1" * 10, "2" * 10, "7")], right=("a", "b", "count"), uncut=("id",), optional=("b", "a")
     )
     assert table.lines(40)[0].split() == ["id", "a", "b", "count"]
     assert table.lines(30)[0].split() == ["id", "a", "count"]

@@ -77,10 +77,10 @@ def test_every_command_wants_a_broker(cli: CommandLine, path: str) -> None:
 @pytest.mark.parametrize("line", CHANGING)
 def test_what_changes_something_wants_to_be_alone(orders_cli: CommandLine, line: str) -> None:
     with orders_cli.open():
-        before = orders_cli.tree()
+        before = orders_cli.files()
         said = orders_cli.refused(*shlex.split(line), code=4, input="")
         assert "is in use by " in said
-        assert orders_cli.tree() == before
+        assert orders_cli.files() == before
 
 
 @pytest.mark.parametrize("line", [line for line in CHANGING if not line.startswith("queue create")])

@@ -21,9 +21,9 @@ from penstock.words.errors import PenstockError
 class HomeUnderTest:
     """A new broker, and the home under test: of the broker itself, or of somebody who only reaches it."""
 
-    keeps: ClassVar[bool] = True
+    keeps_leases: ClassVar[bool] = True
     """Whether it keeps leases from ending."""
-    waits: ClassVar[bool] = True
+    lease_may_wait: ClassVar[bool] = True
     """Whether a lease may wait in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,8 +60,8 @@ class EncodedHomeUnderTest(HomeUnderTest):
 class InboxHomeUnderTest(HomeUnderTest):
     """A directory that another process owns."""
 
-    keeps = False
-    waits = False
+    keeps_leases = False
+    lease_may_wait = False
 
     def open(self, folder: Path) -> Home:
         client = InboxClient.open(self.target(folder))

@@ -101,13 +101,13 @@ SAMPLES: list[Operation[Any]] = [
     FindOffsets(queue=1, at="oldest"),
     FindOffsets(queue=1, at=1_700_000_000_000_000),
     ListCursors(queue=1),
-    MoveCursor(queue=1, name="c", to={0: 5}, onward=True),
+    MoveCursor(queue=1, name="c", to={0: 5}, forward_only=True),
     ReleaseCursor(queue=1, name="c"),
     TakeGrant(queue=1, stream="s", run="r", done=0, want=5, per_key=1, timeout=SECOND),
-    RenewStream(queue=1, stream="s", run="r", timeout=SECOND, again=3),
+    RenewStream(queue=1, stream="s", run="r", timeout=SECOND, reset_after=3),
     EndStream(queue=1, stream="s", run="r"),
     ReadGrant(queue=1, stream="s", number=3),
-    FailGranted(queue=1, action="bury", lots=[("why", {0: [1]})], delay=3),
+    FailGranted(queue=1, action="bury", groups=[("why", {0: [1]})], delay=3),
     PublishWrite(queue=1, write="w", source="s", number=1, parts=[StagedPart("p", 1, 2)]),
     FindWrite(queue=1, source="s", number=1),
 ]
@@ -242,7 +242,7 @@ def test_a_repeated_request_adds_nothing(home: Home) -> None:
     operation = ProduceItems(queue=queue, batch=items(["a"]), request=b"once")
     (first,), (second,) = home.call(operation), home.call(operation)
     assert first.stored is not None and second.stored is not None
-    assert (first.stored.offsets, first.stored.again) == (range(1), False) and second.stored.again
+    assert (first.stored.offsets, first.stored.repeated) == (range(1), False) and second.stored.repeated
     assert home.call(ReadStats(queue=queue)).produced == 1
 
 
@@ -312,9 +312,9 @@ def test_items_are_read_and_a_cursor_is_kept(home: Home) -> None:
     assert home.call(FindOffsets(queue=queue, at="newest")) == {0: 3}
     assert home.call(FindOffsets(queue=queue, at=1)) == {0: 0}
     page = home.call(ReadItems(queue=queue, start={0: 1}, limit=10))
-    assert [payload for _, part in page.items for payload in part.batch.payloads] == [b"b", b"c"] and page.behind == {0: 3}
+    assert [payload for _, part in page.items for payload in part.batch.payloads] == [b"b", b"c"] and page.next_offsets == {0: 3}
     home.call(MoveCursor(queue=queue, name="audit", to={0: 2}))
-    home.call(MoveCursor(queue=queue, name="audit", to={0: 1}, onward=True))
+    home.call(MoveCursor(queue=queue, name="audit", to={0: 1}, forward_only=True))
     assert home.call(ListCursors(queue=queue)) == {"audit": {0: 2}}
     home.call(ReleaseCursor(queue=queue, name="audit"))
     assert home.call(ListCursors(queue=queue)) == {}
@@ -326,7 +326,7 @@ def test_the_log_tells_what_is_published(home: Home) -> None:
     queue = create(home)
     produce(home, queue, "a", "b")
     with closing(home.log(queue, 0)) as log:
-        published = log.published()
+        published = log.readable_range()
         assert (published.start, published.end) == (0, 2) and published.sequence > 0
         assert len([*log.frames()]) >= 2
 
@@ -348,7 +348,7 @@ def test_a_stream_takes_grants_and_completes_them(home: Home) -> None:
     assert (taken.grant, taken.items, taken.ready) == (1, 2, 1)
     home.call(RenewStream(**stream))  # type: ignore[arg-type]
     assert home.call(ReadGrant(queue=queue, stream="s", number=1)).items == 2
-    assert home.call(FailGranted(queue=queue, action="bury", lots=[("bad", {0: [1, 2]})])) == (1, [(0, 2)])
+    assert home.call(FailGranted(queue=queue, action="bury", groups=[("bad", {0: [1, 2]})])) == (1, [(0, 2)])
     last = home.call(TakeGrant(done=1, want=0, per_key=1, **stream))  # type: ignore[arg-type]
     assert (last.grant, last.items) == (1, 0)
     stats = home.call(ReadStats(queue=queue))
@@ -363,15 +363,15 @@ def test_a_staged_write_becomes_items_once(ground: HomeUnderTest) -> None:
     assert home.call(query) == "unknown"
     for again in (False, True):
         write, staging = write_name(ground.owner.clock.read().wall), home.staging()
-        staging.begin(write)
-        writer = staging.writer(write, "part-0", queue)
+        staging.begin_write(write)
+        writer = staging.part_writer(write, "part-0", queue)
         writer.add(encode([Produced(0, items(["a", "b"]))], Moment(0, 0)))
         part = writer.finish()
         home.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[part]))
         while home.call(query) == "waiting":
-            ground.owner.inbox.look()
+            ground.owner.inbox.process()
         assert home.call(query) == "adopted", f"again: {again}"
-    ground.owner.inbox.look()
+    ground.owner.inbox.process()
     assert home.call(ReadStats(queue=queue)).produced == 2
 
 
@@ -394,11 +394,11 @@ def test_submit_without_anybody_who_waits_is_done_all_the_same(ground: HomeUnder
     produce(home, queue, "a")
     home.submit(MoveCursor(queue=queue, name="audit", to={0: 1}))
     while home.call(ListCursors(queue=queue)) != {"audit": {0: 1}}:
-        ground.owner.inbox.look()
+        ground.owner.inbox.process()
 
 
 def test_a_lease_that_waits_is_answered_or_given_up(ground: HomeUnderTest) -> None:
-    if not ground.waits:
+    if not ground.lease_may_wait:
         return
     home, queue = ground.home, create(ground.home)
     answers: SimpleQueue[Any] = SimpleQueue()
@@ -416,7 +416,7 @@ def test_a_lease_is_kept_until_it_is_let_go(ground: HomeUnderTest) -> None:
     home, queue = ground.home, create(ground.home)
     produce(home, queue, "a")
     handed = lease(home, queue)
-    if not ground.keeps:
+    if not ground.keeps_leases:
         with pytest.raises(PenstockError):
             home.keep(queue, handed.partition, handed.granted.lease)
         return
@@ -469,8 +469,8 @@ def test_a_write_whose_parts_are_gone_is_not_published(ground: HomeUnderTest) ->
     """Else its items would be taken for stored."""
     home, queue, staging = ground.home, create(ground.home), ground.home.staging()
     write = write_name(ground.owner.clock.read().wall)
-    staging.begin(write)
-    writer = staging.writer(write, "part-0", queue)
+    staging.begin_write(write)
+    writer = staging.part_writer(write, "part-0", queue)
     writer.add(encode([Produced(0, items(["a"]))], Moment(0, 0)))
     part = writer.finish()
     staging.abandon(write)

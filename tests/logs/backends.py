@@ -112,7 +112,7 @@ class FileLogBackend(LogBackend):
 
     def reopen(self, log: Log) -> Log:
         if isinstance(log, FileLog):
-            log.abandon()
+            log.close_without_sync()
         self._directory.close()
         self._directory = FileStore.open([self._root], files=self.files)
         return self.open(log.incarnation, log.partition)

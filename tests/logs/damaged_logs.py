@@ -39,7 +39,7 @@ def flip_frames_with(files: SimulatedFiles, *contents: bytes) -> None:
     """Damage the frames that hold these bytes."""
     for content in contents:
         path = next(path for path in segments(files) if content in files.content(path))
-        files.flip(path, 8 * files.content(path).index(content))
+        files.flip_bit(path, 8 * files.content(path).index(content))
 
 
 def remove(files: SimulatedFiles, paths: list[str]) -> None:
@@ -48,12 +48,12 @@ def remove(files: SimulatedFiles, paths: list[str]) -> None:
 
 
 def cut(files: SimulatedFiles, path: str, size: int) -> None:
-    files.plant(path, files.content(path)[:size])
+    files.put_file(path, files.content(path)[:size])
 
 
 def zero(files: SimulatedFiles, path: str, start: int, stop: int) -> None:
     content = files.content(path)
-    files.plant(path, content[:start] + bytes(stop - start) + content[stop:])
+    files.put_file(path, content[:start] + bytes(stop - start) + content[stop:])
 
 
 def lose_position(files: SimulatedFiles) -> None:
@@ -87,7 +87,7 @@ def damaged(name: str, seed: int = 0) -> SimulatedFiles:
     DAMAGES[name](files)
     for path, data in files.contents().items():
         if not path.endswith("/"):
-            files.plant(path, data)
+            files.put_file(path, data)
     return files
 
 
@@ -124,7 +124,7 @@ def check_goes_on(files: SimulatedFiles) -> None:
     """The log takes more, where it ended."""
     log = open_log(files)
     gaps = [gap for gap in log.recover() if isinstance(gap, Gap)]
-    assert all(gap.mended for gap in gaps)
+    assert all(gap.repaired for gap in gaps)
     assert not log.wants_base
     end = log.sequence
     log.append([items_draft(STOP + 4, STOP + 5)])

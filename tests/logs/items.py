@@ -38,7 +38,7 @@ def batch(start: int, stop: int) -> Batch:
         priorities=bytes(offset % 10 for offset in offsets),
         ats=[offset if offset % 7 == 0 else 0 for offset in offsets],
         dedups=[routing.digest(b"%d" % offset) if offset % 4 == 0 else None for offset in offsets],
-    ).compact()
+    ).drop_empty_columns()
 
 
 def items_draft(start: int, stop: int, wall: int = START, *, request: bytes | None = None) -> Draft:
@@ -91,7 +91,7 @@ def payloads(frame: ComparableFrame) -> dict[int, bytes]:
     """By offset. Each item must be as it was produced, plain or not, or blank."""
     found, content = FrameColumns(Frame(*frame[:-1], memoryview(frame.body))), {}
     for offset in range(found.base, found.stop):
-        one = found.batch(offset, offset + 1).compact()
+        one = found.batch(offset, offset + 1).drop_empty_columns()
         assert one in (batch(offset, offset + 1), Batch([payload(offset)]), Batch([b""])), f"{offset} is {one}"
         content[offset] = one.payloads[0]
     return content

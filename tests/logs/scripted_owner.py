@@ -63,11 +63,11 @@ def open_log(files: SimulatedFiles, durability: Durability = "fsync") -> FileLog
 class ScriptedOwner:
     """Runs steps on a log and keeps account: groups in `promised` are synced; those in `offered` were appended after them."""
 
-    def __init__(self, files: SimulatedFiles, promised: Groups = (), offered: Groups = ()) -> None:
+    def __init__(self, files: SimulatedFiles, synced: Groups = (), unsynced: Groups = ()) -> None:
         """`promised` and `offered` are what an owner before this one left."""
         self.files = files
-        self.promised = list(promised)
-        self.offered = list(offered)
+        self.synced = list(synced)
+        self.unsynced = list(unsynced)
         self.failures: list[str] = []
         self.log: FileLog
 
@@ -96,7 +96,7 @@ class ScriptedOwner:
             self._do(Step("rotate", [base_draft(0, b"wanted")]))
 
     def _go_back(self, verb: str) -> None:
-        before = len(self.promised)
+        before = len(self.synced)
         try:
             self.log.reset()
             self._recover()
@@ -105,40 +105,40 @@ class ScriptedOwner:
             self._open()
         else:
             # These two sync before they do what may fail, so they alone may leave behind more than was promised.
-            extra = [group for group in self.promised[before:] if group[0].parts != (b"wanted",)]
+            extra = [group for group in self.synced[before:] if group[0].parts != (b"wanted",)]
             assert verb in ("rotate", "checkpoint") or not extra, f"{verb} failed and was stored all the same"
 
     def _believe(self) -> None:
         """What the log shows is from now on what it promised: everything promised before, and of the rest some first groups, whole."""
         stored = comparable(self.log.frames())
-        self.promised = groups_stored(stored, self.promised, self.offered)
-        self.offered = []
+        self.synced = groups_stored(stored, self.synced, self.unsynced)
+        self.unsynced = []
 
     def _do(self, step: Step) -> None:
-        group = with_offsets(step.drafts, next_offset(self.promised + self.offered))
+        group = with_offsets(step.drafts, next_offset(self.synced + self.unsynced))
         match step.verb:
             case "append":
-                self.offered.append(group)
+                self.unsynced.append(group)
                 self.log.append(group)
             case "sync":
                 self.log.sync()
                 self._promise()
             case "rotate":
-                self.offered.append(group)
+                self.unsynced.append(group)
                 self.log.rotate(group[0])
                 self._promise()
             case "checkpoint":
-                self.log.write_checkpoint(CHECKPOINT, 1, 2, next_offset(self.promised + self.offered))
+                self.log.write_checkpoint(CHECKPOINT, 1, 2, next_offset(self.synced + self.unsynced))
                 self._promise()
             case "read":
                 self._read_everything()
 
     def _promise(self) -> None:
-        self.promised += self.offered
-        self.offered = []
+        self.synced += self.unsynced
+        self.unsynced = []
 
     def _read_everything(self) -> None:
-        groups = self.promised + self.offered
+        groups = self.synced + self.unsynced
         wanted = [frame for frame in expected(chain(*groups)) if frame.type is FrameType.DATA]
         assert comparable(self.log.read(0, next_offset(groups))) == wanted
 
@@ -151,7 +151,7 @@ def with_offsets(drafts: Sequence[Draft], offset: int) -> list[Draft]:
     """The drafts with the offsets they get when the next one to be given is `offset`."""
     group = []
     for step in drafts:
-        group.append(step._replace(base=offset))
+        group.append(step._replace(base_offset=offset))
         offset += step.count if step.type is FrameType.DATA else 0
     return group
 

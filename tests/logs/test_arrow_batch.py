@@ -104,18 +104,18 @@ TEXT_PAYLOADS = st.lists(st.text(max_size=5), min_size=1, max_size=9).map(lambda
 def expected(table: Any) -> tuple[int, int, bytes]:
     (batch,) = from_arrow(table)
     draft = encode([Produced(0, batch)], NOW)
-    return draft.count, draft.columns, b"".join(draft.parts)
+    return draft.count, draft.column_bits, b"".join(draft.parts)
 
 
 def drafted(sheet: ArrowBatch) -> tuple[int, int, bytes]:
     draft = sheet.draft(NOW)
-    assert draft.type is FrameType.DATA and (draft.base, draft.elapsed, draft.wall) == (0, 12, 34)
+    assert draft.type is FrameType.DATA and (draft.base_offset, draft.elapsed, draft.wall) == (0, 12, 34)
     assert all(len(memoryview(part).cast("B")) == len(part) for part in draft.parts)  # the log counts their bytes so
-    return draft.count, draft.columns, b"".join(draft.parts)
+    return draft.count, draft.column_bits, b"".join(draft.parts)
 
 
 def sheet_of(table: Any) -> ArrowBatch:
-    return ArrowBatch.of(read_columns(table))
+    return ArrowBatch.from_columns(read_columns(table))
 
 
 @given(tables().map(lambda case: case[0]) | TEXT_PAYLOADS)
@@ -127,7 +127,7 @@ def test_a_draft_is_what_a_batch_would_be_byte_for_byte(table: Any) -> None:
 def test_a_cut_of_a_sheet_is_the_sheet_of_a_cut(table: Any, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, table.num_rows - 1))
     stop = data.draw(st.integers(start + 1, table.num_rows))
-    assert drafted(sheet_of(table).cut(start, stop)) == expected(table.slice(start, stop - start))
+    assert drafted(sheet_of(table).slice(start, stop)) == expected(table.slice(start, stop - start))
     assert drafted(sheet_of(table.slice(start, stop - start))) == expected(table.slice(start, stop - start))
 
 
@@ -147,7 +147,7 @@ def test_a_table_in_many_pieces_and_sheets_joined(pieces: list[Any]) -> None:
 @given(tables().map(lambda case: case[0]))
 def test_a_frame_can_be_made_a_sheet_again(table: Any) -> None:
     draft = sheet_of(table).draft(NOW)
-    assert drafted(ArrowBatch.read(framed(draft))) == (draft.count, draft.columns, b"".join(draft.parts))
+    assert drafted(ArrowBatch.from_frame(framed(draft))) == (draft.count, draft.column_bits, b"".join(draft.parts))
 
 
 def test_what_lies_under_a_null_is_not_stored() -> None:
@@ -167,28 +167,28 @@ def test_homes_are_where_producing_would_store_the_items(table: Any) -> None:
         OWNERS[dedup_slot(name)] if name is not None else ANY_PARTITION if key is None else OWNERS[key_id(key) & SLOT_MASK]
         for key, name in zip(keys, names, strict=True)
     ]
-    assert sheet_of(table).homes(OWNERS).to_pylist() == meant
-    assert sheet_of(table).homes(slots.first_map([7]).owners).to_pylist() == [7] * len(batch)
+    assert sheet_of(table).partitions(OWNERS).to_pylist() == meant
+    assert sheet_of(table).partitions(slots.first_map([7]).owners).to_pylist() == [7] * len(batch)
 
 
 def test_a_dedup_id_without_a_key_has_a_home() -> None:
     table = pa.table({"payload": [b"x"], "dedup": ["once"]})
-    assert sheet_of(table).homes(OWNERS).to_pylist() == [OWNERS[dedup_slot(dedup_digest(None, b"once"))]]
+    assert sheet_of(table).partitions(OWNERS).to_pylist() == [OWNERS[dedup_slot(dedup_digest(None, b"once"))]]
 
 
 def test_frames_hold_no_more_than_a_batch_may() -> None:
-    assert sheet_of(pa.table({"payload": pa.repeat(pa.scalar(b"x"), 25_000)})).steps() == [0, 10_000, 20_000, 25_000]
+    assert sheet_of(pa.table({"payload": pa.repeat(pa.scalar(b"x"), 25_000)})).frame_boundaries() == [0, 10_000, 20_000, 25_000]
 
 
 def test_frames_hold_no_more_bytes_than_a_batch_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_batch, "MAX_BATCH_BYTES", 10)
-    assert sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 10, b""]})).steps() == [0, 2, 3, 5]
+    assert sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 10, b""]})).frame_boundaries() == [0, 2, 3, 5]
 
 
 def test_frames_can_be_asked_to_hold_fewer_bytes() -> None:
     sheet = sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 99, b""]}))
-    assert sheet.steps(10) == [0, 2, 3, 4, 5]  # an item alone may be larger
-    assert sheet.steps(3) == [0, 1, 2, 3, 4, 5]
+    assert sheet.frame_boundaries(10) == [0, 2, 3, 4, 5]  # an item alone may be larger
+    assert sheet.frame_boundaries(3) == [0, 1, 2, 3, 4, 5]
     assert batch_boundaries(pa.array([], pa.int64()), 10) == [0]
 
 

@@ -126,7 +126,7 @@ def test_records_of_all_kinds_come_back_in_their_order() -> None:
 
 def test_neighbours_share_a_frame_and_frames_say_where_they_stand() -> None:
     mixed: list[Record] = [SAMPLES[0], produced(7, b"a"), produced(8, b"b", b"c"), SAMPLES[1], SAMPLES[2]]
-    frames = [(draft.type, draft.base, draft.count) for draft in codec.encode_records(mixed, NOW, 10)]
+    frames = [(draft.type, draft.base_offset, draft.count) for draft in codec.encode_records(mixed, NOW, 10)]
     assert frames == [(FrameType.STATE, 7, 1), (FrameType.DATA, 7, 3), (FrameType.STATE, 10, 2)]
 
 
@@ -138,9 +138,9 @@ def test_key_ids_are_packed_eight_bytes_each() -> None:
 def history() -> tuple[State, list[Frame]]:
     partition = PartitionUnderTest(MemoryPartitionBackend())
     write_every_record(partition)
-    log = partition.partition.log
+    log = partition.wrapped.log
     assert isinstance(log, MemoryLog)
-    return partition.partition.state, log.kept
+    return partition.wrapped.state, log.kept
 
 
 def test_an_outline_tells_replay_all_it_needs() -> None:
@@ -173,7 +173,7 @@ def test_a_frame_that_makes_no_sense_is_refused_with_a_word_on_what_to_do(body: 
 def test_a_column_from_a_newer_penstock_is_refused() -> None:
     [frame] = [framed(draft) for draft in codec.encode_records([produced(0, b"a")], NOW, 1)]
     with pytest.raises(CorruptLog, match="; use a newer Penstock"):
-        codec.decode_frame(frame._replace(columns=columns.KNOWN + 1))
+        codec.decode_frame(frame._replace(column_bits=columns.KNOWN + 1))
 
 
 def test_a_field_added_at_the_end_by_a_newer_penstock_is_passed_over() -> None:
@@ -183,4 +183,4 @@ def test_a_field_added_at_the_end_by_a_newer_penstock_is_passed_over() -> None:
 
 def test_a_base_is_a_frame_of_its_own() -> None:
     draft = codec.base_draft(b"state", NOW, 7)
-    assert (draft.type, draft.base, draft.count, draft.parts) == (FrameType.BASE, 7, 1, [b"state"])
+    assert (draft.type, draft.base_offset, draft.count, draft.parts) == (FrameType.BASE, 7, 1, [b"state"])

@@ -40,7 +40,13 @@ def encoded(*records: Produced) -> Frame:
 @given(batches(), st.integers(0, 1 << 40))
 def test_a_batch_comes_back_as_it_was(batch: Batch, base: int) -> None:
     frame = encoded(Produced(base, batch))
-    assert (frame.type, frame.base, frame.count, frame.elapsed, frame.wall) == (FrameType.DATA, base, len(batch), NOW.elapsed, NOW.wall)
+    assert (frame.type, frame.base_offset, frame.count, frame.elapsed, frame.wall) == (
+        FrameType.DATA,
+        base,
+        len(batch),
+        NOW.elapsed,
+        NOW.wall,
+    )
     assert FrameColumns(frame).batch() == batch
 
 
@@ -55,7 +61,7 @@ def test_every_combination_of_columns_comes_back(size: int) -> None:
 def test_a_part_of_a_frame_is_that_part_of_the_batch(batch: Batch, start: int, stop: int) -> None:
     start, stop = sorted((start % len(batch), stop % len(batch) + 1))
     columns = FrameColumns(encoded(Produced(100, batch)))
-    assert columns.batch(100 + start, 100 + stop) == batch.pick(range(start, stop))
+    assert columns.batch(100 + start, 100 + stop) == batch.take(range(start, stop))
     assert columns.payloads(100 + start, 100 + stop) == list(batch.payloads[start:stop])
 
 
@@ -76,8 +82,8 @@ def test_produces_of_one_frame_come_back_apart_with_what_is_remembered_of_them(s
 @given(batches(), st.data())
 def test_places_come_back_in_an_outline_too(batch: Batch, data: st.DataObject) -> None:
     places = data.draw(st.none() | st.lists(st.integers(0, 1 << 60), min_size=2))
-    [outline] = FrameColumns(encoded(Produced(9, batch, places=places))).records(outline=True)
-    assert (outline.base, len(outline.batch), outline.places) == (9, len(batch), places)
+    [outline] = FrameColumns(encoded(Produced(9, batch, replaced=places))).records(outline=True)
+    assert (outline.base, len(outline.batch), outline.replaced) == (9, len(batch), places)
 
 
 def test_a_part_without_places_is_read_as_it_was_written_before_there_were_any() -> None:
@@ -93,13 +99,13 @@ def test_a_part_without_places_is_read_as_it_was_written_before_there_were_any()
 @given(batches(), st.data())
 def test_a_trimmed_frame_has_what_is_kept_as_it_was_and_nothing_of_the_rest(batch: Batch, data: st.DataObject) -> None:
     kept = sorted(data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1)))
-    draft = trim_frame(encoded(Produced(50, batch, bytes(16), places=[50, 7])), RunSet(from_offsets(50 + index for index in kept)))
+    draft = trim_frame(encoded(Produced(50, batch, bytes(16), replaced=[50, 7])), RunSet(from_offsets(50 + index for index in kept)))
     assert draft is not None
     [record] = FrameColumns(framed(draft)).records()
-    assert (record.base, record.request, record.places) == (50 + kept[0], None, None)
-    assert record.batch.pick([index - kept[0] for index in kept]).compact() == batch.pick(kept).compact()
+    assert (record.base, record.request, record.replaced) == (50 + kept[0], None, None)
+    assert record.batch.take([index - kept[0] for index in kept]).drop_empty_columns() == batch.take(kept).drop_empty_columns()
     others = sorted(set(range(kept[0], kept[-1])) - set(kept))
-    blank = record.batch.pick([index - kept[0] for index in others]).compact()
+    blank = record.batch.take([index - kept[0] for index in others]).drop_empty_columns()
     assert blank == Batch([b""] * len(others))
 
 

@@ -109,7 +109,7 @@ def test_an_empty_log_has_nothing(home: LogBackend) -> None:
     assert (log.incarnation, log.partition) == (INCARNATION, PARTITION)
     assert comparable(log.recover()) == comparable(log.frames()) == comparable(log.read(0, 100)) == []
     assert not log.unsynced
-    assert log.notes == []
+    assert log.findings == []
 
 
 # -- sequences, groups, syncs ------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_any_range_in_any_order(new_home: NewHome, counts: list[int], data: st.D
     for number, step in enumerate(drafts):
         log.append([step])
         if number % 9 == 8:
-            log.rotate(base_draft(step.base + step.count))
+            log.rotate(base_draft(step.base_offset + step.count))
     frames = [frame for frame in comparable(log.frames()) if frame.type is FrameType.DATA]
     assert [frame.body for frame in frames] == [step.parts[0] for step in drafts]
     for _ in range(8):

@@ -29,7 +29,7 @@ class OwnerWithoutFsync:
         self.files.fail(call, "halt")
         with contextlib.suppress(Halt):
             self._live(self.open())
-        self.files.mend()
+        self.files.clear_faults()
 
     def open(self) -> FileLog:
         return open_log(self.files, self.durability)
@@ -41,7 +41,7 @@ class OwnerWithoutFsync:
             log.sync()
             self.synced = len(self.appended)
             if turn % 3 == 2:
-                log.flush()
+                log.force_sync()
                 self.flushed = self.synced
             if turn == 5:
                 self.appended.append(with_offsets([base_draft(0)], 3 * turn + 3))
@@ -104,5 +104,5 @@ def test_syncing_does_not_reach_for_the_disk(durability: Durability) -> None:
     assert set(calls) == {"write"}
     log.publish()
     assert files.trace[-1].split()[1] == "pwrite"
-    log.flush()
+    log.force_sync()
     assert " sync " in " ".join(list(files.trace)[-3:])

@@ -25,7 +25,7 @@ def calls_of_a_life() -> int:
     owner = ScriptedOwner(files)
     owner.run()
     assert owner.failures == []
-    check_survivors(files.copy(), owner.promised, owner.offered)
+    check_survivors(files.copy(), owner.synced, owner.unsynced)
     return files.calls
 
 
@@ -47,9 +47,9 @@ def test_any_call_may_fail(how: str) -> None:
     for call in range(1, calls_of_a_life() + 1):
         owner = lived_until(call, FAULTS[how])
         seen.update(owner.failures)
-        check_survivors(owner.files.copy(), owner.promised, owner.offered)
+        check_survivors(owner.files.copy(), owner.synced, owner.unsynced)
         owner.files.crash()
-        check_survivors(owner.files, owner.promised, owner.offered)
+        check_survivors(owner.files, owner.synced, owner.unsynced)
     if how in ("EIO", "ENOSPC"):
         assert len(seen) > 1
         assert all("; " in message for message in seen), "an error says what is wrong; and what to do"
@@ -60,13 +60,13 @@ def test_the_power_may_be_cut_at_any_call(seed: int) -> None:
     for call in range(1, calls_of_a_life() + 1):
         owner = lived_until(call, "halt", seed)
         owner.files.crash()
-        check_survivors(owner.files, owner.promised, owner.offered)
+        check_survivors(owner.files, owner.synced, owner.unsynced)
 
 
 def test_the_process_may_be_killed_at_any_call() -> None:
     for call in range(1, calls_of_a_life() + 1):
         owner = lived_until(call, "halt", seed=call)
-        check_survivors(owner.files, owner.promised, owner.offered)
+        check_survivors(owner.files, owner.synced, owner.unsynced)
 
 
 @pytest.mark.parametrize("ahead", range(1, 13))
@@ -78,7 +78,7 @@ def test_what_was_found_after_a_failure_and_a_kill_is_found_again_after_a_power_
         files.fail(call + ahead, "halt")
         with suppress(Halt):
             ScriptedOwner(files).run()
-        files.mend()
+        files.clear_faults()
         log = open_log(files)
         list(log.recover())
         found = comparable(log.frames())

@@ -39,7 +39,7 @@ from penstock.words.errors import CorruptLog, InvalidRequest
 from tests.logs.backends import INCARNATION, PARTITION, base_draft, comparable, draft, expected
 from tests.logs.scripted_owner import FOLDER, open_log
 
-DRAFT = Draft(FrameType.DATA, base=5, count=2, columns=3, elapsed=-7, wall=1_767_225_600_000_000, parts=[b"abc", b"defg"])
+DRAFT = Draft(FrameType.DATA, base_offset=5, count=2, column_bits=3, elapsed=-7, wall=1_767_225_600_000_000, parts=[b"abc", b"defg"])
 
 
 def encoded(draft: Draft, flags: int = 0, compression: bool = True) -> bytes:
@@ -117,7 +117,7 @@ def test_a_compressed_body_of_another_size_than_claimed_is_damage(claimed: int) 
 
 
 @pytest.mark.parametrize(
-    "wrong", [DRAFT._replace(base=-1), DRAFT._replace(count=1 << 32), DRAFT._replace(columns=-1), DRAFT._replace(wall=1 << 63)]
+    "wrong", [DRAFT._replace(base_offset=-1), DRAFT._replace(count=1 << 32), DRAFT._replace(column_bits=-1), DRAFT._replace(wall=1 << 63)]
 )
 def test_a_number_that_does_not_fit_is_refused_and_nothing_added(wrong: Draft) -> None:
     vector: list[Buffer] = []
@@ -132,11 +132,11 @@ NOISE = random.Random(1).randbytes(len(TEXT))
 
 def attempts(compressor: Compressor, body: bytes, times: int) -> int:
     """How often a body that compresses was stored compressed."""
-    return sum(compressor.shrink([body], len(body)) is not None for _ in range(times))
+    return sum(compressor.compress([body], len(body)) is not None for _ in range(times))
 
 
 def test_what_shrinks_comes_back_as_it_was() -> None:
-    packed = Compressor().shrink([TEXT[:100], TEXT[100:]], len(TEXT))
+    packed = Compressor().compress([TEXT[:100], TEXT[100:]], len(TEXT))
     assert packed is not None
     assert len(packed) < len(TEXT) // 10
     assert decompress(memoryview(packed), len(TEXT)) == TEXT
@@ -146,7 +146,7 @@ def test_noise_is_stored_as_it_is_and_soon_not_even_looked_at() -> None:
     compressor = Compressor()
     assert attempts(compressor, NOISE, 5_000) == 0
     # It is skipping now: even text is stored as it is, until the next look, after which it is compressed every time.
-    results = [compressor.shrink([TEXT], len(TEXT)) is not None for _ in range(MAX_SKIPPED + 1)]
+    results = [compressor.compress([TEXT], len(TEXT)) is not None for _ in range(MAX_SKIPPED + 1)]
     assert results.count(False) > MAX_SKIPPED // 4
     assert results == sorted(results)
     assert attempts(compressor, TEXT, 10) == 10
@@ -154,12 +154,12 @@ def test_noise_is_stored_as_it_is_and_soon_not_even_looked_at() -> None:
 
 def test_a_saving_below_five_percent_is_not_taken() -> None:
     mostly_noise = NOISE[:980] + bytes(20)
-    assert Compressor().shrink([mostly_noise], 1000) is None
-    assert Compressor().shrink([NOISE[:900] + bytes(100)], 1000) is not None
+    assert Compressor().compress([mostly_noise], 1000) is None
+    assert Compressor().compress([NOISE[:900] + bytes(100)], 1000) is not None
 
 
 def test_what_expands_to_another_size_is_refused() -> None:
-    packed = Compressor().shrink([bytes(1 << 20)], 1 << 20)
+    packed = Compressor().compress([bytes(1 << 20)], 1 << 20)
     assert packed is not None
     assert decompress(memoryview(packed), 1000) is None
     assert decompress(memoryview(packed), (1 << 20) + 1) is None
@@ -168,7 +168,7 @@ def test_what_expands_to_another_size_is_refused() -> None:
     assert decompress(memoryview(b"not zstd at all"), 10) is None
 
 
-LOST = Gap(3, 5, 10, 17, "elsewhere", "a frame body does not match its checksum", mended=True)
+LOST = Gap(3, 5, 10, 17, "elsewhere", "a frame body does not match its checksum", repaired=True)
 
 
 def packed(kind: int, flags: int, count: int, sequence: int, base: int, body: bytes) -> bytes:
@@ -203,10 +203,10 @@ def planted(*pieces: bytes) -> list[Frame | Gap]:
     log.rotate(base_draft(17))
     log.close()
     path = f"{FOLDER}/{0:020}-{1:020}.log"
-    files.plant(path, files.content(path) + b"".join(pieces))
+    files.put_file(path, files.content(path) + b"".join(pieces))
     newer = f"{FOLDER}/{17:020}-"
     (old,) = [path for path in files.contents() if path.startswith(newer) and path.endswith(".log")]
-    files.plant(f"{newer}{6:020}.log", packed(3, 8, 1, 6, 17, b"the whole state"))
+    files.put_file(f"{newer}{6:020}.log", packed(3, 8, 1, 6, 17, b"the whole state"))
     for gone in (old, old.removesuffix(".log") + ".idx", f"{FOLDER}/synced"):
         files.remove(gone)
     log = open_log(files)
@@ -217,7 +217,7 @@ def planted(*pieces: bytes) -> list[Frame | Gap]:
 def test_without_them_a_hole_is_damage() -> None:
     (gap,) = [found for found in planted() if isinstance(found, Gap)]
     assert gap[:4] == (3, 5, 10, 17)
-    assert not gap.mended
+    assert not gap.repaired
 
 
 def test_a_skip_accounts_for_a_hole_and_is_not_handed_out() -> None:
@@ -242,7 +242,7 @@ def test_a_gap_is_handed_out_as_one() -> None:
 def test_new_damage_before_a_gap_is_told_besides() -> None:
     later = packed(5, 8, 1, 5, 17, msgspec.msgpack.encode([5, 5, 15, 17, "why"]))
     gaps = [one for one in planted(bytes(80), later) if isinstance(one, Gap)]
-    assert [(*gap[:4], gap.mended) for gap in gaps] == [(3, 4, 10, 15, False), (5, 5, 15, 17, True)]
+    assert [(*gap[:4], gap.repaired) for gap in gaps] == [(3, 4, 10, 15, False), (5, 5, 15, 17, True)]
 
 
 def test_a_gap_that_cannot_be_understood() -> None:

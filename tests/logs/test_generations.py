@@ -31,7 +31,7 @@ def live(owner: ScriptedOwner, rng: random.Random) -> None:
     owner.files.fail(owner.files.calls + rng.randint(1, 90), rng.choice(TROUBLES))
     with contextlib.suppress(Halt, StorageFailed):
         owner.run(steps)
-    owner.files.mend()
+    owner.files.clear_faults()
 
 
 def end(files: SimulatedFiles, rng: random.Random) -> None:
@@ -46,12 +46,12 @@ def check_generations(seed: int) -> None:
     owner = ScriptedOwner(SimulatedFiles(rng))
     for _ in range(GENERATIONS):
         kind = rng.choice([ScriptedOwner, OwnerWithoutRecovery])
-        owner = kind(owner.files, owner.promised, owner.offered)
+        owner = kind(owner.files, owner.synced, owner.unsynced)
         live(owner, rng)
         end(owner.files, rng)
-        check_survivors(owner.files.copy(), owner.promised, owner.offered)
+        check_survivors(owner.files.copy(), owner.synced, owner.unsynced)
     owner.files.crash()
-    check_survivors(owner.files, owner.promised, owner.offered)
+    check_survivors(owner.files, owner.synced, owner.unsynced)
 
 
 @pytest.mark.parametrize("first", range(0, 300, 25))
@@ -80,11 +80,11 @@ def test_a_first_rotation_killed_then_carried_on_then_a_power_cut() -> None:
             files.fail(files.calls + call, "halt")
             with contextlib.suppress(Halt):
                 first.log.rotate(base_draft(0))
-            files.mend()
-            heir = ScriptedOwner(files, offered=[[base_draft(0)]])
+            files.clear_faults()
+            heir = ScriptedOwner(files, unsynced=[[base_draft(0)]])
             heir.run([Step("append", [draft(0, 1, b"promised")]), Step("sync")])
             files.crash()
-            check_survivors(files, heir.promised, heir.offered)
+            check_survivors(files, heir.synced, heir.unsynced)
 
 
 @pytest.mark.long

@@ -55,16 +55,16 @@ def only(inbox: Inbox) -> InboxEntry:
 
 
 def test_what_is_published_waits_for_its_owner(other_process: OtherProcess) -> None:
-    assert not other_process.inbox.pending(QUEUE, "s", 1)
+    assert not other_process.inbox.is_pending(QUEUE, "s", 1)
     assert other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
     drop = only(other_process.inbox)
-    assert (drop.incarnation, drop.is_errand) == (QUEUE, False)
+    assert (drop.incarnation, drop.is_operation) == (QUEUE, False)
     assert texts(other_process.inbox, drop) == ["a", "b", "c"]
     assert [part.items for part in other_process.inbox.manifest(drop).parts] == [2, 1]
-    assert other_process.inbox.pending(QUEUE, "s", 1)
-    assert not other_process.inbox.pending(QUEUE, "s", 2) and not other_process.inbox.pending(OTHER, "s", 1)
-    other_process.inbox.done(drop)
-    assert not other_process.inbox.pending(QUEUE, "s", 1) and other_process.left() == []
+    assert other_process.inbox.is_pending(QUEUE, "s", 1)
+    assert not other_process.inbox.is_pending(QUEUE, "s", 2) and not other_process.inbox.is_pending(OTHER, "s", 1)
+    other_process.inbox.remove(drop)
+    assert not other_process.inbox.is_pending(QUEUE, "s", 1) and other_process.inbox_files() == []
 
 
 def test_what_is_staged_is_nobodys_yet(other_process: OtherProcess) -> None:
@@ -76,7 +76,7 @@ def test_the_same_one_is_in_the_inbox_once(other_process: OtherProcess) -> None:
     assert other_process.publish(QUEUE, batch_of("first"))
     assert not other_process.publish(QUEUE, batch_of("second"))
     assert texts(other_process.inbox, only(other_process.inbox)) == ["first"]
-    assert other_process.left() == [only(other_process.inbox).label]
+    assert other_process.inbox_files() == [only(other_process.inbox).label]
     assert other_process.publish(QUEUE, batch_of("other number"), number=2)
     assert other_process.publish(QUEUE, batch_of("other source"), source="t")
     assert other_process.publish(OTHER, batch_of("other queue"))
@@ -85,11 +85,11 @@ def test_the_same_one_is_in_the_inbox_once(other_process: OtherProcess) -> None:
 
 def test_a_write_may_be_begun_twice_and_given_up_twice(other_process: OtherProcess) -> None:
     write, _ = other_process.stage(QUEUE, [[batch_of("a")]])
-    other_process.inbox.begin(write)
-    other_process.inbox.begin(write)
+    other_process.inbox.begin_write(write)
+    other_process.inbox.begin_write(write)
     other_process.inbox.abandon(write)
     other_process.inbox.abandon(write)
-    assert other_process.left() == []
+    assert other_process.inbox_files() == []
 
 
 def test_a_write_of_nothing_is_a_drop_all_the_same(other_process: OtherProcess) -> None:
@@ -103,22 +103,22 @@ def test_a_write_of_nothing_is_a_drop_all_the_same(other_process: OtherProcess) 
 def test_what_the_ledger_could_not_hold_is_not_published(other_process: OtherProcess, wrong: WriteManifest) -> None:
     with pytest.raises(InvalidRequest, match="a number from 1 on"):
         other_process.inbox.publish(write_name(1), QUEUE, wrong)
-    assert other_process.left() == []
+    assert other_process.inbox_files() == []
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..\\x", "ü", "a" * 151, "a b"])
 def test_what_cannot_be_a_file_name_is_refused(other_process: OtherProcess, name: str) -> None:
     if name:
         with pytest.raises(InvalidRequest, match="file name"):
-            other_process.inbox.begin(name)
+            other_process.inbox.begin_write(name)
         with pytest.raises(InvalidRequest, match="file name"):
-            other_process.inbox.put_errand(QUEUE, name, b"")
-    assert other_process.left() == []
+            other_process.inbox.put_operation(QUEUE, name, b"")
+    assert other_process.inbox_files() == []
 
 
 def test_it_is_known_when_a_write_began(other_process: OtherProcess) -> None:
     other_process.publish(QUEUE, batch_of("a"), write=write_name(1234))
-    assert other_process.inbox.manifest(only(other_process.inbox)).began == 1234
+    assert other_process.inbox.manifest(only(other_process.inbox)).began_at == 1234
 
 
 # -- cut off -------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_publishing_is_all_or_nothing() -> None:
         other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2, write="again")
         assert sorted(texts(other_process.inbox, drop) for drop in other_process.inbox.waiting()) == [["a", "b", "c"], ["before"]]
         other_process.inbox.sweep(1 << 62, {QUEUE})
-        assert len(other_process.left()) == 2
+        assert len(other_process.inbox_files()) == 2
     assert met == {(1, False), (2, False), (2, True)}
 
 
@@ -151,7 +151,7 @@ def test_a_drop_is_taken_out_at_one_stroke() -> None:
 
     def remove(disk: SimulatedFiles) -> None:
         inbox = FileInbox(disk, ROOT)
-        inbox.done(only(inbox))
+        inbox.remove(only(inbox))
 
     met = set()
     for disk, done in cut_at_each_call(files, remove):
@@ -161,16 +161,16 @@ def test_a_drop_is_taken_out_at_one_stroke() -> None:
         assert not (found and done)
         met.add(len(found))
         other_process.inbox.sweep(0, {QUEUE})
-        assert other_process.left() == [drop.label for drop in other_process.inbox.waiting()]
+        assert other_process.inbox_files() == [drop.label for drop in other_process.inbox.waiting()]
     assert met == {0, 1}
 
 
 def test_an_errand_is_there_or_not() -> None:
     files = SimulatedFiles()
-    FileInbox(files, ROOT).put_errand(QUEUE, "e", b"old word")
-    for disk, done in cut_at_each_call(files, lambda disk: FileInbox(disk, ROOT).put_errand(QUEUE, "e", b"new word")):
+    FileInbox(files, ROOT).put_operation(QUEUE, "e", b"old word")
+    for disk, done in cut_at_each_call(files, lambda disk: FileInbox(disk, ROOT).put_operation(QUEUE, "e", b"new word")):
         inbox = FileInbox(disk, ROOT)
-        body = inbox.body(only(inbox))
+        body = inbox.operation(only(inbox))
         assert body == b"new word" or (body == b"old word" and not done)
 
 
@@ -197,8 +197,8 @@ def test_a_drop_comes_again_whose_removal_failed_half_way(other_process: OtherPr
     drop = only(other_process.inbox)
     other_process.files.rename(f"{other_process.root}/inbox/{drop.label}", f"{other_process.root}/inbox/{drop.label}.gone")
     other_process.publish(QUEUE, batch_of("a"))
-    other_process.inbox.done(drop)
-    assert other_process.left() == []
+    other_process.inbox.remove(drop)
+    assert other_process.inbox_files() == []
 
 
 def test_what_was_left_behind_is_swept_away(other_process: OtherProcess) -> None:
@@ -206,22 +206,24 @@ def test_what_was_left_behind_is_swept_away(other_process: OtherProcess) -> None
     young, _ = other_process.stage(QUEUE, [[batch_of("b")]], write_name(1000))
     unnamed, _ = other_process.stage(QUEUE, [[batch_of("c")]], "by-hand")
     other_process.publish(QUEUE, batch_of("d"))
-    other_process.inbox.put_errand(QUEUE, "e", b"")
-    other_process.inbox.put_note(QUEUE, "known", b"")
-    other_process.inbox.put_note(OTHER, "of a queue that is no more".replace(" ", "-"), b"")
+    other_process.inbox.put_operation(QUEUE, "e", b"")
+    other_process.inbox.put_blob(QUEUE, "known", b"")
+    other_process.inbox.put_blob(OTHER, "of a queue that is no more".replace(" ", "-"), b"")
     other_process.inbox.sweep(1000, {QUEUE})
-    assert other_process.left() == sorted([f"{young}.staged", f"{unnamed}.staged", *(each.label for each in other_process.inbox.waiting())])
+    assert other_process.inbox_files() == sorted(
+        [f"{young}.staged", f"{unnamed}.staged", *(each.label for each in other_process.inbox.waiting())]
+    )
     assert len(other_process.inbox.waiting()) == 2
-    assert other_process.answers() == [f"{QUEUE:016x}-known"]
+    assert other_process.answer_files() == [f"{QUEUE:016x}-known"]
     other_process.inbox.sweep(1000, {QUEUE})
 
 
 def test_an_inbox_that_is_not_there_is_empty(other_process: OtherProcess) -> None:
     assert other_process.inbox.waiting() == []
-    assert other_process.inbox.notes(QUEUE, "") == []
-    assert other_process.inbox.note(QUEUE, "x") is None
-    other_process.inbox.remove_note(QUEUE, "x")
-    other_process.inbox.withdraw(QUEUE, "x")
+    assert other_process.inbox.blob_names(QUEUE, "") == []
+    assert other_process.inbox.blob(QUEUE, "x") is None
+    other_process.inbox.remove_blob(QUEUE, "x")
+    other_process.inbox.withdraw_operation(QUEUE, "x")
     other_process.inbox.sweep(1 << 62, ())
 
 
@@ -230,36 +232,36 @@ def test_an_inbox_that_is_not_there_is_empty(other_process: OtherProcess) -> Non
 
 def test_errands_come_before_drops_and_are_replaced(other_process: OtherProcess) -> None:
     other_process.publish(QUEUE, batch_of("a"))
-    other_process.inbox.put_errand(QUEUE, "zz", b"1")
-    other_process.inbox.put_errand(QUEUE, "zz", b"2")
-    other_process.inbox.put_errand(OTHER, "aa", b"3")
-    assert [(each.is_errand, each.incarnation, each.name) for each in other_process.inbox.waiting()][:2] == [
+    other_process.inbox.put_operation(QUEUE, "zz", b"1")
+    other_process.inbox.put_operation(QUEUE, "zz", b"2")
+    other_process.inbox.put_operation(OTHER, "aa", b"3")
+    assert [(each.is_operation, each.incarnation, each.name) for each in other_process.inbox.waiting()][:2] == [
         (True, QUEUE, "zz"),
         (True, OTHER, "aa"),
     ]
-    assert other_process.inbox.body(other_process.inbox.waiting()[0]) == b"2"
-    other_process.inbox.withdraw(QUEUE, "zz")
-    assert [each.name for each in other_process.inbox.waiting() if each.is_errand] == ["aa"]
+    assert other_process.inbox.operation(other_process.inbox.waiting()[0]) == b"2"
+    other_process.inbox.withdraw_operation(QUEUE, "zz")
+    assert [each.name for each in other_process.inbox.waiting() if each.is_operation] == ["aa"]
 
 
 def test_an_errand_taken_back_says_nothing(other_process: OtherProcess) -> None:
-    other_process.inbox.put_errand(QUEUE, "e", b"1")
+    other_process.inbox.put_operation(QUEUE, "e", b"1")
     errand = only(other_process.inbox)
-    other_process.inbox.withdraw(QUEUE, "e")
-    assert other_process.inbox.body(errand) is None
-    other_process.inbox.done(errand)
+    other_process.inbox.withdraw_operation(QUEUE, "e")
+    assert other_process.inbox.operation(errand) is None
+    other_process.inbox.remove(errand)
 
 
 def test_answers_are_read_by_name_and_forgotten(other_process: OtherProcess) -> None:
-    other_process.inbox.put_note(QUEUE, "grant.s.1", b"first")
-    other_process.inbox.put_note(QUEUE, "grant.s.1", b"again")
-    other_process.inbox.put_note(QUEUE, "grant.t.1", b"")
-    other_process.inbox.put_note(OTHER, "grant.s.1", b"")
-    assert other_process.inbox.note(QUEUE, "grant.s.1") == b"again"
-    assert other_process.inbox.notes(QUEUE, "grant.s.") == ["grant.s.1"]
-    other_process.inbox.remove_note(QUEUE, "grant.s.1")
-    assert other_process.inbox.note(QUEUE, "grant.s.1") is None
-    assert other_process.inbox.notes(QUEUE, "grant.") == ["grant.t.1"]
+    other_process.inbox.put_blob(QUEUE, "grant.s.1", b"first")
+    other_process.inbox.put_blob(QUEUE, "grant.s.1", b"again")
+    other_process.inbox.put_blob(QUEUE, "grant.t.1", b"")
+    other_process.inbox.put_blob(OTHER, "grant.s.1", b"")
+    assert other_process.inbox.blob(QUEUE, "grant.s.1") == b"again"
+    assert other_process.inbox.blob_names(QUEUE, "grant.s.") == ["grant.s.1"]
+    other_process.inbox.remove_blob(QUEUE, "grant.s.1")
+    assert other_process.inbox.blob(QUEUE, "grant.s.1") is None
+    assert other_process.inbox.blob_names(QUEUE, "grant.") == ["grant.t.1"]
 
 
 @pytest.mark.parametrize("name", ["nonsense", "x-y.drop", "0a.drop", "-x.errand", "000000000000000a-x.errand.tmp", "LOCK"])
@@ -268,7 +270,7 @@ def test_what_is_not_ours_is_passed_over(other_process: OtherProcess, name: str)
     other_process.files.close(other_process.files.open(f"{other_process.root}/inbox/{name}", "append"))
     assert other_process.inbox.waiting() == []
     other_process.inbox.sweep(1 << 62, ())
-    assert other_process.left() == [name]
+    assert other_process.inbox_files() == [name]
 
 
 # -- a manifest that is not right ------------------------------------------------------------------------
@@ -282,12 +284,12 @@ def test_a_manifest_cut_anywhere_or_with_a_flipped_bit_is_not_taken_for_another(
     path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
     good, whole = files.content(path), other_process.inbox.manifest(drop)
     for size in range(len(good)):
-        files.plant(path, good[:size])
+        files.put_file(path, good[:size])
         with pytest.raises(CorruptLog, match="cannot be read"):
             other_process.inbox.manifest(drop)
     for bit in range(8 * len(good)):
-        files.plant(path, good)
-        files.flip(path, bit)
+        files.put_file(path, good)
+        files.flip_bit(path, bit)
         try:
             found = other_process.inbox.manifest(drop)
         except CorruptLog:
@@ -316,7 +318,7 @@ def test_a_manifest_that_is_not_that_of_its_drop_is_refused(changes: dict[str, o
     other_process.publish(QUEUE, batch_of("a"))
     drop = only(other_process.inbox)
     path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
-    files.plant(path, msgspec.json.encode({**msgspec.json.decode(files.content(path)), **changes}))
+    files.put_file(path, msgspec.json.encode({**msgspec.json.decode(files.content(path)), **changes}))
     with pytest.raises(CorruptLog, match=r"write it again|newer Penstock"):
         other_process.inbox.manifest(drop)
 
@@ -340,7 +342,7 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten() -> None:
     other_process = OtherProcess(Late())
     other_process.publish(QUEUE, batch_of("first"))
     assert not other_process.publish(QUEUE, batch_of("second"))
-    assert other_process.left() == [published_write_path(QUEUE, "s", 1)]
+    assert other_process.inbox_files() == [published_write_path(QUEUE, "s", 1)]
     assert texts(other_process.inbox, only(other_process.inbox)) == ["first"]
 
 
@@ -362,7 +364,7 @@ INCARNATION = 0xABCDEF
 
 
 def draft(*payloads: bytes) -> Draft:
-    return ArrowBatch.of(read_columns(pa.table({"payload": pa.array(payloads)}))).draft(Moment(1, 2))
+    return ArrowBatch.from_columns(read_columns(pa.table({"payload": pa.array(payloads)}))).draft(Moment(1, 2))
 
 
 def staged(path: Path, *drafts: Draft, partition: int = 0) -> str:

@@ -115,8 +115,8 @@ def test_missing_segments_at_the_front_are_mended_by_one_that_stands_for_them() 
     log = open_log(files)
     assert gaps_of(log) == []
     assert log.first_offset == 2
-    assert [found if isinstance(found, Gap) else found.base for found in log.read(3, 8)][1:] == [6, 7]
-    assert [(gap.start, gap.stop, gap.mended) for gap in log.read(3, 4) if isinstance(gap, Gap)] == [(2, ITEMS, True)]
+    assert [found if isinstance(found, Gap) else found.base_offset for found in log.read(3, 8)][1:] == [6, 7]
+    assert [(gap.start, gap.stop, gap.repaired) for gap in log.read(3, 4) if isinstance(gap, Gap)] == [(2, ITEMS, True)]
     assert verify(files, FOLDER, INCARNATION, PARTITION).sound
 
 
@@ -126,9 +126,9 @@ def test_a_segment_deleted_while_its_owner_is_at_work_is_a_gap() -> None:
     list(log.recover())
     files.remove(segments(files)[1])
     found = log.read(0, 4 * ITEMS)
-    assert [frame.base for frame in found if isinstance(frame, Frame)] == [*range(ITEMS), *range(2 * ITEMS, 4 * ITEMS)]
+    assert [frame.base_offset for frame in found if isinstance(frame, Frame)] == [*range(ITEMS), *range(2 * ITEMS, 4 * ITEMS)]
     assert [(gap.start, gap.stop) for gap in found if isinstance(gap, Gap)] == [(ITEMS, 2 * ITEMS)]
     assert [(gap.start, gap.stop) for gap in log.frames() if isinstance(gap, Gap)] == [(ITEMS, 2 * ITEMS)]
-    assert [facts.base for facts in log.segments()] == [0, 2 * ITEMS, 3 * ITEMS]
+    assert [facts.base_offset for facts in log.segments()] == [0, 2 * ITEMS, 3 * ITEMS]
     log.append([draft(4 * ITEMS, 1, b"more")])
     log.sync()

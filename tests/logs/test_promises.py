@@ -35,7 +35,7 @@ def written(*, rotated: bool = False, checkpoint: bool = False) -> SimulatedFile
 
 def lose(files: SimulatedFiles, number: int) -> None:
     path = segments(files)[0]
-    files.flip(path, 8 * files.content(path).index(b"item %d" % number))
+    files.flip_bit(path, 8 * files.content(path).index(b"item %d" % number))
 
 
 def opened(files: SimulatedFiles) -> tuple[list[Frame], list[Gap], list[Frame | Gap]]:
@@ -57,7 +57,7 @@ def test_without_either_the_last_frame_may_be_torn() -> None:
 def test_a_rotation_that_is_lost_vouches_for_the_segment_before_it(number: int) -> None:
     files = written(rotated=True)
     newest = segments(files)[-1]
-    files.plant(newest, bytes(len(files.content(newest))))
+    files.put_file(newest, bytes(len(files.content(newest))))
     lose(files, number)
     frames, gaps, _ = opened(files)
     assert [frame.sequence for frame in frames] == [sequence for sequence in range(1, 7) if sequence != number + 1]
@@ -67,8 +67,8 @@ def test_a_rotation_that_is_lost_vouches_for_the_segment_before_it(number: int) 
 def test_also_for_what_is_cut_off_there() -> None:
     files = written(rotated=True)
     oldest, newest = segments(files)
-    files.plant(newest, b"")
-    files.plant(oldest, files.content(oldest)[:200])
+    files.put_file(newest, b"")
+    files.put_file(oldest, files.content(oldest)[:200])
     frames, gaps, _ = opened(files)
     assert [frame.sequence for frame in frames] == [1, 2]
     assert [gap[:4] for gap in gaps] == [(3, 6, 2, 6)]
@@ -81,7 +81,7 @@ def test_not_for_what_was_appended_after_it_was_given_up() -> None:
     list(log.recover())
     log.append([draft(6, 1, b"item 6"), draft(7, 1, b"item 7")])
     lose(files, 7)
-    files.plant(f"{FOLDER}/{5:020}-{6:020}.log", b"")
+    files.put_file(f"{FOLDER}/{5:020}-{6:020}.log", b"")
     files.remove(f"{FOLDER}/synced")
     frames, gaps, _ = opened(files)
     assert [frame.sequence for frame in frames] == [1, 2, 3, 4, 5, 6]
@@ -119,7 +119,7 @@ def test_and_counts_for_no_other_log() -> None:
         files.remove(path)
     log = open_log(files)
     assert list(log.recover()) == []
-    assert log.notes == ["the checkpoint does not fit the log and was ignored"]
+    assert log.findings == ["the checkpoint does not fit the log and was ignored"]
     others = [draft(number, 1, b"ITEM %d" % number) for number in range(6)]
     for step in others:
         log.append([step])

@@ -36,7 +36,7 @@ def test_it_stops_at_the_synced_position_and_follows_it(durability: Durability) 
     log.publish()
     assert comparable(reader.recover()) == expected(drafts)[2:]
     assert comparable(reader.read(1, 4)) == [expected(drafts)[place] for place in (0, 1, 3)]
-    assert [segment.base for segment in reader.segments()] == [0, 3]
+    assert [segment.base_offset for segment in reader.segments()] == [0, 3]
 
 
 def test_what_an_owner_takes_back_was_never_shown() -> None:
@@ -58,7 +58,7 @@ def test_without_a_synced_position_it_reads_whole_groups() -> None:
     log.append([draft(0, 1, b"whole")])
     log.append([draft(1, 1, b"cut"), draft(2, 1, b"off")])
     (path,) = [path for path in files.contents() if path.endswith(".log")]
-    files.plant(path, files.content(path)[:-100])
+    files.put_file(path, files.content(path)[:-100])
     files.remove(f"{FOLDER}/synced")
     before = files.contents()
     assert comparable(reader.frames()) == expected([draft(0, 1, b"whole")])
@@ -71,7 +71,7 @@ def test_damage_is_a_gap() -> None:
     for number in range(3):
         log.append([draft(number, 1, b"x" * 16)])
     log.sync()
-    files.flip(f"{FOLDER}/{0:020}-{1:020}.log", 8 * 80)
+    files.flip_bit(f"{FOLDER}/{0:020}-{1:020}.log", 8 * 80)
     (gap, second) = reader.read(0, 2)
     assert isinstance(gap, Gap)
     assert gap[:4] == (1, 1, 0, 1)

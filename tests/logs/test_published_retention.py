@@ -141,7 +141,7 @@ def test_in_the_middle_of_a_listing(action: str, begun: int) -> None:
 def test_what_it_says_of_segments_and_times_follows() -> None:
     files, log = owned()
     reader = PublishedLog(files, FOLDER, INCARNATION, PARTITION)
-    assert [facts.base for facts in reader.segments()] == [0, 24, 48, 72, 96]
+    assert [facts.base_offset for facts in reader.segments()] == [0, 24, 48, 72, 96]
     assert reader.offset_at(START + 2 * SECOND) == 12
     log.drop(1)
     log.rewrite(0, 1, runs([50]))

@@ -77,7 +77,7 @@ def make_durable(files: SimulatedFiles) -> None:
     files.kill()
     for path, data in files.contents().items():
         if not path.endswith("/"):
-            files.plant(path, data)
+            files.put_file(path, data)
 
 
 def places_in(files: SimulatedFiles, path: str) -> list[WrittenFrame]:
@@ -95,11 +95,11 @@ def places_in(files: SimulatedFiles, path: str) -> list[WrittenFrame]:
 
 
 def flip(files: SimulatedFiles, path: str, rng: random.Random) -> None:
-    files.flip(path, rng.randrange(max(8, 8 * len(files.content(path)))))
+    files.flip_bit(path, rng.randrange(max(8, 8 * len(files.content(path)))))
 
 
 def cut(files: SimulatedFiles, path: str, rng: random.Random) -> None:
-    files.plant(path, files.content(path)[: rng.randint(0, len(files.content(path)))])
+    files.put_file(path, files.content(path)[: rng.randint(0, len(files.content(path)))])
 
 
 def zero_sectors(files: SimulatedFiles, path: str, rng: random.Random) -> None:
@@ -107,11 +107,11 @@ def zero_sectors(files: SimulatedFiles, path: str, rng: random.Random) -> None:
     start = rng.randrange(len(content) // SECTOR + 1) * SECTOR
     size = min(len(content), start + SECTOR * rng.randint(1, 3)) - start
     content[start : start + size] = bytes(size)
-    files.plant(path, bytes(content))
+    files.put_file(path, bytes(content))
 
 
 def lengthen(files: SimulatedFiles, path: str, rng: random.Random) -> None:
-    files.plant(path, files.content(path) + rng.randbytes(rng.randint(1, 2_000)))
+    files.put_file(path, files.content(path) + rng.randbytes(rng.randint(1, 2_000)))
 
 
 def delete(files: SimulatedFiles, path: str, rng: random.Random) -> None:
@@ -163,9 +163,9 @@ def only_gaps(found: list[Frame | Gap]) -> list[Gap]:
 
 def looked_at(files: SimulatedFiles) -> VerifyReport:
     before = files.contents()
-    files.readonly()
+    files.set_read_only()
     report = verify(files, FOLDER, INCARNATION, PARTITION)
-    files.readonly(False)
+    files.set_read_only(False)
     assert files.contents() == before, "verify writes nothing"
     return report
 
@@ -221,7 +221,7 @@ def check_repair(life: RandomLog, files: SimulatedFiles, report: VerifyReport, b
             assert found.frames == before.frames
         else:  # what was promised is not known: a group counts whole or not at all, for recovery and for a repair
             assert [frame for frame in before.frames if frame in found.frames] == found.frames
-        assert all(gap.mended for gap in found.gaps)
+        assert all(gap.repaired for gap in found.gaps)
     check_changes_nothing_again(files)
     if found is not None:
         check_goes_on(files)

@@ -41,14 +41,14 @@ def summary(found: list[Frame | Gap]) -> list[int | tuple[int, int, int, int]]:
 
 
 def damage(files: SimulatedFiles, frame: int) -> None:
-    files.flip(FIRST, 8 * (FRAME_BYTES * frame + 80))
+    files.flip_bit(FIRST, 8 * (FRAME_BYTES * frame + 80))
 
 
 def lag(files: SimulatedFiles) -> None:
     """Put the published position back to what it was before anything was appended, as a power cut may."""
     early = SimulatedFiles()
     opened(early)
-    files.plant(SYNCED, early.content(SYNCED))
+    files.put_file(SYNCED, early.content(SYNCED))
 
 
 def test_damage_below_the_published_position_is_a_gap() -> None:
@@ -63,7 +63,7 @@ def test_a_later_frame_vouches_for_earlier_ones_when_the_position_lags() -> None
     lag(files)
     log = open_log(files)
     assert summary(list(log.recover())) == [1, 2, (3, 3, 2, 3), 4, 5, 6]
-    assert log.notes == []
+    assert log.findings == []
 
 
 def test_what_no_sync_covered_ends_where_it_is_torn() -> None:
@@ -72,7 +72,7 @@ def test_what_no_sync_covered_ends_where_it_is_torn() -> None:
     lag(files)
     log = open_log(files)
     assert summary(list(log.recover())) == [1, 2]
-    assert f"{4 * FRAME_BYTES} bytes" in log.notes[0]
+    assert f"{4 * FRAME_BYTES} bytes" in log.findings[0]
     assert len(files.content(FIRST)) == 2 * FRAME_BYTES
 
 
@@ -100,7 +100,7 @@ def test_damage_at_the_end_is_kept_and_the_log_goes_on_in_a_new_segment() -> Non
 
 def test_a_file_shorter_than_promised_is_damage() -> None:
     files = written(synced_each=True)
-    files.plant(FIRST, files.content(FIRST)[: 4 * FRAME_BYTES])
+    files.put_file(FIRST, files.content(FIRST)[: 4 * FRAME_BYTES])
     log = open_log(files)
     assert summary(list(log.recover())) == [1, 2, 3, 4, (5, 6, 4, 6)]
     assert log.wants_base
@@ -113,19 +113,19 @@ def test_a_damaged_base_falls_back_to_the_one_before() -> None:
     log.append([draft(6, 1, b"after the base")])
     log.close()
     second = f"{FOLDER}/{6:020}-{7:020}.log"
-    files.flip(second, 8 * 80)
+    files.flip_bit(second, 8 * 80)
     log = open_log(files)
     assert summary(list(log.recover())) == [1, 2, 3, 4, 5, 6, 8]
-    assert "Base" in log.notes[0]
+    assert "Base" in log.findings[0]
     assert summary(list(log.frames())) == [1, 2, 3, 4, 5, 6, (7, 7, 6, 6), 8]
 
 
 def test_a_rotation_that_was_cut_off_leaves_no_trace() -> None:
     files = written(synced_each=True)
-    files.plant(f"{FOLDER}/{6:020}-{7:020}.log", b"PSTK, and then the power went")
+    files.put_file(f"{FOLDER}/{6:020}-{7:020}.log", b"PSTK, and then the power went")
     log = open_log(files)
     assert comparable(log.recover()) == expected(GROUPS)
-    assert "rotation" in log.notes[0]
+    assert "rotation" in log.findings[0]
     log.rotate(base_draft(6))
     assert comparable(log.frames()) == expected([*GROUPS, base_draft(6)])
 

@@ -45,13 +45,13 @@ def check_sentence(message: str, *says: str) -> None:
 
 def test_a_directory_that_is_not_ours() -> None:
     files = SimulatedFiles()
-    files.plant(f"{ROOT}/holiday.jpg", b"a beach")
+    files.put_file(f"{ROOT}/holiday.jpg", b"a beach")
     check_refused(files, InvalidRequest, ROOT, "not")
 
 
 def test_a_file_where_the_directory_should_be() -> None:
     files = SimulatedFiles()
-    files.plant(ROOT, b"a file")
+    files.put_file(ROOT, b"a file")
     check_refused(files, InvalidRequest, ROOT, "directory")
 
 
@@ -59,7 +59,7 @@ def test_a_newer_format() -> None:
     files = ours()
     marker = json.loads(files.content(MARKER))
     (field,) = [name for name, value in marker.items() if value == 1]
-    files.plant(MARKER, json.dumps({**marker, field: 2}).encode())
+    files.put_file(MARKER, json.dumps({**marker, field: 2}).encode())
     check_refused(files, CorruptLog, "newer", "upgrade")
 
 
@@ -87,7 +87,7 @@ def test_a_local_file_system_is_fine(kind: str) -> None:
 @pytest.mark.parametrize("make", [SimulatedFiles, ours], ids=["empty", "ours"])
 def test_a_read_only_disk(make: Callable[[], SimulatedFiles]) -> None:
     files = make()
-    files.readonly()
+    files.set_read_only()
     check_refused(files, StorageFailed, "read-only")
 
 
@@ -95,7 +95,7 @@ def test_a_read_only_disk(make: Callable[[], SimulatedFiles]) -> None:
 def test_a_full_disk(free_bytes: int) -> None:
     files = SimulatedFiles()
     files.make_directory(ROOT)
-    files.fill(free_bytes)
+    files.set_free_bytes(free_bytes)
     check_refused(files, StorageFailed, "full")
 
 
@@ -103,11 +103,11 @@ def test_a_disk_that_fills_up_while_in_use() -> None:
     files = ours()
     log = open_log(files)
     list(log.recover())
-    files.fill(50)
+    files.set_free_bytes(50)
     with pytest.raises(StorageFailed) as caught:
         log.append([draft(100, 1, bytes(range(256)))])
     check_sentence(str(caught.value), "full")
-    files.fill(None)
+    files.set_free_bytes(None)
     log.reset()
     list(log.recover())
     log.append([draft(100, 1, b"there is room again")])

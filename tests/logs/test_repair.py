@@ -46,7 +46,7 @@ def test_what_is_mended(name: str) -> None:
     frames, gaps = listed(files)
     assert frames == before[0], "every whole frame is kept, and as it was"
     assert lost(gaps) == lost(report.damage)
-    assert all(gap.mended for gap in gaps)
+    assert all(gap.repaired for gap in gaps)
     recovered, gaps = opened(files.copy())
     assert recovered == recovered_before[0]
     assert lost(gaps) == lost(recovered_before[1])
@@ -91,7 +91,7 @@ def test_damage_after_a_repair_is_kept_beside_the_earlier() -> None:
 
 def test_the_report_is_a_file() -> None:
     files = damaged("two segments")
-    files.plant(f"{FOLDER}/checkpoint", b"not one")
+    files.put_file(f"{FOLDER}/checkpoint", b"not one")
     done = run_repair(files)
     assert done.path == f"{FOLDER}/repair-1.json"
     told_there = json.loads(files.content(done.path))
@@ -128,7 +128,7 @@ def test_a_wrong_synced_position_is_set_right() -> None:
     path = f"{FOLDER}/synced"
     synced = unpack_synced(files.content(path))
     assert synced is not None
-    files.plant(path, msgspec.structs.replace(synced, position=synced.position + 16).pack())
+    files.put_file(path, msgspec.structs.replace(synced, position=synced.position + 16).pack())
     assert run_repair(files).side_files == ["synced: does not fit the log"]
     assert unpack_synced(files.content(path)) == synced
     check_again(files)
@@ -137,7 +137,7 @@ def test_a_wrong_synced_position_is_set_right() -> None:
 @pytest.mark.parametrize("name", ["checkpoint", "synced", f"{0:020}-{1:020}.idx"])
 def test_wrong_side_files_are_dropped(name: str) -> None:
     files = undamaged()
-    files.plant(f"{FOLDER}/{name}", b"nonsense")
+    files.put_file(f"{FOLDER}/{name}", b"nonsense")
     done = run_repair(files)
     assert len(done.side_files) == 1
     assert not files.exists(f"{FOLDER}/{name}")
@@ -208,10 +208,10 @@ def test_a_rewritten_segment_is_known_for_one_after_its_repair() -> None:
     list(log.recover())
     log.rewrite(1, 2, runs([30, 50, 60]))
     log.close()
-    files.flip(segments(files)[1], 8 * 20)
+    files.flip_bit(segments(files)[1], 8 * 20)
     run_repair(files)
     for path in segments(files)[2:]:
-        files.flip(path, 8 * 75)
+        files.flip_bit(path, 8 * 75)
     with pytest.raises(CorruptLog, match="no Base"):
         opened(files)
 
@@ -223,7 +223,7 @@ GROUPED = {"first": payload(STOP), "middle": b"what happened", "last": payload(S
 def test_what_is_left_of_a_group_stays_also_without_the_synced_position(which: str) -> None:
     files = undamaged()
     newest = segments(files)[-1]
-    files.flip(newest, 8 * files.content(newest).rindex(GROUPED[which]))
+    files.flip_bit(newest, 8 * files.content(newest).rindex(GROUPED[which]))
     before = listed(files)[0]
     assert {frame.sequence for frame in before} & {45, 46, 47} == {45, 46, 47} - {45 + list(GROUPED).index(which)}
     run_repair(files)
@@ -244,9 +244,9 @@ def test_damage_before_a_gap_is_never_a_torn_tail() -> None:
     flip_frames_with(files, payload(STOP + 6))
     run_repair(files)
     flip_frames_with(files, payload(STOP + 4))
-    files.plant(f"{FOLDER}/synced", lagging)
+    files.put_file(f"{FOLDER}/synced", lagging)
     frames, gaps = opened(files)
-    assert [(gap.first_sequence, gap.last_sequence, gap.mended) for gap in gaps] == [(48, 48, False), (50, 50, True)]
+    assert [(gap.first_sequence, gap.last_sequence, gap.repaired) for gap in gaps] == [(48, 48, False), (50, 50, True)]
     assert frames[-1].sequence == 49
 
 
@@ -276,7 +276,7 @@ def test_a_newer_format() -> None:
     path = segments(files)[4]
     header = files.content(path)[:5] + b"\x09"
     covered = header + files.content(path)[6:68]
-    files.plant(path, covered + value(covered).to_bytes(4, "little") + files.content(path)[72:])
+    files.put_file(path, covered + value(covered).to_bytes(4, "little") + files.content(path)[72:])
     refused(files, CorruptLog, "newer format")
 
 
@@ -287,7 +287,7 @@ def test_another_partitions_file() -> None:
     fill(other)
     other.close()
     files.kill()
-    files.plant(segments(files)[2], files.content(segments(files)[2].replace(f"{PARTITION:05}/", f"{PARTITION + 1:05}/")))
+    files.put_file(segments(files)[2], files.content(segments(files)[2].replace(f"{PARTITION:05}/", f"{PARTITION + 1:05}/")))
     refused(files, CorruptLog, "partition 8")
 
 
@@ -295,14 +295,14 @@ def test_without_a_base_it_is_mended_and_does_not_open() -> None:
     files = undamaged()
     files.remove(segments(files)[0])
     for path in segments(files):
-        files.flip(path, 8 * 75)
+        files.flip_bit(path, 8 * 75)
     done = run_repair(files)
     assert not done.opens
     assert "no Base" in done.errors[0]
     assert len(done.segments) == 4
     found = list(FileStore.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).frames())
     assert [frame.type for frame in found if isinstance(frame, Frame)].count(FrameType.DATA) == 18
-    assert all(gap.mended for gap in found if isinstance(gap, Gap))
+    assert all(gap.repaired for gap in found if isinstance(gap, Gap))
     check_again(files)
 
 
@@ -315,6 +315,6 @@ def test_a_log_that_goes_on_after_a_repair_rotates_and_drops() -> None:
     log.rewrite(0, 3, runs([30, 100, STOP + 3]))
     found = served_items(log.read(0, STOP + 4))
     assert 30 in found.items
-    assert [gap.mended for gap in found.gaps] == [True], "what is wanted and lost stays known as lost"
+    assert [gap.repaired for gap in found.gaps] == [True], "what is wanted and lost stays known as lost"
     log.drop(2)
-    assert [segment.base for segment in log.segments()] == [STOP + 4]
+    assert [segment.base_offset for segment in log.segments()] == [STOP + 4]

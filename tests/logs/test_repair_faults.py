@@ -86,7 +86,7 @@ def test_any_call_may_fail(name: str, how: Fault) -> None:
         files.fail(files.calls + number, how)
         with contextlib.suppress(StorageFailed):
             run_repair(files)
-        files.mend()
+        files.clear_faults()
         check_survives(files, name)
 
 

@@ -56,7 +56,7 @@ def test_an_empty_log_is_one_empty_segment(home: LogBackend) -> None:
 
 def test_rotations_are_segments(home: LogBackend, log: Log) -> None:
     found = log.segments()
-    assert [(segment.base, segment.first_sequence) for segment in found] == [(0, 1), (24, 9), (48, 18), (72, 27), (96, 36)]
+    assert [(segment.base_offset, segment.first_sequence) for segment in found] == [(0, 1), (24, 9), (48, 18), (72, 27), (96, 36)]
     walls = [(segment.first_wall - START, segment.last_wall - START) for segment in found]
     assert walls == [(number * 4 * SECOND, (number * 4 + 3) * SECOND) for number in range(5)]
     assert not any(segment.rewritten for segment in found)
@@ -96,7 +96,7 @@ def test_a_log_goes_on_after_a_drop(home: LogBackend, log: Log) -> None:
     assert served_items(log.read(96, 200)).items == {offset: payload(offset) for offset in range(96, 121)}
     log.rotate(base_draft(121))
     log.drop(1)
-    assert [segment.base for segment in log.segments()] == [121]
+    assert [segment.base_offset for segment in log.segments()] == [121]
 
 
 def test_reading_on_after_a_drop(log: Log) -> None:
@@ -171,7 +171,7 @@ def test_a_rewrite_that_keeps_nothing(home: LogBackend, log: Log) -> None:
         assert found.gaps == []
         assert sorted(found.items) == [*range(24), *range(72, 120)]
         assert log.read(30, 50) == []
-        assert [segment.base for segment in log.segments()] == [0, 24, 72, 96]
+        assert [segment.base_offset for segment in log.segments()] == [0, 24, 72, 96]
         log = reopened(home, log)
 
 
@@ -184,10 +184,10 @@ def test_rewriting_what_was_rewritten(home: LogBackend, log: Log) -> None:
         found = served_items(log.read(0, 72))
         assert found.items == {7: payload(7), 60: payload(60)}
         assert found.gaps == []
-        assert [segment.base for segment in log.segments()] == [0, 72, 96]
+        assert [segment.base_offset for segment in log.segments()] == [0, 72, 96]
         log = reopened(home, log)
     log.drop(1)
-    assert [(segment.base, segment.rewritten) for segment in log.segments()] == [(72, False), (96, False)]
+    assert [(segment.base_offset, segment.rewritten) for segment in log.segments()] == [(72, False), (96, False)]
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 3), (3, 3), (4, 4), (2, 1), (-1, 0), (0, 9)])
@@ -235,7 +235,7 @@ def test_any_rewrite(new_home: NewHome, data: st.DataObject) -> None:
             break
         last = data.draw(st.integers(0, len(facts) - 3))
         first = data.draw(st.integers(0, last))
-        low, high = facts[first].base, facts[last + 1].base
+        low, high = facts[first].base_offset, facts[last + 1].base_offset
         wanted = data.draw(st.sets(st.integers(low, max(low, high - 1))))
         log.rewrite(first, last, runs(sorted(wanted)))
         kept -= set(range(low, high)) - wanted

@@ -130,7 +130,7 @@ def test_any_call_may_fail(work: str, how: Fault) -> None:
             WORKS[work].do(log)
         except StorageFailed:
             check_goes_on(log, work)
-        files.mend()
+        files.clear_faults()
         crashed = files.copy()
         crashed.crash()
         check(files, work)
@@ -174,10 +174,10 @@ def ended_at(work: str, number: int, seed: int) -> SimulatedFiles:
 def test_a_rewrite_for_which_there_is_no_space_changes_nothing() -> None:
     files, log = opened()
     before = files.contents()
-    files.fill(100)
+    files.set_free_bytes(100)
     with pytest.raises(StorageFailed, match="full"):
         log.rewrite(0, 2, runs(KEPT))
-    files.fill(None)
+    files.set_free_bytes(None)
     assert files.contents() == before
     log.append([items_draft(STOP, STOP + 1)])
     assert log.rewrite(0, 2, runs(KEPT)) > 0
@@ -187,7 +187,7 @@ def test_a_rewrite_for_which_there_is_no_space_changes_nothing() -> None:
 
 
 def lose_base(files: SimulatedFiles, path: str) -> None:
-    files.flip(path, 8 * 80)
+    files.flip_bit(path, 8 * 80)
 
 
 def without_checkpoint(*works: str) -> SimulatedFiles:
@@ -227,7 +227,7 @@ def test_not_even_when_the_front_of_that_segment_is_damaged() -> None:
     files = without_checkpoint("rewrite of one")
     for path in segments(files)[1:]:
         lose_base(files, path)
-    files.flip(segments(files)[1], 8 * 20)
+    files.flip_bit(segments(files)[1], 8 * 20)
     with pytest.raises(CorruptLog, match="no Base"):
         list(open_log(files).recover())
 

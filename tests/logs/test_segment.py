@@ -27,7 +27,7 @@ def encoded(sequence: int, body: bytes, owner: LogId = OWNER) -> bytes:
 
 def walked(data: bytes, first_sequence: int = 1) -> list[Piece]:
     files = SimulatedFiles()
-    files.plant(PATH, data)
+    files.put_file(PATH, data)
     segment = Segment(files, PATH, SegmentName(0, first_sequence), files.open(PATH, "read"))
     return list(scan(segment, 0, OWNER))
 
@@ -147,7 +147,7 @@ def test_an_index_that_lies_is_found_out() -> None:
     assert index is not None
     for number in range(len(index.positions)):
         index.positions[number] += 8
-    files.plant(IDX, index.pack())
+    files.put_file(IDX, index.pack())
     check_reads(files, offsets)
 
 

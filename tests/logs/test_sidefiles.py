@@ -43,7 +43,7 @@ def side_files(*kinds: str) -> list[str]:
 
 
 def check_same(files: SimulatedFiles) -> None:
-    promised: list[Sequence[Draft]] = whole_life().promised
+    promised: list[Sequence[Draft]] = whole_life().synced
     wanted = expected(chain(*promised))
     log = open_log(files)
     found = comparable(log.recover())
@@ -54,7 +54,7 @@ def check_same(files: SimulatedFiles) -> None:
 
 def with_file(path: str, content: bytes) -> SimulatedFiles:
     files = whole_life().files.copy()
-    files.plant(path, content)
+    files.put_file(path, content)
     return files
 
 
@@ -80,7 +80,7 @@ def test_a_bit_flipped_in_every_byte(kind: str) -> None:
     for path in side_files(kind):
         for byte in range(len(whole_life().files.content(path))):
             files = whole_life().files.copy()
-            files.flip(path, byte * 8 + byte % 8)
+            files.flip_bit(path, byte * 8 + byte % 8)
             check_same(files)
 
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_comes_back_and_has_the_documented_layout() -> None:
     found = unpack_checkpoint(data, OWNER)
     assert found is not None
     assert found[:3] == (NAME, 4_000, 4_096)
-    assert (found.frame.sequence, found.frame.base, bytes(found.frame.body)) == (21, 450, b"state" * 200)
+    assert (found.frame.sequence, found.frame.base_offset, bytes(found.frame.body)) == (21, 450, b"state" * 200)
 
 
 def test_a_damaged_or_strange_checkpoint_counts_as_none() -> None:

@@ -94,7 +94,7 @@ class LogStateMachine(RuleBasedStateMachine):
         recovered = comparable(self.log.recover())
         self.synced, self.appended = groups_stored(comparable(self.log.frames()), self.synced, self.appended), []
         check_replay(recovered, self.frames)
-        assert self.log.notes == []
+        assert self.log.findings == []
 
 
 @pytest.mark.parametrize("backend", LOG_BACKENDS)

@@ -117,15 +117,20 @@ def test_what_is_published_is_read_beside_the_owner(home: StoreBackend, store: S
     for each in [one for one in stores if one is not None]:
         with closing(each.reader(QUEUE, 0)) as reader:
             assert len([*reader.recover()]) == 3
-            found = reader.published()
-            assert found == log.published()
-            assert (found.start, found.end, found.first_sequence, found.sequence, found.whole_from) == (0, 3, 1, 3, 1)
+            found = reader.readable_range()
+            assert found == log.readable_range()
+            assert (found.start, found.end, found.first_sequence, found.sequence, found.intact_from) == (0, 3, 1, 3, 1)
             assert reader.size_bytes() == log.size_bytes() > 0
 
 
 def test_how_far_a_new_log_goes(store: Store) -> None:
     log = started(store)
-    assert (log.published().start, log.published().end, log.published().first_sequence, log.published().sequence) == (0, 0, 1, 0)
+    assert (log.readable_range().start, log.readable_range().end, log.readable_range().first_sequence, log.readable_range().sequence) == (
+        0,
+        0,
+        1,
+        0,
+    )
 
 
 def test_how_far_a_log_goes_that_retention_went_over(store: Store) -> None:
@@ -135,24 +140,24 @@ def test_how_far_a_log_goes_that_retention_went_over(store: Store) -> None:
         log.rotate(base_draft(start))
         log.append([draft(start, 2, b"cd")])
     log.sync()
-    assert log.published() == (0, 10, 10, 1, [1, 3, 5, 7, 9])
+    assert log.readable_range() == (0, 10, 10, 1, [1, 3, 5, 7, 9])
     log.drop(1)
     log.rewrite(0, 1, [])
     log.sync()
     log.publish()
-    assert log.published() == (2, 10, 10, 7, [3, 7, 9])
+    assert log.readable_range() == (2, 10, 10, 7, [3, 7, 9])
     with closing(store.reader(QUEUE, 0)) as reader:
-        assert [*reader.recover()] and reader.published() == log.published()
+        assert [*reader.recover()] and reader.readable_range() == log.readable_range()
 
 
 def test_the_logs_of_an_incarnation_are_removed(home: StoreBackend, store: Store) -> None:
-    store.make(QUEUE, 0, 1)
+    store.create_logs(QUEUE, 0, 1)
     for incarnation, partition in ((QUEUE, 0), (QUEUE, 1), (OTHER, 0)):
         log = started(store, incarnation, partition)
         log.append([draft(0, 1, b"a")])
         log.close()
-    store.remove(QUEUE)
-    store.remove(QUEUE)
+    store.remove_logs(QUEUE)
+    store.remove_logs(QUEUE)
     beside = home.read()
     if beside is not None:
         assert set(beside.incarnations()) == {OTHER}
@@ -163,7 +168,7 @@ def test_the_logs_of_an_incarnation_are_removed(home: StoreBackend, store: Store
 
 
 def test_a_log_that_was_never_opened_is_known_to_be_empty(store: Store) -> None:
-    store.make(QUEUE, 0)
+    store.create_logs(QUEUE, 0)
     assert store.summary(QUEUE, 0) == b""
     log = started(store)
     log.append([draft(0, 1, b"a")])
@@ -175,7 +180,7 @@ def test_what_runs_beside_the_turns(store: Store) -> None:
     log.append([draft(0, 1, b"a")])
     ends: list[object] = []
     store.commit([log], lambda log: True, lambda log, failure: ends.append(failure), here=log)
-    store.run(QUEUE, 0, lambda: ends.append("ran"))
+    store.run_job(QUEUE, 0, lambda: ends.append("ran"))
     store.close()
     assert ends == [None, "ran"]
 
@@ -185,10 +190,10 @@ def test_what_runs_beside_the_turns(store: Store) -> None:
 
 def stage(inbox: Inbox, write: str, *parts: list[str]) -> list[StagedPart]:
     """Each text a frame."""
-    inbox.begin(write)
+    inbox.begin_write(write)
     found = []
     for number, texts in enumerate(parts):
-        writer = inbox.writer(write, f"part-{number}", QUEUE)
+        writer = inbox.part_writer(write, f"part-{number}", QUEUE)
         for text in texts:
             writer.add(encode([Produced(0, batch_of(text))], Moment(0, 0)))
         found.append(writer.finish())
@@ -206,17 +211,17 @@ def texts(inbox: Inbox, drop: InboxEntry) -> list[str]:
 
 
 def test_what_is_published_waits_for_the_owner(store: Store, inbox: Inbox) -> None:
-    assert not inbox.pending(QUEUE, "s", 1) and inbox.has_owner()
+    assert not inbox.is_pending(QUEUE, "s", 1) and inbox.has_owner()
     assert publish(inbox, ["a", "b"], ["c"])
     (drop,) = store.inbox.waiting()
-    assert (drop.incarnation, drop.is_errand) == (QUEUE, False)
+    assert (drop.incarnation, drop.is_operation) == (QUEUE, False)
     assert texts(store.inbox, drop) == ["a", "b", "c"]
     manifest = store.inbox.manifest(drop)
     assert [(part.frames, part.items) for part in manifest.parts] == [(2, 2), (1, 1)]
-    assert (manifest.source, manifest.number, manifest.began, manifest.once) == ("s", 1, 1_000, False)
-    assert inbox.pending(QUEUE, "s", 1) and not inbox.pending(QUEUE, "s", 2) and not inbox.pending(OTHER, "s", 1)
-    store.inbox.done(drop)
-    assert store.inbox.waiting() == [] and not inbox.pending(QUEUE, "s", 1)
+    assert (manifest.source, manifest.number, manifest.began_at, manifest.single_use) == ("s", 1, 1_000, False)
+    assert inbox.is_pending(QUEUE, "s", 1) and not inbox.is_pending(QUEUE, "s", 2) and not inbox.is_pending(OTHER, "s", 1)
+    store.inbox.remove(drop)
+    assert store.inbox.waiting() == [] and not inbox.is_pending(QUEUE, "s", 1)
 
 
 def test_the_same_drop_waits_once(store: Store, inbox: Inbox) -> None:
@@ -242,39 +247,39 @@ def test_a_write_that_is_abandoned_is_nobodys(store: Store, inbox: Inbox) -> Non
     inbox.abandon("w")
     inbox.abandon("w")
     with pytest.raises(StorageFailed):
-        inbox.writer("w", "late", QUEUE).begin()
-    inbox.begin("w")
+        inbox.part_writer("w", "late", QUEUE).begin()
+    inbox.begin_write("w")
     inbox.abandon_empty("w")
     inbox.abandon_empty("w")
     with pytest.raises(StorageFailed):
-        inbox.writer("w", "late", QUEUE).begin()
-    inbox.writer("w", "late", QUEUE, make=True).begin()
+        inbox.part_writer("w", "late", QUEUE).begin()
+    inbox.part_writer("w", "late", QUEUE, make=True).begin()
     assert store.inbox.waiting() == []
 
 
 def texts_of_part(inbox: Inbox, write: str, name: str) -> str:
-    with closing(inbox.part(write, name, QUEUE)) as part:
+    with closing(inbox.part_reader(write, name, QUEUE)) as part:
         return FrameColumns(part.at(0, 1)).batch().payloads[0].decode()
 
 
 def test_a_part_that_is_discarded_is_not_there(inbox: Inbox) -> None:
-    inbox.begin("w")
-    writer = inbox.writer("w", "p", QUEUE)
+    inbox.begin_write("w")
+    writer = inbox.part_writer("w", "p", QUEUE)
     writer.begin()
     writer.add(encode([Produced(0, batch_of("a"))], Moment(0, 0)))
     writer.discard()
     writer.discard()
     inbox.abandon_empty("w")
     with pytest.raises(StorageFailed):
-        inbox.writer("w", "late", QUEUE).begin()
+        inbox.part_writer("w", "late", QUEUE).begin()
 
 
 def test_frames_are_read_where_they_were_said_to_begin(inbox: Inbox) -> None:
-    inbox.begin("w")
-    writer = inbox.writer("w", "p", QUEUE)
+    inbox.begin_write("w")
+    writer = inbox.part_writer("w", "p", QUEUE)
     places = [writer.add(encode([Produced(0, batch_of(text))], Moment(0, 0)), 3) for text in ("a", "bb", "c")]
     assert writer.finish() == StagedPart("p", 3, 3)
-    with closing(inbox.part("w", "p", QUEUE)) as part:
+    with closing(inbox.part_reader("w", "p", QUEUE)) as part:
         found = [part.at(place, sequence) for sequence, place in enumerate(places, 1)]
         assert [FrameColumns(frame).batch().payloads[0] for frame in found] == [b"a", b"bb", b"c"]
         assert [frame.sequence for frame in found] == [1, 2, 3]
@@ -287,10 +292,10 @@ def test_frames_are_read_where_they_were_said_to_begin(inbox: Inbox) -> None:
 @pytest.mark.parametrize("name", ["a/b", "ü", "a" * 151, "a b"])
 def test_names_are_those_that_any_store_can_keep(inbox: Inbox, name: str) -> None:
     for step in (
-        inbox.begin,
+        inbox.begin_write,
         inbox.abandon,
-        lambda name: inbox.put_errand(QUEUE, name, b""),
-        lambda name: inbox.put_note(QUEUE, name, b""),
+        lambda name: inbox.put_operation(QUEUE, name, b""),
+        lambda name: inbox.put_blob(QUEUE, name, b""),
     ):
         with pytest.raises(InvalidRequest):
             step(name)
@@ -307,63 +312,67 @@ def test_what_could_not_be_adopted_is_not_published(store: Store, inbox: Inbox) 
 
 def test_errands_come_before_drops_and_are_replaced(store: Store, inbox: Inbox) -> None:
     publish(inbox, ["a"])
-    inbox.put_errand(QUEUE, "e", b"old")
-    inbox.put_errand(QUEUE, "e", b"new")
+    inbox.put_operation(QUEUE, "e", b"old")
+    inbox.put_operation(QUEUE, "e", b"new")
     errand, drop = store.inbox.waiting()
-    assert (errand.is_errand, errand.incarnation, errand.name, drop.is_errand) == (True, QUEUE, "e", False)
-    assert store.inbox.body(errand) == b"new"
-    inbox.withdraw(QUEUE, "e")
-    assert store.inbox.body(errand) is None
-    store.inbox.done(errand, b"new")
+    assert (errand.is_operation, errand.incarnation, errand.name, drop.is_operation) == (True, QUEUE, "e", False)
+    assert store.inbox.operation(errand) == b"new"
+    inbox.withdraw_operation(QUEUE, "e")
+    assert store.inbox.operation(errand) is None
+    store.inbox.remove(errand, b"new")
     assert store.inbox.waiting() == [drop]
 
 
 def test_an_errand_put_in_the_place_of_one_that_is_done_waits_on(store: Store, inbox: Inbox) -> None:
-    inbox.put_errand(QUEUE, "e", b"first")
+    inbox.put_operation(QUEUE, "e", b"first")
     (errand,) = store.inbox.waiting()
-    inbox.put_errand(QUEUE, "e", b"second")
-    store.inbox.done(errand, b"first")
+    inbox.put_operation(QUEUE, "e", b"second")
+    store.inbox.remove(errand, b"first")
     (waits,) = store.inbox.waiting()
-    assert store.inbox.body(waits) == b"second"
-    store.inbox.done(waits, b"second")
+    assert store.inbox.operation(waits) == b"second"
+    store.inbox.remove(waits, b"second")
     assert store.inbox.waiting() == []
 
 
 def test_notes_are_kept_by_name(store: Store, inbox: Inbox) -> None:
-    assert inbox.notes(QUEUE, "") == [] and inbox.note(QUEUE, "grant.s.1") is None
-    inbox.remove_note(QUEUE, "grant.s.1")
+    assert inbox.blob_names(QUEUE, "") == [] and inbox.blob(QUEUE, "grant.s.1") is None
+    inbox.remove_blob(QUEUE, "grant.s.1")
     for name, body in (("grant.s.1", b"first"), ("grant.s.1", b"again"), ("grant.t.1", b""), ("answer", b"")):
-        store.inbox.put_note(QUEUE, name, body)
-    store.inbox.put_note(OTHER, "grant.s.1", b"")
-    assert inbox.note(QUEUE, "grant.s.1") == b"again"
-    assert inbox.notes(QUEUE, "grant.s.") == ["grant.s.1"] and sorted(inbox.notes(QUEUE, "")) == ["answer", "grant.s.1", "grant.t.1"]
-    inbox.remove_note(QUEUE, "grant.s.1")
-    assert inbox.note(QUEUE, "grant.s.1") is None and inbox.note(OTHER, "grant.s.1") == b""
+        store.inbox.put_blob(QUEUE, name, body)
+    store.inbox.put_blob(OTHER, "grant.s.1", b"")
+    assert inbox.blob(QUEUE, "grant.s.1") == b"again"
+    assert inbox.blob_names(QUEUE, "grant.s.") == ["grant.s.1"] and sorted(inbox.blob_names(QUEUE, "")) == [
+        "answer",
+        "grant.s.1",
+        "grant.t.1",
+    ]
+    inbox.remove_blob(QUEUE, "grant.s.1")
+    assert inbox.blob(QUEUE, "grant.s.1") is None and inbox.blob(OTHER, "grant.s.1") == b""
 
 
 def test_a_sweep_removes_what_is_left_over(store: Store, inbox: Inbox) -> None:
     for write in (write_name(999), write_name(1_000), "by-hand"):
         stage(inbox, write, ["a"])
     publish(inbox, ["a"], number=7)
-    inbox.put_errand(QUEUE, "e", b"")
-    store.inbox.put_note(QUEUE, "answer", b"")
-    store.inbox.put_note(QUEUE, "grant.s.1", b"")
-    store.inbox.put_note(OTHER, "grant.s.1", b"")
+    inbox.put_operation(QUEUE, "e", b"")
+    store.inbox.put_blob(QUEUE, "answer", b"")
+    store.inbox.put_blob(QUEUE, "grant.s.1", b"")
+    store.inbox.put_blob(OTHER, "grant.s.1", b"")
     store.inbox.sweep(1_000, {QUEUE})
-    assert sorted(inbox.notes(QUEUE, "")) == ["answer", "grant.s.1"] and inbox.notes(OTHER, "") == []
+    assert sorted(inbox.blob_names(QUEUE, "")) == ["answer", "grant.s.1"] and inbox.blob_names(OTHER, "") == []
     store.inbox.sweep(1_000, {QUEUE})
-    assert inbox.notes(QUEUE, "") == ["grant.s.1"]
+    assert inbox.blob_names(QUEUE, "") == ["grant.s.1"]
     for _ in range(LASTING_SWEEPS - 1):
-        assert inbox.notes(QUEUE, "") == ["grant.s.1"]
+        assert inbox.blob_names(QUEUE, "") == ["grant.s.1"]
         store.inbox.sweep(1_000, {QUEUE})
-    assert inbox.notes(QUEUE, "") == [] and len(store.inbox.waiting()) == 2
+    assert inbox.blob_names(QUEUE, "") == [] and len(store.inbox.waiting()) == 2
     texts_of_part(inbox, "by-hand", "part-0")
 
 
 def test_sidecars_lie_beside_parts_until_they_are_published(tmp_path: Path) -> None:
     for inbox in (MemoryStore().inbox, FileInbox(SystemFiles(), str(tmp_path))):
-        inbox.begin("w")
-        writer = inbox.writer("w", "p", QUEUE)
+        inbox.begin_write("w")
+        writer = inbox.part_writer("w", "p", QUEUE)
         writer.begin()
         with writer.sidecar() as file:
             file.write(b"some notes")

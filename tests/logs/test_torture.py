@@ -43,7 +43,7 @@ class WrittenSegment:
 
     def cut(self, size: int) -> SimulatedFiles:
         files = self.files.copy()
-        files.plant(self.path, files.content(self.path)[:size])
+        files.put_file(self.path, files.content(self.path)[:size])
         return files
 
     def whole_groups(self, size: int) -> int:
@@ -89,7 +89,7 @@ def test_cut_at_every_byte_beyond_what_was_promised(promise: str) -> None:
         log, found = recovered(files.copy())
         assert comparable(found) == expected(chain(*GROUPS[:whole]))
         torn_bytes = size - disk.group_ends[whole]
-        assert any(str(torn_bytes) in note for note in log.notes) == (torn_bytes > 0), log.notes
+        assert any(str(torn_bytes) in note for note in log.findings) == (torn_bytes > 0), log.findings
         if size % 16 == 0:
             check_survivors(files, GROUPS[:whole], [])
 
@@ -136,7 +136,7 @@ def test_what_is_cut_off_stays_off() -> None:
     files.crash()
     again, found = recovered(files)
     assert comparable(found) == expected([*chain(*GROUPS[:-1]), draft(12, 1, b"another")])
-    assert again.notes == []
+    assert again.findings == []
 
 
 # -- flip --------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_what_is_cut_off_stays_off() -> None:
 def flipped(disk: WrittenSegment, bits: Iterator[int]) -> Iterator[tuple[int, SimulatedFiles]]:
     for bit in bits:
         files = disk.files.copy()
-        files.flip(disk.path, bit)
+        files.flip_bit(disk.path, bit)
         yield bit, files
 
 
@@ -211,7 +211,7 @@ def test_any_bit_of_the_whole_log_flipped() -> None:
 def test_a_damaged_base_falls_back_to_the_one_before() -> None:
     """Replay loses nothing by it: a Base only repeats what the frames before it say. The listing of the log does not hide it."""
     files, history = lived()
-    files.flip(newest_segment(files), HEADER_BYTES * 8)
+    files.flip_bit(newest_segment(files), HEADER_BYTES * 8)
     log, found = recovered(files)
     replayed = comparable(found)
     (gap,) = gaps_in(everything := list(log.frames()))
@@ -222,7 +222,7 @@ def test_a_damaged_base_falls_back_to_the_one_before() -> None:
     assert replayed == rest[-len(replayed) :]
     assert replayed[0].type is FrameType.BASE
     assert replayed[0].sequence < gap.first_sequence
-    assert any("Base" in note for note in log.notes)
+    assert any("Base" in note for note in log.findings)
 
 
 def lived() -> tuple[SimulatedFiles, list[ComparableFrame]]:
@@ -230,12 +230,12 @@ def lived() -> tuple[SimulatedFiles, list[ComparableFrame]]:
     owner = ScriptedOwner(SimulatedFiles())
     owner.run()
     owner.files.remove(f"{FOLDER}/checkpoint")
-    return owner.files, expected(chain(*owner.promised, *owner.offered))
+    return owner.files, expected(chain(*owner.synced, *owner.unsynced))
 
 
 def test_every_base_damaged_goes_back_to_the_start() -> None:
     files, history = lived()
     for path in segments(files)[1:]:
-        files.flip(path, HEADER_BYTES * 8)
+        files.flip_bit(path, HEADER_BYTES * 8)
     _, found = recovered(files)
     assert frames_in(found) == [frame for frame in history if frame.type is not FrameType.BASE]

@@ -32,12 +32,12 @@ def whole() -> SimulatedFiles:
 def look(files: SimulatedFiles) -> VerifyReport:
     """Verify a disk that refuses every write, and see that nothing changed."""
     files.kill()
-    files.readonly()
+    files.set_read_only()
     before = files.contents()
     report = verify(files, FOLDER, INCARNATION, PARTITION)
     assert files.contents() == before
     assert " 0 open," in repr(files), "every handle is given back"
-    files.readonly(False)
+    files.set_read_only(False)
     return report
 
 
@@ -81,14 +81,14 @@ def test_damage_is_told_with_its_items_and_its_place() -> None:
     files = whole().copy()
     path = segments(files)[1]
     start = files.content(path).index(b"payload of 30")
-    files.flip(path, 8 * start)
+    files.flip_bit(path, 8 * start)
     report = look(files)
     (gap,) = report.gaps
     assert report.damage == [gap]
     assert gap[:4] == (12, 12, 30, 36)
     assert path in gap.where
     assert "checksum" in gap.why
-    assert not gap.mended
+    assert not gap.repaired
     assert report.opens
     assert not report.sound
     assert report.items == 114
@@ -98,7 +98,7 @@ def test_damage_is_told_with_its_items_and_its_place() -> None:
 def test_a_lost_base_is_told() -> None:
     files = whole().copy()
     for path in segments(files)[3:]:
-        files.flip(path, 8 * 75)
+        files.flip_bit(path, 8 * 75)
     report = look(files)
     assert [(gap.first_sequence, gap.last_sequence, gap.start, gap.stop) for gap in report.gaps] == [(27, 27, 72, 72), (36, 36, 96, 96)]
     assert [f"{FOLDER}/{name}.log" for name in report.bases_lost] == segments(files)[3:]
@@ -110,7 +110,7 @@ def test_a_log_without_a_base_is_described() -> None:
     files = whole().copy()
     files.remove(segments(files)[0])
     for path in segments(files):
-        files.flip(path, 8 * 75)
+        files.flip_bit(path, 8 * 75)
     report = look(files)
     assert not report.opens
     assert "no Base" in report.errors[0]
@@ -142,7 +142,7 @@ def test_a_torn_tail_is_no_damage() -> None:
     list(log.recover())
     log.append([items_draft(120, 130)])
     newest = segments(files)[-1]
-    files.plant(newest, files.content(newest)[:-40])
+    files.put_file(newest, files.content(newest)[:-40])
     report = look(files)
     torn = len(files.content(newest)) - len(whole().content(newest))
     assert (report.torn_bytes, report.gaps, report.opens) == (torn, [], True)
@@ -150,7 +150,7 @@ def test_a_torn_tail_is_no_damage() -> None:
 
 def test_a_rotation_that_was_cut_off() -> None:
     files = whole().copy()
-    files.plant(f"{FOLDER}/{120:020}-{45:020}.log", b"PSTK torn")
+    files.put_file(f"{FOLDER}/{120:020}-{45:020}.log", b"PSTK torn")
     report = look(files)
     assert (report.segments, report.torn_bytes, report.gaps, report.opens) == (5, 9, [], True)
 
@@ -165,7 +165,7 @@ def test_side_files_that_are_wrong(name: str) -> None:
         log.close()
         assert look(files).begins.startswith("the checkpoint in")
     data = files.content(f"{FOLDER}/{name}")
-    files.plant(f"{FOLDER}/{name}", data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    files.put_file(f"{FOLDER}/{name}", data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     report = look(files)
     assert len(report.side_files) == 1
     assert report.side_files[0].startswith(f"{name}: ")
@@ -187,7 +187,7 @@ def test_side_files_that_are_missing() -> None:
 def test_an_index_of_another_segment() -> None:
     files = whole().copy()
     first, second = (path.removesuffix(".log") + ".idx" for path in segments(files)[:2])
-    files.plant(second, files.content(first))
+    files.put_file(second, files.content(first))
     assert look(files).side_files == [f"{second.rpartition('/')[2]}: does not fit its segment"]
 
 
@@ -203,7 +203,7 @@ def test_a_synced_position_that_is_not_at_a_frames_end(shift: int) -> None:
 def move_position(files: SimulatedFiles, shift: int) -> None:
     synced = unpack_synced(files.content(f"{FOLDER}/synced"))
     assert synced is not None
-    files.plant(f"{FOLDER}/synced", msgspec.structs.replace(synced, position=synced.position + shift).pack())
+    files.put_file(f"{FOLDER}/synced", msgspec.structs.replace(synced, position=synced.position + shift).pack())
 
 
 def test_frames_of_another_partition_are_told_of() -> None:
@@ -213,7 +213,7 @@ def test_frames_of_another_partition_are_told_of() -> None:
     fill(other)
     other.close()
     path = segments(files)[2]
-    files.plant(path, files.content(path.replace(f"{PARTITION:05}/", f"{PARTITION + 1:05}/")))
+    files.put_file(path, files.content(path.replace(f"{PARTITION:05}/", f"{PARTITION + 1:05}/")))
     report = look(files)
     assert report.opens
     assert not report.damage
@@ -249,7 +249,7 @@ def test_every_log_of_a_directory(tmp_path: Path) -> None:
 def test_a_report_has_a_plain_form() -> None:
     files = whole().copy()
     files.remove(segments(files)[2])
-    plain = look(files).plain()
+    plain = look(files).to_dict()
     assert plain["gaps"][0]["first_sequence"] == 18
     assert plain["segments"] == 4
     assert Gap(**plain["gaps"][0]) == look(files).gaps[0]

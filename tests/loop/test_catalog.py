@@ -70,7 +70,7 @@ def test_everything_that_was_answered_is_there_again(reopen: Opener) -> None:
     assert again.find("orders") == again.get(2) == shaped
     assert (shaped.options.policy.max_attempts, shaped.created_at) == (3, ManualClock().read().wall)
     assert again.deleted == [gone.incarnation] == [3]
-    again.removed(3)
+    again.record_removed(3)
     again.close()
     last = reopen()
     assert last.deleted == []
@@ -90,7 +90,7 @@ def test_what_is_refused_leaves_nothing_in_the_log(reopen: Opener) -> None:
         found.update(1, {"partitions": 2})
     assert found.create("orders", Options(), incarnation=2, exist_ok=True) is entry
     assert found.update(1, {}) is entry
-    found.removed(9)
+    found.record_removed(9)
     assert found._log.segment_bytes == written
 
 
@@ -164,7 +164,7 @@ def test_a_large_catalog_is_not_written_anew_at_every_change(reopen: Opener, mon
 def damaged(files: SimulatedFiles, name: str) -> None:
     """Hit the frame that made a queue."""
     path = next(path for path in segments(files) if name.encode() in files.content(path))
-    files.flip(path, 8 * files.content(path).index(name.encode()))
+    files.flip_bit(path, 8 * files.content(path).index(name.encode()))
 
 
 def test_a_damaged_catalog_does_not_open_until_it_is_repaired() -> None:
@@ -182,7 +182,7 @@ def test_a_damaged_catalog_does_not_open_until_it_is_repaired() -> None:
     assert repair(files, FOLDER, 0, 0, clock=ManualClock()).opens
     again = in_files(files)()
     assert names(again) == ["queue-0", "queue-2", "queue-3"]
-    assert [gap.mended for gap in again.gaps] == [True]
+    assert [gap.repaired for gap in again.gaps] == [True]
     again.create("queue-1", Options(), incarnation=99)
     again.close()
     last = in_files(files)()
@@ -199,7 +199,7 @@ def test_a_damaged_base_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found.close()
     newest = segments(files)[-1]
     assert segments(files)[:-1], "there is a segment before it"
-    files.flip(newest, 8 * 80)
+    files.flip_bit(newest, 8 * 80)
     assert catalog.dump(in_files(files)().state) == dumped
 
 
@@ -227,7 +227,7 @@ def test_a_closed_catalog_says_so(reopen: Opener) -> None:
         lambda: found.update(1, {}),
         lambda: found.reshape(1, [0], read_only=[], marks={}, keep_since=0),
         lambda: found.delete("nobody"),
-        lambda: found.removed(1),
+        lambda: found.record_removed(1),
         lambda: found.run([]),
         found.reopen,
     ]

@@ -27,14 +27,14 @@ STEPS: list[Callable[[Catalog], object]] = [
     lambda found: found.reshape(2, [0, 1, 2, 3], read_only=[], marks={0: 4, 2: 8}, keep_since=0),
     lambda found: found.create("old", Options(), incarnation=3),
     lambda found: found.run([Deleted(3), Created("new", 4, Options(), 2, 77)]),
-    lambda found: found.removed(3),
+    lambda found: found.record_removed(3),
     lambda found: found.reshape(2, [1, 3], read_only=[0], marks={1: 9}, keep_since=0),
     lambda found: found.update(2, {"dead_queue": ""}),
     lambda found: found.delete("dead"),
-    lambda found: found.adopting(2, "drop"),
-    lambda found: found.hold(2, "somebody", 60),
-    lambda found: found.adopted(2, "drop", "source", 3),
-    lambda found: found.hold(2, "", 0),
+    lambda found: found.begin_adoption(2, "drop"),
+    lambda found: found.set_consumer_right(2, "somebody", 60),
+    lambda found: found.end_adoption(2, "drop", "source", 3),
+    lambda found: found.set_consumer_right(2, "", 0),
 ]
 
 
@@ -193,7 +193,7 @@ def test_when_the_disk_stays_away_the_catalog_waits_until_it_is_back(step: int) 
                 use(found)
         with pytest.raises(StorageFailed):
             found.reopen()
-        files.mend()
+        files.clear_faults()
         crashed = files.copy()
         crashed.crash()
         assert reopened(crashed) in possible
@@ -234,7 +234,7 @@ def test_damage_found_while_going_back_is_said(monkeypatch: pytest.MonkeyPatch) 
     STEPS[0](found)
     STEPS[1](found)
     path = next(path for path in files.contents() if path.endswith(".log"))
-    files.flip(path, 8 * files.content(path).index(b"dead"))
+    files.flip_bit(path, 8 * files.content(path).index(b"dead"))
     files.fail(files.calls + 1, errno.EIO)
     with pytest.raises(OutcomeUnknown, match=r"not rolled back \(the catalog is damaged .*\); open the broker again") as caught:
         STEPS[2](found)

@@ -88,22 +88,22 @@ class CatalogStateMachine(RuleBasedStateMachine):
     def adopt(self, name: str, source: str, number: int, finished: bool) -> None:
         queue = self.model.get(name)
         if queue is None:
-            self.ask(QueueNotFound, self.catalog.adopting, 1 << 60, "drop")
+            self.ask(QueueNotFound, self.catalog.begin_adoption, 1 << 60, "drop")
             return
         drop = f"{source}{number}"
-        if self.ask(None, self.catalog.adopting, queue["incarnation"], drop):
+        if self.ask(None, self.catalog.begin_adoption, queue["incarnation"], drop):
             if drop not in queue["adopting"]:
                 queue["begun"] += 1
                 queue["adopting"] = {**queue["adopting"], drop: queue["begun"]}
-            assert self.catalog.adopting(queue["incarnation"], drop) == queue["adopting"][drop]
-            if finished and self.ask(None, self.catalog.adopted, queue["incarnation"], drop, source, number):
+            assert self.catalog.begin_adoption(queue["incarnation"], drop) == queue["adopting"][drop]
+            if finished and self.ask(None, self.catalog.end_adoption, queue["incarnation"], drop, source, number):
                 queue["adopting"] = {name: own for name, own in queue["adopting"].items() if name != drop}
                 queue["adopted"] = {**queue["adopted"], source: max(number, queue["adopted"].get(source, 0))}
 
     @rule(name=NAMES, holder=st.sampled_from(["", "h", "i"]))
     def hold(self, name: str, holder: str) -> None:
         queue = self.model.get(name)
-        if queue is not None and self.ask(None, self.catalog.hold, queue["incarnation"], holder, 5):
+        if queue is not None and self.ask(None, self.catalog.set_consumer_right, queue["incarnation"], holder, 5):
             queue["holder"] = holder
 
     @rule(name=NAMES)
@@ -117,7 +117,7 @@ class CatalogStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.deleted)
     def remove(self, data: st.DataObject) -> None:
         incarnation = data.draw(st.sampled_from(sorted(self.deleted)))
-        if self.ask(None, self.catalog.removed, incarnation):
+        if self.ask(None, self.catalog.record_removed, incarnation):
             self.deleted.remove(incarnation)
 
     def ask(self, expected: type[PenstockError] | None, call: Any, *args: Any, **kwargs: Any) -> bool:
@@ -145,7 +145,7 @@ class CatalogStateMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.files.mend()
+        self.files.clear_faults()
         self.catalog.close()
         self.files.kill()
         self.catalog = Catalog(self.log(), self.clock)
@@ -153,13 +153,13 @@ class CatalogStateMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.backend == "files")
     def lose_power(self) -> None:
-        self.files.mend()
+        self.files.clear_faults()
         self.files.crash()
         self.catalog = Catalog(self.log(), self.clock)
 
     @rule(ahead=st.integers(1, 8))
     def let_a_call_fail(self, ahead: int) -> None:
-        self.files.mend()  # one at a time: two in a row may leave the outcome unknown
+        self.files.clear_faults()  # one at a time: two in a row may leave the outcome unknown
         self.files.fail(self.files.calls + ahead, errno.EIO)
 
     @invariant()
@@ -175,7 +175,7 @@ class CatalogStateMachine(RuleBasedStateMachine):
                 "begun": entry.adoptions,
                 "adopting": entry.adopting,
                 "adopted": entry.adopted,
-                "holder": entry.holder,
+                "holder": entry.consumer_right_holder,
             }
             for entry in self.catalog.entries
         }

@@ -24,7 +24,7 @@ class LeasingConsumer:
             self.granted = found if found.lease else None
             return
         lease, self.granted = self.granted.lease, None
-        open_offsets = self._bench.partition.state.leases.live[lease].open
+        open_offsets = self._bench.wrapped.state.leases.live[lease].open_items
         for offset in list(open_offsets):
             if offset not in open_offsets:
                 continue  # went back with an earlier one of its key

@@ -55,14 +55,14 @@ def partition(folder: Path) -> Iterator[PartitionUnderTest]:
     flip(folder, 5)
     partition.open()
     yield partition
-    partition.home.kill(partition.partition.log)
+    partition.home.kill(partition.wrapped.log)
 
 
 def filled(folder: Path, key: str | None) -> PartitionUnderTest:
     partition = PartitionUnderTest(UncompressedFileBackend(folder))
     for number in range(FRAMES):
         partition.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)), **({} if key is None else {"key": key}))
-    partition.partition.close()
+    partition.wrapped.close()
     return partition
 
 
@@ -82,7 +82,7 @@ def everything(partition: ReadablePartition, limit: int) -> list[int]:
     """The offsets that a cursor is given, page by page; its position passes nothing else than the damaged."""
     at, found = 0, list[int]()
     while True:
-        page, stop = partition.history(at, limit)
+        page, stop = partition.read_retained(at, limit)
         if not page:
             assert stop == FRAMES * IN_A_FRAME
             return found
@@ -98,8 +98,8 @@ def lost(partition: ReadablePartition) -> set[int]:
 
 @pytest.mark.parametrize("limit", [1, 7, 50, 64, 100, 1_000, 10_000])
 def test_a_cursor_passes_the_damaged_items_and_no_others(partition: PartitionUnderTest, limit: int) -> None:
-    assert everything(partition.partition, limit) == WHOLE
-    assert lost(partition.partition) == DAMAGED
+    assert everything(partition.wrapped, limit) == WHOLE
+    assert lost(partition.wrapped) == DAMAGED
 
 
 @pytest.mark.parametrize("limit", [1, 50, 1_000])
@@ -119,13 +119,13 @@ def test_leases_get_everything_else(folder: Path, want: int, key: str | None) ->
     partition.open()
     found: list[int] = []
     while (granted := partition.lease(want, per_key=want)).lease:
-        there = [part.start + index for part in partition.partition.items(granted.runs) for index in range(len(part.batch))]
+        there = [part.start + index for part in partition.wrapped.items(granted.runs) for index in range(len(part.batch))]
         found += there
         if there:
             partition.complete(granted.lease)
     assert found == WHOLE
-    assert lost(partition.partition) == DAMAGED
-    partition.home.kill(partition.partition.log)
+    assert lost(partition.wrapped) == DAMAGED
+    partition.home.kill(partition.wrapped.log)
 
 
 def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,53 +136,57 @@ def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(item_cache, "FETCH_BYTES", 100)
     monkeypatch.setattr(item_cache, "READ_AHEAD_ITEMS", 3)
     partition.open()
-    found = [part.start + index for part in partition.partition.items([200, 700]) for index in range(len(part.batch))]
+    found = [part.start + index for part in partition.wrapped.items([200, 700]) for index in range(len(part.batch))]
     assert found == [*range(200, 250), *range(300, 350), *range(400, 700)]
-    assert lost(partition.partition) == DAMAGED | set(range(350, 400))
-    partition.home.kill(partition.partition.log)
+    assert lost(partition.wrapped) == DAMAGED | set(range(350, 400))
+    partition.home.kill(partition.wrapped.log)
 
 
 def test_what_was_met_is_recorded_for_good_and_told_once(partition: PartitionUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "penstock")
-    partition.partition.items([260, 261])
-    partition.partition.items([250, 300])
-    everything(partition.partition, 1_000)
-    assert lost(partition.partition) == DAMAGED, "all that the gap took, not only what was asked for"
+    partition.wrapped.items([260, 261])
+    partition.wrapped.items([250, 300])
+    everything(partition.wrapped, 1_000)
+    assert lost(partition.wrapped) == DAMAGED, "all that the gap took, not only what was asked for"
     (told,) = [record.getMessage() for record in caplog.records]
     assert f"items {PARTITION}-250 to {PARTITION}-299 are lost" in told and "run verify, then repair" in told
-    assert [(gap.start, gap.stop) for gap in partition.partition.gaps] == [(250, 300)]
+    assert [(gap.start, gap.stop) for gap in partition.wrapped.gaps] == [(250, 300)]
     partition.restart()
-    assert lost(partition.partition) == DAMAGED
-    everything(partition.partition, 1_000)
+    assert lost(partition.wrapped) == DAMAGED
+    everything(partition.wrapped, 1_000)
     assert len(caplog.records) == 1
 
 
 def test_damage_is_recorded_with_the_next_commit_and_not_before(partition: PartitionUnderTest) -> None:
-    partition.partition.commit()
-    partition.partition.items([260, 261])
-    assert partition.partition.log.unsynced and partition.partition.owes_sync
-    partition.partition.commit()
-    assert not partition.partition.log.unsynced
+    partition.wrapped.commit()
+    partition.wrapped.items([260, 261])
+    assert partition.wrapped.log.unsynced and partition.wrapped.owes_sync
+    partition.wrapped.commit()
+    assert not partition.wrapped.log.unsynced
 
 
 def test_an_item_is_explained_as_lost_and_then_is(partition: PartitionUnderTest) -> None:
-    assert partition.partition.explain(270).why == LOST
-    assert lost(partition.partition) == DAMAGED
-    assert partition.life(270) is ItemState.COMPLETED
-    assert "ready" in partition.partition.explain(300).why
+    assert partition.wrapped.explain(270).why == LOST
+    assert lost(partition.wrapped) == DAMAGED
+    assert partition.state_of(270) is ItemState.COMPLETED
+    assert "ready" in partition.wrapped.explain(300).why
 
 
 def test_chosen_items_are_redriven_but_for_the_lost(folder: Path) -> None:
     partition = filled(folder, "k")
     partition.open()
     partition.bury(partition.lease(10_000, per_key=10_000).lease)
-    partition.partition.close()
+    partition.wrapped.close()
     flip(folder, 5)
     partition.open()
     assert partition.redrive(240, 260, 310) == 2
-    assert (partition.life(240), partition.life(260), partition.life(310)) == (ItemState.READY, ItemState.COMPLETED, ItemState.READY)
-    assert lost(partition.partition) == DAMAGED
-    partition.home.kill(partition.partition.log)
+    assert (partition.state_of(240), partition.state_of(260), partition.state_of(310)) == (
+        ItemState.READY,
+        ItemState.COMPLETED,
+        ItemState.READY,
+    )
+    assert lost(partition.wrapped) == DAMAGED
+    partition.home.kill(partition.wrapped.log)
 
 
 # -- missing segments ----------------------------------------------------------------------------------
@@ -194,9 +198,9 @@ def in_segments(folder: Path) -> list[Path]:
     for number in range(FRAMES):
         partition.produce(*(payload(IN_A_FRAME * number + index) for index in range(IN_A_FRAME)))
         if number % 5 == 4:
-            partition.partition._rotate()
+            partition.wrapped._rotate()
     partition.complete(partition.lease(10).lease)
-    partition.partition.close()
+    partition.wrapped.close()
     return sorted(folder.glob("*.log"))
 
 
@@ -208,7 +212,7 @@ def served(partition: Partition) -> list[int]:
     found: list[int] = []
     at = 0
     while True:
-        page, at = partition.history(at, 170)
+        page, at = partition.read_retained(at, 170)
         if not page:
             return found
         found += [offset for part in page for offset in range(part.start, part.start + len(part.batch))]
@@ -252,7 +256,7 @@ def test_a_missing_oldest_segment_is_noticed_at_opening(folder: Path, caplog: py
     again.close()
     assert len(caplog.records) == 1
     report = verify(SystemFiles(), str(folder), INCARNATION, PARTITION, find_missing_front)
-    assert report.sound and [(gap.start, gap.stop, gap.mended) for gap in report.gaps] == [(0, PER_SEGMENT, True)]
+    assert report.sound and [(gap.start, gap.stop, gap.repaired) for gap in report.gaps] == [(0, PER_SEGMENT, True)]
 
 
 def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
@@ -261,13 +265,13 @@ def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
     for number in range(8):
         partition.produce(*(payload(10 * number + index) for index in range(10)))
         partition.complete(partition.lease(10).lease)
-        partition.partition.compact()
-    assert partition.partition.log.first_offset > 0
-    partition.partition.close()
+        partition.wrapped.compact()
+    assert partition.wrapped.log.first_offset > 0
+    partition.wrapped.close()
     assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION, find_missing_front).gaps == []
     partition.open()
-    assert partition.partition.gaps == [] and lost(partition.partition) == set()
-    partition.home.kill(partition.partition.log)
+    assert partition.wrapped.gaps == [] and lost(partition.wrapped) == set()
+    partition.home.kill(partition.wrapped.log)
 
 
 @pytest.mark.parametrize("number", [0, 2])

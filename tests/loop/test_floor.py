@@ -21,7 +21,7 @@ def test_produce_is_refused_near_the_end_of_the_disk_and_the_rest_goes_on() -> N
     files = SimulatedFiles()
     policy = Policy(retention=Retention(max_segments=1))
     part = Partition(FileLog(files, "/log", 1, 0, compression=False), ManualClock(), policy, segment_bytes=MIB, min_free_bytes=2 * MIB)
-    files.fill(8 * MIB)
+    files.set_free_bytes(8 * MIB)
     with pytest.raises(QueueFull, match="must stay so"):
         produce_for_ever(part)
     assert 100 < part.state.next_offset < 127  # six of the eight megabytes

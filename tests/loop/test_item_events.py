@@ -38,8 +38,8 @@ def names(found: list[Event]) -> list[str]:
 
 def rotate(partition: PartitionUnderTest) -> None:
     """Begin another segment."""
-    partition.partition._room = 0
-    partition.partition.commit()
+    partition.wrapped._room = 0
+    partition.wrapped.commit()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def file_partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
 
 
 def published(partition: PartitionUnderTest) -> PublishedLog:
-    log = partition.partition.log
+    log = partition.wrapped.log
     assert isinstance(log, FileLog)
     return PublishedLog(SystemFiles(), log.directory, INCARNATION, PARTITION)
 
@@ -72,7 +72,7 @@ def test_an_items_history_is_read_from_the_segment_it_was_produced_in(partition:
     leased = partition.lease(2)
     rotate(partition)
     partition.complete(leased.lease)
-    log = partition.partition.log
+    log = partition.wrapped.log
     assert names(item_history(log, offset)) == ["produced", "leased", "completed"]
     assert [(event.event, event.attempt) for event in item_history(log, 0)] == [
         ("produced", 0), ("leased", 1), ("retried", 1), ("leased", 2), ("completed", 2),
@@ -88,7 +88,7 @@ def test_any_stretch_can_be_read_by_itself(partition: PartitionUnderTest) -> Non
     rotate(partition)
     partition.pause(lease=False)
     partition.complete(partition.lease().lease)
-    log = partition.partition.log
+    log = partition.wrapped.log
     whole = list(frame_events(log))
     assert {one.event for _, happenings in whole for one in happenings} == set(Kind) - {Kind.LOST}
     for cut in range(1, max(sequence for sequence, _ in whole) + 2):
@@ -98,8 +98,8 @@ def test_any_stretch_can_be_read_by_itself(partition: PartitionUnderTest) -> Non
 
 def test_a_published_log_tells_the_same(file_partition: PartitionUnderTest) -> None:
     write_every_record(file_partition)
-    file_partition.partition.rest()
-    assert list(events(published(file_partition))) == list(events(file_partition.partition.log))
+    file_partition.wrapped.sync_and_publish()
+    assert list(events(published(file_partition))) == list(events(file_partition.wrapped.log))
 
 
 def test_events_lead_to_the_state() -> None:
@@ -141,9 +141,9 @@ def test_what_retention_took_is_not_told_but_what_follows_is(partition: Partitio
     for _ in range(3):
         rotate(partition)
     (offset,) = partition.produce("kept")
-    assert partition.partition.log.segments()[0].base > 0
-    assert names(item_history(partition.partition.log, 1)) == []
-    assert names(item_history(partition.partition.log, offset)) == ["produced"]
+    assert partition.wrapped.log.segments()[0].base_offset > 0
+    assert names(item_history(partition.wrapped.log, 1)) == []
+    assert names(item_history(partition.wrapped.log, offset)) == ["produced"]
 
 
 def test_of_a_thinned_out_segment_the_producing_is_told(partition: PartitionUnderTest) -> None:
@@ -156,11 +156,11 @@ def test_of_a_thinned_out_segment_the_producing_is_told(partition: PartitionUnde
     partition.complete(partition.lease(1).lease)
     for _ in range(4):
         rotate(partition)
-    partition.partition.compact()
-    assert any(facts.rewritten for facts in partition.partition.log.segments())
+    partition.wrapped.compact()
+    assert any(facts.rewritten for facts in partition.wrapped.log.segments())
     partition.advance(60)
     partition.retry(lease, reason="no")
-    log = partition.partition.log
+    log = partition.wrapped.log
     assert item_history(log, later)[0] == Event("scheduled", later, began)
     assert names(item_history(log, later)) == ["scheduled", "due"]
     assert [(event.event, event.attempt) for event in item_history(log, held)] == [("produced", 0), ("retried", 1)]
@@ -171,9 +171,9 @@ def test_of_a_thinned_out_segment_the_producing_is_told(partition: PartitionUnde
 
 def damaged(partition: PartitionUnderTest, kind: FrameType, count: int) -> PublishedLog:
     """The log, published, with one byte wrong in the `count`th frame of a kind."""
-    log = partition.partition.log
+    log = partition.wrapped.log
     assert isinstance(log, FileLog)
-    partition.partition.rest()
+    partition.wrapped.sync_and_publish()
     frame = [found for found in log.frames() if not isinstance(found, Gap) and found.type is kind][count]
     (path,) = Path(log.directory).glob("*.log")
     data = bytearray(path.read_bytes())
@@ -217,7 +217,7 @@ def test_a_log_whose_first_base_is_lost_tells_what_can_be_told(unchecked_partiti
         unchecked_partition.produce(text)
         unchecked_partition.complete(unchecked_partition.lease().lease)
         rotate(unchecked_partition)
-    log = unchecked_partition.partition.log
+    log = unchecked_partition.wrapped.log
     assert isinstance(log, FileLog)
     dropped, oldest, _, _ = sorted(Path(log.directory).glob("*.log"))
     dropped.unlink()
@@ -232,7 +232,7 @@ def test_a_log_whose_first_base_is_lost_tells_what_can_be_told(unchecked_partiti
 
 
 READABLE: dict[str, Callable[[PartitionUnderTest], ReadableLog]] = {
-    "owner": lambda bench: bench.partition.log,
+    "owner": lambda bench: bench.wrapped.log,
     "published": published,
 }
 
@@ -240,7 +240,7 @@ READABLE: dict[str, Callable[[PartitionUnderTest], ReadableLog]] = {
 @pytest.mark.parametrize("which", READABLE)
 def test_frames_behind_one_are_read_without_the_others(file_partition: PartitionUnderTest, which: str) -> None:
     write_every_record(file_partition)
-    file_partition.partition.rest()
+    file_partition.wrapped.sync_and_publish()
     rotate(file_partition)
     file_partition.produce("more")
     log = READABLE[which](file_partition)
@@ -260,8 +260,8 @@ def test_frames_behind_one_are_read_without_the_others(file_partition: Partition
 def test_frames_behind_one_in_memory(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.produce("b")
-    whole = list(partition.partition.log.frames())
-    assert [list(partition.partition.log.frames(after)) for after in range(1, len(whole) + 1)] == [
+    whole = list(partition.wrapped.log.frames())
+    assert [list(partition.wrapped.log.frames(after)) for after in range(1, len(whole) + 1)] == [
         whole[n:] for n in range(1, len(whole) + 1)
     ]
 
@@ -272,7 +272,7 @@ def test_what_was_dropped_behind_a_frame_is_a_gap(partition: PartitionUnderTest)
     partition.complete(partition.lease().lease)
     for _ in range(3):
         rotate(partition)
-    log = partition.partition.log
+    log = partition.wrapped.log
     oldest = log.segments()[0].first_sequence
     gap, *rest = log.frames(1)
     assert isinstance(gap, Gap) and (gap.first_sequence, gap.last_sequence, gap.why) == (2, oldest - 1, DROPPED)
@@ -289,26 +289,26 @@ def test_a_reader_follows_everything_its_owner_does(file_partition: PartitionUnd
 
     def turn_and_look(partition: PartitionUnderTest, command: Any) -> Any:
         answer = turn(partition, command)
-        partition.partition.rest()
+        partition.wrapped.sync_and_publish()
         reader.refresh()
-        assert base.dump(reader.state) == base.dump(partition.partition.state)
+        assert base.dump(reader.state) == base.dump(partition.wrapped.state)
         return answer
 
     monkeypatch.setattr(PartitionUnderTest, "_turn", turn_and_look)
     write_every_record(file_partition)
     rotate(file_partition)
     file_partition.produce("last")
-    assert reader.state.next_offset == file_partition.partition.state.next_offset
+    assert reader.state.next_offset == file_partition.wrapped.state.next_offset
 
 
 def test_a_reader_sees_what_its_owner_sees(file_partition: PartitionUnderTest) -> None:
     write_every_record(file_partition)
-    file_partition.partition.rest()
-    reader, owner = reader_of(file_partition), file_partition.partition
+    file_partition.wrapped.sync_and_publish()
+    reader, owner = reader_of(file_partition), file_partition.wrapped
     assert reader.now() == owner.now()
     end = owner.state.next_offset
     assert [reader.explain(offset) for offset in range(end)] == [owner.explain(offset) for offset in range(end)]
-    mine, theirs = reader.history(0, 100).items, owner.history(0, 100).items
+    mine, theirs = reader.read_retained(0, 100).items, owner.read_retained(0, 100).items
     assert [(part.start, part.produced_at, list(part.batch.payloads)) for part in mine] == [
         (part.start, part.produced_at, list(part.batch.payloads)) for part in theirs
     ]
@@ -326,8 +326,8 @@ def test_a_reader_whose_place_is_gone_begins_anew(file_partition: PartitionUnder
         rotate(file_partition)
     file_partition.produce("new")
     reader.refresh()
-    assert base.dump(reader.state) == base.dump(file_partition.partition.state)
-    assert reader.history(0, 10).items[0].batch.payloads == [b"new"]
+    assert base.dump(reader.state) == base.dump(file_partition.wrapped.state)
+    assert reader.read_retained(0, 10).items[0].batch.payloads == [b"new"]
 
 
 def test_a_refresh_reads_only_what_is_new(file_partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def test_a_reader_that_failed_begins_anew(file_partition: PartitionUnderTest, mo
     monkeypatch.setattr(reader.log, "_closed", False)
     file_partition.produce("c")
     reader.refresh()
-    assert base.dump(reader.state) == base.dump(file_partition.partition.state)
+    assert base.dump(reader.state) == base.dump(file_partition.wrapped.state)
 
 
 def test_a_reader_tells_what_damage_took(unchecked_partition: PartitionUnderTest) -> None:
@@ -394,6 +394,6 @@ def test_what_is_retained_is_cut_to_the_limit(partition: PartitionUnderTest) -> 
     partition.produce(*"abcdef")
     partition.complete(partition.lease(2).lease)
     partition.drop(1, 2)
-    assert retained_runs(partition.partition.state, 0, 3) == [0, 1, 2, 4]
-    assert retained_runs(partition.partition.state, 3, 100) == [3, 6]
-    assert retained_runs(partition.partition.state, 3, 0) == []
+    assert retained_runs(partition.wrapped.state, 0, 3) == [0, 1, 2, 4]
+    assert retained_runs(partition.wrapped.state, 3, 100) == [3, 6]
+    assert retained_runs(partition.wrapped.state, 3, 0) == []

@@ -19,46 +19,46 @@ from tests.partition_under_test import PartitionUnderTest, items
 
 
 def frame_types(partition: PartitionUnderTest) -> list[FrameType]:
-    return [frame.type for frame in partition.partition.log.frames() if isinstance(frame, Frame)]
+    return [frame.type for frame in partition.wrapped.log.frames() if isinstance(frame, Frame)]
 
 
 def test_commands_of_a_turn_see_each_other_and_are_one_group(partition: PartitionUnderTest) -> None:
-    partition.partition.run(Produce(items("ab")))
-    granted = partition.partition.run(AcquireLease(10))
+    partition.wrapped.run(Produce(items("ab")))
+    granted = partition.wrapped.run(AcquireLease(10))
     assert isinstance(granted, LeaseAnswer)
-    partition.partition.run(CompleteLeased(granted.lease))
-    partition.partition.commit()
+    partition.wrapped.run(CompleteLeased(granted.lease))
+    partition.wrapped.commit()
     partition.kill()
     assert partition.counts == (0, 0, 0, 2, 0, 0)
 
 
 def test_what_was_not_committed_is_not_there(partition: PartitionUnderTest) -> None:
     partition.produce("a")
-    partition.partition.run(Produce(items("b")))
+    partition.wrapped.run(Produce(items("b")))
     partition.kill()
-    assert partition.take() == ["a"]
+    assert partition.lease_texts() == ["a"]
 
 
 def test_produces_of_a_turn_share_a_frame(partition: PartitionUnderTest) -> None:
     before = frame_types(partition)
     for letter in "abc":
-        partition.partition.run(Produce(items(letter)))
-    partition.partition.commit()
+        partition.wrapped.run(Produce(items(letter)))
+    partition.wrapped.commit()
     assert frame_types(partition)[len(before) :] == [FrameType.DATA]
 
 
 def test_a_turn_that_only_leases_owes_no_sync_and_others_do(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     granted = partition.lease(1)
-    assert partition.partition.log.unsynced
+    assert partition.wrapped.log.unsynced
     partition.complete(granted.lease)
-    assert not partition.partition.log.unsynced
+    assert not partition.wrapped.log.unsynced
 
 
 def test_every_opening_is_an_epoch_of_its_own(partition: PartitionUnderTest) -> None:
     epochs = []
     for _ in range(3):
-        epochs.append(partition.partition.state.epoch)
+        epochs.append(partition.wrapped.state.epoch)
         partition.kill()
     assert epochs == [1, 2, 3]
 
@@ -66,8 +66,8 @@ def test_every_opening_is_an_epoch_of_its_own(partition: PartitionUnderTest) -> 
 def test_opening_with_another_policy_applies_it_at_once(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.retry(partition.lease().lease)
-    partition.home.kill(partition.partition.log)
-    partition.partition = Partition(partition.home.open(), partition.clock, Policy(max_attempts=1))
+    partition.home.kill(partition.wrapped.log)
+    partition.wrapped = Partition(partition.home.open(), partition.clock, Policy(max_attempts=1))
     assert partition.counts.buried == 1
     partition.kill()
     assert partition.counts.buried == 1
@@ -83,8 +83,8 @@ def test_a_wrong_policy_is_refused_before_anything_is_written(partition: Partiti
 
 
 def test_a_partition_rotates_by_size_and_by_age_and_forgets_nothing(partition: PartitionUnderTest) -> None:
-    partition.home.kill(partition.partition.log)
-    partition.partition = Partition(partition.home.open(), partition.clock, segment_bytes=4_000, segment_age=DAY)
+    partition.home.kill(partition.wrapped.log)
+    partition.wrapped = Partition(partition.home.open(), partition.clock, segment_bytes=4_000, segment_age=DAY)
     for number in range(20):
         partition.produce(random.Random(number).randbytes(500))
     by_size = frame_types(partition).count(FrameType.BASE)
@@ -93,20 +93,20 @@ def test_a_partition_rotates_by_size_and_by_age_and_forgets_nothing(partition: P
     partition.produce("late")
     assert frame_types(partition).count(FrameType.BASE) == by_size + 1
     partition.kill()
-    assert len(partition.partition.payloads(partition.lease().runs)) == 21
+    assert len(partition.wrapped.payloads(partition.lease().runs)) == 21
 
 
 def test_reopening_after_nothing_failed_gives_the_same_state(partition: PartitionUnderTest) -> None:
     write_every_record(partition)
-    counts, policy = partition.counts, partition.partition.state.policy
-    partition.partition.reopen()
-    assert (partition.counts, partition.partition.state.policy) == (counts, policy)
+    counts, policy = partition.counts, partition.wrapped.state.policy
+    partition.wrapped.reopen()
+    assert (partition.counts, partition.wrapped.state.policy) == (counts, policy)
 
 
 def test_blocks_of_many_small_frames_are_looked_at_in_one_decision(partition: PartitionUnderTest) -> None:
     for number in range(500):
-        partition.partition.run(Produce(items([str(number)], key=str(number % 50))))
-        partition.partition.commit()
+        partition.wrapped.run(Produce(items([str(number)], key=str(number % 50))))
+        partition.wrapped.commit()
     first = partition.lease(100)
     assert [int(text) % 50 for text in partition.texts(first)] == list(range(50))
 
@@ -114,14 +114,14 @@ def test_blocks_of_many_small_frames_are_looked_at_in_one_decision(partition: Pa
 def test_reading_follows_the_order_asked_for(partition: PartitionUnderTest) -> None:
     partition.produce(*"abc")
     partition.produce(*"de")
-    assert partition.partition.payloads([4, 5, 0, 2, 3, 4]) == [b"e", b"a", b"b", b"d"]
-    assert [(part.start, list(part.batch.payloads)) for part in partition.partition.items([1, 4])] == [(1, [b"b", b"c"]), (3, [b"d"])]
+    assert partition.wrapped.payloads([4, 5, 0, 2, 3, 4]) == [b"e", b"a", b"b", b"d"]
+    assert [(part.start, list(part.batch.payloads)) for part in partition.wrapped.items([1, 4])] == [(1, [b"b", b"c"]), (3, [b"d"])]
 
 
 def test_a_repr_says_how_it_stands(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     partition.lease(1)
-    assert repr(partition.partition) == "Partition(7, State(next=2 ready=1 leased=1 epoch=1))"
+    assert repr(partition.wrapped) == "Partition(7, State(next=2 ready=1 leased=1 epoch=1))"
 
 
 # -- a failing disk ------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_a_partition_that_cannot_even_go_back_says_that_the_outcome_is_unknown_a
     files, clock = SimulatedFiles(), ManualClock()
     partition = on_disk(files, clock)
     partition.run(Produce(items("a")))
-    files.readonly()
+    files.set_read_only()
     with pytest.raises(OutcomeUnknown, match="; repeat with the same request id"):
         partition.commit()
     with pytest.raises(StorageFailed, match="; reopen it"):
@@ -182,7 +182,7 @@ def test_a_failed_partition_closes_without_writing() -> None:
     files, clock = SimulatedFiles(), ManualClock()
     partition = on_disk(files, clock)
     partition.run(Produce(items("a")))
-    files.readonly()
+    files.set_read_only()
     with pytest.raises(OutcomeUnknown):
         partition.commit()
     before = base.dump(partition.state)
@@ -193,8 +193,8 @@ def test_a_failed_partition_closes_without_writing() -> None:
 def test_time_passes_while_a_partition_is_closed(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.retry(partition.lease().lease, delay=10)
-    partition.partition.close()
+    partition.wrapped.close()
     partition.clock.advance(10 * SECOND)
     partition.open()
-    partition.settle()
-    assert partition.take() == ["a"]
+    partition.run_due()
+    assert partition.lease_texts() == ["a"]

@@ -91,7 +91,7 @@ def test_a_failure_within_a_turn_is_said_by_its_commit_too() -> None:
     files.fail(files.calls + 1, errno.EIO)
     with pytest.raises(StorageFailed):
         part.run(AcquireLease(2))  # must look at keys, and writes first what the turn has
-    files.mend()
+    files.clear_faults()
     with pytest.raises(StorageFailed, match="undone"):
         part.commit()
     assert part.state.next_offset == 1
@@ -115,7 +115,7 @@ def test_a_reopening_that_fails_leaves_nothing_usable() -> None:
         part.run(Produce(Batch([b"x"])))
     with pytest.raises(StorageFailed):
         part.commit()
-    files.mend()
+    files.clear_faults()
     part.reopen()
     assert part.state.next_offset == 0
 
@@ -134,9 +134,9 @@ def test_a_full_disk_does_not_keep_a_partition_from_closing() -> None:
     part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
     part.run(Produce(Batch([b"stored"])))
     part.commit()
-    files.fill(0)
+    files.set_free_bytes(0)
     part.close()
-    files.fill(None)
+    files.set_free_bytes(None)
     again = Partition(FileLog(files, "/log", 1, 0), ManualClock())
     assert again.payloads([0, 1]) == [b"stored"]
 

@@ -50,7 +50,7 @@ def work_off(part: Partition, want: int) -> None:
 
 def configured(partition: PartitionUnderTest, policy: Policy) -> Partition:
     partition.configure(retention=policy.retention, on_bury=policy.on_bury)
-    return partition.partition
+    return partition.wrapped
 
 
 def test_segments_of_resolved_items_go_with_age(partition: PartitionUnderTest) -> None:
@@ -59,10 +59,10 @@ def test_segments_of_resolved_items_go_with_age(partition: PartitionUnderTest) -
     work_off(part, 2)
     partition.advance(3600)
     segment(part, "young")
-    assert part.retain() == RetentionResult(0, 0, 0, 0)
+    assert part.apply_retention() == RetentionResult(0, 0, 0, 0)
     part._segment_started += DAY  # not by itself
     partition.advance(23 * 3600)
-    freed = part.retain()
+    freed = part.apply_retention()
     assert (freed.segments, freed.items) == (1, 2)
     assert freed.size_bytes > 0
     assert partition.texts(partition.lease()) == ["young"]
@@ -72,9 +72,9 @@ def test_nothing_unresolved_ever_goes(partition: PartitionUnderTest) -> None:
     part = configured(partition, NOW)
     for number in range(5):
         segment(part, f"ready {number}")
-    assert part.retain().items == 0
+    assert part.apply_retention().items == 0
     assert partition.texts(partition.lease()) == [f"ready {number}" for number in range(5)]
-    assert part.retain().items == 0
+    assert part.apply_retention().items == 0
 
 
 def test_it_comes_by_itself_with_rotation(partition: PartitionUnderTest) -> None:
@@ -84,7 +84,7 @@ def test_it_comes_by_itself_with_rotation(partition: PartitionUnderTest) -> None
     part._room = 0
     partition.produce("next")
     assert part.state.dropped.runs == [0, 1]
-    assert [facts.base for facts in part.log.segments()] == [1, 2]
+    assert [facts.base_offset for facts in part.log.segments()] == [1, 2]
 
 
 def test_a_few_needed_items_do_not_keep_old_segments(partition: PartitionUnderTest) -> None:
@@ -131,16 +131,16 @@ def test_a_cursor_holds_retention_back_until_it_has_passed(partition: PartitionU
     for number in range(4):
         segment(part, f"item {number}")
     work_off(part, 4)
-    assert part.retain().segments == 0
-    assert [item.batch.payloads[0] for item in part.history(0, 2).items] == [b"item 0", b"item 1"]
+    assert part.apply_retention().segments == 0
+    assert [item.batch.payloads[0] for item in part.read_retained(0, 2).items] == [b"item 0", b"item 1"]
     partition.move_cursor("audit", 2)
-    assert part.retain().segments == 2
+    assert part.apply_retention().segments == 2
     partition.restart()
-    part = partition.partition
-    assert [item.start for item in part.history(0, 10).items] == [2, 3]
+    part = partition.wrapped
+    assert [item.start for item in part.read_retained(0, 10).items] == [2, 3]
     partition.release_cursor("audit")
-    part.retain()
-    assert part.history(0, 10).items == []
+    part.apply_retention()
+    assert part.read_retained(0, 10).items == []
 
 
 def test_a_cursor_reads_whatever_became_of_the_items(partition: PartitionUnderTest) -> None:
@@ -148,10 +148,10 @@ def test_a_cursor_reads_whatever_became_of_the_items(partition: PartitionUnderTe
     granted = partition.lease(3)
     partition.complete(granted.lease, [0])
     partition.bury(granted.lease, [1], "bad")
-    (found,) = partition.partition.history(0, 10).items
+    (found,) = partition.wrapped.read_retained(0, 10).items
     assert list(found.batch.payloads) == [b"completed", b"buried", b"leased", b"ready"]
-    assert [item.start for item in partition.partition.history(2, 1).items] == [2]
-    assert partition.partition.history(4, 10).items == []
+    assert [item.start for item in partition.wrapped.read_retained(2, 1).items] == [2]
+    assert partition.wrapped.read_retained(4, 10).items == []
 
 
 def test_a_buried_item_is_kept_as_long_as_a_completed_one(partition: PartitionUnderTest) -> None:
@@ -160,8 +160,8 @@ def test_a_buried_item_is_kept_as_long_as_a_completed_one(partition: PartitionUn
     granted = partition.lease()
     partition.bury(granted.lease, reason="no use")
     segment(part, "next")
-    assert part.retain().items == 1
-    assert partition.life(0) is ItemState.COMPLETED
+    assert part.apply_retention().items == 1
+    assert partition.state_of(0) is ItemState.COMPLETED
     with pytest.raises(InvalidRequest, match="cannot be redriven"):
         partition.redrive(0)
 
@@ -186,12 +186,12 @@ def test_what_retention_let_go_cannot_be_sought(partition: PartitionUnderTest) -
     segment(part, "kept")
     work_off(part, 2)
     partition.produce("new")
-    part.retain()
+    part.apply_retention()
     assert partition.seek(0) == 0
     partition.configure(retention=Retention())
     work_off(part, 1)
     assert partition.seek(0) == 1
-    assert partition.take() == ["new"]
+    assert partition.lease_texts() == ["new"]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (1, 3), (2, 9)])
@@ -201,20 +201,20 @@ def test_needed_items_are_never_dropped_by_word(partition: PartitionUnderTest, s
     partition.complete(granted.lease, [2])
     partition.retry(granted.lease, [0])
     with pytest.raises(InvalidRequest, match="cannot be dropped"):
-        partition.partition.run(Drop([start, stop]))
-    assert not partition.partition.state.dropped
+        partition.wrapped.run(Drop([start, stop]))
+    assert not partition.wrapped.state.dropped
 
 
 @pytest.mark.parametrize("command", [PutCursor("", 0), PutCursor("c", -1), PutCursor("c", 2), ForgetCursor("nobody")])
 def test_wrong_cursors_are_refused(partition: PartitionUnderTest, command: PutCursor | ForgetCursor) -> None:
     partition.produce("one")
     with pytest.raises(InvalidRequest):
-        partition.partition.run(command)
-    assert partition.partition.state.cursors == {}
+        partition.wrapped.run(command)
+    assert partition.wrapped.state.cursors == {}
 
 
 def test_time_finds_an_offset(partition: PartitionUnderTest) -> None:
-    part = partition.partition
+    part = partition.wrapped
     marks = []
     for number in range(5):
         marks.append(partition.wall)
@@ -255,7 +255,7 @@ def test_cut_off_at_any_step_nothing_needed_is_lost(trouble: Fault) -> None:
         files.fail(files.calls + step, trouble)
         with contextlib.suppress(Halt, StorageFailed, OutcomeUnknown):
             part.compact()
-        files.mend()
+        files.clear_faults()
         files.crash()
         again = Partition(FileLog(files, "/log", 1, 0), ManualClock())
         assert again.gaps == [], f"step {step}"

@@ -28,13 +28,13 @@ def let_pass(partition: PartitionUnderTest, duration: int) -> int:
     end = partition.clock.read().elapsed + duration
     looks = 0
     while True:
-        part = partition.partition
+        part = partition.wrapped
         when, left = part.next_retention(), end - partition.clock.read().elapsed
         wait = left if when is None else min(left, max(0, when - part.now().elapsed))
         partition.clock.advance(wait)
         if wait == left and (when is None or when > part.now().elapsed):
             return looks
-        part.upkeep()
+        part.apply_due_retention()
         looks += 1
         assert looks < 10_000, "it always wants another look"
 
@@ -54,30 +54,30 @@ def test_an_idle_partition_lets_go_of_everything_soon_after_its_time(partition: 
     partition.configure(retention=BY_AGE)
     worked_off(partition, *"abc")
     let_pass(partition, DAY - SECOND)
-    assert retained(partition.partition) == [0, 3]
+    assert retained(partition.wrapped) == [0, 3]
     let_pass(partition, SLACK + SECOND)
-    assert retained(partition.partition) == []
-    assert len(partition.partition.log.segments()) == 1
+    assert retained(partition.wrapped) == []
+    assert len(partition.wrapped.log.segments()) == 1
 
 
 def test_with_nothing_to_drop_it_wants_no_look(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
-    assert partition.partition.next_retention() is None
+    assert partition.wrapped.next_retention() is None
     worked_off(partition, "a")
     assert let_pass(partition, 3 * DAY) <= 4
-    assert partition.partition.next_retention() is None
+    assert partition.wrapped.next_retention() is None
     partition.restart()
-    assert partition.partition.next_retention() is None
+    assert partition.wrapped.next_retention() is None
     worked_off(partition, "b")
     partition.configure(retention=Retention(max_age=0))
-    assert partition.partition.next_retention() is None
+    assert partition.wrapped.next_retention() is None
 
 
 def test_one_that_is_closed_wants_no_look(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     for _ in range(2):
-        partition.partition.close()
-        assert partition.partition.next_retention() is None
+        partition.wrapped.close()
+        assert partition.wrapped.next_retention() is None
         partition.open()
         worked_off(partition, "a")
 
@@ -91,12 +91,12 @@ def test_a_trickle_of_an_item_a_minute_keeps_max_age(partition: PartitionUnderTe
         produced.append(partition.clock.read().elapsed)
         worked_off(partition, "item")
         let_pass(partition, MINUTE)
-        oldest = partition.partition.state.dropped.first_missing(0)
+        oldest = partition.wrapped.state.dropped.first_missing(0)
         now = partition.clock.read().elapsed
         assert all(now - when >= max_age for when in produced[:oldest]), "something went before its time"
         assert oldest == len(produced) or now - produced[oldest] <= late, "something is kept for too long"
-        assert len(partition.partition.log.segments()) <= 25
-    assert partition.partition.state.dropped
+        assert len(partition.wrapped.log.segments()) <= 25
+    assert partition.wrapped.state.dropped
 
 
 @pytest.mark.parametrize("step", [-DAY, DAY], ids=["back", "forward"])
@@ -107,12 +107,12 @@ def test_setting_the_date_changes_no_age(partition: PartitionUnderTest, step: in
     partition.clock.step_wall(step)
     worked_off(partition, "b")
     let_pass(partition, 2 * HOUR)
-    assert retained(partition.partition) == [0, 2]
-    assert partition.partition.retain().items == 0
+    assert retained(partition.wrapped) == [0, 2]
+    assert partition.wrapped.apply_retention().items == 0
     let_pass(partition, DAY - 4 * HOUR - SECOND)
-    assert retained(partition.partition) == [0, 2]
+    assert retained(partition.wrapped) == [0, 2]
     let_pass(partition, SLACK + 2 * HOUR)
-    assert retained(partition.partition) == []
+    assert retained(partition.wrapped) == []
 
 
 def test_restarts_and_reboots_lose_no_time(partition: PartitionUnderTest) -> None:
@@ -122,37 +122,37 @@ def test_restarts_and_reboots_lose_no_time(partition: PartitionUnderTest) -> Non
         partition.clock.advance(59 * MINUTE) if hour % 2 else partition.clock.reboot(59 * MINUTE)
         partition.kill()
         let_pass(partition, MINUTE)
-        assert (retained(partition.partition) == [0, 1]) or hour >= 23
+        assert (retained(partition.wrapped) == [0, 1]) or hour >= 23
     let_pass(partition, HOUR)
-    assert retained(partition.partition) == []
+    assert retained(partition.wrapped) == []
 
 
 def test_what_became_old_while_it_was_closed_goes_after_the_opening(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     worked_off(partition, "a")
     let_pass(partition, 3 * HOUR)
-    partition.partition.close()
+    partition.wrapped.close()
     partition.clock.advance(3 * DAY)
     partition.open()
-    assert retained(partition.partition) == [0, 1]
+    assert retained(partition.wrapped) == [0, 1]
     let_pass(partition, FIRST_LOOK)
-    assert retained(partition.partition) == []
+    assert retained(partition.wrapped) == []
 
 
 def test_what_is_closed_says_when_it_wants_to_be_opened(partition: PartitionUnderTest) -> None:
     """Not for a look that finds nothing; and for every one that finds something."""
     partition.configure(retention=BY_AGE)
     worked_off(partition, "a")
-    began = partition.partition.now().elapsed
-    assert partition.partition.summary().due_elapsed == began + DAY // 20
+    began = partition.wrapped.now().elapsed
+    assert partition.wrapped.summary().due_elapsed == began + DAY // 20
     let_pass(partition, 3 * HOUR)
     partition.restart()
-    assert partition.partition.summary().due_elapsed == began + DAY // 20 + DAY
+    assert partition.wrapped.summary().due_elapsed == began + DAY // 20 + DAY
     partition.restart()
     partition.clock.advance(2 * DAY)
     let_pass(partition, FIRST_LOOK)
-    assert retained(partition.partition) == []
-    assert partition.partition.summary().due_elapsed is None
+    assert retained(partition.wrapped) == []
+    assert partition.wrapped.summary().due_elapsed is None
 
 
 def test_unresolved_items_stay_and_the_others_of_their_segment_go(partition: PartitionUnderTest) -> None:
@@ -162,14 +162,14 @@ def test_unresolved_items_stay_and_the_others_of_their_segment_go(partition: Par
     partition.retry(granted.lease, [7], delay=3 * 24 * 3600)
     partition.complete(granted.lease)
     let_pass(partition, DAY + SLACK)
-    assert retained(partition.partition) == [7, 8]
+    assert retained(partition.wrapped) == [7, 8]
     assert let_pass(partition, 1 * DAY) <= 1, "an item that waits is no reason to look again and again"
     partition.advance(24 * 3600)
     granted = partition.lease()
     assert partition.texts(granted) == ["item 7"]
     partition.complete(granted.lease)
     let_pass(partition, SLACK)
-    assert retained(partition.partition) == []
+    assert retained(partition.wrapped) == []
 
 
 def test_a_backlog_stays_whole(partition: PartitionUnderTest) -> None:
@@ -177,7 +177,7 @@ def test_a_backlog_stays_whole(partition: PartitionUnderTest) -> None:
     for number in range(200):
         partition.produce(f"item {number}")
         let_pass(partition, 10 * MINUTE)
-    assert retained(partition.partition) == [0, 200]
+    assert retained(partition.wrapped) == [0, 200]
     assert partition.drain(want=50) == [f"item {number}" for number in range(200)]
 
 
@@ -188,13 +188,13 @@ def test_a_cursor_holds_until_it_is_moved_on(partition: PartitionUnderTest) -> N
     worked_off(partition, "b")
     partition.move_cursor("audit", 0)
     let_pass(partition, 2 * DAY)
-    assert partition.partition.next_retention() is None
+    assert partition.wrapped.next_retention() is None
     partition.move_cursor("audit", 1)
     let_pass(partition, SLACK)
-    assert retained(partition.partition) == [1, 2]
+    assert retained(partition.wrapped) == [1, 2]
     partition.release_cursor("audit")
     let_pass(partition, SLACK)
-    assert retained(partition.partition) == []
+    assert retained(partition.wrapped) == []
 
 
 def test_min_segments_are_kept(partition: PartitionUnderTest) -> None:
@@ -203,9 +203,9 @@ def test_min_segments_are_kept(partition: PartitionUnderTest) -> None:
         worked_off(partition, "item")
         let_pass(partition, 10 * MINUTE)
     let_pass(partition, DAY)
-    assert len(partition.partition.log.segments()) == 3
-    assert retained(partition.partition)[-1] == 10
-    assert partition.partition.next_retention() is None
+    assert len(partition.wrapped.log.segments()) == 3
+    assert retained(partition.wrapped)[-1] == 10
+    assert partition.wrapped.next_retention() is None
 
 
 def test_counted_segments_are_not_made_smaller_by_the_timer(partition: PartitionUnderTest) -> None:
@@ -214,24 +214,24 @@ def test_counted_segments_are_not_made_smaller_by_the_timer(partition: Partition
     for _ in range(20):
         worked_off(partition, "item")
         let_pass(partition, HOUR)
-    assert retained(partition.partition) == [0, 20]
+    assert retained(partition.wrapped) == [0, 20]
     let_pass(partition, DAY - HOUR - SECOND)
-    assert retained(partition.partition) == [0, 20]
+    assert retained(partition.wrapped) == [0, 20]
     let_pass(partition, SECOND)
-    assert retained(partition.partition) == []
+    assert retained(partition.wrapped) == []
 
 
 def test_a_pass_takes_a_few_segments_at_a_time(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     for _ in range(2 * DROPS_AT_ONCE + 3):
         worked_off(partition, "item")
-        partition.partition._rotate()
+        partition.wrapped._rotate()
     partition.clock.advance(2 * DAY)
     left = []
-    while (when := partition.partition.next_retention()) is not None:
-        assert when <= partition.partition.now().elapsed
-        partition.partition.upkeep()
-        left.append(len(partition.partition.log.segments()))
+    while (when := partition.wrapped.next_retention()) is not None:
+        assert when <= partition.wrapped.now().elapsed
+        partition.wrapped.apply_due_retention()
+        left.append(len(partition.wrapped.log.segments()))
     assert left == [DROPS_AT_ONCE + 4, 4, 1]
 
 
@@ -244,11 +244,11 @@ def test_segments_that_the_log_refuses_to_drop_are_not_tried_again_at_once(
     partition.configure(retention=BY_AGE)
     worked_off(partition, "item")
     with monkeypatch.context() as patch:
-        patch.setattr(partition.partition.log, "drop", refuse)
+        patch.setattr(partition.wrapped.log, "drop", refuse)
         assert let_pass(partition, DAY + SLACK) < 10
-        assert len(partition.partition.log.segments()) > 1
+        assert len(partition.wrapped.log.segments()) > 1
     let_pass(partition, SLACK)
-    assert len(partition.partition.log.segments()) == 1
+    assert len(partition.wrapped.log.segments()) == 1
 
 
 # -- buried items ------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def buried(partition: PartitionUnderTest, *texts: str) -> list[int]:
 
 
 def to_drop(partition: PartitionUnderTest) -> tuple[int, int]:
-    part = partition.partition
+    part = partition.wrapped
     return buried_to_drop(part.log.segments(), part.state, part.now().elapsed)
 
 
@@ -272,7 +272,7 @@ def test_buried_items_are_warned_of_then_taken_and_counted(partition: PartitionU
     worked_off(partition, "done too")
     told_at = 0
     for _ in range((DAY + SLACK) // (10 * MINUTE)):
-        if partition.partition.state.buried_dropped:
+        if partition.wrapped.state.buried_dropped:
             break
         let_pass(partition, 10 * MINUTE)
         items, wait = to_drop(partition)
@@ -281,13 +281,13 @@ def test_buried_items_are_warned_of_then_taken_and_counted(partition: PartitionU
             assert (items, wait >= HOUR) == (2, True)
             assert partition.counts.buried == 2
     assert 0 <= partition.clock.read().elapsed - told_at <= 10 * MINUTE
-    assert partition.partition.taken == [DroppedBuried(2, 1, 2)]
+    assert partition.wrapped.dropped_buried == [DroppedBuried(2, 1, 2)]
     assert to_drop(partition) == (0, 0)
     for _ in range(2):
-        assert partition.partition.state.buried_dropped == 2
+        assert partition.wrapped.state.buried_dropped == 2
         partition.kill()
-    partition.partition.compact()
-    assert base.load(base.dump(partition.partition.state)).buried_dropped == 2
+    partition.wrapped.compact()
+    assert base.load(base.dump(partition.wrapped.state)).buried_dropped == 2
 
 
 def test_what_is_buried_late_is_kept_for_as_long_again(partition: PartitionUnderTest) -> None:
@@ -299,9 +299,9 @@ def test_what_is_buried_late_is_kept_for_as_long_again(partition: PartitionUnder
     partition.bury(partition.lease().lease)
     partition.clock.step_wall(DAY)
     let_pass(partition, DAY - SECOND)
-    assert (retained(partition.partition), to_drop(partition)) == ([6, 7], (1, SECOND))
+    assert (retained(partition.wrapped), to_drop(partition)) == ([6, 7], (1, SECOND))
     let_pass(partition, SLACK)
-    assert (retained(partition.partition), partition.partition.state.buried_dropped) == ([], 1)
+    assert (retained(partition.wrapped), partition.wrapped.state.buried_dropped) == ([], 1)
 
 
 def test_only_what_may_be_taken_is_warned_of(partition: PartitionUnderTest) -> None:
@@ -317,20 +317,20 @@ def test_only_what_may_be_taken_is_warned_of(partition: PartitionUnderTest) -> N
     let_pass(partition, DAY - 3 * HOUR)
     assert to_drop(partition)[0] == 1
     let_pass(partition, DAY)
-    assert (partition.partition.state.buried_dropped, to_drop(partition)) == (1, (0, 0))
-    assert retained(partition.partition) == [0, 1, unread, unread + 1]
+    assert (partition.wrapped.state.buried_dropped, to_drop(partition)) == (1, (0, 0))
+    assert retained(partition.wrapped) == [0, 1, unread, unread + 1]
     assert partition.counts.buried == 2
 
 
 def test_a_base_without_the_count_and_the_times_of_burials_can_be_read(partition: PartitionUnderTest) -> None:
     """As it was written before there were these."""
     buried(partition, "bad")
-    image = msgspec.msgpack.decode(base.dump(partition.partition.state))
+    image = msgspec.msgpack.decode(base.dump(partition.wrapped.state))
     place = base._Image.__struct_fields__.index("buried")
-    assert image[-1] == 0 and image[place][0][1][-1] == partition.partition.now().elapsed
+    assert image[-1] == 0 and image[place][0][1][-1] == partition.wrapped.now().elapsed
     image[place] = [[offset, burial[:-1]] for offset, burial in image[place]]
     old = base.load(msgspec.msgpack.encode(image[:-1]))
-    assert (old.buried_dropped, old.buried[0].since, old.buried[0].reason) == (0, 0, "no use")
+    assert (old.buried_dropped, old.burials[0].since, old.burials[0].reason) == (0, 0, "no use")
 
 
 # -- a disk that fails -------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_cut_off_at_any_step_nothing_is_lost_and_it_is_tried_again_later(trouble
     whole = SimulatedFiles()
     part = old_partition(whole, ManualClock())
     before = whole.calls
-    part.upkeep()
+    part.apply_due_retention()
     assert part.state.dropped.runs == [0, 13, 14, 40]
     tidied = 0
     for step in range(1, whole.calls - before + 1):
@@ -369,13 +369,13 @@ def test_cut_off_at_any_step_nothing_is_lost_and_it_is_tried_again_later(trouble
         files.fail(files.calls + step, trouble)  # type: ignore[arg-type]
         stored = False
         with contextlib.suppress(Halt, StorageFailed, OutcomeUnknown):
-            part.upkeep()
+            part.apply_due_retention()
             stored = True
-        if part.untidy is not None and not part.failed:
+        if part.maintenance_error is not None and not part.failed:
             when = part.next_retention()
             assert when is not None and when > part.now().elapsed + MINUTE, "a failing disk is not tried again at once"
             tidied += 1
-        files.mend()
+        files.clear_faults()
         if trouble == "halt":
             files.crash()
         else:
@@ -385,6 +385,6 @@ def test_cut_off_at_any_step_nothing_is_lost_and_it_is_tried_again_later(trouble
         assert again.payloads([13, 14]) == [b"1.3"], f"step {step}"
         assert not stored or again.payloads([40, 41]) == [b"asked for in the same turn"], f"step {step}"
         clock.advance(FIRST_LOOK)
-        again.upkeep()
+        again.apply_due_retention()
         assert again.state.dropped.runs == [0, 13, 14, 40], f"step {step}"
     assert tidied or trouble == "halt"

@@ -24,11 +24,11 @@ class CatalogUnderTest:
     def create(self, name: str, partitions: int = 1, incarnation: int = 0, exist_ok: bool = False, **given: Any) -> QueueEntry:
         options = merged(Options(), given)
         number = incarnation or len(self.records) + 1
-        self.take(catalog.create(self.state, name, options, partitions, number, 1_000, exist_ok, given))
+        self.apply(catalog.create(self.state, name, options, partitions, number, 1_000, exist_ok, given))
         return self.state.names[name]
 
     def update(self, name: str, **changes: Any) -> QueueEntry:
-        self.take(catalog.update(self.state, self.state.names[name].incarnation, changes))
+        self.apply(catalog.update(self.state, self.state.names[name].incarnation, changes))
         return self.state.names[name]
 
     def reshape(
@@ -42,31 +42,31 @@ class CatalogUnderTest:
         keep_since: int = 0,
     ) -> QueueEntry:
         incarnation = self.state.names[name].incarnation
-        self.take(catalog.change_partitions(self.state, incarnation, active, read_only, marks or {}, at, keep_since))
+        self.apply(catalog.change_partitions(self.state, incarnation, active, read_only, marks or {}, at, keep_since))
         return self.state.names[name]
 
     def delete(self, name: str) -> int:
         incarnation = self.state.names[name].incarnation
-        self.take(catalog.delete(self.state, name))
+        self.apply(catalog.delete(self.state, name))
         return incarnation
 
     def removed(self, incarnation: int) -> None:
-        self.take(catalog.confirm_files_removed(self.state, incarnation))
+        self.apply(catalog.confirm_files_removed(self.state, incarnation))
 
     def adopting(self, name: str, drop: str) -> int:
         """Begin to adopt a drop; its number."""
-        self.take(catalog.begin_adoption(self.state, self.state.names[name].incarnation, drop))
+        self.apply(catalog.begin_adoption(self.state, self.state.names[name].incarnation, drop))
         return self.state.names[name].adopting[drop]
 
     def adopted(self, name: str, drop: str, source: str, number: int) -> QueueEntry:
-        self.take(catalog.finish_adoption(self.state, self.state.names[name].incarnation, drop, source, number))
+        self.apply(catalog.finish_adoption(self.state, self.state.names[name].incarnation, drop, source, number))
         return self.state.names[name]
 
     def hold(self, name: str, holder: str, timeout: int = 0) -> QueueEntry:
-        self.take(catalog.set_consumer_right(self.state, self.state.names[name].incarnation, holder, timeout))
+        self.apply(catalog.set_consumer_right(self.state, self.state.names[name].incarnation, holder, timeout))
         return self.state.names[name]
 
-    def take(self, records: list[CatalogRecord]) -> None:
+    def apply(self, records: list[CatalogRecord]) -> None:
         for record in records:
             catalog.apply(self.state, record)
         self.records += records

@@ -24,11 +24,11 @@ def one_in_each_state(partition: PartitionUnderTest) -> int:
 @pytest.mark.parametrize(("state", "offset"), [("buried", 1), ("leased", 2), ("ready", 3), ("scheduled", 4)])
 def test_clear_resolves_one_state_and_leaves_the_others(partition: PartitionUnderTest, state: str, offset: int) -> None:
     one_in_each_state(partition)
-    before = [partition.life(other) for other in range(5)]
+    before = [partition.state_of(other) for other in range(5)]
     assert partition.clear(**{state: True}) == 1
     before[offset] = ItemState.COMPLETED
     partition.restart()
-    assert [partition.life(other) for other in range(5)] == before
+    assert [partition.state_of(other) for other in range(5)] == before
 
 
 def test_clear_of_everything_leaves_nothing(partition: PartitionUnderTest) -> None:
@@ -50,13 +50,13 @@ def test_clearing_frees_held_keys(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", "b1", "b2", keys=["a", "a", "b", "b"])
     partition.retry(partition.lease().lease, [0], delay=100)
     assert partition.clear(leased=True, scheduled=True) == 2
-    assert sorted(partition.take()) == ["a2", "b2"]
+    assert sorted(partition.lease_texts()) == ["a2", "b2"]
 
 
 def test_clearing_the_ready_also_clears_lines(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", key="a")
     first = partition.lease()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.clear(ready=True) == 1
     partition.complete(first.lease)
     partition.produce("a3", key="a")
@@ -86,7 +86,7 @@ def test_seek_before_the_first_and_after_the_last(partition: PartitionUnderTest)
 def test_seek_touches_only_the_completed(partition: PartitionUnderTest) -> None:
     one_in_each_state(partition)
     assert partition.seek(0) == 1
-    assert [partition.life(offset) for offset in range(5)] == [
+    assert [partition.state_of(offset) for offset in range(5)] == [
         ItemState.READY,
         ItemState.BURIED,
         ItemState.LEASED,
@@ -108,7 +108,7 @@ def test_sought_keys_are_in_order_also_with_what_still_waits(partition: Partitio
     partition.complete(partition.lease(per_key=2).lease)
     held = partition.lease()
     partition.seek(0)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.complete(held.lease)
     assert partition.drain() == ["a1", "a2", "a4"]
 
@@ -163,7 +163,7 @@ def test_redrive_names_what_is_not_buried_and_moves_nothing(partition: Partition
         partition.redrive(1, 3)
     with pytest.raises(InvalidRequest, match="that is not there cannot be redriven"):
         partition.redrive(99)
-    assert partition.life(1) is ItemState.BURIED
+    assert partition.state_of(1) is ItemState.BURIED
 
 
 def test_redrive_keeps_the_priority(partition: PartitionUnderTest) -> None:
@@ -192,8 +192,8 @@ def test_lowering_max_attempts_buries_what_waits_with_as_many(partition: Partiti
     partition.retry(granted.lease, [1])
     partition.retry(granted.lease, [2], delay=100)
     assert partition.configure(max_attempts=1) == 2
-    assert [partition.life(offset) for offset in range(3)] == [ItemState.READY, ItemState.BURIED, ItemState.BURIED]
-    assert partition.partition.state.buried[1].reason == "attempts spent"
+    assert [partition.state_of(offset) for offset in range(3)] == [ItemState.READY, ItemState.BURIED, ItemState.BURIED]
+    assert partition.wrapped.state.burials[1].reason == "attempts spent"
 
 
 def test_lowering_max_attempts_leaves_a_holder_its_lease(partition: PartitionUnderTest) -> None:
@@ -201,9 +201,9 @@ def test_lowering_max_attempts_leaves_a_holder_its_lease(partition: PartitionUnd
     partition.retry(partition.lease().lease)
     granted = partition.lease()
     assert partition.configure(max_attempts=1) == 0
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     partition.retry(granted.lease)
-    assert partition.life(0) is ItemState.BURIED
+    assert partition.state_of(0) is ItemState.BURIED
 
 
 def test_raising_max_attempts_gives_waiting_items_more(partition: PartitionUnderTest) -> None:
@@ -221,29 +221,29 @@ def test_a_new_lease_timeout_holds_for_new_leases(partition: PartitionUnderTest)
     partition.configure(lease_timeout=600 * SECOND)
     partition.lease(1)
     partition.advance(60)
-    assert [partition.life(0), partition.life(1)] == [ItemState.READY, ItemState.LEASED]
+    assert [partition.state_of(0), partition.state_of(1)] == [ItemState.READY, ItemState.LEASED]
 
 
 def test_a_policy_survives_a_restart_and_the_same_again_writes_nothing(partition: PartitionUnderTest) -> None:
     partition.configure(max_attempts=3, on_bury="park", ttl=SECOND)
     partition.restart()
-    assert partition.partition.state.policy == Policy(max_attempts=3, on_bury="park", ttl=SECOND)
-    before = len(list(partition.partition.log.frames()))
+    assert partition.wrapped.state.policy == Policy(max_attempts=3, on_bury="park", ttl=SECOND)
+    before = len(list(partition.wrapped.log.frames()))
     partition.configure(max_attempts=3)
-    assert len(list(partition.partition.log.frames())) == before
+    assert len(list(partition.wrapped.log.frames())) == before
 
 
 def test_a_wrong_policy_changes_nothing(partition: PartitionUnderTest) -> None:
     with pytest.raises(InvalidRequest):
         partition.configure(max_attempts=-1)
-    assert partition.partition.state.policy == Policy()
+    assert partition.wrapped.state.policy == Policy()
 
 
 def test_pause_and_resume_are_each_their_own(partition: PartitionUnderTest) -> None:
     partition.pause(lease=True)
     partition.pause(produce=True)
     partition.restart()
-    state = partition.partition.state
+    state = partition.wrapped.state
     assert (state.paused_lease, state.paused_produce) == (True, True)
     partition.pause(lease=False)
-    assert (partition.partition.state.paused_lease, partition.partition.state.paused_produce) == (False, True)
+    assert (partition.wrapped.state.paused_lease, partition.wrapped.state.paused_produce) == (False, True)

@@ -18,7 +18,7 @@ from tests.partition_under_test import MemoryPartitionBackend, PartitionUnderTes
 
 
 def frames(partition: PartitionUnderTest) -> list[Frame]:
-    return [frame for frame in partition.partition.log.frames() if isinstance(frame, Frame)]
+    return [frame for frame in partition.wrapped.log.frames() if isinstance(frame, Frame)]
 
 
 def apply(state: State, frame: Frame) -> None:
@@ -28,7 +28,7 @@ def apply(state: State, frame: Frame) -> None:
 
 def test_a_full_history_leaves_something_in_every_part_of_a_base(partition: PartitionUnderTest) -> None:
     write_every_record(partition)
-    image = msgspec.to_builtins(base._decoder.decode(base.dump(partition.partition.state)))
+    image = msgspec.to_builtins(base._decoder.decode(base.dump(partition.wrapped.state)))
     empty = [name for name, value in zip(base._Image.__struct_fields__, image, strict=True) if not value]
     assert empty == ["paused_produce", "lost"]
 
@@ -42,7 +42,7 @@ def test_a_full_history_has_every_kind_of_record_but_lost(partition: PartitionUn
 def test_replay_from_a_base_at_any_point_gives_the_same_bytes(partition: PartitionUnderTest) -> None:
     write_every_record(partition)
     history = frames(partition)
-    expected = base.dump(partition.partition.state)
+    expected = base.dump(partition.wrapped.state)
     live = State()
     for cut in range(len(history)):
         loaded = base.load(base.dump(live))
@@ -55,7 +55,7 @@ def test_replay_from_a_base_at_any_point_gives_the_same_bytes(partition: Partiti
 def test_a_base_is_a_whole_state_that_goes_on_as_if_nothing_had_happened(partition: PartitionUnderTest) -> None:
     """What is derived and not stored (held keys, heads, deadlines) shows in what comes next."""
     write_every_record(partition)
-    twin, known = base.load(base.dump(partition.partition.state)), len(frames(partition))
+    twin, known = base.load(base.dump(partition.wrapped.state)), len(frames(partition))
     partition.pause(lease=False)
     partition.advance(250)
     for _ in range(5):
@@ -63,17 +63,17 @@ def test_a_base_is_a_whole_state_that_goes_on_as_if_nothing_had_happened(partiti
         partition.advance(5)
     for frame in frames(partition)[known:]:
         apply(twin, frame)
-    assert base.dump(twin) == base.dump(partition.partition.state)
+    assert base.dump(twin) == base.dump(partition.wrapped.state)
 
 
 def test_looking_at_a_state_does_not_change_its_bytes(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "c", keys=["k", None, "m"])
     granted = partition.lease()
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     for offset in range(3):
         partition.why(offset)
     partition.complete(granted.lease, [99])
-    assert base.dump(partition.partition.state) == before
+    assert base.dump(partition.wrapped.state) == before
 
 
 def test_two_ways_to_the_same_state_have_the_same_bytes() -> None:
@@ -87,7 +87,7 @@ def _left_after(completes: list[list[int] | None]) -> bytes:
     granted = partition.lease()
     for which in completes:
         partition.complete(granted.lease, which)
-    return base.dump(partition.partition.state)
+    return base.dump(partition.wrapped.state)
 
 
 def test_a_newer_base_is_refused_with_a_word_on_what_to_do() -> None:
@@ -104,8 +104,8 @@ def test_bytes_that_are_no_base_are_refused(body: bytes) -> None:
 
 
 def test_a_partition_opens_from_its_latest_base_and_forgets_nothing(partition: PartitionUnderTest) -> None:
-    partition.home.kill(partition.partition.log)
-    partition.partition = Partition(partition.home.open(), partition.clock, segment_bytes=1)
+    partition.home.kill(partition.wrapped.log)
+    partition.wrapped = Partition(partition.home.open(), partition.clock, segment_bytes=1)
     partition.produce("a", "b", "c", key="k")
     granted = partition.lease()
     partition.kill()

@@ -190,10 +190,10 @@ def test_a_right_is_recorded_when_it_changes() -> None:
     book.create("a")
     book.hold("a", "h", 5)
     records = len(book.records)
-    assert book.hold("a", "h", 5).holder == "h" and len(book.records) == records
-    assert book.hold("a", "h", 6).hold_timeout == 6
+    assert book.hold("a", "h", 5).consumer_right_holder == "h" and len(book.records) == records
+    assert book.hold("a", "h", 6).consumer_right_timeout == 6
     entry = book.hold("a", "")
-    assert (entry.holder, entry.hold_timeout) == ("", 0)
+    assert (entry.consumer_right_holder, entry.consumer_right_timeout) == ("", 0)
     book.check()
 
 
@@ -207,7 +207,7 @@ def test_they_go_with_their_queue() -> None:
     for record in (AdoptionBegun(incarnation, "y"), AdoptionFinished(incarnation, "y", "s", 1), ConsumerRightSet(incarnation, "h", 5)):
         catalog.apply(book.state, record)  # of a repaired log
     assert book.state.names["a"] == entry
-    assert (entry.adoptions, entry.adopting, entry.adopted, entry.holder) == (0, {}, {}, "")
+    assert (entry.adoptions, entry.adopting, entry.adopted, entry.consumer_right_holder) == (0, {}, {}, "")
 
 
 def test_a_base_of_before_there_was_an_inbox_is_read() -> None:
@@ -340,7 +340,7 @@ def test_a_dead_queue_must_be_fit_for_it(book: CatalogUnderTest) -> None:
 
 
 def test_a_queue_whose_dead_queue_was_lost_can_be_updated_all_the_same(book: CatalogUnderTest) -> None:
-    book.take([Created("a", 5, Options(dead_queue="lost"), 1, 0)])  # as after a repair
+    book.apply([Created("a", 5, Options(dead_queue="lost"), 1, 0)])  # as after a repair
     assert book.update("a", ttl=7).options == Options(Policy(ttl=7), "lost")
     assert book.update("a", dead_queue="").options == Options(Policy(ttl=7))
 

@@ -16,9 +16,9 @@ def test_a_stepped_wall_neither_ends_nor_freezes_a_lease(partition: PartitionUnd
     partition.lease(timeout=10)
     partition.clock.step_wall(step)
     partition.advance(9)
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     partition.advance(1)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 @STEPS
@@ -28,9 +28,9 @@ def test_nor_does_it_over_a_restart(partition: PartitionUnderTest, step: int) ->
     partition.clock.step_wall(step)
     partition.kill()
     partition.advance(9)
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     partition.advance(1)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 @STEPS
@@ -41,18 +41,18 @@ def test_delays_ttls_and_dedup_windows_do_not_follow_the_wall(partition: Partiti
     partition.produce("mortal", ttl=10)
     partition.clock.step_wall(step)
     partition.advance(9)
-    assert [partition.life(0), partition.life(1)] == [ItemState.SCHEDULED, ItemState.READY]
+    assert [partition.state_of(0), partition.state_of(1)] == [ItemState.SCHEDULED, ItemState.READY]
     assert partition.produce("again", dedups=["id"]) == [0]
     partition.advance(1)
-    assert [partition.life(0), partition.life(1)] == [ItemState.READY, ItemState.BURIED]
+    assert [partition.state_of(0), partition.state_of(1)] == [ItemState.READY, ItemState.BURIED]
     assert partition.produce("again", dedups=["id"]) == [2]
 
 
 def test_at_follows_the_wall(partition: PartitionUnderTest) -> None:
     partition.produce("a", at=partition.after(3600))
     partition.clock.step_wall(HOUR)
-    partition.settle()
-    assert partition.take() == ["a"]
+    partition.run_due()
+    assert partition.lease_texts() == ["a"]
 
 
 def test_a_reboot_gives_every_lease_its_full_timeout_again(partition: PartitionUnderTest) -> None:
@@ -62,7 +62,7 @@ def test_a_reboot_gives_every_lease_its_full_timeout_again(partition: PartitionU
     partition.clock.reboot(downtime=DAY)
     partition.kill()
     partition.advance(9)
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     assert partition.complete(granted.lease).done == 1
 
 
@@ -72,7 +72,7 @@ def test_a_lease_ends_after_a_reboot_too(partition: PartitionUnderTest) -> None:
     partition.clock.reboot()
     partition.kill()
     partition.advance(10)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 def test_delays_go_on_through_a_reboot_by_the_wall(partition: PartitionUnderTest) -> None:
@@ -81,9 +81,9 @@ def test_delays_go_on_through_a_reboot_by_the_wall(partition: PartitionUnderTest
     partition.clock.reboot(downtime=50 * SECOND)
     partition.kill()
     partition.advance(9)
-    assert partition.life(0) is ItemState.SCHEDULED
+    assert partition.state_of(0) is ItemState.SCHEDULED
     partition.advance(1)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 @pytest.mark.parametrize("step", [-DAY, 0, DAY])
@@ -91,7 +91,7 @@ def test_elapsed_time_never_runs_backwards(partition: PartitionUnderTest, step: 
     seen = []
     for _ in range(3):
         partition.produce("a")
-        seen.append(partition.partition.state.moment.elapsed)
+        seen.append(partition.wrapped.state.moment.elapsed)
         partition.clock.step_wall(step)
         partition.clock.reboot()
         partition.kill()
@@ -99,9 +99,9 @@ def test_elapsed_time_never_runs_backwards(partition: PartitionUnderTest, step: 
 
 
 def test_everything_of_a_turn_has_one_time(partition: PartitionUnderTest) -> None:
-    partition.partition.run(Produce(items("a")))
-    before = partition.partition.now()
+    partition.wrapped.run(Produce(items("a")))
+    before = partition.wrapped.now()
     partition.clock.advance(SECOND)
-    assert partition.partition.now() == before
-    partition.partition.commit()
-    assert partition.partition.now().elapsed == before.elapsed + SECOND
+    assert partition.wrapped.now() == before
+    partition.wrapped.commit()
+    assert partition.wrapped.now().elapsed == before.elapsed + SECOND

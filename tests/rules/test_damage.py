@@ -19,7 +19,7 @@ def partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
         FilePartitionBackend(tmp_path, "fsync")
     )  # what was not promised by an fsync and is broken counts as torn, not as damaged
     yield partition
-    partition.home.kill(partition.partition.log)
+    partition.home.kill(partition.wrapped.log)
 
 
 def damage(home: Path, content: bytes) -> None:
@@ -41,9 +41,9 @@ def test_a_lost_frame_found_at_opening_is_a_gap_and_the_rest_is_served(partition
     three_frames(partition)
     damage(tmp_path, b"broken 2")
     partition.kill()
-    assert [(gap.start, gap.stop) for gap in partition.partition.gaps] == [(2, 4)]
+    assert [(gap.start, gap.stop) for gap in partition.wrapped.gaps] == [(2, 4)]
     assert partition.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
-    assert [partition.life(2), partition.why(2)] == [ItemState.COMPLETED, "lost: damage took its bytes"]
+    assert [partition.state_of(2), partition.why(2)] == [ItemState.COMPLETED, "lost: damage took its bytes"]
 
 
 def test_lost_offsets_are_not_given_again(partition: PartitionUnderTest, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_lost_frame_found_at_a_lease_is_not_served_and_the_rest_is(
     partition: PartitionUnderTest, tmp_path: Path, key: str | None
 ) -> None:
     three_frames(partition, **({} if key is None else {"key": key}))
-    partition.partition.close()
+    partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()  # from a checkpoint: it does not read the frames before that
     assert partition.drain(10) == ["before 0", "before 1", "after 4", "after 5"]
@@ -67,7 +67,7 @@ def test_a_lost_frame_found_at_a_lease_is_not_served_and_the_rest_is(
 
 def test_a_lost_item_leaves_the_lease_that_holds_it(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition)
-    partition.partition.close()
+    partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()
     granted = partition.lease()
@@ -81,7 +81,7 @@ def test_a_lost_item_frees_its_key(partition: PartitionUnderTest, tmp_path: Path
     partition.complete(partition.lease(2, per_key=2).lease)
     held = partition.lease(1)
     assert granted_offsets(held) == [2]
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     damage(tmp_path, b"broken 2")
     partition.kill()
     assert partition.drain() == ["after 4", "after 5"]
@@ -97,7 +97,7 @@ def test_lost_items_are_out_of_every_state(partition: PartitionUnderTest, tmp_pa
     assert granted_offsets(held) == [3, 4, 5]
     partition.bury(held.lease, [3])
     partition.retry(held.lease, [4], delay=100)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     damage(tmp_path, b"broken 0")
     partition.kill()
     assert sorted(partition.drain()) == ["after 0", "after 1", "after 2"]
@@ -108,22 +108,22 @@ def test_lost_items_are_out_of_every_state(partition: PartitionUnderTest, tmp_pa
 def test_items_in_line_found_lost_when_their_ttl_ends_are_not_buried(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition, key="k", ttl=100)
     held = partition.lease(timeout=1_000)
-    assert partition.take() == []
-    partition.partition.close()
+    assert partition.lease_texts() == []
+    partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()
     partition.advance(100)
     buried, lost = ItemState.BURIED, ItemState.COMPLETED
-    assert [partition.life(offset) for offset in range(6)] == [ItemState.LEASED, buried, lost, lost, buried, buried]
+    assert [partition.state_of(offset) for offset in range(6)] == [ItemState.LEASED, buried, lost, lost, buried, buried]
     partition.complete(held.lease)
-    assert not partition.partition.state.keys.map
+    assert not partition.wrapped.state.keys.by_key
 
 
 def test_items_in_line_found_lost_when_their_attempts_are_spent_are_not_buried(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition, key="k")
     partition.complete(partition.lease(2, per_key=2).lease)
     partition.retry(partition.lease().lease)
-    partition.partition.close()
+    partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()
     assert partition.configure(max_attempts=1) == 0
@@ -143,7 +143,7 @@ def test_a_lost_item_cannot_be_sought_or_redriven(partition: PartitionUnderTest,
     granted = partition.lease()
     partition.bury(granted.lease, [2])
     partition.complete(granted.lease)
-    partition.partition.close()
+    partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()
     assert partition.redrive() == 0
@@ -164,18 +164,18 @@ def test_a_lost_item_stays_lost_over_restarts(partition: PartitionUnderTest, tmp
 def test_whichever_frame_is_lost_the_others_do_no_harm(tmp_path: Path) -> None:
     whole = PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
     write_every_record(whole)
-    frames = [frame for frame in whole.partition.log.frames() if isinstance(frame, Frame)]
-    whole.home.kill(whole.partition.log)
+    frames = [frame for frame in whole.wrapped.log.frames() if isinstance(frame, Frame)]
+    whole.home.kill(whole.wrapped.log)
     for lost in frames[:-1]:
         copy = tmp_path / str(lost.sequence)
         shutil.copytree(tmp_path / "log", copy / "log")
         (copy / "log" / "checkpoint").unlink(missing_ok=True)
         damage(copy, bytes(lost.body))
         survivor = PartitionUnderTest(FilePartitionBackend(copy, "fsync"))
-        (gap,) = survivor.partition.gaps
-        assert (gap.start, gap.stop) == (lost.base, lost.base + (lost.count if lost.type is FrameType.DATA else 0))
+        (gap,) = survivor.wrapped.gaps
+        assert (gap.start, gap.stop) == (lost.base_offset, lost.base_offset + (lost.count if lost.type is FrameType.DATA else 0))
         _work_off(survivor)
-        survivor.home.kill(survivor.partition.log)
+        survivor.home.kill(survivor.wrapped.log)
 
 
 def _work_off(partition: PartitionUnderTest) -> None:
@@ -194,13 +194,13 @@ def _work_off(partition: PartitionUnderTest) -> None:
 
 
 def _deliver_all(partition: PartitionUnderTest) -> None:
-    outbox = partition.partition.state.outbox
+    outbox = partition.wrapped.state.outbox
     for to in list(outbox):
         while to in outbox:
             assert partition.deliver(70, to=to) == 1
 
 
 def _lower_all(partition: PartitionUnderTest) -> None:
-    for fence in list(partition.partition.state.keys.fences):
-        partition.partition.run(NarrowFence(fence.number, []) if fence.slots is not None else LiftFence(fence.number, sorted(fence.keys)))
-    assert not partition.partition.state.keys.fences
+    for fence in list(partition.wrapped.state.keys.fences):
+        partition.wrapped.run(NarrowFence(fence.number, []) if fence.slots is not None else LiftFence(fence.number, sorted(fence.keys)))
+    assert not partition.wrapped.state.keys.fences

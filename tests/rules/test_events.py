@@ -23,7 +23,7 @@ from tests.partition_under_test import ELSEWHERE, PartitionUnderTest, granted_of
 
 def recorded(partition: PartitionUnderTest) -> Iterator[tuple[Record, Moment]]:
     """Every record in a log of one segment, and its time."""
-    for frame in partition.partition.log.frames():
+    for frame in partition.wrapped.log.frames():
         assert isinstance(frame, Frame) and frame.type is not FrameType.BASE
         for record in codec.decode_frame(frame, outline=True):
             yield record, Moment(frame.elapsed, frame.wall)
@@ -31,12 +31,12 @@ def recorded(partition: PartitionUnderTest) -> Iterator[tuple[Record, Moment]]:
 
 def told(partition: PartitionUnderTest) -> list[EventRuns]:
     teller = EventReplay()
-    return [one for record, now in recorded(partition) for one in teller.tell(record, now)]
+    return [one for record, now in recorded(partition) for one in teller.apply(record, now)]
 
 
 def of(partition: PartitionUnderTest, offset: int) -> list[Event]:
     """What happened to an item."""
-    return [event for event in (one.of(offset) for one in told(partition)) if event is not None]
+    return [event for event in (one.event_of(offset) for one in told(partition)) if event is not None]
 
 
 def names(found: list[Event]) -> list[str]:
@@ -59,8 +59,8 @@ def test_everything_that_happens_is_told(partition: PartitionUnderTest) -> None:
     witness = EventChecker()
     for record, now in recorded(partition):
         witness.see(record, now)
-    assert base.dump(witness.teller.state) == base.dump(partition.partition.state)
-    assert witness.lives == {offset: partition.life(offset) for offset in range(partition.partition.state.next_offset)}
+    assert base.dump(witness.teller.state) == base.dump(partition.wrapped.state)
+    assert witness.lives == {offset: partition.state_of(offset) for offset in range(partition.wrapped.state.next_offset)}
     assert {one.event for one in told(partition)} == set(Kind) - {Kind.LOST}
 
 
@@ -69,7 +69,7 @@ def test_a_state_from_a_base_tells_the_same(partition: PartitionUnderTest) -> No
     whole, anew = EventReplay(), EventReplay()
     for record, now in recorded(partition):
         anew = EventReplay(base.load(base.dump(anew.state)))
-        assert anew.tell(record, now) == whole.tell(record, now)
+        assert anew.apply(record, now) == whole.apply(record, now)
 
 
 def test_what_is_told_of_a_broker_is_what_happens() -> None:
@@ -84,8 +84,8 @@ def test_what_is_told_of_a_broker_is_what_happens() -> None:
 
 def logs_of(harness: BrokerHarness) -> Iterator[list[Frame]]:
     for loop in harness.broker.loops():
-        for member in loop.turns.members.values():
-            yield [frame for frame in member.open.log.frames() if isinstance(frame, Frame)]
+        for member in loop.engine.handles.values():
+            yield [frame for frame in member.usable_partition.log.frames() if isinstance(frame, Frame)]
 
 
 def looked_through(frames: list[Frame]) -> set[Kind]:
@@ -229,7 +229,7 @@ def test_an_arrival_that_is_not_placed_is_told_without_its_offset(partition: Par
 def test_a_reboot_extends_every_lease(partition: PartitionUnderTest) -> None:
     (offset,) = partition.produce("a")
     lease = partition.lease(consumer="c").lease
-    partition.partition.close()
+    partition.wrapped.close()
     partition.clock.reboot(60 * SECOND)
     partition.open()
     assert of(partition, offset)[-1] == Event("extended", offset, partition.wall, 1, events.REBOOTED, "c", lease)
@@ -238,27 +238,27 @@ def test_a_reboot_extends_every_lease(partition: PartitionUnderTest) -> None:
 def test_damage_takes_what_is_not_resolved() -> None:
     teller, now = EventReplay(), Moment(0, 7)
     for record in (Opened(1, "boot", 0), Produced(0, Batch([b""] * 5)), Leased(1, 9, 9, "c", [LaneTake(5, 0, 2)]), Completed(1, [0, 1])):
-        teller.tell(record, now)
-    plain, held = teller.tell(Lost([0, 4]), now)
+        teller.apply(record, now)
+    plain, held = teller.apply(Lost([0, 4]), now)
     assert (plain.runs, held.runs, held.attempt) == ([2, 4], [1, 2], 1)
-    assert teller.tell(Lost([0, 4]), now) == []
-    (unseen,) = teller.tell(Lost([5, 8]), now)  # records of these were never seen
+    assert teller.apply(Lost([0, 4]), now) == []
+    (unseen,) = teller.apply(Lost([5, 8]), now)  # records of these were never seen
     assert unseen.runs == [5, 8]
 
 
 def test_a_completion_without_its_lease_is_told() -> None:
     """Damage took the record of the lease."""
     teller = EventReplay(State())
-    teller.tell(Produced(0, Batch([b"a"])), Moment(0, 1))
-    (done,) = teller.tell(Completed(4, [0, 1]), Moment(0, 2))
+    teller.apply(Produced(0, Batch([b"a"])), Moment(0, 1))
+    (done,) = teller.apply(Completed(4, [0, 1]), Moment(0, 2))
     assert list(done.events()) == [Event("completed", 0, 2, 1, lease=4)]
 
 
 def test_a_happening_finds_its_items_in_any_order() -> None:
     one = EventRuns(Kind.LEASED, [7, 9, 2, 3], 5, 1, {8: 4}, consumer="c", lease=6)
     assert [(event.offset, event.attempt) for event in one.events()] == [(7, 1), (8, 4), (2, 1)]
-    assert [one.of(offset) for offset in (7, 8, 2)] == list(one.events())
-    assert one.of(9) is None and one.of(1) is None
+    assert [one.event_of(offset) for offset in (7, 8, 2)] == list(one.events())
+    assert one.event_of(9) is None and one.event_of(1) is None
 
 
 def test_leases_of_many_are_one_happening(partition: PartitionUnderTest) -> None:

@@ -24,7 +24,7 @@ def test_leased(partition: PartitionUnderTest) -> None:
     granted = partition.lease(1, "host-1", timeout=30)
     partition.lease(1)
     partition.advance(10)
-    found = partition.partition.explain(0)
+    found = partition.wrapped.explain(0)
     assert found.why == "leased by host-1 for another 20.0 s"
     assert (found.state, found.attempts, found.consumer) == (ItemState.LEASED, 1, "host-1")
     assert (found.lease, found.until) == (granted.lease, granted.deadline)
@@ -34,16 +34,16 @@ def test_leased(partition: PartitionUnderTest) -> None:
 def test_scheduled(partition: PartitionUnderTest) -> None:
     when = partition.after(90)
     partition.produce("a", at=when)
-    found = partition.partition.explain(0)
+    found = partition.wrapped.explain(0)
     assert (found.state, found.why, found.until) == (ItemState.SCHEDULED, "scheduled, ready in 90.0 s", when)
 
 
 def test_backing_off(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.retry(partition.lease().lease, delay=30, reason="busy")
-    found = partition.partition.explain(0)
+    found = partition.wrapped.explain(0)
     assert found.why == "backing off after attempt 1 (busy), ready in 30.0 s"
-    assert (found.attempts, found.reason, found.until) == (1, "busy", partition.partition.now().elapsed + 30 * SECOND)
+    assert (found.attempts, found.reason, found.until) == (1, "busy", partition.wrapped.now().elapsed + 30 * SECOND)
 
 
 def test_a_key_held_by_a_lease(partition: PartitionUnderTest) -> None:
@@ -51,7 +51,7 @@ def test_a_key_held_by_a_lease(partition: PartitionUnderTest) -> None:
     granted = partition.lease(2, "host-1")
     partition.produce("b2", key="b")
     for _ in range(2):  # before and after it was passed over
-        found = partition.partition.explain(2)
+        found = partition.wrapped.explain(2)
         assert (found.why, found.held_by, found.until) == ("its key is held: item 1 is leased by host-1", 1, granted.deadline)
         partition.lease()
 
@@ -59,16 +59,16 @@ def test_a_key_held_by_a_lease(partition: PartitionUnderTest) -> None:
 def test_a_key_held_by_a_back_off(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", key="a")
     partition.retry(partition.lease().lease, delay=30)
-    found = partition.partition.explain(1)
+    found = partition.wrapped.explain(1)
     assert (found.why, found.held_by) == ("its key is held: item 0 backs off", 0)
-    assert found.until == partition.partition.now().elapsed + 30 * SECOND
+    assert found.until == partition.wrapped.now().elapsed + 30 * SECOND
 
 
 def test_a_parked_key(partition: PartitionUnderTest) -> None:
     partition.configure(on_bury="park")
     partition.produce("a1", "a2", key="a")
     partition.bury(partition.lease().lease, reason="no")
-    found = partition.partition.explain(1)
+    found = partition.wrapped.explain(1)
     assert (found.why, found.held_by) == ("its key is parked: item 0 was buried; redrive or clear it", 0)
 
 
@@ -76,14 +76,14 @@ def test_first_of_its_key_and_behind_it(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", "a3", key="a")
     partition.complete(partition.lease(2).lease)
     assert partition.why(1) == "ready: first of its key, the next lease that reaches it gets it"
-    found = partition.partition.explain(2)
+    found = partition.wrapped.explain(2)
     assert (found.why, found.held_by) == ("ready, behind item 1 of the same key", 1)
 
 
 def test_buried(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.bury(partition.lease().lease, reason="no such customer")
-    found = partition.partition.explain(0)
+    found = partition.wrapped.explain(0)
     assert (found.state, found.why, found.attempts) == (ItemState.BURIED, "buried because: no such customer", 1)
 
 

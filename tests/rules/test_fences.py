@@ -15,30 +15,30 @@ from tests.partition_under_test import PartitionUnderTest, items, key_id, slot
 
 def test_a_version_is_taken_once(partition: PartitionUnderTest) -> None:
     barriers = [FenceSpec(0, 3, 10, 0, pack_slots([1])), FenceSpec(0, 4, 20, 0, pack_slots([2, 3]))]
-    assert partition.partition.run(AddFences(5, barriers)) == ItemCount(2)
-    assert partition.partition.run(AddFences(6, [])) == ItemCount(0)
-    partition.partition.commit()
+    assert partition.wrapped.run(AddFences(5, barriers)) == ItemCount(2)
+    assert partition.wrapped.run(AddFences(6, [])) == ItemCount(0)
+    partition.wrapped.commit()
     partition.kill()
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     for version in (4, 5, 6):
-        assert partition.partition.run(AddFences(version, barriers, [(bytes(16), SECOND, 1)])) == ItemCount(0)
-    assert base.dump(partition.partition.state) == before
-    fences = list(partition.partition.state.keys.fences)
+        assert partition.wrapped.run(AddFences(version, barriers, [(bytes(16), SECOND, 1)])) == ItemCount(0)
+    assert base.dump(partition.wrapped.state) == before
+    fences = list(partition.wrapped.state.keys.fences)
     assert [(one.number, one.source, one.mark, one.since) for one in fences] == [(1, 3, 10, 0), (2, 4, 20, 0)]
-    assert (partition.partition.state.fence_version, partition.fence("a", version=7)) == (6, 3)
+    assert (partition.wrapped.state.fence_version, partition.fence("a", version=7)) == (6, 3)
 
 
 def adopt(partition: PartitionUnderTest, name: str, left: float, item: int) -> None:
     digest = routing.digest(name.encode())
-    partition.partition.run(AddFences(0, [], [(digest, int(left * SECOND), item)]))
-    partition.partition.commit()
+    partition.wrapped.run(AddFences(0, [], [(digest, int(left * SECOND), item)]))
+    partition.wrapped.commit()
 
 
 def test_dedup_ids_alone_are_of_no_version(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a", version=4)
     adopt(partition, "x", 10, ids.foreign_number(3, 7))
     partition.kill()
-    assert (partition.partition.state.fence_version, [one.number for one in partition.partition.state.keys.fences]) == (4, [fence])
+    assert (partition.wrapped.state.fence_version, [one.number for one in partition.wrapped.state.keys.fences]) == (4, [fence])
 
 
 @pytest.mark.parametrize("number", [0, 3, ids.LAST_PARTITION])
@@ -75,20 +75,20 @@ def test_without_fences_nothing_waits() -> None:
     fences = Fences()
     fences.add(FenceSpec(1, 0, 0, 0, b""))
     assert not fences
-    assert fences.limit(key_id("a")) == ENDLESS
+    assert fences.waits_from(key_id("a")) == ENDLESS
 
 
 def test_of_a_slot_that_lives_elsewhere_all_but_the_backlog_is_astray() -> None:
     owners = bytearray(routing.SLOTS)
     owners[slot("a")] = owners[slot("b")] = 1
     departed = MovedSlots(owners, 0, {slot("a"): 10})
-    assert [departed.mark(key_id(key)) for key in ("a", "b", "c")] == [10, 0, ENDLESS]
-    assert departed.any_of([routing.NO_KEY, key_id("c"), key_id("b")])
-    assert not departed.any_of([routing.NO_KEY, key_id("c")])
+    assert [departed.strays_from(key_id(key)) for key in ("a", "b", "c")] == [10, 0, ENDLESS]
+    assert departed.moved_any([routing.NO_KEY, key_id("c"), key_id("b")])
+    assert not departed.moved_any([routing.NO_KEY, key_id("c")])
 
 
 def test_what_belongs_to_a_partition_that_cannot_be_opened_is_handled_where_it_is() -> None:
     owners = bytearray(routing.SLOTS)
     owners[slot("a")], owners[slot("b")] = 1, 2
     departed = MovedSlots(owners, 0, {}, {2})
-    assert [departed.mark(key_id(key)) for key in ("a", "b", "c")] == [0, ENDLESS, ENDLESS]
+    assert [departed.strays_from(key_id(key)) for key in ("a", "b", "c")] == [0, ENDLESS, ENDLESS]

@@ -18,17 +18,17 @@ ONE, TWO = FollowUpBatch(ELSEWHERE, b"one"), FollowUpBatch(ELSEWHERE, b"two")
 
 def promised(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[bytes]:
     """Bodies on their way, in their order."""
-    line = partition.partition.state.outbox.get(to, [])
+    line = partition.wrapped.state.outbox.get(to, [])
     assert sorted({entry.sequence for entry in line}) == [entry.sequence for entry in line]
     return [entry.body for entry in line]
 
 
 def refused(partition: PartitionUnderTest, error: type[PenstockError], wrong: Callable[[], object]) -> None:
     """It is an error and changes nothing."""
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     with pytest.raises(error, match="; "):
         wrong()
-    assert base.dump(partition.partition.state) == before
+    assert base.dump(partition.wrapped.state) == before
 
 
 def test_a_completion_and_its_letters_are_recorded_together(partition: PartitionUnderTest) -> None:
@@ -44,10 +44,10 @@ def test_a_completion_and_its_letters_are_recorded_together(partition: Partition
 def test_letters_of_a_turn_that_was_never_written_are_not_there(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     granted = partition.lease()
-    partition.partition.run(CompleteLeased(granted.lease, then=[ONE]))
+    partition.wrapped.run(CompleteLeased(granted.lease, follow_ups=[ONE]))
     assert promised(partition) == [b"one"]
     partition.kill()
-    assert (promised(partition), partition.life(0)) == ([], ItemState.LEASED)
+    assert (promised(partition), partition.state_of(0)) == ([], ItemState.LEASED)
     partition.complete(granted.lease, then=[ONE])
     assert promised(partition) == [b"one"]
 
@@ -66,19 +66,19 @@ def test_each_letter_arrives_in_its_turn_and_leaves_nothing_behind(partition: Pa
     assert partition.deliver(70) == 1
     assert promised(partition) == [b"two"]
     assert partition.deliver(71) == 1
-    assert (partition.partition.state.outbox, partition.partition.state.moved, partition.counts.completed) == ({}, {}, 1)
+    assert (partition.wrapped.state.outbox, partition.wrapped.state.moved, partition.counts.completed) == ({}, {}, 1)
 
 
 def test_items_and_letters_for_one_destination_are_in_one_order(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     partition.complete(partition.lease(1).lease, then=[ONE])
     partition.send(1)
-    line = partition.partition.state.outbox[ELSEWHERE]
+    line = partition.wrapped.state.outbox[ELSEWHERE]
     assert [(entry.runs, entry.body) for entry in line] == [([], b"one"), ([1, 2], b"")]
     assert line[1].sequence == line[0].sequence + 1
     partition.kill()
     assert [partition.deliver(), partition.deliver(70)] == [1, 1]
-    assert partition.partition.explain(1).moved_to == (0xDEAD, 3, 70)
+    assert partition.wrapped.explain(1).moved_to == (0xDEAD, 3, 70)
 
 
 @pytest.mark.parametrize("which", [None, [0]])

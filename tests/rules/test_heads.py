@@ -10,12 +10,12 @@ from tests.partition_under_test import PartitionUnderTest, granted_offsets
 
 
 def now(partition: PartitionUnderTest) -> int:
-    return partition.partition.now().elapsed
+    return partition.wrapped.now().elapsed
 
 
 def head(partition: PartitionUnderTest) -> tuple[int, float] | None:
     """Priority of the best head and how many seconds it has been waiting."""
-    found = partition.partition.state.best_head(now(partition))
+    found = partition.wrapped.state.best_head(now(partition))
     return None if found is None else (found.priority, (now(partition) - found.since) / SECOND)
 
 
@@ -48,10 +48,10 @@ def test_waiting_lifts_a_head(partition: PartitionUnderTest) -> None:
     partition.configure(priority_aging=10 * SECOND)
     partition.produce("a", priority=2)
     partition.produce("b", priority=9)
-    heads = partition.partition.state.heads()
+    heads = partition.wrapped.state.lane_heads()
     partition.advance(19)
     assert head(partition) == (1, 19)
-    assert best_rank(heads, 10 * SECOND, now(partition)) == partition.partition.state.best_head(now(partition)), (
+    assert best_rank(heads, 10 * SECOND, now(partition)) == partition.wrapped.state.best_head(now(partition)), (
         "what was noted before says the same"
     )
     partition.advance(10_000)
@@ -82,16 +82,16 @@ def test_a_keyed_item_that_came_back_does_not_make_older_ones_behind_it_look_you
     partition.advance(8)
     partition.retry(held.lease)
     assert head(partition) == (5, 8)
-    assert partition.take(1, until=until(partition, 5, 8)) == ["a"], "it keeps its place"
-    assert partition.take(1, until=until(partition, 5, 8)) == ["b"]
+    assert partition.lease_texts(1, until=until(partition, 5, 8)) == ["a"], "it keeps its place"
+    assert partition.lease_texts(1, until=until(partition, 5, 8)) == ["b"]
 
 
 def test_looking_changes_nothing(partition: PartitionUnderTest) -> None:
     partition.produce(*"aabbcc", keys=list("aabbcc"), priorities=[3, 5, 3, 5, 3, 5])
     partition.complete(partition.lease(2).lease)
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     assert head(partition) == head(partition)
-    assert base.dump(partition.partition.state) == before
+    assert base.dump(partition.wrapped.state) == before
 
 
 # -- until ----------------------------------------------------------------------------------------------------
@@ -102,17 +102,17 @@ def test_a_lease_stops_before_what_is_worse(partition: PartitionUnderTest, keyed
     for number in range(5):
         partition.produce(f"{number}", key=f"key-{number}" if keyed else None)
         partition.advance(2)
-    assert partition.take(100, until=until(partition, 5, 6)) == ["0", "1", "2"]
-    assert partition.take(100, until=until(partition, 5, 6)) == []
-    assert partition.take(1, until=until(partition, 4, 0)) == [], "a better lifted priority is better whatever the age"
-    assert partition.take(1, until=until(partition, 5, 4)) == ["3"]
-    assert partition.take(100, until=until(partition, 6, 100)) == ["4"], "and a worse one is worse"
+    assert partition.lease_texts(100, until=until(partition, 5, 6)) == ["0", "1", "2"]
+    assert partition.lease_texts(100, until=until(partition, 5, 6)) == []
+    assert partition.lease_texts(1, until=until(partition, 4, 0)) == [], "a better lifted priority is better whatever the age"
+    assert partition.lease_texts(1, until=until(partition, 5, 4)) == ["3"]
+    assert partition.lease_texts(100, until=until(partition, 6, 100)) == ["4"], "and a worse one is worse"
 
 
 def test_a_lease_stops_before_a_worse_lane(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "c", priorities=[7, 3, 7])
-    assert partition.take(until=until(partition, 5, 0)) == ["b"]
-    assert partition.take(until=until(partition, 7, 0)) == ["a", "c"]
+    assert partition.lease_texts(until=until(partition, 5, 0)) == ["b"]
+    assert partition.lease_texts(until=until(partition, 7, 0)) == ["a", "c"]
 
 
 def test_lines_of_free_keys_stop_it_too(partition: PartitionUnderTest) -> None:
@@ -121,10 +121,10 @@ def test_lines_of_free_keys_stop_it_too(partition: PartitionUnderTest) -> None:
     partition.advance(4)
     partition.produce("b1", key="b")
     held = partition.lease(10)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.complete(held.lease)
-    assert partition.take(until=until(partition, 5, 2)) == ["a1"]
-    assert partition.take() == ["b1"]
+    assert partition.lease_texts(until=until(partition, 5, 2)) == ["a1"]
+    assert partition.lease_texts() == ["b1"]
 
 
 def test_items_of_held_keys_on_the_way_are_passed_over_and_the_rest_shows_its_age(partition: PartitionUnderTest) -> None:
@@ -134,9 +134,9 @@ def test_items_of_held_keys_on_the_way_are_passed_over_and_the_rest_shows_its_ag
     partition.advance(5)
     partition.produce("b", key="b")
     assert head(partition) == (5, 5)
-    assert partition.take(until=until(partition, 5, 3)) == []
+    assert partition.lease_texts(until=until(partition, 5, 3)) == []
     assert head(partition) == (5, 0), "what is behind them"
-    assert partition.take(until=until(partition, 5, 0)) == ["b"]
+    assert partition.lease_texts(until=until(partition, 5, 0)) == ["b"]
 
 
 # -- reading ahead --------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def test_an_urgent_item_with_a_key_is_found_at_once_behind_a_backlog_of_many_sec
     partition.configure(priority_aging=0)
     partition.produce("urgent", key="other", priority=0)
     partition.produce("not yet", key="key-3", priority=0)
-    answers = [partition.partition.run(AcquireLease(1), rounds=1) for _ in range(2)]
+    answers = [partition.wrapped.run(AcquireLease(1), rounds=1) for _ in range(2)]
     assert isinstance(answers[0], AskAgain) and isinstance(answers[1], LeaseAnswer)
-    partition.partition.commit()
+    partition.wrapped.commit()
     assert partition.texts(answers[1]) == ["urgent"]
     assert partition.drain(1)[:4] == ["0", "plain 0", "1", "plain 1"]

@@ -16,7 +16,7 @@ def test_a_key_is_given_to_one_holder_at_a_time_in_order(partition: PartitionUnd
     partition.produce("k1", "k2", "k3", key="k")
     first = partition.lease()
     assert partition.texts(first) == ["k1"]
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.complete(first.lease)
     assert partition.drain() == ["k2", "k3"]
 
@@ -26,9 +26,9 @@ def test_items_of_held_keys_are_passed_over_for_others(partition: PartitionUnder
     first = partition.lease()
     assert partition.texts(first) == ["a1", "b1", "c1"]
     partition.produce("plain")
-    assert partition.take() == ["plain"]
+    assert partition.lease_texts() == ["plain"]
     partition.complete(first.lease)
-    assert sorted(partition.take()) == ["a2", "b2"]
+    assert sorted(partition.lease_texts()) == ["a2", "b2"]
 
 
 def test_a_retry_keeps_its_place(partition: PartitionUnderTest) -> None:
@@ -49,7 +49,7 @@ def test_a_back_off_holds_its_key_and_only_its_key(partition: PartitionUnderTest
     partition.retry(partition.lease(1).lease, delay=30)
     assert partition.drain() == ["b1", "b2"]
     partition.restart()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.advance(30)
     assert partition.drain() == ["a1", "a2"]
 
@@ -68,16 +68,16 @@ def test_an_old_holder_cannot_settle_what_the_new_one_holds(partition: Partition
     partition.advance(1)
     new = partition.lease()
     assert partition.complete(old.lease, [0]).refused == [0]
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.complete(new.lease)
-    assert partition.take() == ["a2"]
+    assert partition.lease_texts() == ["a2"]
 
 
 def test_a_hot_key_of_many_items_costs_one_run(partition: PartitionUnderTest) -> None:
     partition.produce(*["hot"] * 10_000, key="hot")
     partition.produce("cold", key="cold")
-    assert partition.take() == ["hot", "cold"]
-    [(_, line)] = partition.partition.state.keys.lines()
+    assert partition.lease_texts() == ["hot", "cold"]
+    [(_, line)] = partition.wrapped.state.keys.lines()
     assert [(run.start, run.stop) for run in line.waiting] == [(1, 10_000)]
 
 
@@ -86,19 +86,19 @@ def test_passed_over_items_survive_a_restart(partition: PartitionUnderTest) -> N
     first = partition.lease()
     partition.kill()
     partition.restart()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.complete(first.lease)
     assert partition.drain() == ["a2", "a3"]
 
 
 def test_a_key_in_a_batch_may_be_absent(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "plain 1", "a2", "plain 2", keys=["a", None, "a", None])
-    assert partition.take() == ["a1", "plain 1", "plain 2"]
+    assert partition.lease_texts() == ["a1", "plain 1", "plain 2"]
 
 
 def test_the_empty_key_is_a_key(partition: PartitionUnderTest) -> None:
     partition.produce("1", "2", key="")
-    assert partition.take() == ["1"]
+    assert partition.lease_texts() == ["1"]
 
 
 # -- schedules -----------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_scheduled_item_takes_its_place_when_due(partition: PartitionUnderTest
     first = partition.lease()
     partition.advance(5)
     keyed(partition, "a2")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.complete(first.lease)
     assert partition.drain() == ["a-late", "a2"]
 
@@ -130,7 +130,7 @@ def test_scheduled_items_of_a_key_go_by_their_times(partition: PartitionUnderTes
     partition.advance(10)
     partition.advance(10)
     if held:  # they are passed over into the key's line before they are served
-        assert partition.take() == []
+        assert partition.lease_texts() == []
     partition.complete(first.lease)
     assert partition.drain() == ["soon", "late"]
 
@@ -161,7 +161,7 @@ def test_an_urgent_item_of_a_held_key_does_not_keep_others_waiting(partition: Pa
     first = partition.lease()
     partition.produce("a2", key="a", priority=0)
     keyed(partition, "b1")
-    assert partition.take() == ["b1"]
+    assert partition.lease_texts() == ["b1"]
     partition.complete(first.lease)
     assert partition.drain() == ["a2"]
 
@@ -171,7 +171,7 @@ def test_an_item_due_in_another_lane_keeps_its_place_in_the_key(partition: Parti
     partition.produce("b1", key="b")
     partition.advance(0.6)
     partition.produce("a2", key="a")
-    assert partition.take() == ["b1"]
+    assert partition.lease_texts() == ["b1"]
     assert partition.drain() == ["a-due", "a2"]
 
 
@@ -179,7 +179,7 @@ def test_a_lease_finds_the_one_free_item_among_lanes_of_passed_ones(partition: P
     partition.produce("a-due", key="a", priority=9, at=partition.after(0.5))
     partition.advance(0.6)
     partition.produce("a2", key="a")
-    assert partition.take() == ["a-due"]
+    assert partition.lease_texts() == ["a-due"]
 
 
 # -- units: several items of a key for one holder ------------------------------------------------------
@@ -189,24 +189,24 @@ def test_a_unit_is_the_next_items_of_a_key_for_one_holder(partition: PartitionUn
     partition.produce("a1", "b1", "a2", "a3", "a4", keys=["a", "b", "a", "a", "a"])
     first = partition.lease(per_key=3)
     assert sorted(partition.texts(first)) == ["a1", "a2", "a3", "b1"]
-    assert partition.take(per_key=3) == []
+    assert partition.lease_texts(per_key=3) == []
     partition.complete(first.lease)
-    assert partition.take(per_key=3) == ["a4"]
+    assert partition.lease_texts(per_key=3) == ["a4"]
 
 
 def test_a_unit_is_also_taken_from_a_line(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", "a3", "a4", key="a")
     partition.complete(partition.lease().lease)
-    assert partition.take(per_key=2) == ["a2", "a3"]
+    assert partition.lease_texts(per_key=2) == ["a2", "a3"]
 
 
 def test_a_unit_of_mixed_priorities_is_in_order(partition: PartitionUnderTest) -> None:
     partition.produce("a0", key="a")
     first = partition.lease()
     partition.produce("a1", "a2", "a3", key="a", priorities=[0, 5, 0])
-    partition.take()
+    partition.lease_texts()
     partition.complete(first.lease)
-    assert partition.take(2, per_key=2) == ["a1", "a2"]
+    assert partition.lease_texts(2, per_key=2) == ["a1", "a2"]
 
 
 def test_a_unit_is_settled_in_order(partition: PartitionUnderTest) -> None:
@@ -227,7 +227,7 @@ def test_retrying_one_of_a_unit_returns_it_and_the_later_ones(partition: Partiti
     assert partition.retry(granted.lease, [1], delay=delay).done == 1
     partition.restart()
     if delay:
-        assert partition.take() == []
+        assert partition.lease_texts() == []
         partition.advance(delay)
     again = partition.lease(per_key=3)
     assert (partition.texts(again), again.attempts) == (["a2", "a3", "a4"], {1: 2})
@@ -254,8 +254,8 @@ def test_spent_attempts_in_a_unit_bury_the_first_and_return_the_rest(partition: 
     partition.configure(max_attempts=1)
     partition.produce("a1", "a2", key="a")
     partition.retry(partition.lease(per_key=2).lease)
-    assert partition.life(0) is ItemState.BURIED
-    assert partition.take() == ["a2"]
+    assert partition.state_of(0) is ItemState.BURIED
+    assert partition.lease_texts() == ["a2"]
 
 
 # -- burying: release or park --------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_spent_attempts_in_a_unit_bury_the_first_and_return_the_rest(partition: 
 def test_burying_releases_the_key_by_default(partition: PartitionUnderTest) -> None:
     keyed(partition, "a1 a2")
     partition.bury(partition.lease().lease)
-    assert partition.take() == ["a2"]
+    assert partition.lease_texts() == ["a2"]
 
 
 def give_up(partition: PartitionUnderTest, way: str, lease: int) -> None:
@@ -285,7 +285,7 @@ def test_parking_holds_the_key_until_the_item_is_redriven_to_its_old_place(parti
         partition.advance(60)
     else:
         give_up(partition, way, partition.lease(1, timeout=5).lease)
-    assert partition.life(0) is ItemState.BURIED
+    assert partition.state_of(0) is ItemState.BURIED
     partition.restart()
     assert partition.drain() == ["b1"]
     assert partition.redrive(0) == 1
@@ -305,7 +305,7 @@ def test_a_key_parked_twice_waits_for_both(partition: PartitionUnderTest) -> Non
     partition.produce("a1", "a2", "a3", key="a")
     partition.bury(partition.lease(per_key=2).lease)
     partition.redrive(1)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.redrive(0)
     assert partition.drain() == ["a1", "a2", "a3"]
 
@@ -316,7 +316,7 @@ def test_an_item_buried_in_the_middle_of_a_line_returns_to_the_middle(partition:
     partition.produce("a2", key="a", ttl=5)
     partition.produce("a3", key="a")
     first = partition.lease(1)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.advance(5)
     partition.retry(first.lease)
     partition.redrive()
@@ -334,10 +334,10 @@ def test_ttl_buries_in_a_line_and_a_back_off_without_holding_the_key(partition: 
     partition.produce("a1", "a2", key="a", ttl=5)
     keyed(partition, "a3")
     partition.retry(partition.lease().lease, delay=100)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.advance(5)
     assert partition.counts.buried == 2
-    assert partition.take() == ["a3"]
+    assert partition.lease_texts() == ["a3"]
 
 
 def test_a_lowered_max_attempts_frees_the_key_of_what_it_buries(partition: PartitionUnderTest) -> None:
@@ -353,7 +353,7 @@ def test_the_chain_of_commands_holds_though_the_first_fails_twice(partition: Par
         granted = partition.lease()
         assert partition.texts(granted) == ["add to list"]
         partition.retry(granted.lease, delay=10)
-        assert partition.take() == []
+        assert partition.lease_texts() == []
         partition.advance(10)
     assert partition.drain() == ["add to list", "mail the list", "remove from list"]
 

@@ -30,7 +30,7 @@ def filled(sizes: list[tuple[int, int, int, int]]) -> tuple[Lanes, list[list[int
 def test_offsets_stand_in_their_lane_in_order(sizes: list[tuple[int, int, int, int]]) -> None:
     lanes, plain = filled(sizes)
     assert covered(lanes) == plain
-    assert all(extent.fresh for lane in lanes.lanes for extent in lane)
+    assert all(extent.at_own_offset for lane in lanes.lanes for extent in lane)
 
 
 def test_what_carries_on_costs_one_extent() -> None:
@@ -53,7 +53,7 @@ def test_trimming_takes_a_range_out_of_one_extent(sizes: list[tuple[int, int, in
     if first is not None:
         plain[lane] = [offset for offset in plain[lane] if not (first.start <= offset < first.stop and start <= offset < start + size)]
     assert covered(lanes) == plain
-    assert all(extent.fresh for extent in lanes.lanes[lane])
+    assert all(extent.at_own_offset for extent in lanes.lanes[lane])
 
 
 def test_what_is_left_by_a_trim_is_known_to_have_no_keys() -> None:

@@ -22,7 +22,7 @@ def test_an_empty_partition_gives_nothing(partition: PartitionUnderTest) -> None
 
 def test_a_partial_answer_rather_than_none(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
-    assert partition.take(20) == ["a", "b"]
+    assert partition.lease_texts(20) == ["a", "b"]
 
 
 def test_no_item_is_held_twice(partition: PartitionUnderTest) -> None:
@@ -41,7 +41,7 @@ def test_an_expired_lease_returns_its_items_and_its_token_is_refused_for_everyth
         with pytest.raises(LeaseLost, match="; drop the work"):
             verb(old.lease)
     assert partition.complete(old.lease, [0]).refused == [0]
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     assert partition.complete(new.lease).done == 1
 
 
@@ -49,12 +49,12 @@ def test_a_lease_ends_at_its_deadline_and_not_before(partition: PartitionUnderTe
     partition.produce("a")
     granted = partition.lease(timeout=5)
     partition.clock.advance(5 * SECOND - 1)
-    partition.settle()
-    assert partition.life(0) is ItemState.LEASED
-    assert granted.deadline == partition.partition.now().elapsed + 1
+    partition.run_due()
+    assert partition.state_of(0) is ItemState.LEASED
+    assert granted.deadline == partition.wrapped.now().elapsed + 1
     partition.clock.advance(1)
-    partition.settle()
-    assert partition.life(0) is ItemState.READY
+    partition.run_due()
+    assert partition.state_of(0) is ItemState.READY
 
 
 def test_extending_moves_the_deadline(partition: PartitionUnderTest) -> None:
@@ -63,12 +63,12 @@ def test_extending_moves_the_deadline(partition: PartitionUnderTest) -> None:
     partition.advance(4)
     partition.extend(granted.lease)
     partition.advance(4)
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     partition.extend(granted.lease, 100)
     partition.advance(99)
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     partition.advance(1)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 def test_a_lease_may_also_be_shortened(partition: PartitionUnderTest) -> None:
@@ -76,7 +76,7 @@ def test_a_lease_may_also_be_shortened(partition: PartitionUnderTest) -> None:
     granted = partition.lease(timeout=500)
     partition.extend(granted.lease, 1)
     partition.advance(1)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 def test_a_lease_and_its_token_survive_kill_and_restart(partition: PartitionUnderTest) -> None:
@@ -84,7 +84,7 @@ def test_a_lease_and_its_token_survive_kill_and_restart(partition: PartitionUnde
     granted = partition.lease(1, timeout=10)
     partition.kill()
     partition.restart()
-    assert partition.take() == ["b"]
+    assert partition.lease_texts() == ["b"]
     assert partition.complete(granted.lease).done == 1
 
 
@@ -93,8 +93,8 @@ def test_a_lease_that_ended_while_nobody_was_there_is_ended_at_once(partition: P
     granted = partition.lease(timeout=10)
     partition.clock.advance(11 * SECOND)
     partition.kill()
-    partition.settle()
-    assert partition.take() == ["a"]
+    partition.run_due()
+    assert partition.lease_texts() == ["a"]
     with pytest.raises(LeaseLost):
         partition.complete(granted.lease)
 
@@ -115,7 +115,7 @@ def test_attempts_survive_a_kill_so_that_a_poison_item_cannot_reset_them(partiti
         assert partition.lease(timeout=1).count == 1
         partition.kill()
         partition.advance(1)
-    assert partition.life(0) is ItemState.BURIED
+    assert partition.state_of(0) is ItemState.BURIED
 
 
 def test_a_repeated_request_gets_the_same_lease(partition: PartitionUnderTest) -> None:
@@ -141,10 +141,10 @@ def test_a_paused_partition_gives_nothing_until_resumed(partition: PartitionUnde
     held = partition.lease(1)
     partition.pause(lease=True)
     partition.restart()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.complete(held.lease).done == 1
     partition.pause(lease=False)
-    assert partition.take() == ["b"]
+    assert partition.lease_texts() == ["b"]
 
 
 def test_priority_goes_before_age_and_age_within_priority(partition: PartitionUnderTest) -> None:
@@ -164,10 +164,10 @@ def test_waiting_lifts_an_item_one_step_for_each_span_of_aging(partition: Partit
     partition.produce("old", priority=7)
     partition.clock.advance(20 * SECOND - 1)
     partition.produce("new")
-    assert partition.take(1) == ["new"]
+    assert partition.lease_texts(1) == ["new"]
     partition.clock.advance(1)
     partition.produce("newer")
-    assert partition.take(1) == ["old"]
+    assert partition.lease_texts(1) == ["old"]
 
 
 def test_a_low_item_under_endless_high_traffic_is_served_in_bounded_time(partition: PartitionUnderTest) -> None:
@@ -176,7 +176,7 @@ def test_a_low_item_under_endless_high_traffic_is_served_in_bounded_time(partiti
     served: list[str] = []
     for number in range(20):
         partition.produce(f"high {number}", priority=0)
-        served += partition.take(1, timeout=10_000)
+        served += partition.lease_texts(1, timeout=10_000)
         partition.advance(10)
     assert served.index("low") == 9
     assert [name for name in served if name != "low"] == [f"high {number}" for number in range(19)]
@@ -188,7 +188,7 @@ def test_aging_survives_a_restart(partition: PartitionUnderTest) -> None:
     partition.clock.advance(10 * SECOND)
     partition.restart()
     partition.produce("new")
-    assert partition.take(1) == ["old"]
+    assert partition.lease_texts(1) == ["old"]
 
 
 def test_without_aging_a_high_item_always_goes_first(partition: PartitionUnderTest) -> None:
@@ -201,8 +201,8 @@ def test_without_aging_a_high_item_always_goes_first(partition: PartitionUnderTe
 
 def test_a_large_backlog_of_small_produces_is_leased_in_one_go(partition: PartitionUnderTest) -> None:
     for number in range(300):
-        partition.partition.run(Produce(items([str(number)])))
+        partition.wrapped.run(Produce(items([str(number)])))
         if number % 7 == 0:
-            partition.partition.commit()
-    partition.partition.commit()
-    assert partition.take(300) == [str(number) for number in range(300)]
+            partition.wrapped.commit()
+    partition.wrapped.commit()
+    assert partition.lease_texts(300) == [str(number) for number in range(300)]

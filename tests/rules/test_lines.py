@@ -59,12 +59,12 @@ def test_taking_from_the_front_leaves_the_rest(there: list[int], size: int) -> N
     for offset in taken:
         keys.take(KEY, offset, offset + 1)
     assert offsets(keys.line(KEY)) == sorted(there)[size:]
-    assert all(run.fresh for run in keys.line(KEY).waiting)
+    assert all(run.at_own_offset for run in keys.line(KEY).waiting)
 
 
 def heads(keys: KeyLines, lane: int = 5) -> list[int]:
     """Offsets that the hints of a lane truly offer."""
-    return sorted({offset for position, offset, key in keys.ready[lane] if keys.head(lane, position, offset, key) is not None})
+    return sorted({offset for position, offset, key in keys.free_heads[lane] if keys.head(lane, position, offset, key) is not None})
 
 
 def test_a_free_line_offers_its_head_and_a_held_one_does_not() -> None:
@@ -82,9 +82,9 @@ def test_another_lease_cannot_release_a_key() -> None:
     keys = KeyLines()
     keys.hold([KEY], lease=9)
     keys.release([KEY], lease=8)
-    assert KEY in keys.map
+    assert KEY in keys.by_key
     keys.release([KEY], lease=9)
-    assert not keys.map
+    assert not keys.by_key
 
 
 def test_an_earlier_item_takes_over_the_head() -> None:
@@ -100,7 +100,7 @@ def test_a_key_with_nothing_to_say_is_forgotten() -> None:
     keys.take(KEY, 5, 6)
     keys.hold([KEY], lease=9)
     keys.release([KEY], lease=9)
-    assert not keys.map
+    assert not keys.by_key
 
 
 def test_damage_takes_an_item_out_of_whatever_holds_its_key() -> None:
@@ -109,7 +109,7 @@ def test_damage_takes_an_item_out_of_whatever_holds_its_key() -> None:
     line.parked, line.backing_off = [1], (2, 5)
     line.push(waiting(3, 5))
     for offset in (1, 2, 3):
-        keys.forget(RunSet((offset, offset + 1)))
+        keys.remove_lost(RunSet((offset, offset + 1)))
     assert heads(keys) == [4]
 
 

@@ -23,20 +23,20 @@ def partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
     yield partition
     assert list(partition.counts) == partition.recount()
     _check_outbox(partition)
-    before = base.dump(partition.partition.state)
-    reconcile(partition.partition.state)
-    mended = base.dump(partition.partition.state)
-    reconcile(partition.partition.state)
-    assert base.dump(partition.partition.state) == mended
+    before = base.dump(partition.wrapped.state)
+    reconcile(partition.wrapped.state)
+    mended = base.dump(partition.wrapped.state)
+    reconcile(partition.wrapped.state)
+    assert base.dump(partition.wrapped.state) == mended
     assert base.dump(base.load(before)) == before
-    partition.home.kill(partition.partition.log)
+    partition.home.kill(partition.wrapped.log)
 
 
 def _check_outbox(partition: PartitionUnderTest) -> None:
     """On its way is exactly what the outbox holds, each item once."""
-    state = partition.partition.state
+    state = partition.wrapped.state
     held = sorted(runs for line in state.outbox.values() for entry in line for runs in _pairs(entry.runs))
-    moving = [offset for offset in range(state.next_offset) if partition.life(offset) is ItemState.MOVING]
+    moving = [offset for offset in range(state.next_offset) if partition.state_of(offset) is ItemState.MOVING]
     assert [offset for start, stop in held for offset in range(start, stop)] == moving
 
 
@@ -46,14 +46,14 @@ def _pairs(runs: list[int]) -> list[tuple[int, int]]:
 
 def lose(partition: PartitionUnderTest, home: Path, kind: type[Record]) -> None:
     """Damage the only frame that has a record of a kind, and open again."""
-    frames = [frame for frame in partition.partition.log.frames() if isinstance(frame, Frame)]
+    frames = [frame for frame in partition.wrapped.log.frames() if isinstance(frame, Frame)]
     [body] = [bytes(frame.body) for frame in frames if any(type(record) is kind for record in codec.decode_frame(frame))]
     damage(home, body)
     partition.kill()
 
 
 def on_their_way(partition: PartitionUnderTest) -> list[list[int]]:
-    return [entry.runs for entry in partition.partition.state.outbox.get(ELSEWHERE, [])]
+    return [entry.runs for entry in partition.wrapped.state.outbox.get(ELSEWHERE, [])]
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -65,23 +65,23 @@ def test_lost_items_are_taken_out_of_their_transfers(partition: PartitionUnderTe
     damage(tmp_path, b"broken 2")
     partition.kill()
     assert on_their_way(partition) == [[1, 2], [], [4, 5]]
-    assert [partition.life(offset) for offset in range(6)] == [
+    assert [partition.state_of(offset) for offset in range(6)] == [
         *(ItemState.READY, ItemState.MOVING, ItemState.COMPLETED, ItemState.COMPLETED, ItemState.MOVING, ItemState.READY)
     ]
     assert partition.why(2) == "lost: damage took its bytes"
     assert [partition.deliver(70), partition.deliver(), partition.deliver(71)] == [1, 1, 1]  # an emptied transfer keeps its place
-    assert [moved_to(partition.partition.state, offset) for offset in (1, 2, 3, 4)] == [(0xDEAD, 3, 70), None, None, (0xDEAD, 3, 71)]
+    assert [moved_to(partition.wrapped.state, offset) for offset in (1, 2, 3, 4)] == [(0xDEAD, 3, 70), None, None, (0xDEAD, 3, 71)]
     assert partition.drain(10) == ["before 0", "after 5"]
 
 
 def test_items_found_lost_when_they_are_read_leave_their_transfer(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition)
     partition.send(1, 2, 4)
-    partition.partition.close()
+    partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()  # from a checkpoint: it does not read the frames before that
     assert on_their_way(partition) == [[1, 3, 4, 5]]
-    assert partition.partition.payloads([1, 3, 4, 5]) == [b"before 1", b"after 4"]
+    assert partition.wrapped.payloads([1, 3, 4, 5]) == [b"before 1", b"after 4"]
     assert (on_their_way(partition), partition.counts.moving) == ([[1, 2, 4, 5]], 2)
 
 
@@ -109,12 +109,12 @@ def test_what_left_is_back_where_it_was_when_the_record_of_it_is_lost(partition:
     if buried:
         partition.bury(partition.lease(1).lease, reason="no")
     partition.send(0)
-    [sent] = partition.partition.state.outbox[ELSEWHERE]
+    [sent] = partition.wrapped.state.outbox[ELSEWHERE]
     lose(partition, tmp_path, Sent)
-    assert (on_their_way(partition), partition.life(0)) == ([], ItemState.BURIED if buried else ItemState.READY)
+    assert (on_their_way(partition), partition.state_of(0)) == ([], ItemState.BURIED if buried else ItemState.READY)
     assert partition.confirm(sent.sequence, 70) == 0
     partition.send(0)
-    [again] = partition.partition.state.outbox[ELSEWHERE]
+    [again] = partition.wrapped.state.outbox[ELSEWHERE]
     assert again.sequence > sent.sequence  # the destination may have taken the first
 
 
@@ -123,16 +123,16 @@ def test_the_arrival_of_what_nobody_knows_to_have_left_changes_nothing(partition
     partition.send(0)
     partition.deliver(70)
     lose(partition, tmp_path, Sent)
-    assert (partition.life(0), moved_to(partition.partition.state, 0)) == (ItemState.READY, None)
+    assert (partition.state_of(0), moved_to(partition.wrapped.state, 0)) == (ItemState.READY, None)
 
 
 def test_an_item_is_on_its_way_again_when_the_record_of_its_arrival_is_lost(partition: PartitionUnderTest, tmp_path: Path) -> None:
     partition.produce("a", "b")
     partition.send(0)
-    [sent] = partition.partition.state.outbox[ELSEWHERE]
+    [sent] = partition.wrapped.state.outbox[ELSEWHERE]
     partition.deliver(70)
     lose(partition, tmp_path, Delivered)
-    assert (partition.life(0), on_their_way(partition)) == (ItemState.MOVING, [[0, 1]])
+    assert (partition.state_of(0), on_their_way(partition)) == (ItemState.MOVING, [[0, 1]])
     assert partition.confirm(sent.sequence, 70) == 1  # it is carried again, and was taken
     assert partition.drain() == ["b"]
 
@@ -141,7 +141,7 @@ def test_a_fence_whose_record_is_lost_can_be_put_up_again(partition: PartitionUn
     partition.fence("a", version=2)
     partition.produce("a1", key="a")
     lose(partition, tmp_path, FencesAdded)
-    assert partition.partition.state.fence_version == 0
+    assert partition.wrapped.state.fence_version == 0
     fence = partition.fence("a", version=2)
     partition.produce("a2", key="a")
     assert partition.drain() == ["a1"]
@@ -153,13 +153,13 @@ def test_fences_stand_through_other_damage(partition: PartitionUnderTest, tmp_pa
     fence = partition.fence("a", "b")
     partition.produce("broken", "broken too", keys=["a", "b"])
     partition.produce("a2", "c1", keys=["a", "c"])
-    assert partition.take() == ["c1"]
+    assert partition.lease_texts() == ["c1"]
     partition.clear(leased=True)
     damage(tmp_path, b"broken too")
     partition.kill()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.narrow(fence, "a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.lift(fence, "a")
     assert partition.drain() == ["a2"]
 
@@ -172,7 +172,7 @@ def test_a_parked_key_is_parked_again_when_the_record_of_its_release_is_lost(par
     partition.deliver(70)
     partition.release("a")
     lose(partition, tmp_path, ParkedKeyReleased)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.release("a")
     assert partition.drain() == ["a2"]
 
@@ -180,8 +180,8 @@ def test_a_parked_key_is_parked_again_when_the_record_of_its_release_is_lost(par
 def test_an_item_in_line_that_is_found_lost_when_it_is_sent(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition, key="k")
     held = partition.lease()
-    assert partition.take() == []
-    partition.partition.close()
+    assert partition.lease_texts() == []
+    partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()
     with pytest.raises(InvalidRequest, match="completed cannot be sent"):

@@ -84,23 +84,23 @@ class TransferModel(PartitionModel):
         failures = {offset: known for offset, known in view.failures.items() if self.items[offset].state is not ItemState.MOVING}
         return view._replace(failures=failures, burials=view.burials | burials)
 
-    def judge(self, command: c.Command, now: Moment, answer: c.Answer | PenstockError) -> None:
-        special = getattr(self, "_judge_" + type(command).__name__.lower(), None)
+    def check_answer(self, command: c.Command, now: Moment, answer: c.Answer | PenstockError) -> None:
+        special = getattr(self, "_check_" + type(command).__name__.lower(), None)
         if special is None:
-            super().judge(command, now, answer)
+            super().check_answer(command, now, answer)
         else:
             self.step += 1
             special(command, now, answer)
 
-    def _judge_lease(self, command: c.AcquireLease, now: Moment, answer: c.Answer) -> None:
+    def _check_acquirelease(self, command: c.AcquireLease, now: Moment, answer: c.Answer) -> None:
         hidden = [item for item in self.items if item.state is ItemState.READY and self.fenced(item)]
         for item in hidden:
             item.state = ItemState.SCHEDULED
-        super().judge(command, now, answer)
+        super().check_answer(command, now, answer)
         for item in hidden:
             item.state = ItemState.READY
 
-    def _judge_seek(self, command: c.Seek, now: Moment, answer: c.Answer) -> None:
+    def _check_seek(self, command: c.Seek, now: Moment, answer: c.Answer) -> None:
         """What went elsewhere is not sought; while there are fences the sought go to the tail."""
         after = self.items[command.offset :]
         chosen = [item for item in after if item.state is ItemState.COMPLETED and item.offset not in self.elsewhere]
@@ -109,12 +109,12 @@ class TransferModel(PartitionModel):
             item.lane, item.ttl_deadline = DEFAULT_PRIORITY, 0
             self.to_tail(item, now, position=None if self.fences else item.offset, cause=("sought", 0, item.offset))
 
-    def _judge_clear(self, command: c.Clear, now: Moment, answer: c.Answer) -> None:
-        super().judge(command, now, answer)
+    def _check_clear(self, command: c.Clear, now: Moment, answer: c.Answer) -> None:
+        super().check_answer(command, now, answer)
         for item in self.items if command.buried else ():
             item.parked = False
 
-    def _judge_send(self, command: c.Send, now: Moment, answer: c.Answer | PenstockError) -> None:
+    def _check_send(self, command: c.Send, now: Moment, answer: c.Answer | PenstockError) -> None:
         chosen = [self.items[offset] for offset in sorted(set(command.offsets))]
         if any(item.state not in (ItemState.READY, ItemState.BURIED) for item in chosen):
             assert isinstance(answer, InvalidRequest), f"{chosen} were sent: {answer}"
@@ -130,7 +130,7 @@ class TransferModel(PartitionModel):
         entry = (self.last[command.destination], [item.offset for item in chosen])
         self.outbox.setdefault(command.destination, []).append(entry)
 
-    def _judge_confirm(self, command: c.ConfirmTransfer, now: Moment, answer: c.Answer) -> None:
+    def _check_confirmtransfer(self, command: c.ConfirmTransfer, now: Moment, answer: c.Answer) -> None:
         line = self.outbox.get(command.destination, [])
         if not line or line[0][0] != command.sequence:
             assert answer == c.ItemCount(0), f"a transfer that is not the first arrived: {answer}"
@@ -141,13 +141,13 @@ class TransferModel(PartitionModel):
             item.state, item.attempts, item.reason = ItemState.COMPLETED, 0, ""  # it may park its key all the same
             self.elsewhere[offset] = (1, command.destination[-1], command.base + index)
 
-    def _judge_release(self, command: c.ReleaseParkedKey, now: Moment, answer: c.Answer) -> None:
+    def _check_releaseparkedkey(self, command: c.ReleaseParkedKey, now: Moment, answer: c.Answer) -> None:
         parked = [item for item in self.items if item.parked and item.key is not None and routing.key_id(item.key) == command.key]
         assert answer == c.ItemCount(len(parked)), f"release gave {answer}, not {len(parked)}"
         for item in parked:
             item.parked = False
 
-    def _judge_fenceoff(self, command: c.AddFences, now: Moment, answer: c.Answer) -> None:
+    def _check_addfences(self, command: c.AddFences, now: Moment, answer: c.Answer) -> None:
         if 0 < command.version <= self.version:
             assert answer == c.ItemCount(0), f"a version was taken twice: {answer}"
             return
@@ -156,17 +156,17 @@ class TransferModel(PartitionModel):
             self.given += 1
             since = max(0, barrier.since or len(self.items))
             self.fences.append(ModelFence(self.given, since, set(unpack_slots(barrier.slots or b"")), set()))
-        for digest, left, number in command.adopted:
+        for digest, left, number in command.dedup_ids:
             if self.dedups.get(digest, (0, 0))[0] <= now.elapsed:
                 self.dedups[digest] = (now.elapsed + left, number)
 
-    def _judge_narrow(self, command: c.NarrowFence, now: Moment, answer: c.Answer) -> None:
+    def _check_narrowfence(self, command: c.NarrowFence, now: Moment, answer: c.Answer) -> None:
         for fence in self.fences:
             if fence.number == command.number and fence.slots is not None:
                 fence.slots, fence.keys = None, set(command.keys)
         self._drop_empty()
 
-    def _judge_lift(self, command: c.LiftFence, now: Moment, answer: c.Answer) -> None:
+    def _check_liftfence(self, command: c.LiftFence, now: Moment, answer: c.Answer) -> None:
         lifted = [fence.keys & set(command.keys) for fence in self.fences if fence.number == command.number and fence.slots is None]
         assert answer == c.ItemCount(sum(map(len, lifted))), f"lift gave {answer}, not {lifted}"
         for fence in self.fences:
@@ -208,7 +208,7 @@ class TransferStateMachine(RulesStateMachine):
     def _do_lease(self, draw: Draw) -> None:
         self._send(
             c.AcquireLease(
-                draw(st.sampled_from([1, 2, 100])), "consumer", 0, draw(st.integers(1, 3)), departed=slots_departed(self.departed)
+                draw(st.sampled_from([1, 2, 100])), "consumer", 0, draw(st.integers(1, 3)), moved_slots=slots_departed(self.departed)
             )
         )
 
@@ -289,7 +289,7 @@ class TransferStateMachine(RulesStateMachine):
         answer = self._decide(command)
         for earlier, then in zip(before, self._view().states, strict=True):
             assert earlier is then or then in [TRANSITIONS.get((earlier, event)) for event in events]
-        self.model.judge(command, self.now, answer)
+        self.model.check_answer(command, self.now, answer)
 
     def _send(self, command: c.Command) -> None:
         """Before a lease, what is astray is sent on."""

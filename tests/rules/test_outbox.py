@@ -17,20 +17,20 @@ OTHER = pack_destination(0xDEAD, 4)
 
 def sequences(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[int]:
     """Of the transfers that wait, in their order."""
-    return [entry.sequence for entry in partition.partition.state.outbox.get(to, [])]
+    return [entry.sequence for entry in partition.wrapped.state.outbox.get(to, [])]
 
 
 def on_their_way(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[list[int]]:
     """The runs of the transfers that wait, in their order."""
-    return [entry.runs for entry in partition.partition.state.outbox.get(to, [])]
+    return [entry.runs for entry in partition.wrapped.state.outbox.get(to, [])]
 
 
 def refused(partition: PartitionUnderTest, *which: int) -> None:
     """Sending is an error and changes nothing."""
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     with pytest.raises(InvalidRequest, match="cannot be sent; it must be buried or ready"):
         partition.send(*which)
-    assert base.dump(partition.partition.state) == before
+    assert base.dump(partition.wrapped.state) == before
 
 
 # -- what can be sent ----------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def refused(partition: PartitionUnderTest, *which: int) -> None:
 def test_a_ready_item_leaves_and_the_others_are_served(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "c")
     assert partition.send(1) == 1
-    assert (partition.life(1), partition.counts.moving) == (ItemState.MOVING, 1)
+    assert (partition.state_of(1), partition.counts.moving) == (ItemState.MOVING, 1)
     assert partition.drain(10) == ["a", "c"]
 
 
@@ -53,9 +53,9 @@ def test_a_keyed_item_leaves_its_lane_and_its_key_goes_on(partition: PartitionUn
 def test_an_item_in_line_behind_a_held_key_leaves_and_the_line_goes_on(partition: PartitionUnderTest, sent: int, rest: list[str]) -> None:
     partition.produce("a1", "a2", "a3", "a4", key="a")
     held = partition.lease()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.send(sent)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.complete(held.lease)
     assert partition.drain() == rest
 
@@ -71,10 +71,10 @@ def test_the_head_of_a_free_line_leaves_and_the_next_is_offered(partition: Parti
 def test_a_whole_line_leaves_and_its_key_is_as_new(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", "a3", key="a")
     held = partition.lease()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.send(1, 2)
     partition.complete(held.lease)
-    assert not partition.partition.state.keys.map
+    assert not partition.wrapped.state.keys.by_key
     partition.produce("a4", key="a")
     assert partition.drain() == ["a4"]
 
@@ -84,11 +84,11 @@ def test_a_buried_item_leaves_with_what_is_known_of_its_burial(partition: Partit
     partition.bury(partition.lease(1).lease, reason="no such customer")
     partition.send(0)
     partition.restart()
-    assert (partition.life(0), partition.counts.buried) == (ItemState.MOVING, 0)
-    assert (partition.partition.state.buried[0].reason, partition.partition.state.buried[0].attempts) == ("no such customer", 1)
+    assert (partition.state_of(0), partition.counts.buried) == (ItemState.MOVING, 0)
+    assert (partition.wrapped.state.burials[0].reason, partition.wrapped.state.burials[0].attempts) == ("no such customer", 1)
     assert partition.redrive() == 0
     partition.deliver(5)
-    assert partition.partition.state.buried == {}
+    assert partition.wrapped.state.burials == {}
 
 
 def test_clearing_the_buried_leaves_what_is_known_of_those_on_their_way(partition: PartitionUnderTest) -> None:
@@ -96,7 +96,7 @@ def test_clearing_the_buried_leaves_what_is_known_of_those_on_their_way(partitio
     partition.bury(partition.lease().lease, reason="no")
     partition.send(0)
     assert partition.clear(buried=True) == 1
-    assert [(offset, burial.reason) for offset, burial in partition.partition.state.buried.items()] == [(0, "no")]
+    assert [(offset, burial.reason) for offset, burial in partition.wrapped.state.burials.items()] == [(0, "no")]
 
 
 def test_only_what_is_ready_or_buried_leaves(partition: PartitionUnderTest) -> None:
@@ -125,7 +125,7 @@ def test_a_destination_that_is_none_is_refused(partition: PartitionUnderTest, to
     partition.produce("a")
     with pytest.raises(InvalidRequest, match="; make it with"):
         partition.send(0, to=to)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 def test_nothing_or_the_same_item_twice(partition: PartitionUnderTest) -> None:
@@ -147,8 +147,8 @@ def test_nothing_happens_to_an_item_on_its_way(partition: PartitionUnderTest) ->
     partition.produce("a", "b", "a1", keys=[None, None, "a"], ttl=10)
     partition.send(0, 2)
     partition.advance(11)
-    assert [partition.life(offset) for offset in range(3)] == [ItemState.MOVING, ItemState.BURIED, ItemState.MOVING]
-    assert partition.take() == []
+    assert [partition.state_of(offset) for offset in range(3)] == [ItemState.MOVING, ItemState.BURIED, ItemState.MOVING]
+    assert partition.lease_texts() == []
     assert partition.clear(ready=True, scheduled=True, leased=True, buried=True) == 1
     assert partition.seek(0) == 1
     assert partition.redrive() == 0
@@ -163,7 +163,7 @@ def test_lowering_max_attempts_leaves_what_is_on_its_way_alone(partition: Partit
     partition.retry(partition.lease().lease)
     partition.send(0)
     assert partition.configure(max_attempts=1) == 1
-    assert (partition.life(0), partition.partition.state.failures) == (ItemState.MOVING, {})
+    assert (partition.state_of(0), partition.wrapped.state.failures) == (ItemState.MOVING, {})
 
 
 def test_its_bytes_stay_until_it_has_arrived(partition: PartitionUnderTest) -> None:
@@ -174,7 +174,7 @@ def test_its_bytes_stay_until_it_has_arrived(partition: PartitionUnderTest) -> N
         with pytest.raises(InvalidRequest, match=r"item [12] is not resolved"):
             partition.drop(*runs)
     assert partition.drop(0, 1) == 1
-    assert partition.partition.payloads([1, 3]) == [b"b", b"c"]
+    assert partition.wrapped.payloads([1, 3]) == [b"b", b"c"]
     partition.deliver(70)
     assert partition.drop(0, 4) == 3
 
@@ -185,14 +185,14 @@ def test_retention_passes_it_by_until_it_has_arrived(partition: PartitionUnderTe
     partition.send(2)
     partition.drain(10)
     partition.clock.advance(1 * SECOND)
-    partition.partition.compact()
-    partition.partition.compact()
-    assert partition.partition.state.dropped.runs == [0, 2, 3, 4]
+    partition.wrapped.compact()
+    partition.wrapped.compact()
+    assert partition.wrapped.state.dropped.runs == [0, 2, 3, 4]
     partition.kill()
-    assert partition.partition.payloads([2, 3]) == [b"c"]
+    assert partition.wrapped.payloads([2, 3]) == [b"c"]
     partition.deliver(70)
-    partition.partition.compact()
-    assert (partition.partition.state.dropped.runs, partition.partition.state.moved) == ([0, 4], {})
+    partition.wrapped.compact()
+    assert (partition.wrapped.state.dropped.runs, partition.wrapped.state.moved) == ([0, 4], {})
 
 
 # -- sequences -----------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_two_sends_to_one_destination_keep_their_order(partition: PartitionUnder
     assert (partition.confirm(second), partition.confirm(third)) == (0, 0)  # not their turn
     assert partition.counts.moving == 4
     assert [partition.confirm(sequence) for sequence in (first, second, third)] == [1, 1, 1]
-    assert (partition.partition.state.outbox, partition.counts.completed) == ({}, 4)
+    assert (partition.wrapped.state.outbox, partition.counts.completed) == ({}, 4)
 
 
 def test_each_destination_counts_for_itself(partition: PartitionUnderTest) -> None:
@@ -233,7 +233,7 @@ def test_sequences_grow_over_a_kill_right_after_a_send(partition: PartitionUnder
         if delivered:
             partition.deliver()
         partition.kill()
-        assert partition.life(offset) is (ItemState.COMPLETED if delivered else ItemState.MOVING)
+        assert partition.state_of(offset) is (ItemState.COMPLETED if delivered else ItemState.MOVING)
     assert sorted(set(seen)) == seen
     epochs = [sequence >> EPOCH_SHIFT for sequence in seen]
     assert epochs == [epochs[0], epochs[0] + 1, epochs[0] + 2]
@@ -241,10 +241,10 @@ def test_sequences_grow_over_a_kill_right_after_a_send(partition: PartitionUnder
 
 def test_a_sequence_whose_record_was_lost_with_the_machine_is_not_given_again(partition: PartitionUnderTest) -> None:
     partition.produce("a")
-    partition.partition.run(Send([0], ELSEWHERE))  # never written
+    partition.wrapped.run(Send([0], ELSEWHERE))  # never written
     [lost] = sequences(partition)
     partition.kill()
-    assert (sequences(partition), partition.life(0)) == ([], ItemState.READY)
+    assert (sequences(partition), partition.state_of(0)) == ([], ItemState.READY)
     partition.send(0)
     assert sequences(partition)[0] > lost
 
@@ -258,9 +258,9 @@ def test_an_item_that_arrived_is_resolved_and_its_old_id_tells_where_it_is(parti
     assert partition.why(4) == "on its way to partition 3 of its destination"
     partition.deliver(70)
     partition.restart()
-    places = [moved_to(partition.partition.state, offset) for offset in range(6)]
+    places = [moved_to(partition.wrapped.state, offset) for offset in range(6)]
     assert places == [None, (0xDEAD, 3, 70), (0xDEAD, 3, 71), None, (0xDEAD, 3, 72), None]
-    found = partition.partition.explain(4)
+    found = partition.wrapped.explain(4)
     assert (found.state, found.why, found.moved_to) == (ItemState.COMPLETED, "moved: it goes on elsewhere", (0xDEAD, 3, 72))
     assert partition.drain(10) == ["a", "d", "f"]
     assert partition.why(3) == "completed"
@@ -270,7 +270,7 @@ def test_why_an_item_on_its_way_was_buried_is_told(partition: PartitionUnderTest
     partition.produce("a")
     partition.bury(partition.lease().lease, reason="no")
     partition.send(0, to=OTHER)
-    found = partition.partition.explain(0)
+    found = partition.wrapped.explain(0)
     assert (found.state, found.reason) == (ItemState.MOVING, "no")
     assert found.why == "on its way to partition 4 of its destination, buried because: no"
 
@@ -279,7 +279,7 @@ def test_where_it_went_may_not_be_known(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.send(0)
     partition.deliver()
-    assert (partition.life(0), partition.why(0)) == (ItemState.COMPLETED, "completed")
+    assert (partition.state_of(0), partition.why(0)) == (ItemState.COMPLETED, "completed")
 
 
 def test_a_wrong_or_repeated_confirmation_changes_nothing(partition: PartitionUnderTest) -> None:
@@ -287,14 +287,14 @@ def test_a_wrong_or_repeated_confirmation_changes_nothing(partition: PartitionUn
     assert partition.confirm(1, 70) == 0
     partition.send(0)
     [sequence] = sequences(partition)
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     assert [partition.confirm(wrong, 70) for wrong in (sequence - 1, sequence + 1, 0)] == [0, 0, 0]
     assert partition.confirm(sequence, 70, to=OTHER) == 0
-    assert base.dump(partition.partition.state) == before
+    assert base.dump(partition.wrapped.state) == before
     assert partition.confirm(sequence, 70) == 1
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     assert partition.confirm(sequence, 80) == 0
-    assert base.dump(partition.partition.state) == before
+    assert base.dump(partition.wrapped.state) == before
 
 
 def test_an_item_that_went_on_elsewhere_is_not_sought_here(partition: PartitionUnderTest) -> None:
@@ -314,14 +314,14 @@ def test_retention_forgets_where_dropped_items_went(partition: PartitionUnderTes
     partition.deliver(90)
     partition.drop(0, 2)
     partition.restart()
-    places = [moved_to(partition.partition.state, offset) for offset in range(6)]
+    places = [moved_to(partition.wrapped.state, offset) for offset in range(6)]
     assert places == [None, None, (0xDEAD, 3, 72), (0xDEAD, 3, 73), None, (0xDEAD, 3, 90)]
     assert partition.why(1) == "resolved, and let go by retention"
     partition.drop(3, 4)
-    assert [moved_to(partition.partition.state, offset) for offset in (2, 3)] == [(0xDEAD, 3, 72), None]
+    assert [moved_to(partition.wrapped.state, offset) for offset in (2, 3)] == [(0xDEAD, 3, 72), None]
     partition.drain()
     partition.drop(2, 6)
-    assert partition.partition.state.moved == {}
+    assert partition.wrapped.state.moved == {}
 
 
 # -- parked keys ---------------------------------------------------------------------------------------
@@ -339,12 +339,12 @@ def parked(partition: PartitionUnderTest) -> None:
 @pytest.mark.parametrize("delivered", [False, True])
 def test_a_key_stays_parked_until_someone_frees_it(partition: PartitionUnderTest, delivered: bool, freed_by: str) -> None:
     parked(partition)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     if delivered:
         partition.deliver(70)
     for _ in range(2):
         partition.restart()
-        assert partition.take() == []
+        assert partition.lease_texts() == []
     assert partition.why(1) == "its key is parked: item 0 was buried; redrive or clear it"
     if freed_by == "release":
         assert (partition.release("b"), partition.release("a"), partition.release("a")) == (0, 1, 0)
@@ -352,7 +352,7 @@ def test_a_key_stays_parked_until_someone_frees_it(partition: PartitionUnderTest
         assert partition.clear(buried=True) == 0
     partition.kill()
     assert partition.drain() == ["a2", "a3"]
-    assert partition.life(0) is (ItemState.COMPLETED if delivered else ItemState.MOVING)
+    assert partition.state_of(0) is (ItemState.COMPLETED if delivered else ItemState.MOVING)
 
 
 def test_the_bytes_of_an_item_that_parks_its_key_stay(partition: PartitionUnderTest) -> None:

@@ -36,7 +36,7 @@ def test_an_item_comes_out_with_every_field_it_went_in_with(partition: Partition
     )
     partition.store(batch)
     granted = partition.lease(10, "host-1")
-    [found] = partition.partition.items(granted.runs)
+    [found] = partition.wrapped.items(granted.runs)
     assert (found.start, found.batch, found.produced_at) == (0, batch, partition.wall)
     assert granted.attempts.get(0, 1) == 1
     assert partition.complete(granted.lease).done == 1
@@ -46,13 +46,13 @@ def test_an_item_comes_out_with_every_field_it_went_in_with(partition: Partition
 @pytest.mark.parametrize("payload", [b"", b"x", b"\xff\xfe\x00", bytes(range(256)) * 4, b"z" * 16 * MIB], ids=len)
 def test_a_payload_of_any_size_and_content_is_kept(partition: PartitionUnderTest, payload: bytes) -> None:
     partition.produce(payload)
-    assert partition.partition.payloads(partition.lease().runs) == [payload]
+    assert partition.wrapped.payloads(partition.lease().runs) == [payload]
 
 
 def test_the_longest_headers_and_key_are_kept(partition: PartitionUnderTest) -> None:
     key = b"k" * MAX_KEY_BYTES
     partition.store(Batch([b"x"], [key], routing.key_ids([key]), [b"h" * MAX_HEADERS_BYTES]))
-    [found] = partition.partition.items(partition.lease().runs)
+    [found] = partition.wrapped.items(partition.lease().runs)
     assert (found.batch.keys, found.batch.headers) == ([key], [b"h" * MAX_HEADERS_BYTES])
 
 
@@ -67,10 +67,10 @@ def test_a_mixed_batch_keeps_each_items_own_options(partition: PartitionUnderTes
     keys = [None, b"k", None]
     soon = partition.after(10)
     partition.store(Batch([b"plain", b"keyed", b"later"], keys, routing.key_ids(keys), priorities=bytes([9, 0, 5]), ats=[0, 0, soon]))
-    assert [partition.life(offset) for offset in range(3)] == [ItemState.READY, ItemState.READY, ItemState.SCHEDULED]
-    assert partition.take() == ["keyed", "plain"]
+    assert [partition.state_of(offset) for offset in range(3)] == [ItemState.READY, ItemState.READY, ItemState.SCHEDULED]
+    assert partition.lease_texts() == ["keyed", "plain"]
     partition.advance(10)
-    assert partition.take() == ["later"]
+    assert partition.lease_texts() == ["later"]
 
 
 def test_a_repeated_request_answers_the_same_and_adds_nothing(partition: PartitionUnderTest) -> None:
@@ -78,16 +78,16 @@ def test_a_repeated_request_answers_the_same_and_adds_nothing(partition: Partiti
     partition.produce("between")
     partition.kill()
     again = partition.store(items("ab"), request="r")
-    assert (again.offsets, again.again) == (first.offsets, True)
+    assert (again.offsets, again.repeated) == (first.offsets, True)
     assert partition.counts.ready == 3
 
 
 def test_a_request_is_remembered_a_quarter_of_an_hour_and_then_forgotten(partition: PartitionUnderTest) -> None:
     partition.store(items("a"), request="r")
     partition.clock.advance(15 * MINUTE - 1)
-    assert partition.store(items("a"), request="r").again
+    assert partition.store(items("a"), request="r").repeated
     partition.clock.advance(1)
-    assert not partition.store(items("a"), request="r").again
+    assert not partition.store(items("a"), request="r").repeated
 
 
 def test_a_request_whose_items_were_all_duplicates_is_remembered_too(partition: PartitionUnderTest) -> None:
@@ -125,7 +125,7 @@ def test_a_duplicate_of_a_completed_item_stays_a_duplicate(partition: PartitionU
     partition.produce("a", dedups=["id"])
     partition.drain()
     assert partition.produce("a", dedups=["id"]) == [0]
-    assert partition.take() == []
+    assert partition.lease_texts() == []
 
 
 def test_more_dedup_ids_than_the_limit_are_refused_rather_than_forgotten(
@@ -145,16 +145,16 @@ def test_dedup_ids_whose_window_is_over_do_not_count(partition: PartitionUnderTe
     assert partition.produce("c", "d", dedups=["1", "2"]) == [2, 3]
     with pytest.raises(QueueFull):
         partition.produce("e", dedups=["3"])
-    assert len(partition.partition.state.dedup) == 2, "what is over went when the new ones came"
+    assert len(partition.wrapped.state.dedup) == 2, "what is over went when the new ones came"
 
 
 def test_a_transfer_is_taken_once_by_its_sequence(partition: PartitionUnderTest) -> None:
     partition.store(items("a"), source=b"queue-1", sequence=1)
     partition.restart()
-    assert partition.store(items("a"), source=b"queue-1", sequence=1).again
-    assert not partition.store(items("b"), source=b"queue-1", sequence=2).again
-    assert not partition.store(items("c"), source=b"queue-2", sequence=1).again
-    assert partition.take() == ["a", "b", "c"]
+    assert partition.store(items("a"), source=b"queue-1", sequence=1).repeated
+    assert not partition.store(items("b"), source=b"queue-1", sequence=2).repeated
+    assert not partition.store(items("c"), source=b"queue-2", sequence=1).repeated
+    assert partition.lease_texts() == ["a", "b", "c"]
 
 
 def test_a_repeated_transfer_says_where_the_first_one_is_if_it_was_the_last(partition: PartitionUnderTest) -> None:
@@ -172,23 +172,23 @@ def test_a_pause_holds_producers_but_not_transfers(partition: PartitionUnderTest
     partition.store(items("b"), source=b"queue", sequence=1)
     partition.pause(produce=False)
     partition.produce("c")
-    assert partition.take() == ["b", "c"]
+    assert partition.lease_texts() == ["b", "c"]
 
 
 def test_produces_of_one_turn_share_it_and_come_out_in_order(partition: PartitionUnderTest) -> None:
     for batch in (items("ab"), items("cd", key="k"), items("e", priority=9)):
-        partition.partition.run(Produce(batch))
-    partition.partition.commit()
+        partition.wrapped.run(Produce(batch))
+    partition.wrapped.commit()
     assert granted_offsets(partition.lease(per_key=2)) == [0, 1, 2, 3, 4]
 
 
 def test_a_transfer_is_taken_by_its_sequence_whatever_its_dedup_id(partition: PartitionUnderTest) -> None:
     partition.produce("first", dedups=["order-1"])
     again = partition.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1)
-    assert (again.count, again.again) == (1, False)
-    assert partition.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1).again
+    assert (again.count, again.repeated) == (1, False)
+    assert partition.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1).repeated
     partition.restart()
-    assert partition.partition.state.producers == {b"elsewhere": 1}
+    assert partition.wrapped.state.received_sequences == {b"elsewhere": 1}
 
 
 # -- back to the old place ---------------------------------------------------------------------------
@@ -219,8 +219,8 @@ def parked(partition: PartitionUnderTest, *payloads: str, bury: int = 1) -> None
 
 
 def arrive(partition: PartitionUnderTest, transfer: Produce) -> list[int]:
-    stored = partition.partition.run(transfer)
-    partition.partition.commit()
+    stored = partition.wrapped.run(transfer)
+    partition.wrapped.commit()
     assert isinstance(stored, Stored)
     return list(stored.offsets)
 
@@ -230,10 +230,10 @@ def test_an_item_that_parked_its_key_goes_back_to_its_place(partition: Partition
     parked(partition, "a", "b", "c")
     partition.produce("d", key="k")
     if read:
-        assert partition.take() == []  # passes the others over into the line of their key
+        assert partition.lease_texts() == []  # passes the others over into the line of their key
     assert arrive(partition, coming_back("a", old=["7-0"])) == [4]
     partition.produce("e", key="k")
-    assert partition.life(4) is ItemState.READY
+    assert partition.state_of(4) is ItemState.READY
     assert partition.drain() == ["a", "b", "c", "d", "e"]
 
 
@@ -241,16 +241,16 @@ def test_an_item_is_in_its_place_after_a_kill_and_a_restart(partition: Partition
     parked(partition, "a", "b")
     arrive(partition, coming_back("a", old=["7-0"]))
     partition.kill()
-    assert partition.take() == ["a"]
+    assert partition.lease_texts() == ["a"]
     partition.restart()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.why(1) == "its key is held: item 2 is leased by an unnamed consumer"
 
 
 def test_a_key_stays_parked_until_all_its_buried_items_are_back_in_their_order(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c", bury=2)
     arrive(partition, coming_back("b", old=["7-1"], sequence=1))
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.why(3) == "its key is parked: item 0 was buried; redrive or clear it"
     arrive(partition, coming_back("a", old=["7-0"], sequence=2))
     assert partition.drain() == ["a", "b", "c"]
@@ -261,8 +261,8 @@ def test_items_of_one_transfer_go_each_to_its_place_and_the_others_to_their_lane
     transfer = coming_back("b", "new", "a", "plain", "later", old=["7-1", None, "7-0", None, None], keys=["k", "k", "k", None, None])
     transfer.batch.ats = [0, 0, 0, 0, partition.after(10)]
     arrive(partition, transfer)
-    assert [partition.life(offset) for offset in range(3, 8)] == [ItemState.READY] * 4 + [ItemState.SCHEDULED]
-    in_lanes = {offset for lane in partition.partition.state.lanes.lanes for extent in lane for offset in range(extent.start, extent.stop)}
+    assert [partition.state_of(offset) for offset in range(3, 8)] == [ItemState.READY] * 4 + [ItemState.SCHEDULED]
+    in_lanes = {offset for lane in partition.wrapped.state.lanes.lanes for extent in lane for offset in range(extent.start, extent.stop)}
     assert in_lanes == {2, 4, 6}
     assert partition.drain() == ["a", "b", "c", "new", "plain"]
     partition.advance(10)
@@ -273,7 +273,7 @@ def test_an_item_in_its_old_place_is_not_scheduled_and_keeps_its_priority(partit
     parked(partition, "a", "b")
     transfer = coming_back("a", "other", old=["7-0", None], keys=["k", None], priorities=[9, 5], at=partition.after(3_600))
     assert arrive(partition, transfer) == [2, 3]
-    assert [partition.life(2), partition.life(3)] == [ItemState.READY, ItemState.SCHEDULED]
+    assert [partition.state_of(2), partition.state_of(3)] == [ItemState.READY, ItemState.SCHEDULED]
     partition.produce("urgent", priority=8)
     assert partition.drain() == ["urgent", "a", "b"]
 
@@ -282,7 +282,7 @@ def test_an_item_in_its_old_place_has_its_ttl(partition: PartitionUnderTest) -> 
     parked(partition, "a", "b")
     arrive(partition, coming_back("a", old=["7-0"], ttl=60))
     partition.advance(60)
-    assert [partition.life(1), partition.life(2)] == [ItemState.READY, ItemState.BURIED]
+    assert [partition.state_of(1), partition.state_of(2)] == [ItemState.READY, ItemState.BURIED]
     assert partition.why(1) == "its key is parked: item 2 was buried; redrive or clear it"
 
 
@@ -291,7 +291,7 @@ def test_an_item_in_its_old_place_has_its_ttl(partition: PartitionUnderTest) -> 
 def test_an_item_in_its_old_place_stays_there_whatever_happens_to_it(partition: PartitionUnderTest, event: str, read: bool) -> None:
     parked(partition, "a", "b", "c")
     if read:
-        assert partition.take() == []
+        assert partition.lease_texts() == []
     arrive(partition, coming_back("a", old=["7-0"]))
     granted = partition.lease(1)
     assert partition.texts(granted) == ["a"]
@@ -313,7 +313,7 @@ def test_an_item_in_its_old_place_stays_there_whatever_happens_to_it(partition: 
 
 def test_a_unit_with_items_in_old_places_returns_in_its_order(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c", "d", bury=3)
-    assert partition.take() == []  # d is passed over
+    assert partition.lease_texts() == []  # d is passed over
     for sequence, (text, old) in enumerate([("c", "7-2"), ("b", "7-1"), ("a", "7-0")], 1):
         arrive(partition, coming_back(text, old=[old], sequence=sequence))
     granted = partition.lease(per_key=4)
@@ -328,10 +328,10 @@ def test_places_are_forgotten_with_their_items(partition: PartitionUnderTest) ->
     partition.complete(partition.lease(1).lease)
     partition.bury(partition.lease(1).lease)
     arrive(partition, coming_back("b", old=["7-4"], sequence=2))
-    line = partition.partition.state.keys.line(routing.key_id(b"k"))
-    assert line.places == {5: 1}
+    line = partition.wrapped.state.keys.line(routing.key_id(b"k"))
+    assert line.kept_positions == {5: 1}
     assert partition.drain() == ["b", "c"]
-    assert not partition.partition.state.keys.map
+    assert not partition.wrapped.state.keys.by_key
 
 
 def test_an_item_whose_origin_came_twice_has_one_place(partition: PartitionUnderTest) -> None:
@@ -368,18 +368,18 @@ def test_an_item_that_did_not_park_this_key_goes_to_its_lane(partition: Partitio
 def test_an_item_whose_key_went_on_meanwhile_goes_to_its_lane(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c")
     partition.clear(buried=True)
-    assert partition.take() == ["b"]
+    assert partition.lease_texts() == ["b"]
     arrive(partition, coming_back("a", old=["7-0"]))
     assert partition.drain() == []
-    partition.complete(next(iter(partition.partition.state.leases.live)))
+    partition.complete(next(iter(partition.wrapped.state.leases.live)))
     assert partition.drain() == ["c", "a"]
 
 
 def test_an_item_whose_place_damage_took_goes_to_its_lane() -> None:
     state = PartitionState()
-    record = Produced(5, items("ab", key="k"), source=b"s", sequence=1, places=[5, 0])
+    record = Produced(5, items("ab", key="k"), source=b"s", sequence=1, replaced=[5, 0])
     apply_produced(state, record, Moment(1, 1))
-    assert [state.state_of(5), state.state_of(6), len(state.passed)] == [ItemState.READY, ItemState.READY, 0]
+    assert [state.state_of(5), state.state_of(6), len(state.passed_over)] == [ItemState.READY, ItemState.READY, 0]
     assert [extent.astuple()[:2] for extent in state.lanes.lanes[5]] == [(5, 7)]
 
 
@@ -387,12 +387,12 @@ def test_a_transfer_with_an_origin_that_makes_no_sense_changes_nothing(partition
     transfer = coming_back("a", old=["7-0"])
     transfer.batch.origins = [b"nonsense"]
     with pytest.raises(CorruptLog, match="; run verify"):
-        partition.partition.run(transfer)
-    assert partition.partition.state.next_offset == 0
+        partition.wrapped.run(transfer)
+    assert partition.wrapped.state.next_offset == 0
 
 
 def test_an_item_comes_out_with_the_origin_it_came_with(partition: PartitionUnderTest) -> None:
     came = coming_back("a", old=["3-17"])
     arrive(partition, came)
-    [found] = partition.partition.items(partition.lease().runs)
+    [found] = partition.wrapped.items(partition.lease().runs)
     assert found.batch.origins == came.batch.origins

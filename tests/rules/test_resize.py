@@ -22,7 +22,7 @@ A2, A3 = (name for name, _ in zip(neighbours("a"), range(2), strict=False))
 
 
 def image(partition: PartitionUnderTest) -> bytes:
-    return base.dump(partition.partition.state)
+    return base.dump(partition.wrapped.state)
 
 
 # -- what waits ----------------------------------------------------------------------------------------
@@ -31,17 +31,17 @@ def image(partition: PartitionUnderTest) -> bytes:
 def test_fenced_items_are_passed_over_and_the_others_go(partition: PartitionUnderTest) -> None:
     partition.fence("a", "b")
     partition.produce("plain", "a1", "c1", "b1", "a2", "more", keys=[None, "a", "c", "b", "a", None])
-    assert partition.take() == ["plain", "c1", "more"]
+    assert partition.lease_texts() == ["plain", "c1", "more"]
     for _ in range(2):
         partition.restart()
-        assert partition.take() == []
+        assert partition.lease_texts() == []
     assert partition.counts == (3, 0, 3, 0, 0, 0)
 
 
 def test_a_whole_slot_waits_until_the_fence_narrows_and_then_only_the_keys_it_names(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a")
     partition.produce("1", "2", "3", "4", keys=["a", A2, A3, A2])
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.narrow(fence, "a", A3) == 2
     assert partition.drain() == ["2", "4"]
     partition.produce("5", "6", keys=["a", A2])
@@ -60,9 +60,9 @@ def test_narrowing_speaks_for_what_was_not_looked_at_yet_too(partition: Partitio
 def test_keys_are_lifted_one_by_one(partition: PartitionUnderTest, looked_at: bool) -> None:
     fence = partition.fence("a", "b")
     partition.produce("a1", "b1", "a2", "b2", keys=["a", "b", "a", "b"])
-    assert not looked_at or partition.take() == []
+    assert not looked_at or partition.lease_texts() == []
     partition.narrow(fence, "a", "b")
-    assert (partition.take(), partition.lift(fence, "c")) == ([], 0)
+    assert (partition.lease_texts(), partition.lift(fence, "c")) == ([], 0)
     assert partition.lift(fence, "b", "c") == 1
     assert partition.drain() == ["b1", "b2"]
     partition.kill()
@@ -73,7 +73,7 @@ def test_keys_are_lifted_one_by_one(partition: PartitionUnderTest, looked_at: bo
 def test_a_fence_that_narrows_to_nothing_is_gone(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a")
     partition.produce("a1", "a2", key="a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.narrow(fence)
     assert partition.drain() == ["a1", "a2"]
 
@@ -86,7 +86,7 @@ def test_a_fence_that_is_gone_leaves_no_trace(partition: PartitionUnderTest) -> 
     partition.narrow(again, "a", "b")
     partition.lift(again, "a")
     partition.lift(again, "b")
-    state = partition.partition.state
+    state = partition.wrapped.state
     assert [one.number for one in state.keys.fences] == [fence]
     state.fence_version, state.fences_given = 1, fence  # but for how many there were
     assert image(partition) == before
@@ -106,18 +106,18 @@ def test_only_a_narrowed_fence_is_lifted_and_none_narrows_twice(partition: Parti
 
 def test_a_fence_may_name_keys_from_the_first(partition: PartitionUnderTest) -> None:
     barrier = FenceSpec(0, 3, 10, 0, None, pack_keys([key_id("a")]))
-    partition.partition.run(AddFences(1, [barrier]))
+    partition.wrapped.run(AddFences(1, [barrier]))
     partition.produce("1", "2", keys=["a", A2])
-    assert partition.take() == ["2"]
+    assert partition.lease_texts() == ["2"]
     partition.lift(1, "a")
-    assert partition.take() == ["1"]
+    assert partition.lease_texts() == ["1"]
 
 
 def test_items_without_a_key_are_of_no_slot(partition: PartitionUnderTest) -> None:
-    partition.partition.run(AddFences(1, [FenceSpec(0, 3, 10, 0, pack_slots([routing.NO_KEY & routing.SLOT_MASK]))]))
+    partition.wrapped.run(AddFences(1, [FenceSpec(0, 3, 10, 0, pack_slots([routing.NO_KEY & routing.SLOT_MASK]))]))
     partition.produce("plain", "a1", keys=[None, "a"])
     assert partition.why(0) == "ready: the next lease that reaches it gets it"
-    assert partition.take() == ["plain", "a1"]
+    assert partition.lease_texts() == ["plain", "a1"]
 
 
 # -- since ---------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_items_from_before_the_fence_go(partition: PartitionUnderTest, looked_at
     held = partition.lease()
     fence = partition.fence("a")
     partition.produce("a3", "a4", key="a")
-    assert not looked_at or partition.take() == []
+    assert not looked_at or partition.lease_texts() == []
     partition.complete(held.lease)
     assert partition.drain() == ["a2"]
     partition.narrow(fence)
@@ -143,14 +143,14 @@ def test_a_unit_of_a_key_ends_at_the_fence(partition: PartitionUnderTest, passed
     held = partition.lease()
     fence = partition.fence("a")
     partition.produce("a3", "a4", key="a")
-    assert not passed_over or partition.take(per_key=10) == []
+    assert not passed_over or partition.lease_texts(per_key=10) == []
     partition.complete(held.lease)
     unit = partition.lease(per_key=10)
     assert partition.texts(unit) == ["a1", "a2"]
     partition.complete(unit.lease)
-    assert partition.take(per_key=10) == []
+    assert partition.lease_texts(per_key=10) == []
     partition.narrow(fence)
-    assert partition.take(per_key=10) == ["a3", "a4"]
+    assert partition.lease_texts(per_key=10) == ["a3", "a4"]
 
 
 @pytest.mark.parametrize(("since", "served"), [(0, ["a0", "a1"]), (1, ["a0"]), (-1, [])])
@@ -158,8 +158,8 @@ def test_a_fence_may_begin_where_its_slot_left(partition: PartitionUnderTest, si
     """What became ready here while the slot lived elsewhere is not older than what is there."""
     partition.produce("a0", "a1", key="a")
     held = partition.lease()
-    assert partition.take() == []
-    partition.partition.run(AddFences(1, [FenceSpec(0, 3, 10, since, pack_slots([slot("a")]))]))
+    assert partition.lease_texts() == []
+    partition.wrapped.run(AddFences(1, [FenceSpec(0, 3, 10, since, pack_slots([slot("a")]))]))
     partition.retry(held.lease)
     partition.produce("a2", key="a")
     partition.kill()
@@ -173,15 +173,15 @@ def test_the_earlier_of_two_fences_counts_and_each_must_go(partition: PartitionU
     partition.produce("a1", key="a")
     second = partition.fence("a", source=4)
     partition.produce("a2", key="a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.narrow(second)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     third = partition.fence("a")
     partition.produce("a3", key="a")
     partition.narrow(first)
     assert partition.drain() == ["a1", "a2"]
     partition.narrow(third, "a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.lift(third, "a")
     assert partition.drain() == ["a3"]
 
@@ -233,9 +233,9 @@ def test_the_ttl_of_a_fenced_item_runs_out(partition: PartitionUnderTest, on_bur
     fence = partition.fence("a")
     partition.produce("a1", key="a", ttl=5)
     partition.produce("a2", key="a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.advance(5)
-    assert partition.life(0) is ItemState.BURIED
+    assert partition.state_of(0) is ItemState.BURIED
     partition.narrow(fence)
     assert partition.drain() == (["a2"] if on_bury == "release" else [])
     assert (partition.redrive(), partition.drain()) == (1, ["a1"] if on_bury == "release" else ["a1", "a2"])
@@ -247,11 +247,11 @@ def test_a_parked_key_stays_parked_and_is_fenced_when_it_is_free(partition: Part
     partition.bury(partition.lease().lease, reason="no")
     fence = partition.fence("a")
     partition.produce("a3", key="a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.release("a") == 1
     assert partition.drain() == ["a2"]
     partition.narrow(fence, "a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.lift(fence, "a")
     assert partition.drain() == ["a3"]
 
@@ -263,7 +263,7 @@ def test_lifting_a_parked_key_does_not_free_it(partition: PartitionUnderTest) ->
     partition.produce("a2", key="a")
     partition.advance(1)
     partition.narrow(fence)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.redrive() == 1
     assert partition.drain() == ["a1", "a2"]
 
@@ -285,7 +285,7 @@ def test_sought_items_of_fenced_slots_wait_and_the_others_come(partition: Partit
     partition.drain(10)
     fence = partition.fence("a")
     partition.produce("a2", "c2", keys=["a", "c"])
-    assert partition.take(1) == ["c2"]
+    assert partition.lease_texts(1) == ["c2"]
     assert partition.seek(0) == 3
     partition.restart()
     assert sorted(partition.drain()) == ["plain"]
@@ -309,11 +309,11 @@ def test_priorities_go_on_around_a_fence(partition: PartitionUnderTest) -> None:
 def test_clearing_what_is_ready_clears_what_is_fenced(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a")
     partition.produce("a1", "a2", key="a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.produce("a3", key="a")
     assert partition.clear(ready=True) == 3
     partition.produce("a4", key="a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.narrow(fence)
     assert partition.drain() == ["a4"]
 
@@ -321,7 +321,7 @@ def test_clearing_what_is_ready_clears_what_is_fenced(partition: PartitionUnderT
 def test_a_fenced_item_can_be_sent_on(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a")
     partition.produce("a1", "a2", "a3", key="a")
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.produce("a4", key="a")
     partition.send(0, 3)
     partition.narrow(fence)
@@ -333,10 +333,10 @@ def test_a_fence_is_told(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a", source=12)
     partition.produce("a1", "a2", "c1", keys=["a", "a", "c"])
     for _ in range(2):  # before and after it was passed over
-        found = partition.partition.explain(1)
+        found = partition.wrapped.explain(1)
         assert (found.state, found.waits_for) == (ItemState.READY, 12)
         assert found.why == "fenced by a resize: partition 12 still holds earlier items of its key or slot"
-        assert partition.partition.explain(3).waits_for is None
+        assert partition.wrapped.explain(3).waits_for is None
         assert granted_offsets(partition.lease()) in ([0, 3], [])
         partition.clear(leased=True)
     partition.narrow(fence)
@@ -347,9 +347,9 @@ def test_a_fence_stands_at_every_step_of_its_life_after_a_kill(partition: Partit
     fence = partition.fence("a", "b")
     partition.kill()
     partition.produce("a1", "b1", "2", keys=["a", "b", A2])
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.kill()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.narrow(fence, "a", "b")
     partition.kill()
     assert partition.drain() == ["2"]
@@ -358,4 +358,4 @@ def test_a_fence_stands_at_every_step_of_its_life_after_a_kill(partition: Partit
     assert partition.drain() == ["b1"]
     partition.lift(fence, "a")
     partition.kill()
-    assert (partition.drain(), list(partition.partition.state.keys.fences)) == (["a1"], [])
+    assert (partition.drain(), list(partition.wrapped.state.keys.fences)) == (["a1"], [])

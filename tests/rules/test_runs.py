@@ -52,7 +52,7 @@ def test_first_missing_is_the_first_not_in_the_set(steps: list[tuple[str, tuple[
 @given(STEPS, STEPS)
 def test_whole_sets_are_added_and_taken_out(mine: list[tuple[str, tuple[int, int]]], others: list[tuple[str, tuple[int, int]]]) -> None:
     (runs, plain), (other, other_plain) = both(mine), both(others)
-    assert offsets(RunSet(runs.runs).without(other.runs)) == sorted(plain - other_plain)
+    assert offsets(RunSet(runs.runs).subtract(other.runs)) == sorted(plain - other_plain)
     runs.add_all(other.runs)
     assert offsets(runs.runs) == sorted(plain | other_plain)
     runs.clear()

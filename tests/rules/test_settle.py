@@ -42,7 +42,7 @@ def test_a_complete_is_not_repeated_for_an_item_that_came_back(partition: Partit
     partition.complete(granted.lease)
     partition.seek(0)
     assert partition.complete(granted.lease, [0]).refused == [0]
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
 
 
 def test_each_item_of_a_batch_has_its_own_result(partition: PartitionUnderTest) -> None:
@@ -50,7 +50,7 @@ def test_each_item_of_a_batch_has_its_own_result(partition: PartitionUnderTest) 
     mine, other = partition.lease(2), partition.lease(1)
     settled = partition.complete(mine.lease, [0, 2, 1, 99])
     assert (settled.done, settled.refused) == (2, [2, 99])
-    assert [partition.life(offset) for offset in range(3)] == [ItemState.COMPLETED, ItemState.COMPLETED, ItemState.LEASED]
+    assert [partition.state_of(offset) for offset in range(3)] == [ItemState.COMPLETED, ItemState.COMPLETED, ItemState.LEASED]
     assert partition.retry(other.lease, [2, 0]).refused == [0]
 
 
@@ -71,7 +71,7 @@ def test_an_ended_lease_is_forgotten_in_time(partition: PartitionUnderTest) -> N
     partition.advance(5)
     partition.advance(16 * 60)
     partition.drain()
-    assert partition.partition.state.leases.past == {}
+    assert partition.wrapped.state.leases.partly_completed == {}
     assert partition.complete(granted.lease, [0]).refused == [0]
 
 
@@ -80,7 +80,7 @@ def test_finished_leases_are_forgotten_after_the_longest_lease_could_have_ended(
         partition.produce("a")
         partition.drain()
         partition.clock.advance(13 * HOUR)
-    assert len(partition.partition.state.leases.finished) <= 2
+    assert len(partition.wrapped.state.leases.fully_completed) <= 2
 
 
 def test_an_invented_token_is_refused(partition: PartitionUnderTest) -> None:
@@ -113,12 +113,12 @@ def test_retried_items_go_to_the_tail_of_their_own_priority(partition: Partition
 def test_a_delayed_retry_waits_its_delay(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.retry(partition.lease().lease, delay=30, reason="busy")
-    assert partition.life(0) is ItemState.SCHEDULED
+    assert partition.state_of(0) is ItemState.SCHEDULED
     partition.restart()
     partition.advance(29.999_999)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.advance(0.000_001)
-    assert partition.take() == ["a"]
+    assert partition.lease_texts() == ["a"]
 
 
 @pytest.mark.parametrize("way", ["retry", "expiry"])
@@ -133,9 +133,9 @@ def test_max_attempts_allows_exactly_so_many_leases(partition: PartitionUnderTes
         else:
             partition.advance(1)
     assert partition.lease().lease == 0
-    assert partition.life(0) is ItemState.BURIED
-    assert partition.partition.state.buried[0].attempts == 3
-    assert partition.partition.state.buried[0].reason == ("attempts spent: no" if way == "retry" else "attempts spent: lease expired")
+    assert partition.state_of(0) is ItemState.BURIED
+    assert partition.wrapped.state.burials[0].attempts == 3
+    assert partition.wrapped.state.burials[0].reason == ("attempts spent: no" if way == "retry" else "attempts spent: lease expired")
 
 
 def test_no_max_attempts_is_endless(partition: PartitionUnderTest) -> None:
@@ -151,7 +151,7 @@ def test_the_last_attempt_is_left_alone_until_its_lease_really_ends(partition: P
     partition.produce("a")
     granted = partition.lease(timeout=5)
     partition.advance(4)
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     assert partition.complete(granted.lease).done == 1
 
 
@@ -170,14 +170,14 @@ def test_a_buried_item_says_why_when_and_after_how_many_attempts(partition: Part
     partition.advance(10)
     partition.bury(partition.lease().lease, reason="hopeless")
     partition.restart()
-    assert partition.partition.state.buried[0] == ("hopeless", partition.wall, 2, first, partition.wall, partition.partition.now().elapsed)
-    assert partition.take() == []
+    assert partition.wrapped.state.burials[0] == ("hopeless", partition.wall, 2, first, partition.wall, partition.wrapped.now().elapsed)
+    assert partition.lease_texts() == []
 
 
 def test_a_long_reason_is_cut_and_not_refused(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.bury(partition.lease().lease, reason="é" * 2_000)
-    assert partition.partition.state.buried[0].reason == "é" * 512
+    assert partition.wrapped.state.burials[0].reason == "é" * 512
 
 
 def test_a_completed_item_forgets_its_failures(partition: PartitionUnderTest) -> None:
@@ -228,11 +228,11 @@ def test_buried_alone_those_behind_stay_with_the_lease(partition: PartitionUnder
     partition.produce("0", "1", "2", "3", "4", key="k")
     lease = partition.lease(5, per_key=4).lease
     assert partition.bury(lease, [3, 1], alone=True) == Settled(2)
-    assert partition.take() == [], "the key is still held"
+    assert partition.lease_texts() == [], "the key is still held"
     assert partition.complete(lease, [0, 1, 2]) == Settled(2, [1])
     partition.restart()
     assert partition.drain() == ["4"]
-    assert not partition.partition.state.keys.map
+    assert not partition.wrapped.state.keys.by_key
 
 
 def test_a_lease_ends_behind_what_was_buried_alone(partition: PartitionUnderTest) -> None:
@@ -249,9 +249,9 @@ def test_where_a_burial_parks_its_key_nothing_is_buried_alone(partition: Partiti
     assert partition.bury(lease, [1], alone=True) == Settled(0, [], [1])
     partition.complete(lease, [0])
     assert partition.bury(lease, [1], alone=True) == Settled(1)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.redrive()
-    assert partition.take(per_key=3) == ["1", "2"]
+    assert partition.lease_texts(per_key=3) == ["1", "2"]
 
 
 def test_what_is_ready_is_done_whatever_it_was_before(partition: PartitionUnderTest) -> None:
@@ -259,8 +259,8 @@ def test_what_is_ready_is_done_whatever_it_was_before(partition: PartitionUnderT
     partition.lease(2, timeout=1)
     partition.advance(1)
     assert partition.consume(first, third) == 2
-    assert partition.take() == ["b"]
-    assert partition.partition.state.counts.completed == 2
+    assert partition.lease_texts() == ["b"]
+    assert partition.wrapped.state.counts.completed == 2
 
 
 def test_what_is_not_ready_is_left_alone(partition: PartitionUnderTest) -> None:
@@ -271,7 +271,7 @@ def test_what_is_not_ready_is_left_alone(partition: PartitionUnderTest) -> None:
     ]
     partition.complete(partition.lease(2).lease, [done])
     assert partition.consume(leased, later, done, ready, 99) == 1
-    states = [partition.partition.state.state_of(offset) for offset in (leased, later, done, ready)]
+    states = [partition.wrapped.state.state_of(offset) for offset in (leased, later, done, ready)]
     assert states == [ItemState.LEASED, ItemState.SCHEDULED, ItemState.COMPLETED, ItemState.COMPLETED]
 
 
@@ -280,21 +280,21 @@ def test_items_leave_the_line_of_their_key(partition: PartitionUnderTest) -> Non
     partition.retry(partition.lease(3, per_key=2).lease, [first])
     assert partition.consume(second) == 1
     assert partition.drain() == ["1", "3"]
-    assert not partition.partition.state.keys.map
+    assert not partition.wrapped.state.keys.by_key
 
 
 def test_the_head_of_a_line_makes_room_for_the_next(partition: PartitionUnderTest) -> None:
     first, _ = partition.produce("1", "2", key="k")
     partition.retry(partition.lease(1).lease)
     assert partition.consume(first) == 1
-    assert partition.take() == ["2"]
+    assert partition.lease_texts() == ["2"]
 
 
 def test_failures_are_forgotten(partition: PartitionUnderTest) -> None:
     (first,) = partition.produce("a")
     partition.retry(partition.lease(1).lease, reason="no")
     partition.consume(first)
-    assert not partition.partition.state.failures
+    assert not partition.wrapped.state.failures
     partition.seek(0)
     assert partition.lease(1).attempts == {}
 
@@ -302,7 +302,7 @@ def test_failures_are_forgotten(partition: PartitionUnderTest) -> None:
 def test_of_those_that_a_lease_has_ended_on_no_other_is_done(partition: PartitionUnderTest) -> None:
     lapsed, retried, sought, fresh = partition.produce("lapsed", "retried", "sought", "fresh")
     partition.retry(partition.lease(4).lease, [retried], reason="no")
-    partition.complete(next(iter(partition.partition.state.leases.live)), [sought])
+    partition.complete(next(iter(partition.wrapped.state.leases.live)), [sought])
     partition.advance(60)
     partition.seek(0)
     assert partition.consume(fresh, retried, sought, 99, lapsed=True) == 1
@@ -314,11 +314,11 @@ def test_it_survives_a_restart(partition: PartitionUnderTest) -> None:
     partition.retry(partition.lease(1).lease)
     partition.consume(first)
     partition.restart()
-    assert partition.take() == ["b"]
+    assert partition.lease_texts() == ["b"]
 
 
 def test_a_consumer_that_cannot_be_stored_is_refused(partition: PartitionUnderTest) -> None:
     (first,) = partition.produce("a")
     with pytest.raises(InvalidRequest):
         partition.consume(first, consumer="\ud800")
-    assert partition.take() == ["a"]
+    assert partition.lease_texts() == ["a"]

@@ -9,7 +9,7 @@ from tests.partition_under_test import PartitionUnderTest, granted_offsets, slot
 
 def mark(partition: PartitionUnderTest, *keys: str) -> dict[int, int]:
     """The slots of these keys leave now."""
-    return {slot(key): partition.partition.state.next_offset for key in keys}
+    return {slot(key): partition.wrapped.state.next_offset for key in keys}
 
 
 def test_a_due_item_of_a_departed_slot_is_astray_and_the_lease_goes_on_when_it_is_sent(partition: PartitionUnderTest) -> None:
@@ -17,10 +17,10 @@ def test_a_due_item_of_a_departed_slot_is_astray_and_the_lease_goes_on_when_it_i
     departed = mark(partition, "a")
     partition.produce("b1", "plain", "c1", keys=["b", None, "c"])
     partition.advance(5)
-    assert partition.strays(departed) == [1]
+    assert partition.lease_strays(departed) == [1]
     partition.send(1)
     assert partition.texts(partition.lease(departed=departed)) == ["b1", "plain", "c1"]
-    assert (partition.counts, partition.life(1)) == ((1, 0, 3, 0, 0, 1), ItemState.MOVING)
+    assert (partition.counts, partition.state_of(1)) == ((1, 0, 3, 0, 0, 1), ItemState.MOVING)
     partition.clear(leased=True)
     assert partition.texts(partition.lease(departed=departed)) == ["b0"]
 
@@ -30,11 +30,11 @@ def test_to_name_strays_changes_nothing(partition: PartitionUnderTest) -> None:
     departed = mark(partition, "a")
     partition.produce("b1", "b2", key="b")
     partition.advance(5)
-    before = base.dump(partition.partition.state)
+    before = base.dump(partition.wrapped.state)
     for _ in range(2):
-        assert partition.strays(departed) == [1]
-        assert base.dump(partition.partition.state) == before
-    assert partition.take() == ["b1", "plain", "a0"]  # whoever knows of no departed slots is given everything
+        assert partition.lease_strays(departed) == [1]
+        assert base.dump(partition.wrapped.state) == before
+    assert partition.lease_texts() == ["b1", "plain", "a0"]  # whoever knows of no departed slots is given everything
 
 
 @pytest.mark.parametrize("want", [1, 100])
@@ -66,7 +66,7 @@ def test_redriven_items_are_astray_unless_they_have_their_old_place(partition: P
         partition.bury(partition.lease().lease)
     departed = mark(partition, "a", "b")
     partition.redrive()
-    assert partition.strays(departed) == [0]
+    assert partition.lease_strays(departed) == [0]
     partition.send(0)
     assert partition.texts(partition.lease(departed=departed)) == ["b"]
 
@@ -83,7 +83,7 @@ def test_a_stray_in_another_lane_is_named_when_its_lane_is_read(partition: Parti
     departed = mark(partition, "a")
     partition.advance(5)
     partition.produce("b1", key="b", priority=0)
-    assert partition.strays(departed, want=1) == [0]
+    assert partition.lease_strays(departed, want=1) == [0]
     partition.send(0)
     assert granted_offsets(partition.lease(departed=departed)) == [1]
 
@@ -94,7 +94,7 @@ def test_strays_among_items_of_mixed_priorities(partition: PartitionUnderTest) -
     partition.produce("b1", "p9", keys=["b", None], priorities=[9, 9])
     partition.advance(5)
     found = []
-    while strays := partition.strays(departed):
+    while strays := partition.lease_strays(departed):
         found += strays
         partition.send(*strays)
     assert sorted(found) == [0, 3]
@@ -108,7 +108,7 @@ def test_strays_are_not_passed_into_the_line_of_a_held_key(partition: PartitionU
     held = partition.lease(departed={})
     departed = mark(partition, "a")
     partition.advance(5)
-    assert partition.strays(departed) == [1]
+    assert partition.lease_strays(departed) == [1]
     partition.send(1)
     partition.retry(held.lease)
     assert granted_offsets(partition.lease(departed=departed)) == [0]
@@ -121,14 +121,14 @@ def test_a_paused_partition_names_no_strays(partition: PartitionUnderTest) -> No
     partition.pause(lease=True)
     assert partition.lease(departed=departed).lease == 0
     partition.pause(lease=False)
-    assert partition.strays(departed) == [0]
+    assert partition.lease_strays(departed) == [0]
 
 
 def test_a_lease_with_an_id_is_given_once_its_strays_are_gone(partition: PartitionUnderTest) -> None:
     partition.produce("a0", "b0", keys=["a", "b"], at=partition.after(5))
     departed = mark(partition, "a")
     partition.advance(5)
-    assert partition.strays(departed) == [0]
+    assert partition.lease_strays(departed) == [0]
     partition.send(0)
     first = partition.lease(request="r", departed=departed)
     partition.kill()
@@ -144,7 +144,7 @@ def test_sought_items_are_of_the_backlog_and_astray_when_that_is_drained(partiti
     assert granted_offsets(drained) == [0, 1]
     partition.complete(drained.lease)
     partition.seek(0)
-    assert partition.strays({slot("a"): 0}) == [0]
+    assert partition.lease_strays({slot("a"): 0}) == [0]
 
 
 def test_a_seek_leaves_in_line_what_its_new_partition_waits_for(partition: PartitionUnderTest) -> None:
@@ -153,7 +153,7 @@ def test_a_seek_leaves_in_line_what_its_new_partition_waits_for(partition: Parti
     partition.drain()
     partition.produce("a1", "a2", key="a")
     held = partition.lease()
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     assert partition.seek(0) == 1
     assert partition.texts(partition.lease(departed={slot("a"): 0})) == ["done"]
     partition.complete(held.lease)
@@ -165,6 +165,6 @@ def test_what_comes_back_into_its_line_when_nobody_waits_for_it_is_astray(partit
     partition.configure(on_bury="park")
     partition.produce("a1", "a2", key="a")
     partition.bury(partition.lease(1).lease)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.redrive()
-    assert partition.strays({slot("a"): 0}) == [0, 1]
+    assert partition.lease_strays({slot("a"): 0}) == [0, 1]

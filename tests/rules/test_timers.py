@@ -12,11 +12,11 @@ def test_two_schedules_both_fire_each_at_its_time(partition: PartitionUnderTest)
     partition.produce("first", at=partition.after(10))
     partition.restart()
     partition.advance(9)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
     partition.advance(1)
-    assert partition.take() == ["first"]
+    assert partition.lease_texts() == ["first"]
     partition.advance(10)
-    assert partition.take() == ["second"]
+    assert partition.lease_texts() == ["second"]
 
 
 def test_equal_times_keep_produce_order(partition: PartitionUnderTest) -> None:
@@ -30,12 +30,12 @@ def test_equal_times_keep_produce_order(partition: PartitionUnderTest) -> None:
 @pytest.mark.parametrize("ahead", [-3600.0, 0, 0.1])
 def test_the_past_and_the_next_tenth_of_a_second_are_now(partition: PartitionUnderTest, ahead: float) -> None:
     partition.produce("a", at=partition.after(ahead))
-    assert partition.take() == ["a"]
+    assert partition.lease_texts() == ["a"]
 
 
 def test_more_than_a_tenth_of_a_second_is_scheduled(partition: PartitionUnderTest) -> None:
     partition.produce("a", at=partition.after(0.1) + 1)
-    assert partition.life(0) is ItemState.SCHEDULED
+    assert partition.state_of(0) is ItemState.SCHEDULED
 
 
 def test_a_scheduled_item_joins_the_tail_when_it_is_due(partition: PartitionUnderTest) -> None:
@@ -54,48 +54,48 @@ def test_a_scheduled_item_keeps_its_priority(partition: PartitionUnderTest) -> N
 
 
 def test_the_next_due_time_is_known(partition: PartitionUnderTest) -> None:
-    assert partition.partition.state.next_due() == (None, None)
+    assert partition.wrapped.state.next_due() == (None, None)
     partition.produce("a", at=partition.after(50))
     partition.produce("b", ttl=40)
-    now = partition.partition.now()
-    assert partition.partition.state.next_due() == (now.elapsed + 40 * SECOND, now.wall + 50 * SECOND)
+    now = partition.wrapped.now()
+    assert partition.wrapped.state.next_due() == (now.elapsed + 40 * SECOND, now.wall + 50 * SECOND)
     granted = partition.lease(timeout=30)
-    assert partition.partition.state.next_due()[0] == now.elapsed + 30 * SECOND
+    assert partition.wrapped.state.next_due()[0] == now.elapsed + 30 * SECOND
     partition.retry(granted.lease, delay=20)
-    assert partition.partition.state.next_due()[0] == now.elapsed + 20 * SECOND
+    assert partition.wrapped.state.next_due()[0] == now.elapsed + 20 * SECOND
 
 
 def test_nothing_is_done_before_its_time(partition: PartitionUnderTest) -> None:
     partition.produce("a", at=partition.after(50))
     partition.produce("b", ttl=40)
     partition.lease(timeout=30)
-    assert partition.settle() == 0
+    assert partition.run_due() == 0
 
 
 def test_ttl_buries_a_ready_item(partition: PartitionUnderTest) -> None:
     partition.produce("short", ttl=5)
     partition.produce("long", ttl=50)
     partition.advance(4.999_999)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY
     partition.advance(0.000_001)
-    assert partition.life(0) is ItemState.BURIED
-    assert partition.partition.state.buried[0].reason == "expired"
-    assert partition.take() == ["long"]
+    assert partition.state_of(0) is ItemState.BURIED
+    assert partition.wrapped.state.burials[0].reason == "expired"
+    assert partition.lease_texts() == ["long"]
 
 
 def test_ttl_buries_a_scheduled_item(partition: PartitionUnderTest) -> None:
     partition.produce("a", at=partition.after(100), ttl=5)
     partition.advance(5)
-    assert partition.life(0) is ItemState.BURIED
+    assert partition.state_of(0) is ItemState.BURIED
     partition.advance(100)
-    assert partition.take() == []
+    assert partition.lease_texts() == []
 
 
 def test_ttl_buries_a_retried_item_waiting_out_its_delay(partition: PartitionUnderTest) -> None:
     partition.produce("a", ttl=5)
     partition.retry(partition.lease().lease, delay=100)
     partition.advance(5)
-    assert partition.life(0) is ItemState.BURIED
+    assert partition.state_of(0) is ItemState.BURIED
 
 
 def test_ttl_never_touches_a_leased_item(partition: PartitionUnderTest) -> None:
@@ -103,7 +103,7 @@ def test_ttl_never_touches_a_leased_item(partition: PartitionUnderTest) -> None:
     granted = partition.lease(timeout=50)
     partition.advance(10)
     partition.restart()
-    assert partition.life(0) is ItemState.LEASED
+    assert partition.state_of(0) is ItemState.LEASED
     assert partition.complete(granted.lease).done == 1
 
 
@@ -116,8 +116,8 @@ def test_an_item_that_comes_back_overdue_is_buried(partition: PartitionUnderTest
         partition.advance(40)
     else:
         partition.retry(granted.lease, delay=5 if way == "delay" else 0)
-    assert partition.life(0) is ItemState.BURIED
-    assert partition.partition.state.buried[0].reason == "expired"
+    assert partition.state_of(0) is ItemState.BURIED
+    assert partition.wrapped.state.burials[0].reason == "expired"
 
 
 def test_an_overdue_item_later_in_a_unit_is_buried_once_it_waits(partition: PartitionUnderTest) -> None:
@@ -125,7 +125,7 @@ def test_an_overdue_item_later_in_a_unit_is_buried_once_it_waits(partition: Part
     granted = partition.lease(2, per_key=2, timeout=50)
     partition.advance(10)
     partition.retry(granted.lease)
-    partition.settle()
+    partition.run_due()
     assert partition.counts.buried == 2
 
 
@@ -134,7 +134,7 @@ def test_the_policys_ttl_holds_for_items_without_their_own(partition: PartitionU
     partition.produce("default")
     partition.produce("own", ttl=50)
     partition.advance(5)
-    assert partition.take() == ["own"]
+    assert partition.lease_texts() == ["own"]
 
 
 def test_a_new_ttl_holds_for_new_items_only(partition: PartitionUnderTest) -> None:
@@ -142,7 +142,7 @@ def test_a_new_ttl_holds_for_new_items_only(partition: PartitionUnderTest) -> No
     partition.configure(ttl=5 * SECOND)
     partition.produce("after")
     partition.advance(5)
-    assert partition.take() == ["before"]
+    assert partition.lease_texts() == ["before"]
 
 
 def test_ttl_survives_a_restart(partition: PartitionUnderTest) -> None:
@@ -150,14 +150,14 @@ def test_ttl_survives_a_restart(partition: PartitionUnderTest) -> None:
     partition.kill()
     partition.restart()
     partition.advance(5)
-    assert partition.life(0) is ItemState.BURIED
+    assert partition.state_of(0) is ItemState.BURIED
 
 
 def test_a_million_things_due_are_done_in_portions(partition: PartitionUnderTest) -> None:
     partition.configure(ttl=10 * SECOND)
     partition.produce(*"abcdefghij")
     partition.clock.advance(DAY)
-    assert partition.settle(limit=3) == 4
+    assert partition.run_due(limit=3) == 4
     assert partition.counts.buried == 10
 
 
@@ -168,7 +168,7 @@ def test_a_portion_full_of_resolved_items_does_not_save_the_rest(partition: Part
     partition.clock.advance(1 * SECOND)
     partition.produce("k")
     partition.clock.advance(DAY)
-    partition.settle(limit=3)
+    partition.run_due(limit=3)
     assert partition.counts == (0, 0, 0, 5, 6, 0)
 
 
@@ -177,7 +177,7 @@ def test_many_leases_ending_at_once_end_in_portions(partition: PartitionUnderTes
     for _ in range(5):
         partition.lease(2, timeout=5)
     partition.clock.advance(5 * SECOND)
-    assert partition.settle(limit=4) == 3
+    assert partition.run_due(limit=4) == 3
     assert granted_offsets(partition.lease()) == list(range(10))
 
 
@@ -188,6 +188,6 @@ def test_a_delay_is_kept_whole_though_an_earlier_one_was_cut_short(partition: Pa
     partition.redrive()
     partition.retry(partition.lease().lease, delay=300)
     partition.advance(299)
-    assert partition.life(0) is ItemState.SCHEDULED
+    assert partition.state_of(0) is ItemState.SCHEDULED
     partition.advance(1)
-    assert partition.life(0) is ItemState.READY
+    assert partition.state_of(0) is ItemState.READY

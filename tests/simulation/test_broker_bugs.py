@@ -68,7 +68,7 @@ def failure(seed: int) -> str | None:
 def a_transfer_is_taken_twice(patch: Patch) -> None:
     def decide(state: State, command: commands.Produce, now: Moment, peek: BlockSource) -> Any:
         if command.source is not None:
-            state.producers.pop(command.source, None)
+            state.received_sequences.pop(command.source, None)
         return produce.decide_produce(state, command, now, peek)
 
     patch.setitem(machine._DECIDE, commands.Produce, decide)
@@ -84,7 +84,7 @@ def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
     def depart(self: QueueEngine) -> None:
         with patch.context() as here:
             here.setattr(Partition, "is_committed", True)
-            self.carrying.carry(self.now)
+            self.transfer_step.send_outboxes(self.now)
         right(self)
 
     right = QueueEngine._depart
@@ -95,7 +95,7 @@ def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
 def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
     def set_out(self: TransferStep, member: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
         right(self, member, packed, line, now)
-        self._partitions.post(ConfirmRequest(member.number, packed, member.carrying[packed], [(line[0].sequence, -1)], None))
+        self._partitions.post(ConfirmRequest(member.number, packed, member.transfers_under_way[packed], [(line[0].sequence, -1)], None))
 
     right = TransferStep._set_out
     patch.setattr(TransferStep, "_set_out", set_out)
@@ -104,14 +104,14 @@ def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
 @bug(300)
 def a_transfer_that_fails_is_dropped(patch: Patch) -> None:
     def arrived(self: TransferStep, request: ConfirmRequest) -> None:
-        member = self._partitions.members[request.partition]
-        if request.failed is not None and member.healthy:
+        member = self._partitions.handles[request.partition]
+        if request.failed is not None and member.is_usable:
             line = member.state.outbox.get(request.destination, ())
             request.failed, request.arrived = None, [(entry.sequence, -1) for entry in line if entry.sequence <= request.until]
         right(self, request)
 
-    right = TransferStep.arrived
-    patch.setattr(TransferStep, "arrived", arrived)
+    right = TransferStep.confirm
+    patch.setattr(TransferStep, "confirm", arrived)
 
 
 @bug(40)
@@ -177,13 +177,13 @@ def clear_forgets_keys_parked_for_what_was_carried_away(patch: Patch) -> None:
 
 @bug(40)
 def fences_hold_nothing(patch: Patch) -> None:
-    patch.setattr(Fences, "limit", lambda self, key: ENDLESS)
+    patch.setattr(Fences, "waits_from", lambda self, key: ENDLESS)
 
 
 @bug(400)
 def fences_also_hold_what_was_there_before(patch: Patch) -> None:
-    right = Fences.limit
-    patch.setattr(Fences, "limit", lambda self, key: 0 if right(self, key) < ENDLESS else ENDLESS)
+    right = Fences.waits_from
+    patch.setattr(Fences, "waits_from", lambda self, key: 0 if right(self, key) < ENDLESS else ENDLESS)
 
 
 @bug(300)
@@ -223,13 +223,13 @@ def the_marks_of_a_resize_are_too_low(patch: Patch) -> None:
 
 @bug(200)
 def strays_are_leased_where_they_are(patch: Patch) -> None:
-    patch.setattr(ResizeStep, "departed", lambda self, number: None)
+    patch.setattr(ResizeStep, "moved_slots", lambda self, number: None)
 
 
 @bug(120)
 def dedup_windows_do_not_move(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
-        return resize.decide_fence(state, msgspec.structs.replace(command, adopted=()), now, peek)
+        return resize.decide_fence(state, msgspec.structs.replace(command, dedup_ids=()), now, peek)
 
     patch.setitem(machine._DECIDE, commands.AddFences, decide)
 
@@ -237,8 +237,8 @@ def dedup_windows_do_not_move(patch: Patch) -> None:
 @bug(100)
 def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
-        adopted = [(digest, left, item + 1_000) for digest, left, item in command.adopted]
-        return resize.decide_fence(state, msgspec.structs.replace(command, adopted=adopted), now, peek)
+        adopted = [(digest, left, item + 1_000) for digest, left, item in command.dedup_ids]
+        return resize.decide_fence(state, msgspec.structs.replace(command, dedup_ids=adopted), now, peek)
 
     patch.setitem(machine._DECIDE, commands.AddFences, decide)
 
@@ -317,10 +317,10 @@ def aging_does_not_count_across_partitions(patch: Patch) -> None:
 @bug(40)
 def answers_leave_before_the_commit(patch: Patch) -> None:
     def depart(self: QueueEngine) -> None:
-        for request, result in self.pending:
+        for request, result in self.uncommitted_answers:
             found = self._collect(request, result) if isinstance(request, requests.LeaseRequest) else result
             self._answer(request, found, {})
-        self.pending.clear()
+        self.uncommitted_answers.clear()
         right(self)
 
     right = QueueEngine._depart
@@ -359,7 +359,7 @@ def producers_wait_for_ever(patch: Patch) -> None:
 
 @bug(300)
 def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
-    patch.setattr(PartitionSet, "catch_up", lambda self, *args, **kwargs: None)
+    patch.setattr(PartitionSet, "apply_queue_settings", lambda self, *args, **kwargs: None)
 
 
 @bug(40)
@@ -396,7 +396,7 @@ def dedup_ids_are_adopted_from_what_is_not_committed(patch: Patch) -> None:
     """The marks are those of the beginning of the turn."""
 
     def begin(self: QueueEngine, taken: Sequence[requests.Request], now: int) -> None:
-        before[self.incarnation] = {number: member.state.next_offset for number, member in self.members.items() if member.healthy}
+        before[self.incarnation] = {number: member.state.next_offset for number, member in self.handles.items() if member.is_usable}
         right_turn(self, taken, now)
 
     def reshape(self: Catalog, incarnation: int, *args: Any, marks: dict[int, int], **rest: Any) -> Any:
@@ -414,7 +414,7 @@ def dedup_ids_are_adopted_from_what_is_not_committed(patch: Patch) -> None:
 def fences_stand_before_they_are_committed(patch: Patch) -> None:
     def prepare(self: ResizeStep, member: PartitionHandle) -> None:
         right(self, member)
-        member.fenced = True
+        member.fences_ready = True
 
     right = ResizeStep._prepare
     patch.setattr(ResizeStep, "_prepare", prepare)
@@ -431,7 +431,7 @@ def leases_that_were_answered_are_lost_with_a_failed_write(patch: Patch) -> None
 
 @bug(100)
 def an_interrupt_drops_the_requests_of_others(patch: Patch) -> None:
-    patch.setattr(QueueEngine, "rescue", lambda self, taken, error: None)
+    patch.setattr(QueueEngine, "requeue_undone", lambda self, taken, error: None)
 
 
 @bug(40)
@@ -471,8 +471,8 @@ def read_what_is_out(patch: Patch, where: type, name: str) -> None:
 
     def step(self: Any, *args: Any) -> Any:
         with patch.context() as here:
-            here.setattr(PartitionHandle, "healthy", property(lambda self: self.partition is not None and self.error is None))
-            here.setattr(PartitionHandle, "open", property(opened))
+            here.setattr(PartitionHandle, "is_usable", property(lambda self: self.partition is not None and self.error is None))
+            here.setattr(PartitionHandle, "usable_partition", property(opened))
             here.setattr(Partition, "is_committed", True)
             return right(self, *args)
 
@@ -516,13 +516,13 @@ def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
 @bug(60)
 def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
     def listed(turns: QueueEngine, query: ListItems) -> list[ListedItemData]:
-        lost = {member.number: len(member.state.lost) for member in turns.healthy()}
+        lost = {member.number: len(member.state.lost) for member in turns.usable()}
         found = right(turns, query)
-        return [one for one in found if lost[one.partition] == len(turns.members[one.partition].state.lost)]
+        return [one for one in found if lost[one.partition] == len(turns.handles[one.partition].state.lost)]
 
     right = queries.items
     found: dict[Any, Any] = {**queries.QUERY_HANDLERS, ListItems: listed}
-    patch.setattr(queries, "QUERIES", found)
+    patch.setattr(queries, "QUERY_HANDLERS", found)
 
 
 @bug(400)
@@ -532,7 +532,7 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
         items = self.items(runs)
         return RetainedItems(items, runs[-1] if items else self.state.next_offset)
 
-    patch.setattr(Partition, "history", page)
+    patch.setattr(Partition, "read_retained", page)
 
 
 @bug(60)
@@ -543,9 +543,9 @@ def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
 @bug(60)
 def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
     def collect(self: QueueEngine, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
-        if any(member.open._frames.collect(granted.runs).gaps for member, granted in parts):
-            self.settling.give_back([LeaseResult(member.number, granted, [], 0) for member, granted in parts])
-            request.lost = True
+        if any(member.usable_partition._frames.collect(granted.runs).gaps for member, granted in parts):
+            self.settle_step.give_back([LeaseResult(member.number, granted, [], 0) for member, granted in parts])
+            request.lost_to_damage = True
             return []
         return right(self, request, parts)
 

@@ -27,14 +27,14 @@ def run_all(simulation: type[PartitionSimulation] | type[BrokerSimulation]) -> N
         simulation(seed).run()
 
 
-@pytest.mark.parametrize("change", [KeyLines.tidy, lambda keys: keys.line(7)], ids=["a heap is tidied", "a line is made"])
+@pytest.mark.parametrize("change", [KeyLines.drop_stale_heads, lambda keys: keys.line(7)], ids=["a heap is tidied", "a line is made"])
 def test_a_decision_that_changes_something_is_seen(change: Callable[[KeyLines], object], monkeypatch: pytest.MonkeyPatch) -> None:
     def free(self: KeyLines, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
         change(self)
         return right(self, lane)
 
-    right = KeyLines.free
-    monkeypatch.setattr(KeyLines, "tidy", lambda self: None)
-    monkeypatch.setattr(KeyLines, "free", free)
+    right = KeyLines.free_lines
+    monkeypatch.setattr(KeyLines, "drop_stale_heads", lambda self: None)
+    monkeypatch.setattr(KeyLines, "free_lines", free)
     with pytest.raises(AssertionError, match="changed the state"):
         run_all(PartitionSimulation)

@@ -48,6 +48,8 @@ def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Pa
         try:
             PartitionSimulation(seed).run()
         except AssertionError as caught:
+            if not isinstance(caught.__cause__, AssertionError):  # the patch no longer fits: that proves nothing
+                raise
             print(f"\n{plant.__name__}: seed {seed}: {str(caught).splitlines()[0][:120]}")
             return
     pytest.fail(f"{plant.__name__} was not caught by {MOST_SEEDS} seeds")
@@ -69,14 +71,14 @@ def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
 @bug
 def the_epoch_is_not_raised(patch: Patch) -> None:
     def apply(state: State, record: records.Opened, now: Moment) -> None:
-        admin.apply_opened(state, records.Opened(1, record.boot, record.shift, record.rebooted), now)
+        admin.apply_opened(state, records.Opened(1, record.boot_id, record.clock_shift, record.rebooted), now)
 
     patch.setitem(machine._APPLY, records.Opened, apply)
 
 
 @bug
 def a_reboot_does_not_give_leases_their_full_timeout(patch: Patch) -> None:
-    patch.setattr(Leases, "rearm", lambda self, now: None)
+    patch.setattr(Leases, "restart_timeouts", lambda self, now: None)
 
 
 @bug
@@ -133,7 +135,7 @@ def two_of_a_key_are_leased_at_once(patch: Patch) -> None:
 
 @bug
 def the_rest_of_a_unit_is_forgotten(patch: Patch) -> None:
-    patch.setattr(LiveLease, "behind", lambda self, offset: [])
+    patch.setattr(LiveLease, "later_of_key", lambda self, offset: [])
 
 
 # -- time --------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def the_rest_of_a_unit_is_forgotten(patch: Patch) -> None:
 
 @bug
 def the_ttl_buries_leased_items(patch: Patch) -> None:
-    patch.setattr(State, "waiting_within", lambda self, start, stop: RunSet(self.resolved.missing(start, stop)))
+    patch.setattr(State, "waiting_within", lambda self, start, stop: RunSet(self.completed.missing(start, stop)))
 
 
 @bug
@@ -204,8 +206,8 @@ def a_failed_rotation_is_reported_as_a_failed_turn(patch: Patch) -> None:
 
 @bug
 def half_of_a_torn_group_is_kept(patch: Patch) -> None:
-    patch.setattr(recovery, "MORE", 0)
-    patch.setattr(recovery, "JOINS", 0)
+    patch.setattr(recovery, "MORE_IN_GROUP", 0)
+    patch.setattr(recovery, "CONTINUES_GROUP", 0)
 
 
 @bug
@@ -269,7 +271,7 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
         items = self.items(runs)
         return RetainedItems(items, runs[-1] if items else self.state.next_offset)
 
-    patch.setattr(Partition, "history", page)
+    patch.setattr(Partition, "read_retained", page)
 
 
 @bug
@@ -284,7 +286,7 @@ def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None
 
 @bug
 def a_segment_deleted_while_open_cannot_be_read_for_ever(patch: Patch) -> None:
-    patch.setattr(SegmentFiles, "miss", lambda self: None)
+    patch.setattr(SegmentFiles, "forget_missing", lambda self: None)
 
 
 @bug
@@ -294,7 +296,7 @@ def a_missing_only_segment_is_a_new_log_unless_it_was_synced(patch: Patch) -> No
 
 @bug
 def what_retention_took_counts_as_damaged(patch: Patch) -> None:
-    patch.setattr(State, "unrecorded", lambda self, start, stop: self.lost.missing(start, min(stop, self.next_offset)))
+    patch.setattr(State, "unrecorded_losses", lambda self, start, stop: self.lost.missing(start, min(stop, self.next_offset)))
 
 
 @bug

@@ -85,11 +85,11 @@ class RulesStateMachine(RuleBasedStateMachine):
     def lease(self, want: int, per_key: int, request: bytes | None) -> None:
         self._send(c.AcquireLease(want, "consumer", 0, per_key, request))
 
-    @precondition(lambda self: self.model.holdings)
+    @precondition(lambda self: self.model.leases)
     @rule(data=st.data(), request=REQUESTS)
     def settle(self, data: st.DataObject, request: bytes | None) -> None:
-        number = data.draw(st.sampled_from(list(self.model.holdings)[-4:]), label="lease")
-        holding = self.model.holdings[number]
+        number = data.draw(st.sampled_from(list(self.model.leases)[-4:]), label="lease")
+        holding = self.model.leases[number]
         some = st.sampled_from([*holding.open, *holding.done, 0])
         wanted = data.draw(st.none() | st.lists(some, min_size=1, max_size=4, unique=True), label="offsets")
         retry = self._retry(data, number, wanted)
@@ -101,10 +101,10 @@ class RulesStateMachine(RuleBasedStateMachine):
         delay = data.draw(st.sampled_from([0, 1 * SECOND, 1 * MINUTE]), label="delay")
         return partial(c.RetryLeased, number, wanted, delay, "failed", data.draw(st.booleans(), label="counted"))
 
-    @precondition(lambda self: self.model.holdings)
+    @precondition(lambda self: self.model.leases)
     @rule(data=st.data(), timeout=st.sampled_from([0, 5 * MINUTE]))
     def extend(self, data: st.DataObject, timeout: int) -> None:
-        self._send(c.ExtendLease(data.draw(st.sampled_from(list(self.model.holdings)[-4:])), timeout))
+        self._send(c.ExtendLease(data.draw(st.sampled_from(list(self.model.leases)[-4:])), timeout))
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -149,7 +149,7 @@ class RulesStateMachine(RuleBasedStateMachine):
     def due(self, limit: int) -> None:
         records = machine.decide_due(self.state, self.now, limit, self.peek)
         self._apply(records)
-        self.model.due(self.now, self._view().states, offsets(self.state.overdue.runs), finished=not records)
+        self.model.due(self.now, self._view().states, offsets(self.state.ttl_overdue.runs), finished=not records)
 
     @rule()
     def reload(self) -> None:
@@ -176,7 +176,7 @@ class RulesStateMachine(RuleBasedStateMachine):
         before: list[ItemState] = self._view().states
         answer = self._decide(command)
         checks.check_transitions(type(command).__name__, before, self._view().states)
-        self.model.judge(command, self.now, answer)
+        self.model.check_answer(command, self.now, answer)
 
     def _decide(self, command: c.Command) -> c.Answer | PenstockError:
         while True:

@@ -83,4 +83,4 @@ def start(broker_dir: str) -> Iterator[Any]:
 
     yield start
     for one in begun:
-        one.killed()
+        one.kill()

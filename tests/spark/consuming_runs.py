@@ -67,9 +67,9 @@ class ConsumingStreamRun:
     def ids(self) -> list[str]:
         return [row["id"] for row in self.rows]
 
-    def killed(self) -> None:
+    def kill(self) -> None:
         """As if its process had been killed: nobody hears of it."""
-        self.reader._die()
+        self.reader._stop_heartbeat()
 
 
 def produce_keyed(queue: Queue, keys: int, each: int, start: int = 0) -> list[str]:

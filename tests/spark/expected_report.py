@@ -55,15 +55,15 @@ def make_reported_queue(path: Path, rounds: int = 12) -> ReportedQueue:
             story.produce(NewItem(b"secret payload", ttl=0.05, priority=9))
         for _ in range(3):
             yard.clock.advance(chance.randrange(100_000, 3 * SECOND))
-            yard.rest()
+            yard.run_and_publish()
             handle(yard, orders, chance)
         if number % 5 == 4:
             orders.lease(3, per_key=2)  # and never settled
             yard.clock.advance(21 * SECOND)
-            yard.rest()
+            yard.run_and_publish()
     orders.lease(5, consumer="slow")
     yard.clock.advance(SECOND)
-    yard.rest()
+    yard.run_and_publish()
     return story
 
 
@@ -85,7 +85,7 @@ def handle(yard: DirectoryBroker, orders: penstock.Queue, chance: random.Random)
                 lease.bury(reason=f"no such customer {chance.randrange(1 << 60):016x}")
         except penstock.errors.LeaseLost:  # returned with an earlier item of its key
             continue
-    yard.rest()
+    yard.run_and_publish()
 
 
 def class_of(reason: str) -> str:
@@ -100,7 +100,7 @@ class ExpectedReport:
         yard = story.yard
         self.now = yard.clock.read().wall
         self._since, self._until = since or 0, until or 1 << 62
-        with yard.look() as seen:
+        with yard.open_snapshot() as seen:
             info = seen.call(FindQueue(name=QUEUE))
             self.active = info.active
             self.logs = {number: [*seen.events(info.incarnation, number)] for number in sorted([*info.active, *info.retired])}

@@ -145,7 +145,7 @@ def test_a_batch_is_repeated_with_the_same_rows(queue: Queue, start: Any) -> Non
     stream = start(maxItemsPerTrigger=20)
     begin = stream.at
     stream.batch()
-    stream.killed()
+    stream.kill()
     fill(queue, 30, 30)
     again = start(maxItemsPerTrigger=20)
     assert again.at != begin
@@ -161,7 +161,7 @@ def test_a_grant_that_spark_never_heard_of_is_given_again(queue: Queue, start: A
     stream = start(maxItemsPerTrigger=20)
     stream.batch()
     end = stream.begin()
-    stream.killed()
+    stream.kill()
     again = start(stream.at, maxItemsPerTrigger=5)
     assert again.begin() == end
     assert again.batch() == 10
@@ -173,7 +173,7 @@ def test_begun_anew_when_its_right_and_its_leases_have_ended(queue: Queue, start
     stream = start(maxItemsPerTrigger=20, consumerTimeout=1)
     begin = stream.at
     stream.batch()
-    stream.killed()
+    stream.kill()
     wait_until(lambda: counts(queue) == (30, 0, 0))
     assert queue.stats().holder == ""
     again = start(maxItemsPerTrigger=20, consumerTimeout=60)
@@ -189,7 +189,7 @@ def test_what_others_completed_meanwhile_is_completed_once(queue: Queue, start: 
     fill(queue, 30)
     stream = start(consumerTimeout=1)
     stream.batch()
-    stream.killed()
+    stream.kill()
     wait_until(lambda: counts(queue) == (30, 0, 0))
     queue.lease(10).complete()
     start(stream.at).all()
@@ -230,7 +230,7 @@ def test_a_second_stream_takes_over_from_one_that_died(queue: Queue, start: Any)
     fill(queue, 20)
     first, second = start(consumerTimeout=1), start(consumerTimeout=5)
     first.batch()
-    first.killed()
+    first.kill()
     second.reader._quiet_until = 0
     wait_until(lambda: second.batch() == 20)
 
@@ -251,7 +251,7 @@ def test_signs_of_life_keep_right_and_leases(queue: Queue, start: Any, monkeypat
     stream.batch()
     wait_until(lambda: signs.count(RenewStream) >= 7)
     assert counts(queue) == (0, 20, 0) and queue.stats().holder
-    stream.killed()
+    stream.kill()
     wait_until(lambda: counts(queue) == (20, 0, 0) and not queue.stats().holder)
 
 
@@ -296,7 +296,7 @@ def test_nobody_has_the_directory_open(broker_dir: str, start: Any) -> None:
         assert broker.queue("orders").stats().ready == 5, "what was not answered is taken back"
         again = start(stream.at)
         assert again.batch() == 5
-        again.killed()
+        again.kill()
     with pytest.raises(StorageFailed, match="nobody who has"):  # also before a batch is repeated
         start(hasty=True).between(stream.at, again.at)
 

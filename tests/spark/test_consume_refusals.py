@@ -29,7 +29,7 @@ def queue(broker: Broker) -> Queue:
 
 def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that was at work before waits for as long as a dead one may hold the queue."""
-    monkeypatch.setattr(consuming_reader, "LAST_WORD_SECONDS", 0)
+    monkeypatch.setattr(consuming_reader, "STOP_TIMEOUT_SECONDS", 0)
     fill(queue, 20)
     first, second = start(maxItemsPerTrigger=10), start(consumerTimeout=60)
     first.batch()

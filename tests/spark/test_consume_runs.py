@@ -32,13 +32,13 @@ def test_what_was_settled_of_a_batch_that_is_repeated_counts_no_more(broker_dir:
     before = dict(first.at)
     assert first.batch() == 3
     with closing(open_home((broker_dir,))) as home:
-        assert home.call(FailGranted(queue=incarnation(first), action="retry", lots=[("db down", {0: [1]})])) == (1, [])
-    first.killed()
+        assert home.call(FailGranted(queue=incarnation(first), action="retry", groups=[("db down", {0: [1]})])) == (1, [])
+    first.kill()
     second = ConsumingStreamRun(broker_dir, first.at)
     assert sorted(row["id"] for row in second.between(before, first.at)) == sorted(ids)
     assert second.batch() == -1, "this time all were handled"
     assert queue.stats().completed == 3
-    second.killed()
+    second.kill()
 
 
 def test_a_run_that_ends_late_takes_nothing_from_the_next(broker_dir: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +87,4 @@ def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: p
     assert run.batch() == -1
     assert (queue.stats().completed, queue.stats().buried) == (100, 200)
     assert queue.explain(ids[7]).reason == "bad row 7"
-    run.killed()
+    run.kill()

@@ -225,7 +225,7 @@ def test_settle_goes_in_steps(spark: "SparkSession", broker_dir: str, broker: Br
     assert penstock.spark.settle(rows, broker_dir, "orders", "bury", reason=F.col("why")) == 20
     assert penstock.spark.settle(rows, broker_dir, "orders", "bury", reason=F.col("why")) == 20, "as often as one likes"
     assert stream.batch() == -1
-    stream.killed()
+    stream.kill()
     found = queue.stats()
     assert (found.buried, found.completed) == (20, 5)
     assert sorted({queue.explain(id).reason for id in stream.ids[:20]}) == ["", "no 0", "no 2"]

@@ -201,7 +201,7 @@ def test_where_a_run_without_a_checkpoint_begins() -> None:
 def test_each_archive_has_a_cursor_of_its_own(broker_dir: str, tmp_path: Path) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders")
-    places = [job.check(broker_dir, "orders", str(tmp_path / name)) for name in ("one", "two", "one/")]
+    places = [job.check_arguments(broker_dir, "orders", str(tmp_path / name)) for name in ("one", "two", "one/")]
     assert places[0].cursor == places[2].cursor != places[1].cursor
 
 
@@ -215,7 +215,7 @@ def test_an_archive_of_which_a_part_is_gone_is_not_gone_on_with(broker_dir: str,
         archive(nobody, broker_dir, "orders", str(tmp_path / name), **options)
 
     def made(name: str) -> Any:
-        return job.check(broker_dir, "orders", str(tmp_path / name))
+        return job.check_arguments(broker_dir, "orders", str(tmp_path / name))
 
     files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartitionRange(0, 0, 2, 3)])]
     place = made("no manifest")

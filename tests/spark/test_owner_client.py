@@ -33,7 +33,7 @@ def files(broker: str) -> list[str]:
 def test_this_process_is_the_owner_where_nobody_is(orders: str) -> None:
     with OwnerClient((orders,), 30) as owner:
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 1}))
-        owner.settle()
+        owner.wait_transfers()
         with pytest.raises(InvalidRequest, match="name"):
             owner.call(MoveCursor(queue=owner.find("orders"), name="", to={0: 1}))
         with pytest.raises(QueueNotFound, match="no queue 'bills'"):

@@ -22,15 +22,15 @@ RUNS = st.lists(st.integers(0, 400), max_size=12).map(lambda edges: RunSet(sorte
 @given(st.integers(0, (1 << 64) - 1), st.sampled_from(["items", "events"]), POSITIONS, POSITIONS)
 def test_an_offset_comes_back_as_it_was(incarnation: int, table: str, at: dict[int, int], missing: dict[int, int]) -> None:
     position = StreamPosition(incarnation, table, at, {partition: items for partition, items in missing.items() if items})
-    text = json.dumps(position.offset())
+    text = json.dumps(position.to_offset())
     assert parse_position(json.loads(text)) == position
-    assert json.dumps(parse_position(json.loads(text)).offset()) == text
+    assert json.dumps(parse_position(json.loads(text)).to_offset()) == text
 
 
 def test_what_is_equal_is_written_alike() -> None:
     one, other = StreamPosition(7, "items", {10: 1, 2: 5}), StreamPosition(7, "items", {2: 5, 10: 1})
-    assert json.dumps(one.offset()) == json.dumps(other.offset())
-    assert json.dumps(one.offset()) == '{"incarnation": "0000000000000007", "table": "items", "2": 5, "10": 1}'
+    assert json.dumps(one.to_offset()) == json.dumps(other.to_offset())
+    assert json.dumps(one.to_offset()) == '{"incarnation": "0000000000000007", "table": "items", "2": 5, "10": 1}'
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,15 @@ def ids(home: QueueTables, queue: str, partition: int, *runs: int) -> list[str]:
 
 def test_bounds_are_those_of_the_published_log(yard: DirectoryBroker) -> None:
     run_sample_workload(yard)
-    yard.rest()
-    with look(yard.path) as home, yard.look() as seen:
+    yard.run_and_publish()
+    with look(yard.path) as home, yard.open_snapshot() as seen:
         info = home.find("orders")
-        found = home.bounds(info)
+        found = home.published(info)
         assert {number: one.end for number, one in found.items()} == seen.call(FindOffsets(queue=info.incarnation, at="newest"))
         assert sorted(found) == [0, 1, 2, 3, 4] and all((one.start, one.first_sequence) == (0, 1) for one in found.values())
         yard.broker.queue("orders").produce_many([NewItem(b"x") for _ in range(50)])
         home.refresh()
-        more = home.bounds(info)
+        more = home.published(info)
         assert sum(one.end for one in more.values()) == sum(one.end for one in found.values()) + 50
         assert all(more[number].sequence >= found[number].sequence for number in found)
 
@@ -67,7 +67,7 @@ def test_bounds_are_those_of_the_published_log(yard: DirectoryBroker) -> None:
 def test_an_empty_partition_has_empty_bounds(yard: DirectoryBroker) -> None:
     yard.broker.create_queue("q", partitions=2)
     with look(yard.path) as home:
-        found = home.bounds(home.find("q"))
+        found = home.published(home.find("q"))
     assert {(one.start, one.end, one.first_sequence) for one in found.values()} == {(0, 0, 1)}
 
 
@@ -75,11 +75,11 @@ def test_bounds_without_a_published_position(tmp_path: Path) -> None:
     broker, _ = filled(tmp_path)
     broker.close()
     with look(tmp_path) as home:
-        before = home.bounds(home.find("q"))
+        before = home.published(home.find("q"))
         for path in tmp_path.rglob("synced"):
             path.unlink()
     with look(tmp_path) as home:
-        after = home.bounds(home.find("q"))
+        after = home.published(home.find("q"))
         assert after == before == {0: LogRange(0, 500, before[0].sequence, 1, before[0].segments)}
         assert before[0].first_sequence == 1
         assert len(ids(home, "q", 0, 0, 500)) == 500
@@ -92,7 +92,7 @@ def test_bounds_after_retention(tmp_path: Path) -> None:
         queue.lease(500).complete()
         queue.compact()
         home.refresh()
-        (found,) = home.bounds(info).values()
+        (found,) = home.published(info).values()
         assert 0 < found.start < found.end == 500 and found.first_sequence > 1
         assert home.missing(info, 0, 0, 500) == [0, found.start] and home.missing(info, 0, found.start, 500) == []
         assert ids(home, "q", 0, found.start, 500) == [f"0-{n}" for n in range(found.start, 500)]
@@ -105,7 +105,7 @@ def test_times_find_offsets_and_sequences(yard: DirectoryBroker) -> None:
         walls.append(yard.clock.read().wall)
         fill(queue, 10)
         queue.lease(1).complete()
-        yard.rest()
+        yard.run_and_publish()
         yard.clock.advance(10 * SECOND)
     with look(yard.path) as home:
         info = home.find("q")
@@ -114,7 +114,7 @@ def test_times_find_offsets_and_sequences(yard: DirectoryBroker) -> None:
             (sequence,) = home.sequences_at(info, wall).values()
             batches = [*home.events(info.incarnation, 0, sequence, 1 << 60, ["at"])]
             assert min(batches[0].column(0).to_pylist()).timestamp() == wall / SECOND
-        assert home.sequences_at(info, walls[-1] + 1) == {0: home.bounds(info)[0].sequence + 1}
+        assert home.sequences_at(info, walls[-1] + 1) == {0: home.published(info)[0].sequence + 1}
 
 
 def test_cursors_are_found(yard: DirectoryBroker) -> None:
@@ -123,7 +123,7 @@ def test_cursors_are_found(yard: DirectoryBroker) -> None:
     cursor = queue.cursor("audit")
     cursor.read(4)
     cursor.commit()
-    yard.rest()
+    yard.run_and_publish()
     with look(yard.path) as home:
         assert home.cursor(home.find("q"), "audit") == {0: 4} and home.cursor(home.find("q"), "other") == {}
 
@@ -210,7 +210,7 @@ def test_a_place_that_is_no_brokers_is_refused(tmp_path: Path) -> None:
 def test_a_queue_that_is_not_there_is_refused(yard: DirectoryBroker) -> None:
     queue = yard.broker.create_queue("q")
     fill(queue, 3)
-    yard.rest()
+    yard.run_and_publish()
     with look(yard.path) as home:
         with pytest.raises(QueueNotFound, match="'other'"):
             home.find("other")
@@ -231,10 +231,10 @@ def test_several_storage_roots(tmp_path: Path) -> None:
     both = parse_broker(f'["{roots[0]}", "{roots[1]}"]')
     with QueueTables.open(both) as home:
         info = home.find("q")
-        found = [id for number, one in home.bounds(info).items() for id in ids(home, "q", number, one.start, one.end)]
+        found = [id for number, one in home.published(info).items() for id in ids(home, "q", number, one.start, one.end)]
         assert sorted(found) == given
     with look(roots[0]) as home, pytest.raises(CorruptLog, match="add the storage root that holds it"):
-        home.bounds(home.find("q"))
+        home.published(home.find("q"))
 
 
 def test_nothing_is_written_and_no_lock_is_taken(tmp_path: Path) -> None:
@@ -247,6 +247,6 @@ def test_nothing_is_written_and_no_lock_is_taken(tmp_path: Path) -> None:
         before = files()
         with look(tmp_path) as home:
             info = home.find("q")
-            assert home.bounds(info) and home.item_cuts(info, 0, 0, 500, 4) and len(ids(home, "q", 0, 0, 500)) == 500
-            assert [*home.states(info.incarnation, 0, ["id"])] and not [*home.dead(home.dead_places(info)[0], ["id"])]
+            assert home.published(info) and home.item_cuts(info, 0, 0, 500, 4) and len(ids(home, "q", 0, 0, 500)) == 500
+            assert [*home.states(info.incarnation, 0, ["id"])] and not [*home.dead(home.dead_letter_partitions(info)[0], ["id"])]
         assert files() == before

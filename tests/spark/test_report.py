@@ -85,17 +85,17 @@ def test_where_retention_took_the_beginning(spark: SparkSession, tmp_path: Path)
         for lease in queue.lease(30):
             yard.clock.advance(SECOND)
             lease.complete()
-        yard.rest()
+        yard.run_and_publish()
         queue.compact()
     queue.lease(40)
-    yard.rest()
+    yard.run_and_publish()
     figures = report(spark, yard.path, "orders", tmp_path / "report.html", clock=yard.clock)
     oracle = ExpectedReport(ReportedQueue(yard, {}))
     assert figures.produced == oracle.count("produced", "scheduled") < 610
-    assert figures.untold == oracle.untold() == 610 - figures.produced
+    assert figures.items_before_log == oracle.untold() == 610 - figures.produced
     assert figures.leased == oracle.count("leased")
     assert figures.waiting == spread(micros for _, micros in oracle.waits)
-    assert figures.unmeasured == oracle.unmeasured == 10
+    assert figures.leases_without_wait == oracle.unmeasured == 10
     assert figures.handling == spread(micros for *_, micros in oracle.handlings)
     assert any("Retention has taken the beginning" in one for one in findings(figures))
     CheckedPage((tmp_path / "report.html").read_text("utf-8"))

@@ -47,7 +47,7 @@ def test_what_happened_is_counted(both: Told) -> None:
     assert figures.buried == oracle.count("buried", "expired") > 0
     expired = [one for one in oracle.failures() if one.event == "lease expired" or one.reason == "attempts spent: lease expired"]
     assert figures.leases_expired == len(expired)
-    assert figures.untold == figures.unmeasured == 0
+    assert figures.items_before_log == figures.leases_without_wait == 0
 
 
 def test_the_time_is_that_of_the_events(both: Told) -> None:

@@ -49,7 +49,7 @@ def table(rows: list[tuple[Any, ...]], start: int) -> pa.Table:
 def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, queue: str = "orders") -> list[DroppedItem]:
     """What the inbox holds after tasks with these rows were written in batches of three; it is emptied again."""
     writing = StagedWriteClient((broker,))
-    destination, write, runs, start = writing.find(queue), writing.begin(), [], 0
+    destination, write, runs, start = writing.find(queue), writing.new_write_name(), [], 0
     writing.prepare(write)
     for number, rows in enumerate(tasks):
         given = table(rows, start)
@@ -122,13 +122,13 @@ def test_a_queue_of_one_partition_is_in_order_without_keys(broker: str) -> None:
 
 def test_frames_of_every_partition_are_told_apart(broker: str) -> None:
     writing = StagedWriteClient((broker,))
-    destination, write = writing.find("orders"), writing.begin()
+    destination, write = writing.find("orders"), writing.new_write_name()
     writing.prepare(write)
     rows = [(key, 0, 0.0) for key in (None, "a", "b", "c", "d", "e", "f", None)]
     (run,) = writing.stage(write, destination, SortOrder(), iter(table(rows, 0).select(["key", "payload"]).to_batches()), "0")
     writing.abandon(write)
-    assert run.items == 8 and len(run.frames) == len(run.homes) and ANY_PARTITION in run.homes
-    assert sum(frame.items for frame in run.frames if frame.home == ANY_PARTITION) == 2
+    assert run.items == 8 and len(run.frames) == len(run.partitions) and ANY_PARTITION in run.partitions
+    assert sum(frame.items for frame in run.frames if frame.partition == ANY_PARTITION) == 2
 
 
 def test_a_row_after_another() -> None:
@@ -149,4 +149,4 @@ def test_in_place() -> None:
 
 def test_the_map_of_a_destination_is_the_queues(broker: str) -> None:
     found = StagedWriteClient((broker,)).find("orders")
-    assert isinstance(found, Destination) and found.owners == slots.first_map(range(PARTITIONS)).pack()
+    assert isinstance(found, Destination) and found.packed_slot_map == slots.first_map(range(PARTITIONS)).pack()

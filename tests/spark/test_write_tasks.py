@@ -53,7 +53,7 @@ def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pyte
     for module in (part_files, merge):
         monkeypatch.setattr(module, "ORDERED_BYTES", MIB)
     writing = StagedWriteClient((orders,))
-    destination, write = writing.find("orders"), writing.begin()
+    destination, write = writing.find("orders"), writing.new_write_name()
     writing.prepare(write)
     payload = "x" * (100 * KIB)
     runs = [
@@ -78,7 +78,7 @@ def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pyte
 def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_files, "GATHERED_ROWS", 2)
     writing = StagedWriteClient((orders,))
-    destination, write = writing.find("orders"), writing.begin()
+    destination, write = writing.find("orders"), writing.new_write_name()
     writing.prepare(write)
     runs = writing.stage(write, destination, ORDER, (rows(n, n + 100) for n in range(100, 0, -1)), "0")
     files = OpenFileCounter()
@@ -107,7 +107,7 @@ class OpenFileCounter(SystemFiles):
 def test_small_rows_are_gathered_up_to_a_number(orders: str, monkeypatch: pytest.MonkeyPatch, order: SortOrder) -> None:
     monkeypatch.setattr(part_files, "GATHERED_ROWS", 50)
     writing = StagedWriteClient((orders,))
-    destination, write = writing.find("orders"), writing.begin()
+    destination, write = writing.find("orders"), writing.new_write_name()
     writing.prepare(write)
     given = (rows(*range(1_000 - start, 990 - start, -1)) for start in range(0, 500, 10))
     runs = writing.stage(write, destination, order, (batch.select(["payload", *order.columns]) for batch in given), "0")
@@ -128,12 +128,12 @@ def failing(count: int) -> Iterator[pa.RecordBatch]:
 def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)
     writing = StagedWriteClient((orders,))
-    destination, write = writing.find("orders"), writing.begin()
+    destination, write = writing.find("orders"), writing.new_write_name()
     writing.prepare(write)
     with pytest.raises(RuntimeError, match="a task that fails"):
         writing.stage(write, destination, ORDER, failing(batches), "0")
     assert left(orders) == [f"{write}.staged"]
-    writing.leave(write)
+    writing.abandon_empty(write)
     assert left(orders) == []
 
 
@@ -148,11 +148,11 @@ class FullDiskFiles(SystemFiles):
 @pytest.mark.parametrize("order", [ORDER, SortOrder()])
 def test_a_full_disk_has_nothing_left_of_a_task(orders: str, order: SortOrder) -> None:
     writing = StagedWriteClient((orders,), partial(open_home, files=FullDiskFiles()))
-    destination, write = writing.find("orders"), writing.begin()
+    destination, write = writing.find("orders"), writing.new_write_name()
     writing.prepare(write)
     with pytest.raises(StorageFailed, match="the disk is full"):
         writing.stage(write, destination, order, iter([rows(1, 2).select(["payload", *order.columns])]), "0")
-    writing.leave(write)
+    writing.abandon_empty(write)
     assert left(orders) == []
 
 
@@ -169,11 +169,11 @@ def test_a_sidecar_that_cannot_be_written_is_said_and_removed(orders: str, monke
 
     monkeypatch.setattr(pa.ipc, "new_file", Sidecar)
     writing = StagedWriteClient((orders,))
-    destination, write = writing.find("orders"), writing.begin()
+    destination, write = writing.find("orders"), writing.new_write_name()
     writing.prepare(write)
     with pytest.raises(StorageFailed, match=r"writing .*\.frames\.order failed: the disk is full"):
         writing.stage(write, destination, ORDER, iter([rows(1, 2)]), "0")
-    writing.leave(write)
+    writing.abandon_empty(write)
     assert left(orders) == []
 
 
@@ -220,15 +220,15 @@ def test_a_batch_task_that_comes_late_finds_no_place(orders: str) -> None:
 def test_a_write_is_known_while_it_waits_and_when_it_is_adopted(orders: str) -> None:
     writing = StagedWriteClient((orders,))
     destination = writing.find("orders")
-    assert not writing.known(destination, "mine", 1)
-    write = writing.begin()
+    assert not writing.is_published(destination, "mine", 1)
+    write = writing.new_write_name()
     runs = writing.stage(write, destination, SortOrder(), iter([rows(1).select(["payload"])]), "0", prepared=False)
-    assert not writing.known(destination, "mine", 1)
+    assert not writing.is_published(destination, "mine", 1)
     assert writing.publish(write, destination, SortOrder(), "mine", 2, runs)
-    assert writing.known(destination, "mine", 2) and not writing.known(destination, "yours", 2)
+    assert writing.is_published(destination, "mine", 2) and not writing.is_published(destination, "yours", 2)
     with penstock.open(orders):
-        assert writing.settle(destination, "mine", 2, 30)
-    assert [writing.known(destination, "mine", number) for number in (1, 2, 3)] == [True, True, False]
-    assert not writing.known(destination, "yours", 1)
+        assert writing.wait_adopted(destination, "mine", 2, 30)
+    assert [writing.is_published(destination, "mine", number) for number in (1, 2, 3)] == [True, True, False]
+    assert not writing.is_published(destination, "yours", 1)
     with pytest.raises(QueueNotFound, match="the queue was deleted"):
-        writing.known(destination._replace(incarnation=destination.incarnation + 1), "mine", 1)
+        writing.is_published(destination._replace(incarnation=destination.incarnation + 1), "mine", 1)

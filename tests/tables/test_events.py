@@ -56,15 +56,15 @@ def busy(directory_broker: DirectoryBroker) -> DirectoryBroker:
     run_sample_workload(directory_broker)
     orders = directory_broker.broker.queue("orders")
     directory_broker.clock.advance(40 * SECOND)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     orders.lease(20, consumer="e").retry(reason="again")
     directory_broker.clock.advance(90 * SECOND)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     orders.clear("buried")
     directory_broker.broker.redrive("dead", to="orders")
     orders.lease(100).complete()
     orders.seek(at=0)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     return directory_broker
 
 

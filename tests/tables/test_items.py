@@ -208,7 +208,7 @@ def by_cursor(broker: Broker, queue: str) -> list[tuple[str, bytes]]:
 
 def test_what_was_forwarded_is_read_at_its_first_place(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     orders = directory_broker.broker.queue("orders")
     assert orders.stats().moving == 0
     with published_queue(directory_broker.path, "orders") as seen:
@@ -222,7 +222,7 @@ def test_strays_of_a_resize_are_read_once(directory_broker: DirectoryBroker) -> 
     ids = [queue.produce(b"%d" % n, key=f"k{n}", at=directory_broker.clock.read().wall / 1e6 + 60) for n in range(30)]
     queue.resize(4)
     directory_broker.clock.advance(120 * SECOND)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     stats = queue.stats()
     assert stats.produced > 30  # forwarded to their new homes
     with published_queue(directory_broker.path, "q") as seen:
@@ -237,12 +237,12 @@ def test_letters_forwarded_inside_their_dead_queue_are_read_once(directory_broke
     for n in range(20):
         orders.produce(b"%d" % n, key=f"k{n}")
     orders.lease(20).bury("bad")
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     dead.lease(20).complete()
     dead.resize(4)
     assert dead.seek(at=0) == 20  # they become ready where their slots no longer live, and a lease finds that out
     dead.lease(20)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     assert dead.stats().produced > 20
     with published_queue(directory_broker.path, "dead") as seen:
         found = seen.items(["payload", "origin_queue", "origin_id"])
@@ -289,7 +289,7 @@ def test_dropped_segments_are_an_error_or_left_out(tmp_path: Path) -> None:
             queue.lease(10).complete()
         queue.compact()
     with published_queue(tmp_path, "q") as seen:
-        start = seen.log(0)().segments()[0].base
+        start = seen.log(0)().segments()[0].base_offset
         assert 0 < start < 600
         gone = f"items 0-0 to 0-{start - 1} cannot be read: retention dropped them; start at a later offset, or set failOnDataLoss=false"
         with pytest.raises(InvalidRequest, match=gone):

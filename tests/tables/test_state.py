@@ -36,7 +36,7 @@ def test_state_is_what_the_broker_lists(directory_broker: DirectoryBroker, monke
     run_sample_workload(directory_broker)
     directory_broker.broker.create_queue("parking", on_bury="park").produce_many([NewItem(b"x", key="k") for _ in range(4)])
     directory_broker.broker.queue("parking").lease(1).bury("no")
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     met = set()
     for name in ("orders", "dead", "parking"):
         queue = directory_broker.broker.queue(name)
@@ -71,7 +71,7 @@ def test_leases_end_when_they_say(directory_broker: DirectoryBroker) -> None:
     queue.lease(2, consumer="a")
     directory_broker.clock.advance(5 * SECOND)
     queue.lease(3, consumer="b", lease_timeout=100)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     with published_queue(directory_broker.path, "q") as seen:
         found = seen.states(["consumer", "lease_until", "attempts"], clock=directory_broker.clock)
     now = directory_broker.clock.read().wall / SECOND
@@ -83,7 +83,7 @@ def test_counting_does_not_read_the_items(directory_broker: DirectoryBroker, mon
     queue = directory_broker.broker.create_queue("q")
     fill(queue, 50)
     queue.lease(20).complete()
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     monkeypatch.setattr(state, "_read", None)
     with published_queue(directory_broker.path, "q") as seen:
         found = seen.states(["state", "id", "offset", "partition", "attempts", "reason"])
@@ -92,7 +92,7 @@ def test_counting_does_not_read_the_items(directory_broker: DirectoryBroker, mon
 
 def test_each_column_by_itself(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
-    directory_broker.rest()
+    directory_broker.run_and_publish()
     with published_queue(directory_broker.path, "orders") as seen:
         whole = seen.states(clock=directory_broker.clock)
         for name in STATE.names:

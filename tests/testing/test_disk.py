@@ -15,7 +15,7 @@ SEEDS = range(200)
 
 def disk(seed: int = 0) -> SimulatedFiles:
     files = SimulatedFiles(random.Random(seed))
-    files.plant("/d/old", b"old")
+    files.put_file("/d/old", b"old")
     return files
 
 
@@ -122,7 +122,7 @@ def test_a_sector_is_overwritten_whole_or_not_at_all() -> None:
     ends = set()
     for seed in SEEDS:
         files = disk(seed)
-        files.plant("/d/side", b"a" * 1_024)
+        files.put_file("/d/side", b"a" * 1_024)
         files.pwrite(files.open("/d/side", "update"), b"b" * 1_000, 12)
         files.crash()
         ends.add(files.content("/d/side"))
@@ -248,7 +248,7 @@ def test_a_call_chosen_to_fail_fails_once_and_does_nothing(number: int) -> None:
     with pytest.raises(ValueError, match="made already"):
         files.fail(files.calls, errno.EIO)
     files.fail(files.calls + 1, number)
-    files.mend()
+    files.clear_faults()
     assert files.write(handle, [b"mended"]) == 6
 
 
@@ -312,7 +312,7 @@ def test_a_halted_change_of_names_happened_or_not() -> None:
 def test_a_full_disk_writes_what_fits() -> None:
     files = disk()
     handle = written(files, "/d/log", b"data")
-    files.fill(3)
+    files.set_free_bytes(3)
     assert files.write(handle, [b"12345"]) == 3
     with pytest.raises(OSError, match="No space"):
         files.write(handle, [b"45"])
@@ -322,7 +322,7 @@ def test_a_full_disk_writes_what_fits() -> None:
     assert (files.free_bytes("/d"), "full" in repr(files)) == (0, True)
     files.truncate(handle, 2)
     assert files.free_bytes("/d") == 5
-    files.fill(None)
+    files.set_free_bytes(None)
     assert files.write(handle, [bytes(10_000)]) == 10_000
 
 
@@ -330,7 +330,7 @@ def test_a_read_only_disk_refuses_every_change_and_serves_reads() -> None:
     files = disk()
     handle = files.open("/d/old", "update")
     before = files.contents()
-    files.readonly()
+    files.set_read_only()
     changes: list[Callable[[], object]] = [
         lambda: files.open("/d/new", "append"),
         lambda: files.pwrite(handle, b"x", 0),
@@ -346,13 +346,13 @@ def test_a_read_only_disk_refuses_every_change_and_serves_reads() -> None:
     files.make_directory("/d")
     assert files.pread(files.open("/d/old", "read"), 9, 0) == b"old"
     assert files.contents() == before
-    files.readonly(False)
+    files.set_read_only(False)
     files.remove("/d/old")
 
 
 def test_a_flipped_bit_is_on_the_device_too() -> None:
     files = disk()
-    files.flip("/d/old", 8)
+    files.flip_bit("/d/old", 8)
     assert files.content("/d/old") == b"omd"
     files.crash()
     assert files.content("/d/old") == b"omd"

@@ -11,7 +11,7 @@ SEEDS = range(60)
 
 def disk(seed: int) -> SimulatedFiles:
     files = SimulatedFiles(random.Random(seed))
-    files.plant("/d/old", b"old")
+    files.put_file("/d/old", b"old")
     return files
 
 

@@ -74,14 +74,14 @@ def test_a_batch_on_every_bound_is_taken() -> None:
 
 def test_picking_takes_every_column_along() -> None:
     batch = Batch([b"a", b"b", b"c"], [b"k", None, b"m"], [1, 0, 2], kinds=["x", "y", None], priorities=bytes([1, 2, 3]), ats=[7, 8, 9])
-    assert batch.pick([2, 0]) == Batch([b"c", b"a"], [b"m", b"k"], [2, 1], kinds=[None, "x"], priorities=bytes([3, 1]), ats=[9, 7])
+    assert batch.take([2, 0]) == Batch([b"c", b"a"], [b"m", b"k"], [2, 1], kinds=[None, "x"], priorities=bytes([3, 1]), ats=[9, 7])
 
 
 def test_a_compact_batch_has_no_column_that_says_nothing() -> None:
     empty = Batch([b"a"], [None], [0], [None], [None], [None], [None], bytes([5]), [0], [0], [None])
-    assert empty.compact() == Batch([b"a"])
+    assert empty.drop_empty_columns() == Batch([b"a"])
 
 
 def test_a_compact_batch_keeps_every_column_that_says_something() -> None:
     full: list[Any] = [[b"a"], [b""], [1], [b""], [""], [""], [""], bytes([4]), [1], [1], [bytes(16)]]
-    assert Batch(*full).compact() == Batch(*full)
+    assert Batch(*full).drop_empty_columns() == Batch(*full)

@@ -113,7 +113,7 @@ def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> Non
 def test_every_derived_set_is_the_tables() -> None:
     assert arrow.COLUMNS == GIVEN
     assert tuple(row_mapping._MAKERS) == GIVEN
-    assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(fields_on(Surface.NAMED))]
+    assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(fields_on(Surface.CLI_INPUT))]
     assert sorted(schemas.ITEMS.names) == sorted(names(fields_on(Surface.TABLE)))
     assert arrow.item_schema().names == names(fields_on(Surface.LEASED))
 
@@ -132,7 +132,7 @@ def test_a_frame_gives_every_column_back() -> None:
     assert found.batch() == FULL
     assert ["payload", *found.stored] == names(field for field, _ in COLUMNS)
     assert to_arrow(found).schema.names == [field.name for field, _ in COLUMNS if field.name != "dedup"]
-    assert columns.join([FULL, Batch([b"x"])]).cut(0, 1) == FULL
+    assert columns.join([FULL, Batch([b"x"])]).slice(0, 1) == FULL
 
 
 def test_the_tables_of_the_documents_are_written_from_it() -> None:

@@ -54,7 +54,7 @@ def test_the_bounds_of_a_policy_are_valid() -> None:
 
 @pytest.mark.parametrize(("lease_timeout", "remember"), [(MINUTE, 15 * MINUTE), (8 * MINUTE, 16 * MINUTE)])
 def test_results_are_remembered_a_quarter_of_an_hour_or_two_timeouts(lease_timeout: int, remember: int) -> None:
-    assert Policy(lease_timeout=lease_timeout).remember == remember
+    assert Policy(lease_timeout=lease_timeout).result_memory == remember
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ def test_what_is_missing_at_the_end_is_none_and_what_a_newer_penstock_adds_is_pa
 
 
 def test_an_id_names_a_partition_and_an_offset() -> None:
-    assert Origin("orders", 7, "3-17").place == (3, 17)
-    assert Origin("orders", 7, "0-281474976710655").place == (0, (1 << 48) - 1)
+    assert Origin("orders", 7, "3-17").partition_and_offset == (3, 17)
+    assert Origin("orders", 7, "0-281474976710655").partition_and_offset == (0, (1 << 48) - 1)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_the_longest_origin_is_taken() -> None:
 
 def test_a_batch_with_origins_is_not_plain_and_takes_them_along() -> None:
     batch = Batch([b"a", b"b", b"c"], origins=[b"1", None, b"3"])
-    assert not batch.plain
-    assert batch.pick([2, 0]).origins == [b"3", b"1"]
-    assert batch.cut(1, 3).origins == [None, b"3"]
-    own = batch.own()
+    assert not batch.payloads_only
+    assert batch.take([2, 0]).origins == [b"3", b"1"]
+    assert batch.slice(1, 3).origins == [None, b"3"]
+    own = batch.copy()
     assert own == batch
     assert own.origins is not batch.origins
-    assert batch.compact().origins == [b"1", None, b"3"]
+    assert batch.drop_empty_columns().origins == [b"1", None, b"3"]
 
 
 def test_a_compact_batch_has_no_origins_when_no_item_has_one() -> None:
-    assert Batch([b"a", b"b"], origins=[None, None]).compact() == Batch([b"a", b"b"])
-    assert Batch([b"a"], origins=[b""]).compact().origins == [b""]
+    assert Batch([b"a", b"b"], origins=[None, None]).drop_empty_columns() == Batch([b"a", b"b"])
+    assert Batch([b"a"], origins=[b""]).drop_empty_columns().origins == [b""]

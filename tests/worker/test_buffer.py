@@ -41,7 +41,7 @@ def test_one_queue_is_first_in_first_out(broker: Broker) -> None:
     buffer.put_back(pairs(orders, 2, first=10))
     assert numbers(buffer.take_many(3)) == [10, 11, 2]
     assert numbers(buffer.take_many(9)) == [3, 4]
-    assert not buffer.ready
+    assert not buffer.has_next
     with pytest.raises(IndexError):
         buffer.take_many(1)
 
@@ -53,7 +53,7 @@ def test_what_a_lost_lease_held_is_taken_out(broker: Broker, several: bool) -> N
     lost, kept = pairs(orders, 3), pairs(orders, 3, first=3)
     buffer.put(orders, lost)
     buffer.put(orders, kept)
-    assert buffer.drop(lost[0][0]) == lost
+    assert buffer.remove(lost[0][0]) == lost
     assert numbers(buffer.clear()) == [3, 4, 5]
     assert len(buffer) == 0
 
@@ -65,7 +65,7 @@ def test_places_are_shared_by_weight_while_all_have_work(broker: Broker) -> None
     buffer.put(mail, pairs(mail, 100))
     taken = [buffer.take() for _ in range(16)]
     assert Counter(hold.source for hold, _ in taken) == {orders: 12, mail: 4}
-    assert (buffer.taken(orders), buffer.count(orders), buffer.count(mail), len(buffer)) == (12, 88, 96, 184)
+    assert (buffer.in_handlers(orders), buffer.count(orders), buffer.count(mail), len(buffer)) == (12, 88, 96, 184)
 
 
 def test_a_place_goes_to_the_queue_that_lacks_one(broker: Broker) -> None:
@@ -75,9 +75,9 @@ def test_a_place_goes_to_the_queue_that_lacks_one(broker: Broker) -> None:
     taken = [buffer.take() for _ in range(16)]  # what mail does not use, orders have
     buffer.put(mail, pairs(mail, 100))
     for pair in taken[:4]:
-        buffer.finished(pair)
+        buffer.handler_ended(pair)
     assert {buffer.take()[0].source for _ in range(4)} == {mail}
-    buffer.finished(taken[5])
+    buffer.handler_ended(taken[5])
     assert buffer.take()[0].source is orders
 
 
@@ -91,7 +91,7 @@ def test_quick_items_are_served_by_weight_too(broker: Broker) -> None:
             buffer.put(mail, pairs(mail, 1_000))  # it has no claim to what it did not want before
         pair = buffer.take()
         served.append(pair[0].source)
-        buffer.finished(pair)
+        buffer.handler_ended(pair)
     assert set(served[:100]) == {orders}
     assert Counter(served[100:]) == {orders: 300, mail: 100}
 
@@ -102,11 +102,11 @@ def test_a_partition_has_no_more_places_than_its_limit(broker: Broker) -> None:
     buffer.put(orders, pairs(orders, 5, 3))
     taken = buffer.take_many(10)
     assert numbers(taken) == [0, 5, 1, 6]
-    assert not buffer.ready and len(buffer) == 4
+    assert not buffer.has_next and len(buffer) == 4
     with pytest.raises(IndexError):
         buffer.take()
-    buffer.finished(taken[1])
-    assert buffer.ready and numbers([buffer.take()]) == [7]
+    buffer.handler_ended(taken[1])
+    assert buffer.has_next and numbers([buffer.take()]) == [7]
     buffer.put_back([taken[0]])
     assert numbers([buffer.take()]) == [0]
 
@@ -117,5 +117,5 @@ def test_what_was_taken_and_not_begun_comes_first_and_counts_for_nothing(broker:
     buffer.put(orders, pairs(orders, 4))
     found = buffer.take_many(2)
     buffer.put_back(found)
-    assert (buffer.taken(orders), buffer.count(orders)) == (0, 4)
+    assert (buffer.in_handlers(orders), buffer.count(orders)) == (0, 4)
     assert numbers(buffer.clear()) == [0, 1, 2, 3]

@@ -93,8 +93,8 @@ def test_when_the_handler_is_done_its_lease_is_let_go(broker: Broker, log: Handl
         wait_completed(queue, 3)
         embedded = queue.home
         assert isinstance(embedded, EmbeddedBroker)
-        (loop,) = [loop for loop in embedded.loops() if loop.turns.name == "orders"]
-        wait_until(lambda: not loop.turns.kept)
+        (loop,) = [loop for loop in embedded.loops() if loop.engine.name == "orders"]
+        wait_until(lambda: not loop.engine.auto_extended_leases)
 
 
 def test_a_lease_that_is_lost_is_late_and_what_waits_under_it_is_not_begun(broker: Broker, log: HandlerEvents) -> None:

@@ -42,7 +42,7 @@ class WorkerProcess:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def insist(self, number: int) -> None:
+    def signal_until_ended(self, number: int) -> None:
         """Send a signal until it has ended: at least twice, as one that comes before the last was heard does not count."""
         ended = False
         while not ended:
@@ -120,7 +120,7 @@ def test_a_second_signal_stops_at_once(place: Path, start: Start) -> None:
     fill(place, 3)
     program = start("wait")
     program.lines(2)
-    program.insist(signal.SIGTERM)
+    program.signal_until_ended(signal.SIGTERM)
     assert program.rest() == ["draining", "over"]  # although its handlers never ended
     assert program.code() == 0
     with orders(place) as queue:
@@ -207,7 +207,7 @@ def test_children_leave_signals_to_their_worker(place: Path, start: Start) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pid, number)
     assert is_alive(pid)
-    program.insist(signal.SIGTERM)
+    program.signal_until_ended(signal.SIGTERM)
     assert program.rest() == ["draining", "over"]
     with orders(place) as queue:
         assert queue.lease()[0].attempts == 1  # it was killed with its process, so it is back at once

@@ -259,7 +259,7 @@ class ListedItem(Item):
         self.reason = found.reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        alone = self._batch.cut(self._index, self._index + 1)
+        alone = self._batch.slice(self._index, self._index + 1)
         place = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
         return ListedItem, (reports.ListedItemData(*place),)
 

@@ -33,7 +33,9 @@ MAX_ARROW_BYTES = 2 * GIB - 1
 SHOWN_COLUMNS = 8
 COLUMNS = GIVEN
 """The columns that a table of items may have."""
-_NOTHING = {field.name: column.nothing for field, column in BATCH_COLUMNS if column.form in (ColumnLayout.SMALL, ColumnLayout.NUMBERS)}
+_NOTHING = {
+    field.name: column.missing_value for field, column in BATCH_COLUMNS if column.form in (ColumnLayout.SMALL, ColumnLayout.NUMBERS)
+}
 """Of columns of numbers: what stands for none."""
 
 
@@ -268,7 +270,7 @@ def _batch(columns: Mapping[str, Any], start: int, stop: int) -> Batch:
         found[name] = [_NOTHING[name] if value is None else value for value in found[name]]
     if "priority" in found:
         found["priority"] = bytes(found["priority"])
-    return Batch(*(found.get(field.name) for field, _ in BATCH_COLUMNS)).compact()  # type: ignore[arg-type]
+    return Batch(*(found.get(field.name) for field, _ in BATCH_COLUMNS)).drop_empty_columns()  # type: ignore[arg-type]
 
 
 # -- items to be handled -----------------------------------------------------------------------------

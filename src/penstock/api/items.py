@@ -308,7 +308,7 @@ class Item:
         return None if column is None else column[self._index]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        alone = self._batch.cut(self._index, self._index + 1)  # a copy takes along what is its own, not the whole batch
+        alone = self._batch.slice(self._index, self._index + 1)  # a copy takes along what is its own, not the whole batch
         return Item, (self.partition, self.offset, alone, 0, self._produced_at, self.attempts)
 
     def __repr__(self) -> str:

@@ -74,7 +74,7 @@ class PartitionLease:
         left = self.open_offsets()
         return SettlePart(self.partition, self.lease, left) if left else None
 
-    def settle(self, offsets: Sequence[int] | None, state: str) -> None:
+    def remember_outcome(self, offsets: Sequence[int] | None, state: str) -> None:
         """Remember what became of items; None is all that were open."""
         if offsets is None:
             self._rest = state
@@ -96,7 +96,7 @@ class PartitionLease:
                     found.append(offset)
         return found
 
-    def extended(self, wall: int, timeout: int) -> None:
+    def remember_extension(self, wall: int, timeout: int) -> None:
         self.deadline = wall + (timeout or self.timeout)
 
 
@@ -106,11 +106,11 @@ class PartitionLease:
 class LeaseBase:
     """One item, and the right to work on it."""
 
-    __slots__ = ("_grant", "_home", "_index", "_item", "_items")
+    __slots__ = ("_home", "_index", "_item", "_items", "_partition_lease")
 
     def __init__(self, home: Any, grant: PartitionLease, items: Items, index: int) -> None:
         self._home = home
-        self._grant = grant
+        self._partition_lease = grant
         self._items = items
         self._index = index
         self._item: Item | None = None
@@ -119,7 +119,7 @@ class LeaseBase:
     def item(self) -> Item:
         """The item to work on."""
         if self._item is None:
-            grant, index = self._grant, self._index
+            grant, index = self._partition_lease, self._index
             start, batch, produced_at = self._items
             self._item = Item(grant.partition, start + index, batch, index, produced_at, grant.attempts.get(start + index, 1))
         return self._item
@@ -131,28 +131,28 @@ class LeaseBase:
     @property
     def id(self) -> str:
         """The id of the item."""
-        return format_id(self._grant.partition, self.offset)
+        return format_id(self._partition_lease.partition, self.offset)
 
     @property
     def token(self) -> str:
         """What proves the lease. It can be kept or passed on, and given to `queue.complete` and its like, even after a restart."""
-        grant = self._grant
+        grant = self._partition_lease
         return format_token(Token(grant.incarnation, grant.partition, grant.lease, self.offset))
 
     @property
     def attempts(self) -> int:
         """How often the item was leased, this time included."""
-        return self._grant.attempts.get(self.offset, 1)
+        return self._partition_lease.attempts.get(self.offset, 1)
 
     @property
     def deadline(self) -> datetime:
         """When the lease ends unless it is extended. Setting the machine's date neither shortens nor lengthens a lease."""
-        return values.timestamp(self._grant.deadline)
+        return values.timestamp(self._partition_lease.deadline)
 
     @property
     def state(self) -> str:
         """As far as this object knows: "open", "completed", "retried", "buried", "returned" (with an earlier item of its key) or "lost"."""
-        return self._grant.state_of(self.offset)
+        return self._partition_lease.state_of(self.offset)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.item!r}, {self.state})"
@@ -265,7 +265,7 @@ class LeaseSelection:
         return self
 
     def _add_lease(self, lease: LeaseBase) -> None:
-        grant, offset = lease._grant, lease.offset
+        grant, offset = lease._partition_lease, lease.offset
         if self.verb == "extend" and lease.state != OPEN:  # its grant may well live on, for others
             self._lost.append(lease.id)
         elif not self._is_foreign(grant.incarnation, grant.partition, lambda: [offset]):
@@ -296,7 +296,7 @@ class LeaseSelection:
 
     # -- the answer ----------------------------------------------------------------------------------
 
-    def judge(self, answer: SettleAnswer) -> None:
+    def apply_answers(self, answer: SettleAnswer) -> None:
         """Remember what is over, and say what was refused."""
         early: list[str] = []
         failed: PenstockError | None = None
@@ -311,7 +311,7 @@ class LeaseSelection:
                 failed = failed or one.error()
         self._tell(failed, early)
 
-    def lose_all(self) -> None:
+    def mark_all_lost(self) -> None:
         """Their queue is no more, and so are the leases."""
         for grant, part in self._groups.values():
             self._lose(grant, part, part.offsets)
@@ -320,15 +320,15 @@ class LeaseSelection:
     def extended(self, wall: int, timeout: int, answer: SettleAnswer) -> None:
         for (grant, _), one in zip(self._groups.values(), answer, strict=True):
             if grant is not None and isinstance(one, Settled):
-                grant.extended(wall, timeout)
+                grant.remember_extension(wall, timeout)
 
     def _settle(self, grant: PartitionLease | None, part: SettlePart, refused: set[int]) -> None:
         if grant is None or self.verb == "extend":
             return
         if part.offsets is None or not refused:
-            grant.settle(part.offsets, DONE[self.verb])
+            grant.remember_outcome(part.offsets, DONE[self.verb])
         else:
-            grant.settle([offset for offset in part.offsets if offset not in refused], DONE[self.verb])
+            grant.remember_outcome([offset for offset in part.offsets if offset not in refused], DONE[self.verb])
 
     def _lose(self, grant: PartitionLease | None, part: SettlePart, offsets: Sequence[int] | None) -> None:
         if offsets is None:
@@ -336,7 +336,7 @@ class LeaseSelection:
             offsets = grant.open_offsets()
         self._lost += [format_id(part.partition, offset) for offset in offsets]
         if grant is not None and offsets:
-            grant.settle(offsets, LOST)
+            grant.remember_outcome(offsets, LOST)
 
     def _tell(self, failed: PenstockError | None, early: list[str]) -> None:
         lost = list(dict.fromkeys(self._lost))

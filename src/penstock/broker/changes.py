@@ -32,14 +32,14 @@ from penstock.words.errors import InvalidRequest, StorageFailed
 def target_partitions(turns: QueueEngine, partition: int | None) -> list[PartitionHandle]:
     """The partitions that an operation is for: one, or all that are in order."""
     if partition is None:
-        broken = next((member for member in turns.members.values() if not member.healthy), None)
+        broken = next((member for member in turns.handles.values() if not member.is_usable), None)
         if broken is not None:
             raise StorageFailed(f"partition {broken.number} is failing ({broken.error}); try again later, or name the partition it is for")
-        return list(turns.healthy())
-    if partition not in turns.members:
-        raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; it has {sorted(turns.members)}")
-    member = turns.members[partition]
-    _ = member.open  # or why it cannot be used
+        return list(turns.usable())
+    if partition not in turns.handles:
+        raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; it has {sorted(turns.handles)}")
+    member = turns.handles[partition]
+    _ = member.usable_partition  # or why it cannot be used
     return [member]
 
 
@@ -60,19 +60,19 @@ def pause(turns: QueueEngine, asked: PauseQueue) -> None:
         turns.pause(command)
     else:
         _total(turns, target_partitions(turns, asked.partition), command)
-    turns.again = True  # who waits may go on
+    turns.wants_turn = True  # who waits may go on
 
 
 def clear(turns: QueueEngine, asked: ClearItems) -> int:
-    turns.again = True
+    turns.wants_turn = True
     command = commands.Clear(*(state in asked.states for state in ("ready", "scheduled", "leased", "buried")))
     return _total(turns, target_partitions(turns, asked.partition), command)
 
 
 def seek(turns: QueueEngine, asked: SeekItems) -> int:
-    turns.again = True
+    turns.wants_turn = True
     if isinstance(asked.start, int):
-        starts = {member: member.open.offset_at(asked.start) for member in target_partitions(turns, None)}
+        starts = {member: member.usable_partition.offset_at(asked.start) for member in target_partitions(turns, None)}
     else:
         starts = {member: offset for number, offset in asked.start.items() for member in target_partitions(turns, number)}
     return sum(_total(turns, [member], commands.Seek(offset)) for member, offset in starts.items())
@@ -89,8 +89,8 @@ def redrive(turns: QueueEngine, asked: RedriveItems) -> int:
 def _return(turns: QueueEngine, items: Mapping[int, Sequence[int]] | None) -> int:
     """Buried items become ready again where they are."""
     found = 0
-    turns.again = True
-    for member in turns.healthy():
+    turns.wants_turn = True
+    for member in turns.usable():
         if items is None:
             found += _total(turns, [member], commands.Redrive())
             continue
@@ -103,15 +103,15 @@ def _send(turns: QueueEngine, items: Mapping[int, Sequence[int]], to: int) -> in
     """Of these items, those that are still ready or buried leave for another queue. Refused as a whole while one cannot be looked up."""
     found = 0
     for number in items:
-        if number in turns.members:
-            _ = turns.members[number].open  # or why it cannot be used
+        if number in turns.handles:
+            _ = turns.handles[number].usable_partition  # or why it cannot be used
     for number, offsets in items.items():
-        member = turns.members.get(number)
+        member = turns.handles.get(number)
         if member is None:
             continue
         still = [offset for offset in offsets if member.state.state_of(offset) in (ItemState.READY, ItemState.BURIED)]
         if still:
-            turns.carrying.send(member, still, to)
+            turns.transfer_step.send(member, still, to)
             found += len(still)
             _release_parked(turns, member, set(still))
     return found
@@ -125,7 +125,7 @@ def _release_parked(turns: QueueEngine, member: PartitionHandle, gone: set[int])
 
 
 def release(turns: QueueEngine, asked: ReleaseKey) -> int:
-    turns.again = True
+    turns.wants_turn = True
     return _total(turns, target_partitions(turns, None), commands.ReleaseParkedKey(asked.key))
 
 
@@ -138,14 +138,14 @@ def compact(turns: QueueEngine, asked: CompactQueue) -> list[RetentionResult]:
     freed = []
     for member in target_partitions(turns, asked.partition):
         turns.touch(member)
-        freed.append(member.open.compact())
+        freed.append(member.usable_partition.compact())
     return freed
 
 
 def move_cursor(turns: QueueEngine, asked: MoveCursor) -> None:
     for member in target_partitions(turns, None):
         if member.number in asked.to:
-            known = member.state.cursors.get(asked.name, 0) if asked.onward else 0
+            known = member.state.cursors.get(asked.name, 0) if asked.forward_only else 0
             turns.run(member, commands.PutCursor(asked.name, min(max(asked.to[member.number], known), member.state.next_offset)))
 
 
@@ -177,15 +177,15 @@ CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
 def complete_ended_leases(turns: QueueEngine, items: Mapping[int, Sequence[int]], consumer: str) -> int:
     """Of these items, those that are ready are done: their consumer had handled them, and its leases have ended since."""
     done = 0
-    turns.again = True
+    turns.wants_turn = True
     for number, offsets in items.items():
-        if number in turns.members:
-            done += _total(turns, target_partitions(turns, number), commands.CompleteUnleased(offsets, consumer, lapsed=True))
+        if number in turns.handles:
+            done += _total(turns, target_partitions(turns, number), commands.CompleteUnleased(offsets, consumer, only_lease_expired=True))
     return done
 
 
 def publish_partitions(turns: QueueEngine, partition: int | None = None) -> None:
     """Everything up to now, of one partition or of all that are in order, may be seen by those who read beside the queue."""
-    for member in [*turns.healthy()] if partition is None else target_partitions(turns, partition):
+    for member in [*turns.usable()] if partition is None else target_partitions(turns, partition):
         turns.touch(member)
-        member.open.rest()
+        member.usable_partition.sync_and_publish()

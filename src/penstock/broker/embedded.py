@@ -115,9 +115,9 @@ class EmbeddedBroker:
             self._loops.update({entry.incarnation: self._open_queue(entry) for entry in self.catalog.entries})
             for loop in list(self._loops.values()):
                 loop.turn()
-                if loop.busy or loop.turns.next_run is not None:
+                if loop.busy or loop.engine.next_run is not None:
                     loop.wake()
-            self.streams.open()
+            self.streams.restore_exclusive_consumers()
             self.inbox.open(threaded)
         except BaseException:
             self._closed = True
@@ -194,26 +194,26 @@ class EmbeddedBroker:
                 self.loop(operation.to)  # or it is no more
             return FunctionRequest(partial(_changed, operation))
         if kind in queries.QUERY_HANDLERS and not (isinstance(operation, ExplainItem) and operation.follow):
-            return FunctionRequest(partial(_queried, operation), opens=kind is not ReadStats)
+            return FunctionRequest(partial(_queried, operation), needs_all_open=kind is not ReadStats)
         if kind not in _OWN:
             raise InvalidRequest(f"{kind.__name__} cannot be asked of a broker; use a kind of operation of penstock.operations")
         return None
 
-    def run(self, incarnation: int, request: Request) -> Any:
+    def run_request(self, incarnation: int, request: Request) -> Any:
         """Put a request of the broker's own to a queue, and wait for its answer."""
         return self.loop(incarnation).call(request)
 
     def keep(self, queue: int, partition: int, lease: int, /) -> None:
-        self.loop(queue).turns.kept[partition, lease] = None
+        self.loop(queue).engine.auto_extended_leases[partition, lease] = None
 
     def let_go(self, queue: int, partition: int, lease: int, /) -> None:
         loop = self._loops.get(queue)
         if loop is not None:
-            loop.turns.kept.pop((partition, lease), None)
+            loop.engine.auto_extended_leases.pop((partition, lease), None)
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
         """Everything up to now is published first."""
-        self.run(queue, FunctionRequest(partial(changes.publish_partitions, partition=partition)))
+        self.run_request(queue, FunctionRequest(partial(changes.publish_partitions, partition=partition)))
         return self.store.reader(queue, partition)
 
     def staging(self) -> Staging:
@@ -243,8 +243,10 @@ class EmbeddedBroker:
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
             if catalog.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
-                self.store.make(incarnation, *range(partitions))  # before the record: from then on they are missed when they are not there
-            with self.recording():
+                self.store.create_logs(
+                    incarnation, *range(partitions)
+                )  # before the record: from then on they are missed when they are not there
+            with self.changing_catalog():
                 entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
             if entry.incarnation not in self._loops:
                 self._beginning = entry.incarnation
@@ -254,10 +256,10 @@ class EmbeddedBroker:
     def _begin(self, entry: QueueEntry) -> None:
         """Open a new queue, or take it back when its partitions cannot be."""
         loop = self._open_queue(entry)
-        broken = next((member for member in loop.turns.members.values() if member.error is not None), None)
+        broken = next((member for member in loop.engine.handles.values() if member.error is not None), None)
         if broken is not None and broken.error is not None:
             loop.close()
-            with self.recording():
+            with self.changing_catalog():
                 self.catalog.delete(entry.name)
             self._remove(entry.incarnation)
             raise broken.error
@@ -274,9 +276,9 @@ class EmbeddedBroker:
     def _update(self, asked: UpdateQueue) -> QueueDescription:
         """New timeouts count for new leases and items, everything else at once."""
         loop = self.loop(asked.queue)
-        with self.recording():
+        with self.changing_catalog():
             entry = self.catalog.update(asked.queue, asked.changes)
-        loop.call(FunctionRequest(self._configure, firm=True))
+        loop.call(FunctionRequest(self._configure, recorded_elsewhere=True))
         return describe_queue(entry)
 
     def _delete(self, asked: DeleteQueue) -> None:
@@ -288,7 +290,7 @@ class EmbeddedBroker:
         catalog.delete(self.catalog.state, name)  # refused while it is in use as a dead queue
         self._opened(found)
         loop = self.loop(incarnation)
-        with self._delivery.ending(incarnation, name, self.clock, asked.wait if self._threaded else 0), self.recording():
+        with self._delivery.without_transfers(incarnation, name, self.clock, asked.wait if self._threaded else 0), self.changing_catalog():
             self.catalog.delete(name)
             self._loops.pop(incarnation)
         with suppress(PenstockError):  # it is gone, whatever its last words
@@ -303,12 +305,14 @@ class EmbeddedBroker:
         return self._reshape(asked.queue, lambda entry: partition_layout.layout_with_read_only(entry, asked.partition, asked.read_only))
 
     def _reshape(self, incarnation: int, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]) -> QueueDescription:
-        return describe_queue(self.run(incarnation, ResizeRequest(lambda turns: self._change_shape(turns, choose), firm=True)))
+        return describe_queue(
+            self.run_request(incarnation, ResizeRequest(lambda turns: self._change_shape(turns, choose), recorded_elsewhere=True))
+        )
 
     def _change_shape(self, turns: QueueEngine, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]) -> QueueEntry:
         """Inside a turn: one record in the catalog, then the new map and its fences."""
         try:
-            with self.recording():
+            with self.changing_catalog():
                 return partition_layout.record_layout(self.catalog, turns, choose, self.clock.read().wall)
         finally:
             self._reshaped(turns)
@@ -321,7 +325,7 @@ class EmbeddedBroker:
 
     def _metrics(self, asked: ReadMetrics) -> BrokerMetrics:
         self._usable()
-        return BrokerMetrics({loop.turns.name: queries.metrics(loop) for loop in list(self._loops.values())})
+        return BrokerMetrics({loop.engine.name: queries.metrics(loop) for loop in list(self._loops.values())})
 
     def _explain(self, asked: ExplainItem) -> ItemExplanation:
         return trace.explain(self, asked)
@@ -331,7 +335,7 @@ class EmbeddedBroker:
 
     def _name_of(self, incarnation: int) -> str | None:
         loop = self._loops.get(incarnation)
-        return None if loop is None else loop.turns.name
+        return None if loop is None else loop.engine.name
 
     def _publish_write(self, asked: PublishWrite) -> bool:
         self.loop(asked.queue)
@@ -355,12 +359,14 @@ class EmbeddedBroker:
             lambda: self._entropy(1)[0] / 255,
             lambda number: self._summary(entry.incarnation, number),
         )
-        turns = QueueEngine(setup, QueueRouter(self._delivery.post, self._delivery.map_of))
-        turns.look_at_shape = lambda: self._reshaped(turns)
+        turns = QueueEngine(setup, QueueRouter(self._delivery.send_request, self._delivery.slot_map_of))
+        turns.apply_recorded_shape = lambda: self._reshaped(turns)
         loop = Loop(turns, self.store, self._runners, threaded=self._threaded)
         partition_layout.apply_layout(turns, entry)
         self._set_options(turns, entry)
-        turns.leasing.hold(entry.holder, entry.hold_timeout)  # whoever has it is given the time to say so again
+        turns.lease_step.set_consumer_right(
+            entry.consumer_right_holder, entry.consumer_right_timeout
+        )  # whoever has it is given the time to say so again
         return loop
 
     def _summary(self, incarnation: int, number: int) -> Summary | None:
@@ -374,7 +380,7 @@ class EmbeddedBroker:
     def _open_partition(self, incarnation: int, number: int) -> Partition:
         options = self.catalog.get(incarnation).options
         if number >= self.catalog.get(incarnation).next_partition:  # a resize adds it; one that the catalog knows is missed, not made
-            self.store.make(incarnation, number)
+            self.store.create_logs(incarnation, number)
         log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
         try:
             return Partition(log, self.clock, options.policy, segment_bytes=self._segment_bytes, min_free_bytes=self._min_free_bytes)
@@ -385,20 +391,20 @@ class EmbeddedBroker:
     def _set_options(self, turns: QueueEngine, entry: QueueEntry) -> None:
         options = entry.options
         turns.policy = options.policy
-        turns.producing.max_items, turns.producing.max_bytes = options.max_items, options.max_bytes
+        turns.produce_step.max_items, turns.produce_step.max_bytes = options.max_items, options.max_bytes
         dead = self.catalog.state.names.get(options.dead_queue)
-        turns.carrying.dead = dead.incarnation if dead is not None else 0
+        turns.transfer_step.dead = dead.incarnation if dead is not None else 0
 
     def _configure(self, turns: QueueEngine) -> None:
         """Inside a turn: what the catalog says now."""
         entry = self.catalog.get(turns.incarnation)
         self._set_options(turns, entry)
-        for member in turns.healthy():
+        for member in turns.usable():
             turns.run(member, Configure(entry.options.policy))
-        turns.again = True
+        turns.wants_turn = True
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def changing_catalog(self) -> Iterator[None]:
         """While the catalog is changed. When that fails it is read anew, and what it says then is so."""
         stale: Sequence[Loop] = ()
         try:
@@ -431,9 +437,9 @@ class EmbeddedBroker:
 
     def _remove(self, incarnation: int) -> None:
         with suppress(PenstockError):  # tried again at the next opening
-            self.store.remove(incarnation)
-            with self.recording():
-                self.catalog.removed(incarnation)
+            self.store.remove_logs(incarnation)
+            with self.changing_catalog():
+                self.catalog.record_removed(incarnation)
 
     def close(self) -> None:
         """Answer everyone, make everything durable, let go of the directory."""
@@ -463,7 +469,7 @@ class EmbeddedBroker:
                 self.catalog.close()
             self.store.close()
 
-    def abandon(self) -> None:
+    def detach_after_fork(self) -> None:
         """In a forked child."""
         self._forked = self._closed = True
         self.inbox.abandon()
@@ -576,7 +582,7 @@ _brokers: "weakref.WeakSet[EmbeddedBroker]" = weakref.WeakSet()
 def _after_fork() -> None:
     for broker in list(_brokers):
         with suppress(BaseException):  # nobody could be told of it, and the others must be let go of all the same
-            broker.abandon()
+            broker.detach_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

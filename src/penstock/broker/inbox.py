@@ -120,7 +120,7 @@ class InboxProcessor:
     def open(self, threaded: bool) -> None:
         """Take in what is there, if it is not too much; then, if threads may be begun, look on."""
         self.sweep()
-        self.look(OPENING if threaded else 0)
+        self.process(OPENING if threaded else 0)
         self._threaded = threaded
         if self._inbox.shared:
             self._start()
@@ -141,7 +141,7 @@ class InboxProcessor:
         self._ended = threading.Event()
         self._ended.set()
 
-    def look(self, most: int = 0) -> bool:
+    def process(self, most: int = 0) -> bool:
         """Do what there is to do, for so long at most (0: until it is done); whether anything was done."""
         now = self._clock.read().elapsed
         self._look_until = now + most if most else None
@@ -150,7 +150,7 @@ class InboxProcessor:
         waiting = self._waiting()
         self._forget_all_but({one.label for one in waiting})
         done = [self._do_errands(waiting)]
-        drops = sorted((one for one in waiting if not one.is_errand), key=lambda one: one.incarnation)
+        drops = sorted((one for one in waiting if not one.is_operation), key=lambda one: one.incarnation)
         for _, of_queue in groupby(drops, lambda one: one.incarnation):
             done.append(self._adopt_all([*of_queue]))
         return any(done)
@@ -164,10 +164,10 @@ class InboxProcessor:
             return []
 
     def _do_errands(self, waiting: Sequence[InboxEntry]) -> bool:
-        self._broker.streams.upkeep()
+        self._broker.streams.expire_exclusive_consumers()
         done = False
         for one in waiting:
-            if one.is_errand and not self._time_is_over():
+            if one.is_operation and not self._time_is_over():
                 done = self._do(one, self._do_errand) or done
         return done
 
@@ -176,7 +176,7 @@ class InboxProcessor:
 
     def _do_errand(self, waiting: InboxEntry) -> None:
         """Do one errand, answer it, and take it out of the inbox."""
-        raw = self._inbox.body(waiting)
+        raw = self._inbox.operation(waiting)
         if raw is None:
             return
         wants_answer = True
@@ -200,8 +200,8 @@ class InboxProcessor:
         if reply.refused is not None and not wants_answer:
             _log.warning("%s was refused, and nobody waits to be told: %s", waiting.label, reply.refused.message)
         if wants_answer:
-            self._inbox.put_note(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
-        self._inbox.done(waiting, raw)
+            self._inbox.put_blob(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
+        self._inbox.remove(waiting, raw)
 
     @property
     def _queues(self) -> dict[int, QueueEntry]:
@@ -226,7 +226,7 @@ class InboxProcessor:
     def _watch(self) -> None:
         while not self._ended.wait(BUSY_SECONDS if self._clock.read().elapsed < self._busy_until else IDLE_SECONDS):
             try:
-                if self.look():
+                if self.process():
                     self._busy_until = self._clock.read().elapsed + BUSY_FOR
             except Exception:  # a mistake of ours must not end the watch
                 _log.exception("looking into the inbox went wrong")
@@ -285,7 +285,7 @@ class InboxProcessor:
         by_number: dict[str, list[InboxEntry]] = {}
         for drop in sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].number), reverse=True):
             by_number.setdefault(manifests[drop.label].source, []).append(drop)
-        by_age = sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].began, drop.label))
+        by_age = sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].began_at, drop.label))
         return [by_number[manifests[drop.label].source].pop() for drop in by_age]
 
     def _read_manifest(self, drop: InboxEntry) -> None:
@@ -305,7 +305,7 @@ class InboxProcessor:
             if drop.incarnation in self._queues:  # it is still being opened
                 raise QueueBusy(f"the queue of {drop.label} is not open yet; try again in a moment") from None
             _log.warning("the queue that %s was written for is deleted, so it is removed", drop.label)
-        self._inbox.done(drop)
+        self._inbox.remove(drop)
 
     def _take_in(self, drop: InboxEntry) -> None:
         entry = self._broker.entry(drop.incarnation)
@@ -319,13 +319,15 @@ class InboxProcessor:
             )
         if drop.label not in self._whole:
             self._look_through(drop, manifest)
-        with self._broker.recording():
-            first = self._broker.catalog.adopting(drop.incarnation, drop.name) * CHUNKS + 1
+        with self._broker.changing_catalog():
+            first = self._broker.catalog.begin_adoption(drop.incarnation, drop.name) * CHUNKS + 1
         for sequence, batch in enumerate(self._chunks(drop, manifest), first):
             self._between_chunks()
             self._produce(drop.incarnation, batch, sequence)
-        with self._broker.recording():
-            self._broker.catalog.adopted(drop.incarnation, drop.name, manifest.source, SINGLE_WRITE if manifest.once else manifest.number)
+        with self._broker.changing_catalog():
+            self._broker.catalog.end_adoption(
+                drop.incarnation, drop.name, manifest.source, SINGLE_WRITE if manifest.single_use else manifest.number
+            )
 
     def _between_chunks(self) -> None:
         """Between two chunks: is it time for something else?"""
@@ -369,7 +371,7 @@ class InboxProcessor:
 
     def _produce(self, incarnation: int, batch: Batch, sequence: int) -> None:
         name = digest(b"adopted", incarnation.to_bytes(8, "big"), sequence.to_bytes(8, "big"))
-        for one in self._broker.run(incarnation, ProduceRequest(batch, name, sequence=sequence)):
+        for one in self._broker.run_request(incarnation, ProduceRequest(batch, name, sequence=sequence)):
             if one.refused is not None:
                 raise one.refused.error()
 
@@ -381,7 +383,7 @@ def publish_write(inbox: Inbox, asked: PublishWrite) -> bool:
 
 def write_state(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: FindWrite) -> WriteState:
     """What became of a write. The inbox is asked first: what waits there no more is in the catalog by then."""
-    if inbox.pending(asked.queue, asked.source, asked.number):
+    if inbox.is_pending(asked.queue, asked.source, asked.number):
         return "waiting" if inbox.has_owner() else "unattended"
     return "adopted" if entry_of(asked.queue).adopted.get(asked.source, 0) >= asked.number else "unknown"
 

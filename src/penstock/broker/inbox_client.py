@@ -80,8 +80,8 @@ class InboxClient:
             self._pool.submit(lambda: tell(self._outcome(operation)))
             return lambda: None
         name = _name(operation)
-        self._store.inbox.put_errand(operation.queue, name, _errand(operation, answer=False))
-        return lambda: self._store.inbox.withdraw(operation.queue, name)
+        self._store.inbox.put_operation(operation.queue, name, _errand(operation, answer=False))
+        return lambda: self._store.inbox.withdraw_operation(operation.queue, name)
 
     def _outcome(self, operation: Operation[Any]) -> Any:
         try:
@@ -144,14 +144,14 @@ class InboxClient:
     def _ask(self, operation: Operation[A]) -> A:
         inbox, queue, name = self._store.inbox, operation.queue, f"{type(operation).__name__}-{os.urandom(8).hex()}"
         deadline = self.clock.read().elapsed + self.timeout
-        inbox.put_errand(queue, name, _errand(operation, answer=True))
-        while (raw := inbox.note(queue, name)) is None:
+        inbox.put_operation(queue, name, _errand(operation, answer=True))
+        while (raw := inbox.blob(queue, name)) is None:
             if self.clock.read().elapsed > deadline:
                 raw = self._last_look(queue, name)
                 break
             self._meanwhile()
             Event().wait(POLL_SECONDS)
-        inbox.remove_note(queue, name)
+        inbox.remove_blob(queue, name)
         reply = msgspec.msgpack.decode(raw, type=RemoteAnswer)
         if reply.refused is not None:
             raise reply.refused.error()
@@ -160,9 +160,9 @@ class InboxClient:
 
     def _last_look(self, queue: int, name: str) -> bytes:
         inbox, owner = self._store.inbox, self._store.name
-        waits = any((one.incarnation, one.name, one.is_errand) == (queue, name, True) for one in inbox.waiting())
-        inbox.withdraw(queue, name)
-        found = inbox.note(queue, name)
+        waits = any((one.incarnation, one.name, one.is_operation) == (queue, name, True) for one in inbox.waiting())
+        inbox.withdraw_operation(queue, name)
+        found = inbox.blob(queue, name)
         if found is not None:
             return found
         if not waits:
@@ -179,7 +179,7 @@ def _errand(operation: Operation[Any], answer: bool) -> bytes:
 
 def _name(operation: Operation[Any]) -> str:
     """The same for operations of which a newer one takes the place of an older one that still waits."""
-    told = [repr(getattr(operation, field)) for field in operation.about] or [os.urandom(8).hex()]
+    told = [repr(getattr(operation, field)) for field in operation.supersede_fields] or [os.urandom(8).hex()]
     return f"{type(operation).__name__}-{digest(b'errand', *(one.encode() for one in told)).hex()}"
 
 

@@ -51,22 +51,22 @@ def record_layout(catalog: Catalog, turns: QueueEngine, choose: Callable[[QueueE
     """Inside a turn: record the new shape. When anything stands in its way nothing is changed."""
     entry = catalog.get(turns.incarnation)
     active, read_only = choose(entry)
-    failing = [turns.members[number] for number in entry.active if turns.members[number].error is not None]
+    failing = [turns.handles[number] for number in entry.active if turns.handles[number].error is not None]
     for member in failing:
         if member.number not in active:  # its slots would have to go, and nobody can say what it holds of them
             raise member.refusal
     if failing and {*active} <= {member.number for member in failing} and {*active} != {*entry.active}:
         raise failing[0].refusal  # slots would have to go to it, and it cannot take any
     for number in entry.active:
-        if not turns.members[number].fenced and turns.members[number] not in failing:
+        if not turns.handles[number].fences_ready and turns.handles[number] not in failing:
             raise QueueBusy(f"partition {number} is still being prepared by an earlier resize; try again in a moment")
     known = {*entry.active, *entry.retired}
     try:
         _open_new(turns, [number for number in active if number not in known])
         marks = {}
         for number in entry.active:
-            if turns.members[number] not in failing:
-                marks[number] = _mark(turns, turns.members[number])
+            if turns.handles[number] not in failing:
+                marks[number] = _mark(turns, turns.handles[number])
         since = _keep_since(turns, entry, wall)
         fixed = [member.number for member in failing]
         return catalog.reshape(turns.incarnation, active, read_only=read_only, marks=marks, keep_since=since, fixed=fixed)
@@ -80,22 +80,22 @@ def record_layout(catalog: Catalog, turns: QueueEngine, choose: Callable[[QueueE
 def _open_new(turns: QueueEngine, numbers: Sequence[int]) -> None:
     """New partitions, open and doing as the others do; or NotYet, while they are being opened beside the turns."""
     new = [turns.add(number) for number in numbers]
-    turns.newcomers.update(numbers)
+    turns.partitions_to_add.update(numbers)
     for member in new:
-        turns.open_up(member)
-        if member.error is not None and not member.out:  # one that is slow is waited for
+        turns.request_open(member)
+        if member.error is not None and not member.in_io:  # one that is slow is waited for
             raise member.refusal
-    if not all(member.healthy for member in new):
+    if not all(member.is_usable for member in new):
         raise PartitionsNotOpen
     for member in new:
-        turns.catch_up(member, new=True)
+        turns.apply_queue_settings(member, new=True)
 
 
 def _mark(turns: QueueEngine, member: PartitionHandle) -> int:
     """Where a partition stands. It is made durable in every mode: the catalog, which is about to speak of it, is really synced."""
     turns.touch(member)
-    member.open.make_durable()
-    return member.open.committed.next_offset
+    member.usable_partition.make_durable()
+    return member.usable_partition.committed.next_offset
 
 
 def _keep_since(turns: QueueEngine, entry: QueueEntry, wall: int) -> int:
@@ -104,34 +104,36 @@ def _keep_since(turns: QueueEngine, entry: QueueEntry, wall: int) -> int:
     Needed are those under which requests may be remembered: known to be so, or from before this opening and not too old. Some are kept
     whatever the date says, because it may be set. While a drop is unfinished, or a partition may lack fences, all are.
     """
-    if entry.unfinished or any(turns.members[number].error is not None for number in entry.active):
+    if entry.unfinished or any(turns.handles[number].error is not None for number in entry.active):
         return 0
-    recent = wall - entry.options.policy.remember
+    recent = wall - entry.options.policy.result_memory
     old = [one for one in entry.maps if one.version <= turns.opened_version]
     unknown = {one.version for one in old[-KEPT_MAPS:]} | {one.version for one in old if one.replaced_at >= recent}
-    needed = [one.replaced_at for one in entry.maps if one.version in turns.producing.versions or one.version in unknown]
+    needed = [one.replaced_at for one in entry.maps if one.version in turns.produce_step.versions or one.version in unknown]
     return min(needed, default=wall + 1)
 
 
 def discard_new_partitions(turns: QueueEngine, entry: QueueEntry) -> None:
     """New partitions of a reshape that is not to be after all."""
-    for number in set(turns.members) - {*entry.active, *entry.retired}:
-        turns.drop(turns.members[number])
-    turns.newcomers.clear()
+    for number in set(turns.handles) - {*entry.active, *entry.retired}:
+        turns.remove(turns.handles[number])
+    turns.partitions_to_add.clear()
 
 
 def apply_layout(turns: QueueEngine, entry: QueueEntry) -> None:
     """The queue has the partitions that the catalog says; fences that are missing go up."""
     older = [SlotMap.unpack(old.version, old.owners) for old in entry.maps]
-    turns.newcomers.clear()
+    turns.partitions_to_add.clear()
     turns.opened_version = turns.opened_version or entry.map.version
     numbers = [*entry.active, *entry.retired]
     for number in sorted(numbers):
         turns.add(number)
-    known = {change.version: change for change in turns.resizing.changes}
+    known = {change.version: change for change in turns.resize_step.changes}
     maps = [*older, entry.map]
     changes = [known.get(new.version) or SlotMapChange(old, new, entry.marks.get(new.version, {})) for old, new in pairwise(maps)]
-    turns.resizing.begin(changes)
-    turns.again = True
+    turns.resize_step.set_changes(changes)
+    turns.wants_turn = True
     turns.read_only = entry.read_only
-    turns.shape(entry.map, entry.active, numbers, older[::-1])  # last: after an interrupt anywhere before it all of this is done again
+    turns.set_partitions(
+        entry.map, entry.active, numbers, older[::-1]
+    )  # last: after an interrupt anywhere before it all of this is done again

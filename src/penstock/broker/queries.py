@@ -58,15 +58,15 @@ def stats(turns: QueueView, query: ReadStats) -> QueueStats:
     """The counts of a queue. Who waits for what is known only where it is at work."""
     waiting_consumers, waiting_producers, holder = 0, 0, ""
     if isinstance(turns, QueueEngine):
-        waiting_consumers = sum(not request.gone for request in turns.leasing.waiting)
-        waiting_producers, holder = len(turns.producing.waiting), turns.leasing.held_by
-    partitions = [_partition(turns, member) for member in turns.members.values()]
+        waiting_consumers = sum(not request.cancelled for request in turns.lease_step.waiting)
+        waiting_producers, holder = len(turns.produce_step.waiting), turns.lease_step.active_holder
+    partitions = [_partition(turns, member) for member in turns.handles.values()]
     totals = {
         name: sum(getattr(one, name) for one in partitions)
         for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced", "buried_dropped")
     }
     consumers = _consumers(turns)
-    fences = ((member.number, fence) for member in turns.healthy() for fence in member.state.keys.fences)
+    fences = ((member.number, fence) for member in turns.usable() for fence in member.state.keys.fences)
     return QueueStats(
         name=turns.name,
         partitions=partitions,
@@ -74,7 +74,7 @@ def stats(turns: QueueView, query: ReadStats) -> QueueStats:
         waiting_producers=waiting_producers,
         consumers=consumers,
         resizing=[FenceProgress(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
-        transfers=sum(len(line) for member in turns.healthy() for line in member.state.outbox.values()),
+        transfers=sum(len(line) for member in turns.usable() for line in member.state.outbox.values()),
         warnings=list(_warnings(partitions, waiting_consumers or bool(holder), consumers)),
         holder=holder,
         **totals,
@@ -82,7 +82,7 @@ def stats(turns: QueueView, query: ReadStats) -> QueueStats:
 
 
 def _partition(turns: QueueView, member: PartitionView) -> PartitionStats:
-    partition = member.known
+    partition = member.readable_partition
     if member.closed and member.summary is not None:
         return _closed(turns, member.number, member.summary)
     if partition is None:
@@ -99,7 +99,7 @@ def _partition(turns: QueueView, member: PartitionView) -> PartitionStats:
         status,
         *counts._replace(completed=counts.completed - moved_or_lost(state)),
         state.next_offset,
-        len(state.keys.map),
+        len(state.keys.by_key),
         _oldest(state, now),
         sum(facts.size_bytes for facts in segments),
         state.paused_lease,
@@ -109,7 +109,7 @@ def _partition(turns: QueueView, member: PartitionView) -> PartitionStats:
         buried_to_drop=to_drop,
         buried_drop_seconds=drop_in / SECOND,
         error=str(member.error or ""),
-        notes=[*partition.log.notes, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
+        notes=[*partition.log.findings, *(f"damage: {gap.why} ({gap.where})" for gap in partition.gaps)],
     )
 
 
@@ -136,9 +136,9 @@ def _closed(turns: QueueView, number: int, known: Summary) -> PartitionStats:
 def _oldest(state: State, now: int) -> float:
     """How long the item at the front of a lane or a line has been ready; what waits behind a held key does not count."""
     times = [lane[0].ready_at for lane in state.lanes.lanes if lane]
-    for heads in state.keys.ready:
+    for heads in state.keys.free_heads:
         if heads:
-            line = state.keys.map.get(heads[0][2])
+            line = state.keys.by_key.get(heads[0][2])
             if isinstance(line, KeyLine) and line.waiting:
                 times.append(line.waiting.first.ready_at)
     return max(0, now - min(times)) / SECOND if times and state.ready else 0.0
@@ -146,7 +146,7 @@ def _oldest(state: State, now: int) -> float:
 
 def _consumers(turns: QueueView) -> dict[str, int]:
     found: dict[str, int] = {}
-    for member in turns.healthy():
+    for member in turns.usable():
         for grant in member.state.leases.live.values():
             found[grant.consumer] = found.get(grant.consumer, 0) + grant.count
     return dict(sorted(found.items()))
@@ -177,7 +177,7 @@ def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Map
 
 
 def _member(turns: QueueView, partition: int) -> PartitionView:
-    member = turns.members.get(partition)
+    member = turns.handles.get(partition)
     if member is None:
         raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; the id is of another queue")
     return member
@@ -188,20 +188,20 @@ def explain(turns: QueueView, query: ExplainItem) -> ItemExplanation:
     partition, offset = query.partition, query.offset
     member = _member(turns, partition)
     name = format_id(partition, offset)
-    if not member.healthy:
+    if not member.is_usable:
         return ItemExplanation(name, turns.name, "unknown", f"its partition is failing: {member.error}")
     turns.touch(member)
-    found = member.open.explain(offset)
+    found = member.usable_partition.explain(offset)
     if found.moved_to is not None:
         return ItemExplanation(name, turns.name, "moved", "moved to another partition", moved_to=found.moved_to)
-    now = member.open.now()
+    now = member.usable_partition.now()
     ready_in = None
     if found.until:
         clock = now.wall if found.until > WALL else now.elapsed
         ready_in = max(0, found.until - clock) / SECOND
     why = found.why
-    if found.waits_for is not None and not turns.members[found.waits_for].healthy:
-        why += f", which is failing: {turns.members[found.waits_for].error}"
+    if found.waits_for is not None and not turns.handles[found.waits_for].is_usable:
+        why += f", which is failing: {turns.handles[found.waits_for].error}"
     held_by = "" if found.held_by is None else format_id(partition, found.held_by)
     return ItemExplanation(name, turns.name, found.state.value, why, found.attempts, found.consumer, ready_in, held_by, found.reason)
 
@@ -215,23 +215,23 @@ def trace(turns: QueueView, query: TraceItem) -> ItemTrace:
     came_from = None
     if offset not in state.dropped and offset not in state.lost:
         turns.touch(member)
-        items = member.open.items([offset, offset + 1])
+        items = member.usable_partition.items([offset, offset + 1])
         packed = items[0].batch.origins[0] if items and items[0].batch.origins is not None else None
         if packed is not None:
             known = origin.decode(packed)
-            came_from = (known.incarnation, *known.place)
+            came_from = (known.incarnation, *known.partition_and_offset)
     return ItemTrace(came_from, moved_to(state, offset))
 
 
 def held_keys(turns: QueueView, query: ListHeldKeys) -> list[HeldKey]:
     """Keys that are not free, and what holds them."""
     found: list[HeldKey] = []
-    for member in turns.healthy():
+    for member in turns.usable():
         turns.touch(member)
-        for key, line in list(member.state.keys.map.items()):
+        for key, line in list(member.state.keys.by_key.items()):
             if len(found) >= query.limit:
                 return found
-            if member.state.keys.map.get(key) is not line:  # damage that was met just now has freed it
+            if member.state.keys.by_key.get(key) is not line:  # damage that was met just now has freed it
                 continue
             held = _held(member, key, line if isinstance(line, KeyLine) else KeyLine(line))
             if held is not None:
@@ -244,17 +244,17 @@ def _held(member: PartitionView, key: int, line: KeyLine) -> HeldKey | None:
     waiting = sum(run.stop - run.start for run in line.waiting)
     if line.lease:
         grant = state.leases.live[line.lease]
-        why, offset = "leased", next(other for other, (_, its) in grant.open.items() if its == key)
+        why, offset = "leased", next(other for other, (_, its) in grant.open_items.items() if its == key)
     elif line.backing_off is not None:
         why, offset = "backing off", line.backing_off[0]
     elif line.parked:
         why, offset = "parked", line.parked[0]
     else:
         head = line.waiting.first
-        why, offset = ("fenced" if head.position >= state.keys.fences.limit(key) else "waiting"), head.start
+        why, offset = ("fenced" if head.position >= state.keys.fences.waits_from(key) else "waiting"), head.start
     if offset in state.dropped or offset in state.lost:
         return None
-    items = member.open.items([offset, offset + 1])
+    items = member.usable_partition.items([offset, offset + 1])
     if not items or items[0].batch.keys is None:
         return None
     return HeldKey(items[0].batch.keys[0] or b"", member.number, why, format_id(member.number, offset), waiting)
@@ -268,7 +268,7 @@ def items(turns: QueueView, query: ListItems) -> list[ListedItemData]:
     after, limit = query.after, query.limit
     wanted = [ItemState(state) for state in query.states] if query.states else list(ItemState)
     found: list[ListedItemData] = []
-    for member in sorted(turns.healthy(), key=lambda one: one.number):
+    for member in sorted(turns.usable(), key=lambda one: one.number):
         start = 0
         if after is not None:
             if member.number < after[0]:
@@ -278,7 +278,7 @@ def items(turns: QueueView, query: ListItems) -> list[ListedItemData]:
         before = len(found)
         while len(found) == before and (there := _in_states(member.state, wanted, start)):  # on, behind what turns out to be lost
             runs = first_of(there.runs, _bounded(member, limit - len(found)))
-            for items in member.open.items(runs):
+            for items in member.usable_partition.items(runs):
                 found += _listed(member, items)
             start = runs[-1]
         if len(found) >= limit or (len(found) > before and _in_states(member.state, wanted, start)):
@@ -288,7 +288,7 @@ def items(turns: QueueView, query: ListItems) -> list[ListedItemData]:
 
 def _bounded(member: PartitionView, items: int) -> int:
     """So many items, or as many as make a reply that can be held."""
-    return max(1, min(items, MAX_BATCH_BYTES // max(1, mean_bytes(member.open.log.segments(), member.state))))
+    return max(1, min(items, MAX_BATCH_BYTES // max(1, mean_bytes(member.usable_partition.log.segments(), member.state))))
 
 
 def _in_states(state: State, wanted: Sequence[ItemState], start: int) -> RunSet:
@@ -306,7 +306,7 @@ def _listed(member: PartitionView, items: Items) -> Iterator[ListedItemData]:
         offset = items.start + index
         life = state.state_of(offset)
         assert life is not None
-        burial, failure = state.buried.get(offset), state.failures.get(offset)
+        burial, failure = state.burials.get(offset), state.failures.get(offset)
         attempts = burial.attempts if burial else state.attempts(offset) + (life is ItemState.LEASED)
         reason = burial.reason if burial else failure.reason if failure else ""
         yield ListedItemData(member.number, offset, life.value, items.batch, index, items.produced_at, attempts, reason)
@@ -318,16 +318,16 @@ def _listed(member: PartitionView, items: Items) -> Iterator[ListedItemData]:
 def offsets(turns: QueueView, query: FindOffsets) -> Offsets:
     """Where each partition begins, ends, or was at a time."""
     if query.at == "oldest":
-        return {member.number: member.state.dropped.first_missing(0) for member in turns.healthy()}
+        return {member.number: member.state.dropped.first_missing(0) for member in turns.usable()}
     if query.at == "newest":
-        return {member.number: member.state.next_offset for member in turns.healthy()}
-    return {member.number: member.open.offset_at(query.at) for member in turns.healthy()}
+        return {member.number: member.state.next_offset for member in turns.usable()}
+    return {member.number: member.usable_partition.offset_at(query.at) for member in turns.usable()}
 
 
 def cursors(turns: QueueView, query: ListCursors) -> dict[str, Offsets]:
     """Where each cursor stands in the partitions that know it."""
     found: dict[str, Offsets] = {}
-    for member in turns.healthy():
+    for member in turns.usable():
         for name, offset in member.state.cursors.items():
             found.setdefault(name, {})[member.number] = offset
     return found
@@ -339,13 +339,13 @@ def read(turns: QueueView, query: ReadItems) -> Page:
     found: list[tuple[int, Items]] = []
     failure: PenstockError | None = None
     after = dict(offsets)
-    behind = [member for member in turns.healthy() if member.state.next_offset > offsets.get(member.number, 0)]
+    behind = [member for member in turns.usable() if member.state.next_offset > offsets.get(member.number, 0)]
     for place, member in enumerate(behind):
         share = _bounded(member, max(1, -(-limit // (len(behind) - place))))
         start = offsets.get(member.number, 0)
         turns.touch(member)
         try:
-            items, after[member.number] = member.open.history(start, share)
+            items, after[member.number] = member.usable_partition.read_retained(start, share)
         except PenstockError as error:
             failure = failure or error
             continue
@@ -357,8 +357,8 @@ def read(turns: QueueView, query: ReadItems) -> Page:
     if not found and after == offsets:  # the end, unless it cannot be seen
         if failure is not None:
             raise failure
-        for broken in turns.members.values():
-            if not broken.healthy:
+        for broken in turns.handles.values():
+            if not broken.is_usable:
                 raise StorageFailed(f"partition {broken.number} is failing and cannot be read; try again in a moment")
     return Page(found, after)
 
@@ -372,7 +372,7 @@ def _own(turns: QueueView, items: Items) -> list[Items]:
         known = origin.decode(packed) if packed is not None else None
         if known is None or not (known.forwarded and known.incarnation == turns.incarnation):
             kept.add(index, index + 1)
-    return [Items(items.start + a, items.batch.cut(a, b), items.produced_at) for a, b in pairs(kept.runs)]
+    return [Items(items.start + a, items.batch.slice(a, b), items.produced_at) for a, b in pairs(kept.runs)]
 
 
 QUERY_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
@@ -404,6 +404,6 @@ def metrics(loop: Loop) -> QueueMetrics:
         for verb, found in dict(meter.latencies).items()
     }
     items = dict(meter.items)
-    if loop.turns.buried_dropped:
-        items["buried_dropped"] = loop.turns.buried_dropped
-    return QueueMetrics(loop.turns.name, meter.turns, dict(meter.requests), dict(meter.errors), items, latencies)
+    if loop.engine.buried_dropped:
+        items["buried_dropped"] = loop.engine.buried_dropped
+    return QueueMetrics(loop.engine.name, meter.turns, dict(meter.requests), dict(meter.errors), items, latencies)

@@ -61,23 +61,23 @@ class SnapshotPartition:
         self.refresh()
 
     @property
-    def healthy(self) -> bool:
+    def is_usable(self) -> bool:
         return self.error is None
 
     @property
-    def open(self) -> PartitionReader:
+    def usable_partition(self) -> PartitionReader:
         if self._reader is None or self.error is not None:
             kind = CorruptLog if isinstance(self.error, CorruptLog) else StorageFailed
             raise kind(f"partition {self.number} cannot be read ({self.error}); the others can")
         return self._reader
 
     @property
-    def known(self) -> PartitionReader | None:
+    def readable_partition(self) -> PartitionReader | None:
         return self._reader if self.error is None else None
 
     @property
     def state(self) -> State:
-        return self.open.state
+        return self.usable_partition.state
 
     def refresh(self) -> None:
         """Go on to what is published now; whether or not that worked is in `error`."""
@@ -105,7 +105,7 @@ class SnapshotQueue:
         self.name = entry.name
         self.incarnation = entry.incarnation
         self.active: Sequence[int] = ()
-        self.members: dict[int, SnapshotPartition] = {}
+        self.handles: dict[int, SnapshotPartition] = {}
         self._open_it = open_it
         self.shape(entry)
 
@@ -113,17 +113,17 @@ class SnapshotQueue:
         """It has the partitions that the catalog says."""
         self.active = entry.active
         for number in sorted([*entry.active, *entry.retired]):
-            if number not in self.members:
-                self.members[number] = SnapshotPartition(number, self._open_it)
+            if number not in self.handles:
+                self.handles[number] = SnapshotPartition(number, self._open_it)
 
-    def healthy(self) -> Iterator[SnapshotPartition]:
-        return (member for member in self.members.values() if member.healthy)
+    def usable(self) -> Iterator[SnapshotPartition]:
+        return (member for member in self.handles.values() if member.is_usable)
 
     def touch(self, member: Any, /) -> None:
         """There is no turn."""
 
     def close(self) -> None:
-        for member in self.members.values():
+        for member in self.handles.values():
             member.close()
 
 
@@ -215,8 +215,8 @@ class Snapshot:
 
     def _await(self, asked: AwaitItems) -> bool:
         """Nothing comes to a snapshot: what is there is there at once."""
-        members = self._queue(asked.queue).members.values()
-        return any(member.healthy and member.state.next_offset > asked.start.get(member.number, 0) for member in members)
+        members = self._queue(asked.queue).handles.values()
+        return any(member.is_usable and member.state.next_offset > asked.start.get(member.number, 0) for member in members)
 
     def events(self, incarnation: int, partition: int, start_sequence: int = 0) -> Iterator[Event]:
         """Everything that happened to the items of a partition, as far back as its log is kept."""
@@ -235,7 +235,7 @@ class Snapshot:
             if entry is None:
                 self._queues.pop(incarnation).close()
                 continue
-            for member in queue.members.values():
+            for member in queue.handles.values():
                 member.refresh()
             queue.shape(entry)
 
@@ -278,9 +278,9 @@ class Snapshot:
 
     def _reader(self, incarnation: int, partition: int) -> PartitionReader:
         queue = self._queue(incarnation)
-        if partition not in queue.members:
-            raise InvalidRequest(f"queue {queue.name!r} has no partition {partition}; it has {sorted(queue.members)}")
-        return queue.members[partition].open
+        if partition not in queue.handles:
+            raise InvalidRequest(f"queue {queue.name!r} has no partition {partition}; it has {sorted(queue.handles)}")
+        return queue.handles[partition].usable_partition
 
     def _read_catalog(self) -> None:
         """Read the catalog on, or, where that is not possible, anew."""

@@ -44,9 +44,9 @@ class StreamOwner(Protocol):
     catalog: Catalog
 
     def call(self, operation: Operation[Any], /) -> Any: ...
-    def run(self, incarnation: int, request: Request) -> Any: ...
+    def run_request(self, incarnation: int, request: Request) -> Any: ...
     def entry(self, incarnation: int) -> QueueEntry: ...
-    def recording(self) -> AbstractContextManager[None]: ...
+    def changing_catalog(self) -> AbstractContextManager[None]: ...
 
 
 def _one_at_a_time(method: "Callable[Concatenate[StreamCoordinator, P], R]") -> "Callable[Concatenate[StreamCoordinator, P], R]":
@@ -74,35 +74,39 @@ class StreamCoordinator:
 
     # -- the right to consume ------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def restore_exclusive_consumers(self) -> None:
         """Whoever had a right when the broker was closed is given the time to say so again."""
         now = self._now()
-        self._held = {entry.incarnation: now + entry.hold_timeout for entry in self._broker.catalog.entries if entry.holder}
+        self._held = {
+            entry.incarnation: now + entry.consumer_right_timeout for entry in self._broker.catalog.entries if entry.consumer_right_holder
+        }
 
     @_one_at_a_time
-    def hold(self, incarnation: int, holder: str, timeout: int) -> None:
+    def set_exclusive_consumer(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody, for so long as it is not renewed; refused while another has it."""
-        self._broker.run(incarnation, FunctionRequest(lambda turns: self._hold(turns, holder, timeout), firm=True, opens=False))
+        self._broker.run_request(
+            incarnation, FunctionRequest(lambda turns: self._hold(turns, holder, timeout), recorded_elsewhere=True, needs_all_open=False)
+        )
         self._held.pop(incarnation, None)
         if holder:
             self._held[incarnation] = self._now() + timeout
 
     @_one_at_a_time
-    def upkeep(self) -> None:
+    def expire_exclusive_consumers(self) -> None:
         """A right whose holder has kept silent for too long is nobody's any more: the next opening must not give it back."""
         now = self._now()
         for incarnation in [incarnation for incarnation, until in self._held.items() if until <= now]:
             with suppress(PenstockError):  # tried again at the next look
                 if incarnation in self._broker.catalog.state.entries:
-                    self.hold(incarnation, "", 0)
+                    self.set_exclusive_consumer(incarnation, "", 0)
                 self._held.pop(incarnation, None)
 
     def _hold(self, turns: QueueEngine, holder: str, timeout: int) -> None:
         if holder:
-            turns.leasing.refuse_other(holder)
-        with self._broker.recording():
-            self._broker.catalog.hold(turns.incarnation, holder, timeout)
-        turns.leasing.hold(holder, timeout)
+            turns.lease_step.check_consumer_right(holder)
+        with self._broker.changing_catalog():
+            self._broker.catalog.set_consumer_right(turns.incarnation, holder, timeout)
+        turns.lease_step.set_consumer_right(holder, timeout)
 
     # -- operations ----------------------------------------------------------------------------------
 
@@ -113,7 +117,7 @@ class StreamCoordinator:
         self._hear(incarnation, stream, asked.run)
         check_range("want", asked.want, 0, MAX_GRANT)
         check_range("per_key", asked.per_key, 1, MAX_BATCH_ITEMS)
-        self.hold(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
+        self.set_exclusive_consumer(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
         grant: StreamGrant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
@@ -125,8 +129,8 @@ class StreamCoordinator:
             grant = self._lease(asked, done + 1)
             newest = done + 1
             if grant.leases:
-                self._broker.run(
-                    incarnation, FunctionRequest(changes.publish_partitions, opens=False)
+                self._broker.run_request(
+                    incarnation, FunctionRequest(changes.publish_partitions, needs_all_open=False)
                 )  # who reads beside the queue must find them
                 self._save(incarnation, stream, newest, grant)
         items = grant.items if grant is not None else 0
@@ -137,14 +141,14 @@ class StreamCoordinator:
         """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
         incarnation, stream, timeout = asked.queue, asked.stream, asked.timeout
         self._hear(incarnation, stream, asked.run)
-        self.hold(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
+        self.set_exclusive_consumer(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
         self._settle(
             incarnation, SettleRequest("extend", [SettlePart(partition, lease) for partition, lease, _ in leases], timeout=timeout)
         )
-        if asked.again is not None:
+        if asked.reset_after is not None:
             for number, grant in self._grants(incarnation, stream):
-                if number > asked.again and grant.failed and not grant.completed:
+                if number > asked.reset_after and grant.failed and not grant.completed:
                     grant.failed = []
                     self._save(incarnation, stream, number, grant)
 
@@ -153,8 +157,8 @@ class StreamCoordinator:
         """The stream is done, unless another run of it has begun; what it had not committed comes back when its leases end."""
         incarnation, stream, run = asked.queue, asked.stream, asked.run
         newest = self._runs.get((incarnation, stream), [run])[-1]
-        if self._broker.entry(incarnation).holder == HOLDER + stream and run == newest:
-            self.hold(incarnation, "", 0)
+        if self._broker.entry(incarnation).consumer_right_holder == HOLDER + stream and run == newest:
+            self.set_exclusive_consumer(incarnation, "", 0)
             self._runs.pop((incarnation, stream), None)
 
     def grant(self, asked: ReadGrant) -> StreamGrant:
@@ -166,7 +170,7 @@ class StreamCoordinator:
         incarnation, action, delay = asked.queue, asked.action, check_range("delay", asked.delay, 0, MAX_DELAY)
         lots: list[tuple[str, dict[int, RunSet]]] = []
         wanted: dict[int, RunSet] = {}
-        for why, chosen in reversed(asked.lots):
+        for why, chosen in reversed(asked.groups):
             lot = {partition: RunSet(from_offsets(sorted(set(each)))) for partition, each in chosen.items()}
             for partition, mine in lot.items():
                 known = wanted.setdefault(partition, RunSet())
@@ -182,12 +186,12 @@ class StreamCoordinator:
                 for partition, runs in common.items():
                     found[partition].add_all(runs)
                 for former in grant.failed:
-                    left = {partition: RunSet(runs).without(common.get(partition, ())) for partition, runs in former.items.items()}
+                    left = {partition: RunSet(runs).subtract(common.get(partition, ())) for partition, runs in former.items.items()}
                     former.items = {partition: runs for partition, runs in left.items() if runs}
                 grant.failed += [GrantFailure(action, delay, why, _common(grant, lot)) for why, lot in reversed(lots)]
                 grant.failed = [failed for failed in grant.failed if failed.items]
                 self._save(incarnation, stream, number, grant)
-        missing = [(number, offset) for number in sorted(wanted) for offset in offsets(wanted[number].without(found[number].runs))]
+        missing = [(number, offset) for number in sorted(wanted) for offset in offsets(wanted[number].subtract(found[number].runs))]
         return sum(each.total for each in found.values()), missing
 
     # -- steps ---------------------------------------------------------------------------------------
@@ -198,9 +202,11 @@ class StreamCoordinator:
         left, round_, ended = asked.want, 1, 0
         while left:
             name = digest(b"grant", stream.encode(), *(part.to_bytes(8, "big") for part in (number, round_, ended)))
-            request = LeaseRequest(min(left, MAX_BATCH_ITEMS), HOLDER + stream, asked.timeout, per_key, name, self._now(), bare=True)
+            request = LeaseRequest(
+                min(left, MAX_BATCH_ITEMS), HOLDER + stream, asked.timeout, per_key, name, self._now(), without_payloads=True
+            )
             try:
-                handed = self._broker.run(asked.queue, request)
+                handed = self._broker.run_request(asked.queue, request)
             except LeaseLost:  # cut off before, and away for so long that the items are everybody's again
                 ended += 1
                 continue
@@ -219,7 +225,7 @@ class StreamCoordinator:
         answers = self._settle(incarnation, SettleRequest("extend", parts, timeout=timeout))
         live = [lease for lease, answer in zip(grant.leases, answers, strict=True) if answer is not None]
         if not live:
-            self._inbox.remove_note(incarnation, grant_name(stream, number))
+            self._inbox.remove_blob(incarnation, grant_name(stream, number))
             return None
         if len(live) < len(grant.leases):
             grant.leases = live
@@ -244,7 +250,7 @@ class StreamCoordinator:
             self._save(incarnation, stream, number, grant)
         for failed in later:
             self._fail(incarnation, grant, failed)
-        self._inbox.remove_note(incarnation, grant_name(stream, number))
+        self._inbox.remove_blob(incarnation, grant_name(stream, number))
 
     def _fail(self, incarnation: int, grant: StreamGrant, failed: GrantFailure) -> None:
         parts = [*_parts(grant, failed.items)]
@@ -261,7 +267,9 @@ class StreamCoordinator:
             elif answer.refused:
                 lapsed.setdefault(part.partition, []).extend(answer.refused)
         if lapsed:
-            self._broker.run(incarnation, FunctionRequest(partial(changes.complete_ended_leases, items=lapsed, consumer=HOLDER + stream)))
+            self._broker.run_request(
+                incarnation, FunctionRequest(partial(changes.complete_ended_leases, items=lapsed, consumer=HOLDER + stream))
+            )
 
     def _hear(self, incarnation: int, stream: str, run: str) -> None:
         known = self._runs.setdefault((incarnation, stream), [])
@@ -271,7 +279,7 @@ class StreamCoordinator:
 
     def _settle(self, incarnation: int, request: SettleRequest) -> list[Settled | None]:
         """The answer for each part, None where the lease has ended; anything else is raised."""
-        answers = self._broker.run(incarnation, request) if request.parts else []
+        answers = self._broker.run_request(incarnation, request) if request.parts else []
         for answer in answers:
             if isinstance(answer, Refused) and answer.code != LeaseLost.code:
                 raise answer.error()
@@ -283,12 +291,12 @@ class StreamCoordinator:
     # -- grants --------------------------------------------------------------------------------------
 
     def _streams(self, incarnation: int) -> list[str]:
-        names = self._inbox.notes(incarnation, "grant.")
+        names = self._inbox.blob_names(incarnation, "grant.")
         return sorted({name.removeprefix("grant.").rpartition(".")[0] for name in names})
 
     def _numbers(self, incarnation: int, stream: str) -> list[int]:
         prefix = grant_name(stream, 0).rpartition(".")[0] + "."
-        return sorted(int(name.removeprefix(prefix)) for name in self._inbox.notes(incarnation, prefix))
+        return sorted(int(name.removeprefix(prefix)) for name in self._inbox.blob_names(incarnation, prefix))
 
     def _grants(self, incarnation: int, stream: str) -> Iterator[tuple[int, StreamGrant]]:
         return ((number, self._grant(incarnation, stream, number)) for number in self._numbers(incarnation, stream))
@@ -297,7 +305,7 @@ class StreamCoordinator:
         return read_grant(self._inbox, ReadGrant(queue=incarnation, stream=stream, number=number))
 
     def _save(self, incarnation: int, stream: str, number: int, grant: StreamGrant) -> None:
-        self._inbox.put_note(incarnation, grant_name(stream, number), msgspec.msgpack.encode(grant))
+        self._inbox.put_blob(incarnation, grant_name(stream, number), msgspec.msgpack.encode(grant))
 
 
 def grant_name(stream: str, number: int) -> str:
@@ -307,7 +315,7 @@ def grant_name(stream: str, number: int) -> str:
 
 def read_grant(inbox: Inbox, asked: ReadGrant) -> StreamGrant:
     """A grant by its number, for the owner and for who was granted it."""
-    raw = inbox.note(asked.queue, grant_name(asked.stream, asked.number))
+    raw = inbox.blob(asked.queue, grant_name(asked.stream, asked.number))
     if raw is None:
         what = f"grant {asked.number} of the stream {asked.stream} is not there (any more)"
         raise InvalidRequest(f"{what}; start the stream with a new checkpoint")

@@ -28,14 +28,14 @@ class TransferRouter:
         self._ending: set[int] = set()
         self._marking = threading.Lock()
 
-    def post(self, incarnation: int, request: Request) -> None:
+    def send_request(self, incarnation: int, request: Request) -> None:
         """Put a request into the inbox of a queue."""
         loop = self._loops.get(incarnation)
         if loop is None:
             raise QueueNotFound(f"there is no queue {incarnation:016x} (any more)")
         loop.post(request)
 
-    def map_of(self, incarnation: int) -> tuple[SlotMap, Sequence[int]]:
+    def slot_map_of(self, incarnation: int) -> tuple[SlotMap, Sequence[int]]:
         """Where the items of a queue go."""
         if incarnation in self._ending:
             raise QueueNotFound("the queue is being deleted; nothing is sent to it")
@@ -43,7 +43,7 @@ class TransferRouter:
         return entry.map, entry.active
 
     @contextmanager
-    def ending(self, incarnation: int, name: str, clock: Clock, timeout: int) -> Iterator[None]:
+    def without_transfers(self, incarnation: int, name: str, clock: Clock, timeout: int) -> Iterator[None]:
         """Inside, nothing is on its way to or from a queue, and nothing sets out."""
         with self._marking:
             if incarnation in self._ending:
@@ -53,17 +53,21 @@ class TransferRouter:
         try:
             deadline = clock.read().elapsed + timeout
             for loop in list(self._loops.values()):
-                while loop.call(FunctionRequest(partial(_is_held_up, incarnation), opens=False)):
+                while loop.call(FunctionRequest(partial(_is_held_up, incarnation), needs_all_open=False)):
                     if clock.read().elapsed >= deadline:
                         raise QueueBusy(f"items are on their way to or from queue {name!r}, or a partition is failing; delete it later")
                     threading.Event().wait(LOOK_AGAIN_SECONDS)
             yield
         finally:
             self._ending.discard(incarnation)
-            own.turns.carrying.ending = False
+            own.engine.transfer_step.ending = False
 
 
 def _is_held_up(incarnation: int, turns: QueueEngine) -> bool:
     """Whether transfers keep a queue from being deleted; of its own, none sets out once there are none."""
-    carrying = turns.carrying
-    return not carrying.end() if turns.incarnation == incarnation else carrying.unknown or bool(carrying.addressed_to(incarnation))
+    carrying = turns.transfer_step
+    return (
+        not carrying.stop_sending()
+        if turns.incarnation == incarnation
+        else carrying.outbox_unreadable or bool(carrying.addressed_to(incarnation))
+    )

@@ -57,17 +57,17 @@ class CommandContext:
         return self._target
 
     @contextmanager
-    def owner(self, *, create: bool = False) -> Iterator[Broker]:
+    def broker(self, *, create: bool = False) -> Iterator[Broker]:
         """The broker, to change something."""
         if not create:
-            self.require()
+            self.require_broker()
         with open_broker(self.target, roots=self.roots) as broker:
             yield broker
 
     @contextmanager
-    def view(self) -> Iterator[Broker]:
+    def snapshot(self) -> Iterator[Broker]:
         """The broker, to look at it."""
-        self.require()
+        self.require_broker()
         self._snapshot = Snapshot.open(checked_target(self.target, self.roots))
         with Broker(self._snapshot, self.target) as broker:
             yield broker
@@ -77,7 +77,7 @@ class CommandContext:
         if self._snapshot is not None:
             self._snapshot.refresh()
 
-    def require(self) -> None:
+    def require_broker(self) -> None:
         """The directory must be there, and hold a broker."""
         advice = "mend the path, or create a queue there: penstock queue create"
         if not os.path.lexists(self.target):
@@ -87,32 +87,32 @@ class CommandContext:
 
     # -- speaking ------------------------------------------------------------------------------------
 
-    def answer(self, document: Any, *parts: OutputPart) -> None:
+    def print_answer(self, document: Any, *parts: OutputPart) -> None:
         """Answer with the document (--json) or with these tables and lines."""
         if self.as_json:
-            self.line(json.dumps(document, indent=2, ensure_ascii=not self._unicode))
+            self.write_line(json.dumps(document, indent=2, ensure_ascii=not self._unicode))
             return
         for part in parts:
             if isinstance(part, str):
-                self.line(part)
+                self.write_line(part)
             elif self.out.is_terminal:
                 self.out.print(terminal_text(part, self.out.width))
             else:
-                self.line(part.plain())
+                self.write_line(part.plain())
 
-    def stream(self, document: Any, *parts: OutputPart) -> None:
+    def print_next_answer(self, document: Any, *parts: OutputPart) -> None:
         """One answer of several: with --json, each is a line."""
         if self.as_json:
-            self.line(json.dumps(document, ensure_ascii=not self._unicode))
+            self.write_line(json.dumps(document, ensure_ascii=not self._unicode))
         else:
-            self.answer(None, *parts)
+            self.print_answer(None, *parts)
         sys.stdout.flush()
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """A line on stdout, as it is."""
         sys.stdout.write(f"{text}\n")
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Something besides the answer."""
         self.err.print(Text(f"penstock: {text}"))
 
@@ -130,7 +130,7 @@ class CommandContext:
             raise CommandFailed("nothing was changed; add --yes to do it without being asked", NEGATIVE)
 
     @contextmanager
-    def progress(
+    def progress_bar(
         self, title: str, total: int | None, wanted: bool | None = None, *, sizes: bool = False
     ) -> Iterator[Callable[[int], None]]:
         """A bar on stderr, as far as `total` is known; gives the function that moves it on. None shows it on a terminal only.

@@ -149,7 +149,7 @@ def queue_names(context: typer.Context, incomplete: str) -> list[str]:
     """Names of queues that begin so: for the shell, which must never see an error."""
     with suppress(BaseException):
         session = CommandContext(_broker_of(context))
-        with session.view() as broker:
+        with session.snapshot() as broker:
             return [info.name for info in broker.queues(prefix=incomplete, limit=100)]
     return []
 

@@ -34,7 +34,7 @@ def list_dead(
     limit: LimitOption = 100,
 ) -> None:
     """Dead letters: what became of them, where they came from, and why."""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         if queue is None:
             _list_counts(session, broker)
         else:
@@ -60,7 +60,7 @@ def _list_counts(session: CommandContext, broker: Broker) -> None:
     table = text_output.TextTable(
         ("queue", "dead queue", "buried here", "dead letters waiting"), rows, right=("buried here", "dead letters waiting")
     )
-    session.answer(documents, table if rows else "there are no queues")
+    session.print_answer(documents, table if rows else "there are no queues")
 
 
 def _list_letters(session: CommandContext, broker: Broker, name: str, limit: int) -> None:
@@ -73,9 +73,9 @@ def _list_letters(session: CommandContext, broker: Broker, name: str, limit: int
     rows = [_row(where, letter) for where, letter in found]
     headings = ("queue", "id", "from", "attempts", "given up", "reason", "key", "kind", "payload")
     table = text_output.TextTable(
-        headings, rows, right=("attempts",), whole=("queue", "id", "from", "given up"), spare=("kind", "key", "payload", "given up")
+        headings, rows, right=("attempts",), uncut=("queue", "id", "from", "given up"), optional=("kind", "key", "payload", "given up")
     )
-    session.answer(
+    session.print_answer(
         [{"queue": where, **text_output.listed_document(letter)} for where, letter in found], table if rows else "there are no dead letters"
     )
 
@@ -136,8 +136,8 @@ def redrive(
 ) -> None:
     """Send dead letters back, each exactly once."""
     chosen = option_values.parse_pairs(where or (), "--where", "kind=invoice")
-    with session.view() if preview else session.owner() as broker, session.progress("redriving", None):
+    with session.snapshot() if preview else session.broker() as broker, session.progress_bar("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
     text = f"{text_output.format_count(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
     ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []
-    session.answer({"items": found.items, "ids": found.ids, "preview": preview}, text, *ids)
+    session.print_answer({"items": found.items, "ids": found.ids, "preview": preview}, text, *ids)

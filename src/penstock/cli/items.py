@@ -44,12 +44,12 @@ def items(
     limit: LimitOption = 100,
 ) -> None:
     """Items of a queue, by partition, oldest first."""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         found = broker.queue(queue).items(state, after, limit)
     more = f"there may be more: --after {found[-1].id}" if len(found) == limit else ""
-    session.answer([text_output.listed_document(one) for one in found], *([items_table(found)] if found else ["there are none"]))
+    session.print_answer([text_output.listed_document(one) for one in found], *([items_table(found)] if found else ["there are none"]))
     if more and not session.as_json:
-        session.note(more)
+        session.print_note(more)
 
 
 def items_table(found: list[ListedItem]) -> text_output.TextTable:
@@ -69,13 +69,13 @@ def items_table(found: list[ListedItem]) -> text_output.TextTable:
     ]
     headings = ("id", "state", "key", "kind", "attempts", "produced", "payload", "reason")
     return text_output.TextTable(
-        headings, rows, right=("attempts",), whole=("id", "state", "produced"), spare=("kind", "attempts", "reason", "produced")
+        headings, rows, right=("attempts",), uncut=("id", "state", "produced"), optional=("kind", "attempts", "reason", "produced")
     )
 
 
 def item(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     """An item and its whole history, through all queues it was in."""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         found = broker.queue(queue)
         explained = _explained(found, id)
         events = found.history(id)
@@ -87,14 +87,14 @@ def item(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     ]
     headings = ("at", "event", "queue", "id", "attempt", "consumer", "more")
     table = text_output.TextTable(
-        headings, map(_event_row, events), right=("attempt",), whole=("at", "event", "queue", "id"), spare=("consumer", "attempt")
+        headings, map(_event_row, events), right=("attempt",), uncut=("at", "event", "queue", "id"), optional=("consumer", "attempt")
     )
     document = {
         "item": None if now is None else text_output.listed_document(now),
         "state": msgspec.to_builtins(explained),
         "history": [text_output.event_document(event) for event in events],
     }
-    session.answer(document, text_output.format_pairs(facts), "", table if events else "nothing is known of its past any more")
+    session.print_answer(document, text_output.format_pairs(facts), "", table if events else "nothing is known of its past any more")
 
 
 def _explained(queue: Queue, id: str) -> ItemExplanation:
@@ -145,10 +145,10 @@ def _event_row(event: ItemEvent) -> tuple[str, ...]:
 
 def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     """Why is this item not running?"""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
-    session.answer(msgspec.to_builtins(found), f"{id}{moved} is {text_output.printable(_why(found))}")
+    session.print_answer(msgspec.to_builtins(found), f"{id}{moved} is {text_output.printable(_why(found))}")
 
 
 # -- keys --------------------------------------------------------------------------------------------
@@ -157,21 +157,21 @@ def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> No
 @command(keys, "held")
 def held(session: CommandContext, queue: QueueArgument, limit: LimitOption = 100) -> None:
     """Keys that are not free: what holds them, and how many items wait behind."""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         found = broker.queue(queue).held_keys(limit)
     rows = [(_key(one.key), str(one.partition), one.why, one.item, text_output.format_number(one.waiting)) for one in found]
     table = text_output.TextTable(
-        ("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), whole=("key", "item")
+        ("key", "partition", "why", "item", "waiting"), rows, right=("partition", "waiting"), uncut=("key", "item")
     )
-    session.answer([text_output.held_key_document(one) for one in found], table if rows else "no key is held")
+    session.print_answer([text_output.held_key_document(one) for one in found], table if rows else "no key is held")
 
 
 @command(keys, "release")
 def release(session: CommandContext, queue: QueueArgument, key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")]) -> None:
     """Let a parked key go on without the items it was parked for."""
-    with session.owner() as broker:
+    with session.broker() as broker:
         free = broker.queue(queue).release(key)
-    session.answer({"queue": queue, "key": key, "released": free}, f"{text_output.format_count(free, 'item')} free to go on")
+    session.print_answer({"queue": queue, "key": key, "released": free}, f"{text_output.format_count(free, 'item')} free to go on")
 
 
 def _key(key: bytes) -> str:

@@ -55,7 +55,7 @@ def lease(
     """
     patience = option_values.parse_duration(wait, "--wait")
     held = None if lease_timeout is None else option_values.parse_duration(lease_timeout, "--lease-timeout")
-    with session.owner() as broker:
+    with session.broker() as broker:
         found = broker.queue(queue).lease(count, wait=patience, lease_timeout=held, per_key=per_key, consumer=consumer or _myself())
     rows = [
         (
@@ -68,10 +68,10 @@ def lease(
         for one in found
     ]
     table = text_output.TextTable(
-        ("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), whole=("id", "token"), spare=("attempts", "key")
+        ("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), uncut=("id", "token"), optional=("attempts", "key")
     )
     text = "\n".join(one.token for one in found) if tokens else table
-    session.answer([text_output.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
+    session.print_answer([text_output.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
     if not rows:
         raise typer.Exit(NEGATIVE)
 
@@ -125,13 +125,13 @@ def _settle(session: CommandContext, tokens: Sequence[str] | None, verb: str, se
     """Settle each queue's tokens with one call. What is lost is named; everything else is done."""
     given = _tokens(tokens)
     done, lost = [], []
-    with session.owner() as broker:
+    with session.broker() as broker:
         for queue, share in _by_queue(broker, given):
             refused = _refused(queue, share, settle)
             lost += refused
             done += [token for token in share if token not in refused]
     words = [f"{text_output.format_count(len(done), 'item')} {verb}"] if done else []
-    session.answer({verb: len(done), "lost": lost}, *words)
+    session.print_answer({verb: len(done), "lost": lost}, *words)
     if lost:
         named = ", ".join(map(_id, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
         raise CommandFailed(f"no lease is held any more of {named}; drop that work, it may be someone else's now", LEASE_LOST)

@@ -73,18 +73,18 @@ def import_ledgerq(
     start, notes = (0, []) if everything else _read_id(directory)
     source = LedgerReader(directory, files, start, after, key_header)
     total = sum(os.path.getsize(f"{directory}/{name}") for name in files)
-    with session.progress("importing", total, sizes=True) as source.moved:
+    with session.progress_bar("importing", total, sizes=True) as source.moved:
         if dry_run:
             for _, batch in source.batches():
-                source.account.imported += len(batch)
+                source.counts.imported += len(batch)
         else:
-            with session.owner() as broker:
+            with session.broker() as broker:
                 _store(broker.queue(queue), source)
     _answer(session, source, notes, dry_run)
 
 
 def _store(queue: Queue, source: "LedgerReader") -> None:
-    account = source.account
+    account = source.counts
     try:
         for last, batch in source.batches():
             account.imported += len(queue.produce_many(batch))
@@ -98,11 +98,11 @@ def _store(queue: Queue, source: "LedgerReader") -> None:
 
 
 def _answer(session: CommandContext, source: "LedgerReader", notes: list[str], dry_run: bool) -> None:
-    account = source.account
+    account = source.counts
     if source.priorities and account.consumed:
         notes.append("priorities were used, so some messages below the read position may not have been given out; --all takes them all")
     for note in notes:
-        session.note(note)
+        session.print_note(note)
     lines = [
         f"{text_output.format_count(account.imported, 'item')} {'would be imported' if dry_run else 'imported'}",
         *([f"{account.consumed:,} left out: given out by LedgerQ already"] if account.consumed else []),
@@ -113,7 +113,7 @@ def _answer(session: CommandContext, source: "LedgerReader", notes: list[str], d
         ),
         *([f"! and {len(account.skipped) - SHOWN} more; --json lists them all"] if len(account.skipped) > SHOWN else []),
     ]
-    session.answer({**msgspec.to_builtins(account), "dry_run": dry_run, "notes": notes}, *map(text_output.printable, lines))
+    session.print_answer({**msgspec.to_builtins(account), "dry_run": dry_run, "notes": notes}, *map(text_output.printable, lines))
     if len(account.skipped) > account.torn:
         raise typer.Exit(NEGATIVE)
 
@@ -125,7 +125,7 @@ class LedgerReader:
     """The messages of a directory as items, in batches, with an account of what was left out."""
 
     def __init__(self, directory: str, files: list[str], start: int, after: int, key_header: str | None) -> None:
-        self.account = ImportCounts()
+        self.counts = ImportCounts()
         self.priorities = False
         self.moved: Any = None
         self._directory = directory
@@ -156,7 +156,7 @@ class LedgerReader:
         for name, entry, item in batch:
             why = _refusal([item])
             if why:
-                self.account.skip(name, SkippedBytes(0, len(entry.payload), f"message {entry.id} is not taken: {why}", id=entry.id))
+                self.counts.skip(name, SkippedBytes(0, len(entry.payload), f"message {entry.id} is not taken: {why}", id=entry.id))
             else:
                 found.append(item)
         return found
@@ -166,7 +166,7 @@ class LedgerReader:
             with _mapped(f"{self._directory}/{name}") as data:
                 problem = ledgerq_files.check_header(data)
                 if problem:
-                    self.account.skip(name, SkippedBytes(0, min(len(data), ledgerq_files.HEADER_BYTES), problem, torn=not len(data)))
+                    self.counts.skip(name, SkippedBytes(0, min(len(data), ledgerq_files.HEADER_BYTES), problem, torn=not len(data)))
                 if not problem or problem == ledgerq_files.DAMAGED_HEADER:
                     yield from self._of_file(name, data)
             self.moved(os.path.getsize(f"{self._directory}/{name}"))
@@ -175,7 +175,7 @@ class LedgerReader:
         for found in ledgerq_files.entries(data):
             if isinstance(found, SkippedBytes):
                 if not found.id or found.id >= self._start:
-                    self.account.skip(name, found)
+                    self.counts.skip(name, found)
                 continue
             item = self._item(found)
             if item is not None:
@@ -185,10 +185,10 @@ class LedgerReader:
         """The item that a message becomes, unless it is left out."""
         self.priorities = self.priorities or entry.priority > 0
         if entry.id < self._start:
-            self.account.consumed += 1
+            self.counts.consumed += 1
             return None
         if entry.expires and entry.expires <= self._now:
-            self.account.expired += 1
+            self.counts.expired += 1
             return None
         return _item(entry, self._now, self._key_header)
 

@@ -113,7 +113,7 @@ class TextOption(NamedTuple):
     name: str
     metavar: str
     help: str
-    read: Callable[[str, str], Any] = parse_text
+    parse: Callable[[str, str], Any] = parse_text
     alias: str = ""
     """A second way to write it."""
     default: str = ""
@@ -160,7 +160,7 @@ FIELD_OPTIONS = tuple(
         f"{'The field of a JSON line, or the column,' if field.name == 'key' else '…'} that is the {_CALLED.get(field.name, field.name)}.",
         alias=f"--{field.name}-column",
     )
-    for field in fields_on(Surface.NAMED)
+    for field in fields_on(Surface.CLI_INPUT)
 )
 
 
@@ -189,7 +189,7 @@ def _help(option: TextOption, defaults: bool) -> str:
 def parse_options(options: Iterable[TextOption], given: Mapping[str, str | None]) -> dict[str, Any]:
     """Those of the options that were typed, read."""
     typed = ((option, given[option.name]) for option in options if option.name in given)
-    return {option.name: option.read(text, option.flag) for option, text in typed if text is not None}
+    return {option.name: option.parse(text, option.flag) for option, text in typed if text is not None}
 
 
 def parse_queue_options(given: Mapping[str, str | None]) -> dict[str, Any]:

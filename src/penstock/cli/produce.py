@@ -37,8 +37,8 @@ class ItemLoader:
 
     def __init__(self, queue: Queue, batch: int, timeout: float, skip_bad: bool) -> None:
         self.produced = 0
-        self.bad = 0
-        self.named: list[str] = []
+        self.bad_count = 0
+        self.bad_lines: list[str] = []
         """The first bad lines, and what is wrong with them."""
         self.ids: list[str] = []
         """Of the last batch."""
@@ -103,9 +103,9 @@ class ItemLoader:
                 good, self._waiting = self._waiting, []
                 self._store(good)
             raise CommandFailed(f"line {line} {why}; mend it and go on from there, or leave such lines out with --skip-bad")
-        self.bad += 1
-        if len(self.named) < SHOWN:
-            self.named.append(f"line {line} {why}")
+        self.bad_count += 1
+        if len(self.bad_lines) < SHOWN:
+            self.bad_lines.append(f"line {line} {why}")
 
 
 # -- the command -------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def produce(
         if not cut:
             _produce_one(session, queue, _single(stream.read(), form, make), patience)
             return
-        moved = stack.enter_context(session.progress("producing", text_input.file_size(stream), progress, sizes=True))
-        loader = ItemLoader(stack.enter_context(session.owner()).queue(queue), batch, patience, skip_bad)
+        moved = stack.enter_context(session.progress_bar("producing", text_input.file_size(stream), progress, sizes=True))
+        loader = ItemLoader(stack.enter_context(session.broker()).queue(queue), batch, patience, skip_bad)
         source = InputLines(stream, loader.flush, moved)
         if cut == "csv":
             found = text_input.csv_items(source, fields, make, _delimiter(delimiter), _columns(columns))
@@ -163,9 +163,9 @@ def produce(
 
 
 def _produce_one(session: CommandContext, queue: str, item: NewItem, patience: float) -> None:
-    with session.owner() as broker:
+    with session.broker() as broker:
         (id,) = broker.queue(queue).produce_many([item], timeout=patience)
-    session.answer({"id": id}, id)
+    session.print_answer({"id": id}, id)
 
 
 def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
@@ -180,11 +180,11 @@ def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
 
 
 def _answer(session: CommandContext, loader: ItemLoader) -> None:
-    for line in loader.named:
-        session.note(f"{line}; left out")
-    left_out = f", {text_output.format_count(loader.bad, 'bad line')} left out" if loader.bad else ""
-    session.answer(
-        {"produced": loader.produced, "bad": loader.bad}, f"{text_output.format_count(loader.produced, 'item')} produced{left_out}"
+    for line in loader.bad_lines:
+        session.print_note(f"{line}; left out")
+    left_out = f", {text_output.format_count(loader.bad_count, 'bad line')} left out" if loader.bad_count else ""
+    session.print_answer(
+        {"produced": loader.produced, "bad": loader.bad_count}, f"{text_output.format_count(loader.produced, 'item')} produced{left_out}"
     )
 
 

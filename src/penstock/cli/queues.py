@@ -41,9 +41,11 @@ def create(
     """Make a queue; the broker's directory too, when it is new."""
     given = parse_queue_options(options)
     _check(session, name, partitions, given)
-    with session.owner(create=True) as broker:
+    with session.broker(create=True) as broker:
         info = broker.create_queue(name, partitions=partitions, exist_ok=exist_ok, **given).info()
-    session.answer(text_output.queue_document(info), f"queue {info.name} has {text_output.format_count(info.partitions, 'partition')}")
+    session.print_answer(
+        text_output.queue_document(info), f"queue {info.name} has {text_output.format_count(info.partitions, 'partition')}"
+    )
 
 
 def _check(session: CommandContext, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
@@ -53,7 +55,7 @@ def _check(session: CommandContext, name: str, partitions: int | None, given: Ma
     if partitions is not None:
         check_range("partitions", partitions, 1, MAX_PARTITIONS)
     if "dead_queue" in given:
-        session.require()
+        session.require_broker()
 
 
 @command(group, "list")
@@ -62,7 +64,7 @@ def list_queues(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)] = "",
 ) -> None:
     """Which queues there are."""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         found = all_queues(broker, prefix)
     headings = ("name", "partitions", "lease timeout", "attempts", "dead queue", "created")
     rows = [
@@ -77,9 +79,13 @@ def list_queues(
         for info in found
     ]
     table = text_output.TextTable(
-        headings, rows, right=("partitions", "lease timeout", "attempts"), whole=("name",), spare=("lease timeout", "created", "attempts")
+        headings,
+        rows,
+        right=("partitions", "lease timeout", "attempts"),
+        uncut=("name",),
+        optional=("lease timeout", "created", "attempts"),
     )
-    session.answer([text_output.queue_document(info) for info in found], table if rows else "there are no queues")
+    session.print_answer([text_output.queue_document(info) for info in found], table if rows else "there are no queues")
 
 
 def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
@@ -93,10 +99,10 @@ def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
 @command(group, "info")
 def info(session: CommandContext, queue: QueueArgument) -> None:
     """A queue's partitions and options."""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         found = broker.queue(queue)
         info, cursors = found.info(), found.cursors()
-    session.answer(
+    session.print_answer(
         {**text_output.queue_document(info), "cursors": cursors},
         text_output.format_pairs([*_described(info), ("cursors", ", ".join(cursors))]),
     )
@@ -139,11 +145,11 @@ def delete(
 ) -> None:
     """Remove a queue with all its items."""
     patience = option_values.parse_duration(timeout, "--timeout")
-    with session.owner() as broker:
+    with session.broker() as broker:
         depth = broker.queue(queue).stats().depth
         session.confirm(f"removes queue {queue} with {text_output.format_count(depth, 'unresolved item')}", yes)
         broker.delete_queue(queue, patience)
-    session.answer({"deleted": queue, "unresolved": depth}, f"queue {queue} is gone")
+    session.print_answer({"deleted": queue, "unresolved": depth}, f"queue {queue} is gone")
 
 
 # -- how they work -----------------------------------------------------------------------------------
@@ -164,9 +170,9 @@ def update(
         given["dead_queue"] = None
     if not given:
         raise CommandFailed(f"there is nothing to change; give an option, such as {QUEUE_OPTIONS[0].flag}")
-    with session.owner() as broker:
+    with session.broker() as broker:
         info = broker.queue(queue).update(**given)
-    session.answer(text_output.queue_document(info), text_output.format_pairs(_described(info)))
+    session.print_answer(text_output.queue_document(info), text_output.format_pairs(_described(info)))
 
 
 @command(group, "resize")
@@ -176,11 +182,13 @@ def resize(
     partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="How many it is to have.")],
 ) -> None:
     """Give a queue another number of partitions, while it works. The order within a key is kept."""
-    with session.owner() as broker:
+    with session.broker() as broker:
         found = broker.queue(queue)
         info, moving = found.resize(partitions), found.stats().resizing
     waits = f"; keys of {text_output.format_count(len(moving), 'partition')} move once their items are resolved" if moving else ""
-    session.answer(text_output.queue_document(info), f"queue {queue} has {text_output.format_count(info.partitions, 'partition')}{waits}")
+    session.print_answer(
+        text_output.queue_document(info), f"queue {queue} has {text_output.format_count(info.partitions, 'partition')}{waits}"
+    )
 
 
 OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which side of the queue.")]
@@ -190,7 +198,7 @@ OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help
 def pause(session: CommandContext, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
     """Give out nothing, take nothing, or both, until it is resumed."""
     lease, produce = _sides(only)
-    with session.owner() as broker:
+    with session.broker() as broker:
         broker.queue(queue).pause(lease, produce, partition=partition)
     _answer_sides(session, queue, "paused", lease, produce, partition)
 
@@ -199,7 +207,7 @@ def pause(session: CommandContext, queue: QueueArgument, only: OnlyOption = "bot
 def resume(session: CommandContext, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
     """Go on with what was paused."""
     lease, produce = _sides(only)
-    with session.owner() as broker:
+    with session.broker() as broker:
         broker.queue(queue).resume(lease, produce, partition=partition)
     _answer_sides(session, queue, "resumed", lease, produce, partition)
 
@@ -214,7 +222,7 @@ def _answer_sides(session: CommandContext, queue: str, verb: str, lease: bool, p
     document = {"queue": queue, "partition": partition, "lease": verb if lease else None, "produce": verb if produce else None}
     sides = " and ".join(side for side, meant in (("leasing", lease), ("producing", produce)) if meant)
     where = f"queue {queue}" if partition is None else f"partition {partition} of queue {queue}"
-    session.answer(document, f"{sides} {'are' if lease and produce else 'is'} {verb} in {where}")
+    session.print_answer(document, f"{sides} {'are' if lease and produce else 'is'} {verb} in {where}")
 
 
 # -- items -------------------------------------------------------------------------------------------
@@ -231,11 +239,11 @@ def clear(
     """Resolve all items in a state, as if they had been completed."""
     if state not in STATES:
         raise CommandFailed(f"--state is {state!r}; use {', '.join(STATES)}")
-    with session.owner() as broker:
+    with session.broker() as broker:
         found = broker.queue(queue)
         session.confirm(f"clears {'everything' if state == 'all' else f'what is {state}'} in queue {queue}", yes)
         items = found.clear(state, partition=partition)  # type: ignore[arg-type]
-    session.answer({"queue": queue, "cleared": items}, f"{text_output.format_count(items, 'item')} cleared")
+    session.print_answer({"queue": queue, "cleared": items}, f"{text_output.format_count(items, 'item')} cleared")
 
 
 @command(group, "seek")
@@ -249,18 +257,18 @@ def seek(
     if (id is None) == (at is None):
         raise CommandFailed("seek wants to know from where on; give the ID of an item, or --at TIME")
     moment = None if at is None else option_values.parse_time(at, "--at")
-    with session.owner() as broker:
+    with session.broker() as broker:
         items = broker.queue(queue).seek(id, at=moment)
-    session.answer({"queue": queue, "ready_again": items}, f"{text_output.format_count(items, 'item')} ready again")
+    session.print_answer({"queue": queue, "ready_again": items}, f"{text_output.format_count(items, 'item')} ready again")
 
 
 @command(group, "compact")
 def compact(session: CommandContext, queue: QueueArgument, partition: PartitionOption = None) -> None:
     """Let go now of what retention allows, and say what was freed."""
-    with session.owner() as broker, session.progress(f"compacting {queue}", None):
+    with session.broker() as broker, session.progress_bar(f"compacting {queue}", None):
         freed = broker.queue(queue).compact(partition=partition)
     total = {"segments": 0, "rewritten": 0, "items": 0, "size_bytes": 0}
     for one in freed:
         total = {name: value + getattr(one, name) for name, value in total.items()}
     text = f"{text_output.format_size(total['size_bytes'])} freed: {text_output.format_count(total['segments'], 'segment')} dropped, {total['rewritten']:,} rewritten"
-    session.answer({"queue": queue, **total}, f"{text}, {text_output.format_count(total['items'], 'completed item')} let go")
+    session.print_answer({"queue": queue, **total}, f"{text}, {text_output.format_count(total['items'], 'completed item')} let go")

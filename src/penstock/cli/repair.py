@@ -54,13 +54,13 @@ def verify(session: CommandContext, queue: QueueOrNone = None, partition: Partit
     """Read every log through and list what is wrong. Exit code 1 when there is damage."""
     directory, places = _places(session, queue, partition)
     found: list[tuple[NamedLog, VerifyReport]] = []
-    with session.progress("verifying", len(places)) as moved:
+    with session.progress_bar("verifying", len(places)) as moved:
         for place in places:
             found.append((place, verify_log(directory.files, place.path, place.incarnation, place.partition, find_missing_front)))
             moved(1)
     sound = all(report.sound for _, report in found)
-    document = {"sound": sound, "logs": [{"queue": place.queue, "sound": report.sound, **report.plain()} for place, report in found]}
-    session.answer(document, _verified(found), *[line for one in found for line in _wrong(*one)])
+    document = {"sound": sound, "logs": [{"queue": place.queue, "sound": report.sound, **report.to_dict()} for place, report in found]}
+    session.print_answer(document, _verified(found), *[line for one in found for line in _wrong(*one)])
     if not sound:
         raise typer.Exit(NEGATIVE)
 
@@ -81,7 +81,7 @@ def _verified(found: Sequence[tuple[NamedLog, VerifyReport]]) -> text_output.Tex
     ]
     headings = ("queue", "partition", "state", "segments", "frames", "items", "gaps", "size")
     return text_output.TextTable(
-        headings, rows, right={*headings} - {"queue", "state"}, whole=("queue", "state"), spare=("frames", "segments", "size")
+        headings, rows, right={*headings} - {"queue", "state"}, uncut=("queue", "state"), optional=("frames", "segments", "size")
     )
 
 
@@ -125,7 +125,7 @@ def repair(
         session.confirm("removes damaged files once their logs are mended", yes)
     directory, places = _places(session, queue, partition)
     found: list[tuple[NamedLog, RepairReport | PenstockError]] = []
-    with session.progress("repairing", len(places)) as moved:
+    with session.progress_bar("repairing", len(places)) as moved:
         for place in places:
             found.append((place, _repaired(directory, place, discard)))
             moved(1)
@@ -134,7 +134,7 @@ def repair(
     lines = [line for place, report in changed for line in _mended(place, report)]
     lines += [f"! {place.queue} {place.partition} cannot be mended: {_why(report)}" for place, report in failed]
     document = {"mended": len(changed), "failed": len(failed), "logs": [_document(*one) for one in found]}
-    session.answer(document, *(map(text_output.printable, lines) if lines else ["nothing needs mending"]))
+    session.print_answer(document, *(map(text_output.printable, lines) if lines else ["nothing needs mending"]))
     if failed:
         raise typer.Exit(NEGATIVE)
 
@@ -174,10 +174,10 @@ def _document(place: NamedLog, report: RepairReport | PenstockError) -> dict[str
 
 def _places(session: CommandContext, queue: str | None, partition: int | None) -> tuple[FileStore, list[NamedLog]]:
     """The logs that are meant. Names come from the catalog, when that can be read: a damaged one must not stop anybody here."""
-    session.require()
+    session.require_broker()
     directory = FileStore.open([session.target, *session.roots], read_only=True)
     names = {0: CATALOG}
-    with suppress(PenstockError), session.view() as broker:
+    with suppress(PenstockError), session.snapshot() as broker:
         names |= {int(info.incarnation, 16): info.name for info in all_queues(broker)}
     found = [NamedLog(names.get(one.incarnation, f"{one.incarnation:016x}"), *one, directory.path_of(*one)) for one in directory.logs()]
     meant = [place for place in found if queue in (None, place.queue) and partition in (None, place.partition)]

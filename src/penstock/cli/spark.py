@@ -47,7 +47,7 @@ _MASTERS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?|local-cluster\[
 
 def broker_option(session: CommandContext) -> str:
     """The broker as the data source takes it; it must be there."""
-    session.require()
+    session.require_broker()
     return json.dumps([session.target, *session.roots]) if session.roots else session.target
 
 
@@ -167,7 +167,7 @@ def load(
             progress=said,
         )
     if not found.adopted:
-        with suppress(BrokerLocked), session.owner():  # nobody owns it: whoever opens it takes in what waits
+        with suppress(BrokerLocked), session.broker():  # nobody owns it: whoever opens it takes in what waits
             found = msgspec.structs.replace(found, adopted=True)
     more = []
     if found.repeated:
@@ -177,7 +177,7 @@ def load(
         text = f"{text_output.format_count(found.items, 'item')} loaded from {text_output.format_count(found.files, 'file')} (load {found.load_id})"
     if found.quarantined:
         more = [f"{text_output.format_count(found.quarantined, 'row')} quarantined in {found.quarantine}:"]
-    session.answer(msgspec.to_builtins(found), text, *more, *(f"  {number:,} × {reason}" for reason, number in found.reasons.items()))
+    session.print_answer(msgspec.to_builtins(found), text, *more, *(f"  {number:,} × {reason}" for reason, number in found.reasons.items()))
 
 
 @command(group, "archive")
@@ -223,7 +223,7 @@ def archive(
         )
     rows = text_output.format_count(found.rows, table.removesuffix("s"))
     text = f"{rows} archived in {text_output.format_count(found.files, 'file')} ({text_output.format_size(found.size_bytes)}); {found.total_rows:,} in {found.path}"
-    session.answer(msgspec.to_builtins(found), text)
+    session.print_answer(msgspec.to_builtins(found), text)
 
 
 @command(group, "redrive")
@@ -272,11 +272,11 @@ def redrive(
         )
         for one in found.sample
     ]
-    sample = [text_output.TextTable(headings, rows, right=("attempts",), whole=("queue", "id"), spare=("key",))] if rows else []
+    sample = [text_output.TextTable(headings, rows, right=("attempts",), uncut=("queue", "id"), optional=("key",))] if rows else []
     if not preview and found.items < found.chosen:
         named = f": {', '.join(found.changed[:NAMED])}{' …' if len(found.changed) > NAMED else ''}" if found.changed else ""
-        session.note(f"{text_output.format_count(found.chosen - found.items, 'letter')} changed meanwhile and did not go{named}")
-    session.answer(msgspec.to_builtins(found), text, *reasons, *sample)
+        session.print_note(f"{text_output.format_count(found.chosen - found.items, 'letter')} changed meanwhile and did not go{named}")
+    session.print_answer(msgspec.to_builtins(found), text, *reasons, *sample)
 
 
 if TYPE_CHECKING:
@@ -321,13 +321,13 @@ def report(
     if len(times) == 2 and times["since"] >= times["until"]:
         raise CommandFailed("--since is not before --until; give the earlier time as --since")
     check_spark(master, conf)
-    with session.view() as view:
+    with session.snapshot() as view:
         view.queue(queue)
     with job_progress_bar(session) as said, open_spark(master, conf) as spark:
         from penstock.spark.jobs import report as job
 
         figures = job.report(spark, broker, queue, path, since=times.get("since"), until=times.get("until"), progress=said)
-    session.answer(
+    session.print_answer(
         report_document(figures, path),
         f"report  {path.resolve()}",
         "",

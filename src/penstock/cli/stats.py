@@ -45,14 +45,14 @@ def stats(
     ] = None,
 ) -> None:
     """How many items are in which state, and what needs attention."""
-    with session.view() as broker:
+    with session.snapshot() as broker:
         if queue is not None:
             one = broker.queue(queue).stats()
-            session.answer(text_output.stats_document(one), *_queue_parts(one))
+            session.print_answer(text_output.stats_document(one), *_queue_parts(one))
             return
         found = [broker.queue(info.name).stats() for info in all_queues(broker)]
     warnings = [f"{one.name}: {warning}" for one in found for warning in one.warnings]
-    session.answer(
+    session.print_answer(
         [text_output.stats_document(one) for one in found],
         *([queues_table(found), *_warned(warnings)] if found else ["there are no queues"]),
     )
@@ -61,7 +61,7 @@ def stats(
 def queues_table(found: list[QueueStats]) -> text_output.TextTable:
     """Queues, one a row."""
     rows = [(one.name, *(text_output.format_number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
-    return text_output.TextTable(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), whole=("queue",), spare=SPARE)
+    return text_output.TextTable(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), uncut=("queue",), optional=SPARE)
 
 
 def oldest(one: QueueStats) -> str:
@@ -71,7 +71,9 @@ def oldest(one: QueueStats) -> str:
 
 def _queue_parts(one: QueueStats) -> list[text_output.TextTable | str]:
     headings = ("partition", "status", *COUNTS, "oldest", "size")
-    table = text_output.TextTable(headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, spare=SPARE)
+    table = text_output.TextTable(
+        headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, optional=SPARE
+    )
     facts = [
         ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
         ("waiting", _waiting(one)),
@@ -123,7 +125,7 @@ class StatsSample:
             for one in self.queues
         ]
         return text_output.TextTable(
-            ("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), whole=("queue",), spare=SPARE
+            ("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), uncut=("queue",), optional=SPARE
         )
 
     def _shown(self, one: QueueStats) -> list[str]:
@@ -165,7 +167,7 @@ def watch(
     pause = option_values.parse_duration(interval, "--interval")
     if pause < SHORTEST:
         raise CommandFailed(f"--interval is {interval!r}; give {SHORTEST}s or more")
-    with session.view() as broker:
+    with session.snapshot() as broker:
         looks = _looks(session, broker, queues, pause)
         if once:
             _tell(session, next(looks))
@@ -190,7 +192,7 @@ def _looks(session: CommandContext, broker: Broker, names: list[str] | None, pau
 
 
 def _tell(session: CommandContext, look: StatsSample) -> None:
-    session.stream(look.document(), *_parts(look))
+    session.print_next_answer(look.document(), *_parts(look))
 
 
 def _parts(look: StatsSample) -> list[text_output.TextTable | str]:

@@ -47,27 +47,27 @@ class TextTable:
         rows: Iterable[Sequence[str]],
         *,
         right: Iterable[str] = (),
-        whole: Iterable[str] = (),
-        spare: Sequence[str] = (),
+        uncut: Iterable[str] = (),
+        optional: Sequence[str] = (),
     ) -> None:
         self.headings = list(headings)
         self.rows = [[printable(cell) for cell in row] for row in rows]
         self.right = set(right)
-        self.whole = {*whole, *self.right}
-        self.spare = spare
+        self.uncut = {*uncut, *self.right}
+        self.optional = optional
 
     def lines(self, width: int | None = None) -> list[str]:
         """Columns side by side, the headings first. With a width, long texts are cut so that a row fits into it, as far as that can be."""
         widths = [max(map(cell_len, column)) for column in zip(self.headings, *self.rows, strict=True)]
-        if width is not None and not self._shrink(widths, width) and self.spare:
-            return self._without(self.spare[0]).lines(width)
+        if width is not None and not self._shrink(widths, width) and self.optional:
+            return self._without(self.optional[0]).lines(width)
         return [self._line(row, widths) for row in [self.headings, *self.rows]]
 
     def _without(self, heading: str) -> "TextTable":
         at = self.headings.index(heading)
         rows = [row[:at] + row[at + 1 :] for row in self.rows]
         headings = self.headings[:at] + self.headings[at + 1 :]
-        return TextTable(headings, rows, right=self.right, whole=self.whole, spare=self.spare[1:])
+        return TextTable(headings, rows, right=self.right, uncut=self.uncut, optional=self.optional[1:])
 
     def plain(self) -> str:
         """For a file or a pipe: nothing is cut."""
@@ -77,7 +77,7 @@ class TextTable:
     def _shrink(self, widths: list[int], width: int) -> bool:
         """Take from the widest column that may be cut, until the row fits; whether it does."""
         floors = [
-            found if heading in self.whole else max(SHORTEST, len(heading)) for heading, found in zip(self.headings, widths, strict=True)
+            found if heading in self.uncut else max(SHORTEST, len(heading)) for heading, found in zip(self.headings, widths, strict=True)
         ]
         excess = sum(widths) + len(GAP) * (len(widths) - 1) - width
         while excess > 0:

@@ -77,7 +77,7 @@ def work(
         "retry": policy,
     }
     handler = import_function(target)
-    with session.owner() as broker:
+    with session.broker() as broker:
         queues: dict[AnyQueue, int] = {broker.queue(one): weight for one, weight in weights.items()}
         worker = Worker(queues, handler, **options)
         with ExitStack() as beside:
@@ -91,7 +91,7 @@ def work(
     done = worker.stats()
     words = [(done.handled, "done"), (done.retried, "retried"), (done.buried, "buried"), (done.snoozed, "snoozed"), (done.late, "late")]
     told = ", ".join(f"{count:,} {word}" for count, word in words if count) or "nothing was done"
-    session.answer(msgspec.to_builtins(done), told)
+    session.print_answer(msgspec.to_builtins(done), told)
 
 
 def import_function(target: str) -> Callable[..., Any]:
@@ -132,7 +132,7 @@ class StderrLogHandler(logging.Handler):
         self._traces = logging.Formatter() if traces else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._session.note(text_output.printable(record.getMessage()))
+        self._session.print_note(text_output.printable(record.getMessage()))
         if self._traces is not None and record.exc_info:
             self._session.err.print(Text(self._traces.formatException(record.exc_info)))
 

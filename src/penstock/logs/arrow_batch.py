@@ -52,7 +52,7 @@ class ArrowBatch:
         self._table = table
 
     @classmethod
-    def of(cls, given: Mapping[str, pa.ChunkedArray]) -> "ArrowBatch":
+    def from_columns(cls, given: Mapping[str, pa.ChunkedArray]) -> "ArrowBatch":
         """The sheet of columns as api/arrow.py reads them."""
         found = dict(given)
         keys, names = found.get("key"), found.pop("dedup", None)
@@ -72,7 +72,7 @@ class ArrowBatch:
         return cls(pa.table(found))
 
     @classmethod
-    def read(cls, frame: Frame) -> "ArrowBatch":
+    def from_frame(cls, frame: Frame) -> "ArrowBatch":
         """The sheet of a DATA frame."""
         found = columns.FrameColumns(frame)
         table = pa.table(to_arrow(found))
@@ -94,7 +94,7 @@ class ArrowBatch:
         count: int = self._table.num_rows
         return count
 
-    def homes(self, owners: Sequence[int]) -> pa.Array:
+    def partitions(self, owners: Sequence[int]) -> pa.Array:
         """The partition of each item by a slot map's owners, FREE where it may be any: as loop/produce.py deals them out."""
         table, count = self._table, len(self)
         if len(set(owners)) == 1:
@@ -114,7 +114,7 @@ class ArrowBatch:
         """The items at these rows, in this order."""
         return ArrowBatch(self._table.take(rows))
 
-    def cut(self, start: int, stop: int) -> "ArrowBatch":
+    def slice(self, start: int, stop: int) -> "ArrowBatch":
         return ArrowBatch(self._table.slice(start, stop - start))
 
     def sizes(self) -> pa.ChunkedArray:
@@ -125,7 +125,7 @@ class ArrowBatch:
                 total = pc.add(total, pc.binary_length(self._table[field.name]).fill_null(0))
         return total
 
-    def steps(self, most_bytes: int | None = None) -> list[int]:
+    def frame_boundaries(self, most_bytes: int | None = None) -> list[int]:
         """Rows to cut at, 0 and the last included, so that no frame has more items or bytes of payload than a batch may have, or fewer."""
         return batch_boundaries(pc.binary_length(self._table["payload"]), MAX_BATCH_BYTES if most_bytes is None else most_bytes)
 
@@ -235,7 +235,7 @@ _BY_FORM: Final[dict[ColumnLayout, Callable[[list[Buffer], int, pa.Array, Any], 
     ColumnLayout.DIGESTS: _add_digests,
 }
 _ADD: Final = [
-    (DIGEST if column.form is ColumnLayout.DIGESTS else field.name, 1 << column.bit, column.nothing, _BY_FORM[column.form])
+    (DIGEST if column.form is ColumnLayout.DIGESTS else field.name, 1 << column.bit, column.missing_value, _BY_FORM[column.form])
     for field, column in STORED[1:]
     if field.name in GIVEN
 ]

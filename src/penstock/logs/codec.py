@@ -33,7 +33,7 @@ def encode_records(written: Sequence[Record], now: Moment, next_offset: int) -> 
     at = next((record.base for record in written if type(record) is Produced), next_offset)
     for data, group in groupby(written, lambda record: type(record) is Produced):
         found += [_draft(share, data, now, at) for share in (_shares(list(group)) if data else [list(group)])]
-        at = found[-1].base + found[-1].count if data else at  # what follows stands behind these items, not behind the whole turn's
+        at = found[-1].base_offset + found[-1].count if data else at  # what follows stands behind these items, not behind the whole turn's
     return found
 
 
@@ -60,7 +60,7 @@ def _draft(group: Sequence[Record], data: bool, now: Moment, next_offset: int) -
 def pack_batch(batch: Batch) -> bytes:
     """Items as bytes, for a record that carries some."""
     draft = columns.encode([Produced(0, batch)], Moment(0, 0))
-    return b"".join([_PACKED.pack(draft.count, draft.columns), *draft.parts])
+    return b"".join([_PACKED.pack(draft.count, draft.column_bits), *draft.parts])
 
 
 def unpack_batch(packed: bytes) -> Batch:

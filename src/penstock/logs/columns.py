@@ -65,11 +65,11 @@ def encode(records: Sequence[Produced], now: Moment) -> Draft:
     alone = len(records) == 1
     batch = first.batch if alone else join([record.batch for record in records])
     shares = None
-    if not alone or first.request is not None or first.source is not None or first.places is not None:
-        shares = [ProducePart(len(r.batch), r.request, r.ids, r.source, r.sequence, r.places) for r in records]
+    if not alone or first.request is not None or first.source is not None or first.replaced is not None:
+        shares = [ProducePart(len(r.batch), r.request, r.ids, r.source, r.sequence, r.replaced) for r in records]
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
-    columns = 0 if shares is None and batch.plain else _add_columns(parts, batch, shares)
+    columns = 0 if shares is None and batch.payloads_only else _add_columns(parts, batch, shares)
     return Draft(FrameType.DATA, first.base, len(batch), columns, now.elapsed, now.wall, parts)
 
 
@@ -80,7 +80,7 @@ def join(batches: Sequence[Batch]) -> Batch:
         given = [getattr(batch, column.name) for batch in batches]
         if all(values is None for values in given):
             return None
-        whole = chain.from_iterable(repeat(column.nothing, len(b)) if v is None else v for v, b in zip(given, batches, strict=True))
+        whole = chain.from_iterable(repeat(column.missing_value, len(b)) if v is None else v for v, b in zip(given, batches, strict=True))
         return bytes(whole) if column.form is ColumnLayout.SMALL else list(whole)
 
     return Batch(*(joined(column) for _, column in COLUMNS))
@@ -274,16 +274,16 @@ class FrameColumns:
     """The columns that it has besides the payloads, by the names of the fields."""
 
     def __init__(self, frame: Frame) -> None:
-        self.base = frame.base
-        self.stop = frame.base + frame.count
+        self.base = frame.base_offset
+        self.stop = frame.base_offset + frame.count
         self.wall = frame.wall
         self._body = frame.body
         self._count = frame.count
         self._at = 0
         self._parts: list[ProducePart] | None = None
         self.payload = self._binary()
-        if frame.columns:
-            self.stored = self._locate(frame.columns & 0xFFFF, frame.columns >> CONSTANT_SHIFT)
+        if frame.column_bits:
+            self.stored = self._locate(frame.column_bits & 0xFFFF, frame.column_bits >> CONSTANT_SHIFT)
 
     def _locate(self, present: int, constant: int) -> dict[str, StoredColumn]:
         """Find the columns besides the payloads."""
@@ -382,7 +382,7 @@ class FrameColumns:
         for part in parts:
             batch = self._outline(at, at + part.count) if outline else self.batch(at, at + part.count)
             if len(parts) > 1:
-                batch.compact()
+                batch.drop_empty_columns()
             found.append(Produced(at, batch, part.request, part.ids, part.source, part.sequence, part.places))
             at += part.count
         return found
@@ -402,12 +402,12 @@ class FrameColumns:
 
 def trim_frame(frame: Frame, keep: RunSet) -> Draft | None:
     """A draft of the frame with the items of `keep`, or None when it has none of them. One that cannot be taken apart is kept as it is."""
-    stop = frame.base + frame.count
-    kept = keep.within(frame.base, stop)
+    stop = frame.base_offset + frame.count
+    kept = keep.within(frame.base_offset, stop)
     if not kept:
         return None
-    whole = Draft(frame.type, frame.base, frame.count, frame.columns, frame.elapsed, frame.wall, [frame.body])
-    if kept == [frame.base, stop] and not frame.columns & PARTS:
+    whole = Draft(frame.type, frame.base_offset, frame.count, frame.column_bits, frame.elapsed, frame.wall, [frame.body])
+    if kept == [frame.base_offset, stop] and not frame.column_bits & PARTS:
         return whole
     try:
         batch = FrameColumns(frame).batch(kept[0], kept[-1])
@@ -422,13 +422,13 @@ def _blanked(batch: Batch, kept: Sequence[int]) -> Batch:
     for start, stop in pairs(kept):
         alive[start - kept[0] : stop - kept[0]] = b"\1" * (stop - start)
     if all(alive):
-        return batch.compact()
+        return batch.drop_empty_columns()
 
     def blanked(column: Column) -> Any:
         values = getattr(batch, column.name)
         if values is None:
             return None
-        left: Any = [value if there else column.nothing for value, there in zip(values, alive, strict=True)]
+        left: Any = [value if there else column.missing_value for value, there in zip(values, alive, strict=True)]
         return bytes(left) if column.form is ColumnLayout.SMALL else left
 
-    return Batch(*(blanked(column) for _, column in COLUMNS)).compact()
+    return Batch(*(blanked(column) for _, column in COLUMNS)).drop_empty_columns()

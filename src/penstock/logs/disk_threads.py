@@ -32,7 +32,7 @@ class DiskThreads:
         if here is not None:
             _begin(here, began, landed)
 
-    def run(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
+    def run_job(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
         """Do something that may take long with one log, in a thread of its root."""
         self._pool(incarnation, partition, JOBS).submit(job)
 

@@ -105,7 +105,7 @@ class FrameEncoder:
         if raw_bytes > MAX_BODY_BYTES:
             raise InvalidRequest(f"a frame body of {raw_bytes} bytes is more than {MAX_BODY_BYTES}; cut it into several frames")
         if raw_bytes >= MIN_BODY_BYTES and self._compressor is not None:
-            packed = self._compressor.shrink(body, raw_bytes)
+            packed = self._compressor.compress(body, raw_bytes)
             if packed is not None:
                 body, stored_bytes, flags = [packed], len(packed), flags | ZSTD
         checksum = 0
@@ -194,7 +194,7 @@ class Compressor:
         self._failures = 0
         self._skip = 0
 
-    def shrink(self, parts: Sequence[bytes], size: int) -> bytes | None:
+    def compress(self, parts: Sequence[bytes], size: int) -> bytes | None:
         """A body of at least MIN_BODY_BYTES compressed, or None when it is to be stored as it is."""
         if self._skip:
             self._skip -= 1
@@ -271,7 +271,7 @@ def decode_gap(frame: Frame, where: str) -> Gap:
         body = _decoder.decode(frame.body)
     except msgspec.MsgspecError as error:
         raise CorruptLog(f"GAP frame {frame.sequence} is whole but cannot be understood ({error}); use a newer Penstock") from error
-    return Gap(body.first_sequence, body.last_sequence, body.start, body.stop, where, body.why, mended=True)
+    return Gap(body.first_sequence, body.last_sequence, body.start, body.stop, where, body.why, repaired=True)
 
 
 def dropped_gap(first_sequence: int, base: int, where: str) -> Gap:

@@ -47,11 +47,11 @@ class Draft(NamedTuple):
     """A frame to be appended. The log adds sequence, identity, checksums and compression."""
 
     type: FrameType
-    base: int
+    base_offset: int
     """DATA: offset of the first item. Others: the next offset to be given."""
     count: int  # type: ignore[assignment]  # tuple.count is not missed
     """DATA: number of items. STATE: number of records. BASE: 1."""
-    columns: int
+    column_bits: int
     """DATA: which columns the body holds (see columns.py). Others: 0."""
     elapsed: int
     wall: int
@@ -64,9 +64,9 @@ class Frame(NamedTuple):
 
     type: FrameType
     sequence: int
-    base: int
+    base_offset: int
     count: int  # type: ignore[assignment]  # tuple.count is not missed
-    columns: int
+    column_bits: int
     elapsed: int
     wall: int
     body: memoryview
@@ -84,14 +84,14 @@ class Gap(NamedTuple):
     where: str
     """File and byte range, or the like, for a person."""
     why: str
-    mended: bool = False
+    repaired: bool = False
     """Whether a repair has put a GAP frame in its place: known, and not to be found again as damage."""
 
 
 class SegmentFacts(NamedTuple):
     """What there is to know of a segment without reading it through."""
 
-    base: int
+    base_offset: int
     """Item offset it starts at."""
     first_sequence: int
     size_bytes: int
@@ -112,7 +112,7 @@ class LogRange(NamedTuple):
     """Item offsets [start, end); what retention took from the front is before them."""
     sequence: int
     """Of the last frame; 0 when there is none."""
-    whole_from: int
+    intact_from: int
     """The first sequence from which on retention has taken nothing: before it there may be items whose events are not told any more."""
     segments: Sequence[int]
     """The first sequence of each segment, oldest first."""
@@ -141,7 +141,7 @@ class ReadableLog(Protocol):
         ...
 
     @property
-    def notes(self) -> list[str]:
+    def findings(self) -> list[str]:
         """What opening found and did (a torn tail cut, a checkpoint ignored, …), one sentence each."""
         ...
 
@@ -173,7 +173,7 @@ class ReadableLog(Protocol):
         """The segments retained, oldest first; there is always one. Cheap: only what changed since the last call is looked at."""
         ...
 
-    def published(self) -> LogRange:
+    def readable_range(self) -> LogRange:
         """How far it goes. Cheap: no segment is read."""
         ...
 
@@ -235,7 +235,7 @@ class Log(ReadableLog, Protocol):
         """Let lock-free readers see everything that is promised."""
         ...
 
-    def flush(self) -> None:
+    def force_sync(self) -> None:
         """Really sync, also in the modes in which `sync` does not."""
         ...
 
@@ -288,6 +288,6 @@ class Committer(Protocol):
         """
         ...
 
-    def run(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
+    def run_job(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
         """Do something that may take long with one log, in another thread. A job must not raise."""
         ...

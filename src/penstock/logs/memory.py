@@ -48,7 +48,7 @@ class MemoryLog:
         self.partition = partition
         self.kept: list[Frame] = [] if kept is None else kept
         """Every frame retained, oldest first."""
-        self.notes: list[str] = []
+        self.findings: list[str] = []
         self._synced = len(self.kept)
         self._sequence = 0
         self._offset = 0
@@ -71,7 +71,7 @@ class MemoryLog:
     @property
     def first_offset(self) -> int:
         self._ready()
-        return self._oldest().base
+        return self._oldest().base_offset
 
     @property
     def unsynced(self) -> bool:
@@ -95,7 +95,7 @@ class MemoryLog:
         self._ready()
         self._synced = len(self.kept)
 
-    def flush(self) -> None:
+    def force_sync(self) -> None:
         self.sync()
 
     def publish(self) -> None:
@@ -119,13 +119,13 @@ class MemoryLog:
         self._ready()
         found: list[Frame | Gap] = []
         oldest = self._oldest()
-        if start < min(stop, oldest.base):
-            found.append(dropped_gap(oldest.first_sequence, oldest.base, "memory"))
+        if start < min(stop, oldest.base_offset):
+            found.append(dropped_gap(oldest.first_sequence, oldest.base_offset, "memory"))
         first = max(0, bisect_right(self._starts, start) - 1)
         last = bisect_left(self._starts, stop) if start < stop else first
         frames = [self.kept[place] for place in self._places[first:last]]
         for frame in frames:
-            if frame.base + frame.count > start:
+            if frame.base_offset + frame.count > start:
                 found.append(frame)
                 size_bytes -= len(frame.body)
                 if size_bytes <= 0:
@@ -136,13 +136,13 @@ class MemoryLog:
         self._ready()
         oldest = self.segments()[0]
         if 0 < after < oldest.first_sequence - 1:
-            yield Gap(after + 1, oldest.first_sequence - 1, oldest.base, oldest.base, "memory", DROPPED)
+            yield Gap(after + 1, oldest.first_sequence - 1, oldest.base_offset, oldest.base_offset, "memory", DROPPED)
         yield from [frame for frame in self.kept if frame.type is not FrameType.SKIP and frame.sequence > after]
 
     def offset_at(self, wall: int) -> int:
         self._ready()
         frames = (self.kept[place] for place in self._places)
-        return next((frame.base for frame in frames if frame.wall >= wall), self._offset)
+        return next((frame.base_offset for frame in frames if frame.wall >= wall), self._offset)
 
     # -- letting go of what is old -------------------------------------------------------------------
 
@@ -150,10 +150,10 @@ class MemoryLog:
         self._ready()
         return [*self._facts, self._newest_facts()]
 
-    def published(self) -> LogRange:
+    def readable_range(self) -> LogRange:
         facts = self.segments()
         whole_from = next((segment.first_sequence for segment in facts if not segment.rewritten), 1)
-        return LogRange(facts[0].base, self._offset, self._sequence, whole_from, [segment.first_sequence for segment in facts])
+        return LogRange(facts[0].base_offset, self._offset, self._sequence, whole_from, [segment.first_sequence for segment in facts])
 
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments())
@@ -177,7 +177,9 @@ class MemoryLog:
         wanted = RunSet(keep)
         old = self.kept[self._cuts[first] : self._cuts[last + 1]]
         drafts = [(trim_frame(frame, wanted), frame.sequence) for frame in old if frame.type is FrameType.DATA]
-        skip = Frame(FrameType.SKIP, facts[first].first_sequence, facts[first].base, 0, 0, old[0].elapsed, old[0].wall, memoryview(b""))
+        skip = Frame(
+            FrameType.SKIP, facts[first].first_sequence, facts[first].base_offset, 0, 0, old[0].elapsed, old[0].wall, memoryview(b"")
+        )
         new = [skip, *(_framed(draft, sequence) for draft, sequence in drafts if draft is not None)]
         self._replace(first, last + 1, new)
         return sum(segment.size_bytes for segment in facts[first : last + 1]) - sum(len(frame.body) for frame in new)
@@ -243,11 +245,11 @@ class MemoryLog:
         self._segment_bytes += len(frame.body)
         self._sequence = frame.sequence
         if kind is FrameType.DATA:
-            self._starts.append(frame.base)
+            self._starts.append(frame.base_offset)
             self._places.append(place)
-            self._offset = frame.base + frame.count
-        elif frame.base > self._offset:
-            self._offset = frame.base
+            self._offset = frame.base_offset + frame.count
+        elif frame.base_offset > self._offset:
+            self._offset = frame.base_offset
 
     def _begin(self, place: int) -> None:
         """Begin a segment there."""
@@ -264,7 +266,7 @@ class MemoryLog:
         if not self._cuts:
             return SegmentFacts(0, 1, 0, 0, 0)
         first, last = self.kept[self._cuts[-1]], self.kept[-1]
-        base = first.base if first.sequence > 1 else 0
+        base = first.base_offset if first.sequence > 1 else 0
         return SegmentFacts(base, first.sequence, self._segment_bytes, first.wall, last.wall, first.type is FrameType.SKIP, first.elapsed)
 
 
@@ -280,12 +282,12 @@ class MemoryStore:
         self.inbox = MemoryInbox()
         self._kept: dict[tuple[int, int], list[Frame]] = defaultdict(list)
         syncs = DiskThreads(lambda incarnation, partition: self.name)
-        self.commit, self.run, self.close = syncs.commit, syncs.run, syncs.close
+        self.commit, self.run_job, self.close = syncs.commit, syncs.run_job, syncs.close
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
         return MemoryLog(incarnation, partition, self._kept[incarnation, partition])
 
-    def make(self, incarnation: int, *partitions: int) -> None:
+    def create_logs(self, incarnation: int, *partitions: int) -> None:
         """A list is made when it is asked for."""
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
@@ -298,7 +300,7 @@ class MemoryStore:
         deque(log.recover(), maxlen=0)
         return log
 
-    def remove(self, incarnation: int) -> None:
+    def remove_logs(self, incarnation: int) -> None:
         for owner in [owner for owner in self._kept if owner[0] == incarnation]:
             del self._kept[owner]
 
@@ -323,13 +325,13 @@ class MemoryInbox:
 
     # -- for those who do not own it -----------------------------------------------------------------
 
-    def begin(self, write: str) -> None:
+    def begin_write(self, write: str) -> None:
         self.staged.setdefault(check_file_name(write), {})
 
-    def writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "MemoryPart":
+    def part_writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "MemoryPart":
         return MemoryPart(self, check_file_name(write), check_file_name(name), make)
 
-    def part(self, write: str, name: str, incarnation: int) -> "MemoryPart":
+    def part_reader(self, write: str, name: str, incarnation: int) -> "MemoryPart":
         return MemoryPart(self, check_file_name(write), check_file_name(name), make=False)
 
     def sidecar(self, write: str, name: str) -> BinaryIO:
@@ -357,14 +359,14 @@ class MemoryInbox:
             if not self.staged.get(write, True):
                 del self.staged[write]
 
-    def pending(self, incarnation: int, source: str, number: int) -> bool:
+    def is_pending(self, incarnation: int, source: str, number: int) -> bool:
         return (incarnation, published_write_name(source, number)) in self._drops
 
-    def put_errand(self, incarnation: int, name: str, body: bytes) -> None:
+    def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
         with self._lock:
             self._errands[incarnation, check_file_name(name)] = body
 
-    def withdraw(self, incarnation: int, name: str) -> None:
+    def withdraw_operation(self, incarnation: int, name: str) -> None:
         self._errands.pop((incarnation, name), None)
 
     def has_owner(self) -> bool:
@@ -387,13 +389,13 @@ class MemoryInbox:
             raise CorruptLog(f"the drop {drop.label} lacks its part {part.name}; write it again")
         return iter(found)
 
-    def body(self, errand: InboxEntry) -> bytes | None:
+    def operation(self, errand: InboxEntry) -> bytes | None:
         return self._errands.get((errand.incarnation, errand.name))
 
-    def done(self, one: InboxEntry, body: bytes | None = None) -> None:
+    def remove(self, one: InboxEntry, body: bytes | None = None) -> None:
         place = one.incarnation, one.name
         with self._lock:
-            if not one.is_errand:
+            if not one.is_operation:
                 self._drops.pop(place, None)
             elif body is None or self._errands.get(place) == body:
                 self._errands.pop(place, None)
@@ -409,18 +411,18 @@ class MemoryInbox:
 
     # -- notes ---------------------------------------------------------------------------------------
 
-    def put_note(self, incarnation: int, name: str, body: bytes) -> None:
+    def put_blob(self, incarnation: int, name: str, body: bytes) -> None:
         with self._lock:
             self._notes[incarnation, check_file_name(name)] = body
 
-    def note(self, incarnation: int, name: str) -> bytes | None:
+    def blob(self, incarnation: int, name: str) -> bytes | None:
         return self._notes.get((incarnation, name))
 
-    def notes(self, incarnation: int, prefix: str) -> list[str]:
+    def blob_names(self, incarnation: int, prefix: str) -> list[str]:
         with self._lock:
             return sorted(name for owner, name in self._notes if owner == incarnation and name.startswith(prefix))
 
-    def remove_note(self, incarnation: int, name: str) -> None:
+    def remove_blob(self, incarnation: int, name: str) -> None:
         with self._lock:
             self._notes.pop((incarnation, name), None)
 
@@ -443,13 +445,13 @@ class MemoryPart:
 
     def begin(self) -> None:
         if self._make:
-            self._inbox.begin(self._write)
+            self._inbox.begin_write(self._write)
         if self._write not in self._inbox.staged:
             raise StorageFailed(f"the write {self._write} is not begun, or was abandoned; begin it, then write again")
         self._inbox.staged[self._write].setdefault(self.name, self._frames)
 
     def add(self, draft: Draft, partition: int = 0) -> int:
-        if draft.type is not FrameType.DATA or draft.base:
+        if draft.type is not FrameType.DATA or draft.base_offset:
             raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that Sheet.draft made")
         self.begin()
         self._frames.append(_framed(draft, len(self._frames) + 1))

@@ -48,7 +48,7 @@ class Store(Committer, Protocol):
     @property
     def inbox(self) -> "Inbox": ...
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log: ...
-    def make(self, incarnation: int, *partitions: int) -> None:
+    def create_logs(self, incarnation: int, *partitions: int) -> None:
         """Make the places of new logs."""
         ...
 
@@ -60,7 +60,7 @@ class Store(Committer, Protocol):
         """A log as far as it is published, beside its owner."""
         ...
 
-    def remove(self, incarnation: int) -> None:
+    def remove_logs(self, incarnation: int) -> None:
         """Remove every log of an incarnation; none may be open."""
         ...
 
@@ -106,9 +106,9 @@ class WriteManifest(msgspec.Struct, frozen=True):
     source: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
     version: int = MANIFEST_VERSION
-    began: int = 0
+    began_at: int = msgspec.field(default=0, name="began")
     """When the write began, by the calendar (0: not known): what was written earlier is adopted earlier, as far as can be told."""
-    once: bool = False
+    single_use: bool = msgspec.field(default=False, name="once")
     """The source is this very write: nothing comes of it again."""
 
 
@@ -119,7 +119,7 @@ class InboxEntry(NamedTuple):
     name: str
     label: str
     """What it is called in messages; no other that waits has the same."""
-    is_errand: bool
+    is_operation: bool
 
 
 class PartWriter(Protocol):
@@ -169,15 +169,15 @@ class Inbox(Protocol):
 
     # For those who do not own the broker.
 
-    def begin(self, write: str) -> None:
+    def begin_write(self, write: str) -> None:
         """Make the place of a write (see `write_name`), to be filled by its tasks. Fine when it is there."""
         ...
 
-    def writer(self, write: str, name: str, incarnation: int, make: bool = False) -> PartWriter:
+    def part_writer(self, write: str, name: str, incarnation: int, make: bool = False) -> PartWriter:
         """A part of a write, to be written. make: make the place of the write, where it is missing; else that is StorageFailed."""
         ...
 
-    def part(self, write: str, name: str, incarnation: int) -> PartReader:
+    def part_reader(self, write: str, name: str, incarnation: int) -> PartReader:
         """A part of a write that is not published yet."""
         ...
 
@@ -200,15 +200,15 @@ class Inbox(Protocol):
         """Remove the place of a write if nothing is staged in it. Does not fail."""
         ...
 
-    def pending(self, incarnation: int, source: str, number: int) -> bool:
+    def is_pending(self, incarnation: int, source: str, number: int) -> bool:
         """Whether a drop was published and is not adopted yet."""
         ...
 
-    def put_errand(self, incarnation: int, name: str, body: bytes) -> None:
+    def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
         """Put an errand for the owner; one of the same name is replaced."""
         ...
 
-    def withdraw(self, incarnation: int, name: str) -> None:
+    def withdraw_operation(self, incarnation: int, name: str) -> None:
         """Take an errand back, if the owner has not done it yet."""
         ...
 
@@ -230,11 +230,11 @@ class Inbox(Protocol):
         """The frames of a part of a drop, in order; CorruptLog as soon as it shows not to be what was staged."""
         ...
 
-    def body(self, errand: InboxEntry) -> bytes | None:
+    def operation(self, errand: InboxEntry) -> bytes | None:
         """What an errand says; None when it was taken back."""
         ...
 
-    def done(self, one: InboxEntry, body: bytes | None = None) -> None:
+    def remove(self, one: InboxEntry, body: bytes | None = None) -> None:
         """Take a drop or an errand out, at one stroke. An errand only if this is what it says: another may have been put in its place,
         and waits on."""
         ...
@@ -246,16 +246,16 @@ class Inbox(Protocol):
 
     # Notes, for both.
 
-    def put_note(self, incarnation: int, name: str, body: bytes) -> None:
+    def put_blob(self, incarnation: int, name: str, body: bytes) -> None:
         """Keep a note; one of the same name is replaced."""
         ...
 
-    def note(self, incarnation: int, name: str) -> bytes | None: ...
-    def notes(self, incarnation: int, prefix: str) -> list[str]:
+    def blob(self, incarnation: int, name: str) -> bytes | None: ...
+    def blob_names(self, incarnation: int, prefix: str) -> list[str]:
         """The names of notes that begin so."""
         ...
 
-    def remove_note(self, incarnation: int, name: str) -> None:
+    def remove_blob(self, incarnation: int, name: str) -> None:
         """Fine when there is none."""
         ...
 
@@ -303,7 +303,7 @@ def published_write_name(source: str, number: int) -> str:
 
 def publishable_manifest(write: str, manifest: WriteManifest) -> WriteManifest:
     """A manifest as it is published with a write; InvalidRequest where it could not be adopted."""
-    found = msgspec.structs.replace(manifest, began=leading_number(write), once=manifest.source == write)
+    found = msgspec.structs.replace(manifest, began_at=leading_number(write), single_use=manifest.source == write)
     try:
         msgspec.convert(msgspec.to_builtins(found), WriteManifest)
     except msgspec.ValidationError as error:

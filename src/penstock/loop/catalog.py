@@ -122,20 +122,20 @@ class Catalog:
         self._do(catalog.delete, name)
         return entry
 
-    def removed(self, incarnation: int) -> None:
+    def record_removed(self, incarnation: int) -> None:
         """Say that the files of a deleted queue are gone."""
         self._do(catalog.confirm_files_removed, incarnation)
 
-    def adopting(self, incarnation: int, name: str) -> int:
+    def begin_adoption(self, incarnation: int, name: str) -> int:
         """Begin to adopt a drop, and give the number that is its own; the same when that was begun before."""
         self._do(catalog.begin_adoption, incarnation, name)
         return self.get(incarnation).adopting[name]
 
-    def adopted(self, incarnation: int, name: str, source: str, number: int) -> None:
+    def end_adoption(self, incarnation: int, name: str, source: str, number: int) -> None:
         """Say that a drop is adopted, all of it."""
         self._do(catalog.finish_adoption, incarnation, name, source, number)
 
-    def hold(self, incarnation: int, holder: str, timeout: int) -> None:
+    def set_consumer_right(self, incarnation: int, holder: str, timeout: int) -> None:
         """Give a queue's consumer right to a holder, or ("") to nobody."""
         self._do(catalog.set_consumer_right, incarnation, holder, timeout)
 
@@ -159,7 +159,7 @@ class Catalog:
         now = self._clock.read()
         self._failed = True  # until all is done: an interrupt may come anywhere, and then state and log may differ
         self._log.append([Draft(FrameType.STATE, 0, len(records), 0, now.elapsed, now.wall, [_encoder.encode(records)])])
-        self._log.flush()
+        self._log.force_sync()
         for record in records:
             catalog.apply(self.state, record)
         self._failed = False
@@ -243,7 +243,7 @@ def apply_catalog_frames(state: CatalogState, frames: Iterable[Frame | Gap]) -> 
 
 def _mended(gap: Gap) -> Gap:
     """The gap, unless it is damage that nobody has looked at: which queues there are is not to be guessed."""
-    if not gap.mended:
+    if not gap.repaired:
         raise CorruptLog(f"the catalog is damaged at {gap.where} ({gap.why}); run verify, then repair")
     return gap
 

@@ -38,14 +38,14 @@ class CommitTracker(PartitionSet):
         super().__init__(setup)
         self.answered: list[Request] = []
         """By the last turn."""
-        self.carrying = TransferStep(self, office)
-        self.resizing = ResizeStep(self, self.carrying)
-        self.producing = ProduceStep(self)
-        self.leasing = LeaseStep(self, self.carrying, self.resizing)
-        self.settling = SettleStep(self, self.carrying)
-        self.departures: list[PartitionHandle] = []
+        self.transfer_step = TransferStep(self, office)
+        self.resize_step = ResizeStep(self, self.transfer_step)
+        self.produce_step = ProduceStep(self)
+        self.lease_step = LeaseStep(self, self.transfer_step, self.resize_step)
+        self.settle_step = SettleStep(self, self.transfer_step)
+        self.io_to_dispatch: list[PartitionHandle] = []
         """Partitions that went out and that nobody has seen to yet."""
-        self.landed: deque[PartitionHandle] = deque()
+        self.io_finished: deque[PartitionHandle] = deque()
         """Partitions whose commit or job is over, to be taken back by the next turn. Added to from any thread."""
         self._waits_for_commit: dict[int, PendingAnswer] = {}
         self._recovered: list[PartitionHandle] = []
@@ -59,55 +59,55 @@ class CommitTracker(PartitionSet):
 
     def _depart(self) -> None:
         """Write what was run. Partitions that owe a sync go out; what rests on the others is answered at once."""
-        pending = self.pending
+        pending = self.uncommitted_answers
         for place, (request, result) in enumerate(pending):
             if type(request) is requests.LeaseRequest:
                 pending[place] = (request, self._collect(request, result))
         self._departing = True
         for member in self.touched:
             partition = member.partition
-            if partition is None or not member.healthy:
+            if partition is None or not member.is_usable:
                 continue
-            if partition.prepare() or member.wants_rest or member.wants_retention or member.wants_close:
+            if partition.begin_commit() or member.wants_publish or member.wants_retention or member.wants_close:
                 self._leave(member)
             else:
-                member.note_rest()
+                member.after_commit()
         self._answer_or_wait()
 
     def _leave(self, member: PartitionHandle) -> None:
-        partition = member.open
+        partition = member.usable_partition
         wants_close, member.wants_close = member.wants_close, False
         if wants_close and not member.wants_retention and member.may_close(self.now):  # nobody has used it in this turn either
             self._send_out(member, member.close)
-        elif member.wants_rest:
-            member.wants_rest = False
-            self._send_out(member, partition.rest)
+        elif member.wants_publish:
+            member.wants_publish = False
+            self._send_out(member, partition.sync_and_publish)
         elif member.wants_retention:
             member.wants_retention = False
-            self._send_out(member, partition.upkeep)
+            self._send_out(member, partition.apply_due_retention)
         else:
-            self._send_out(member, None if partition.is_writable else partition.commit)
+            self._send_out(member, None if partition.can_sync else partition.commit)
 
     def _send_out(self, member: PartitionHandle, job: Callable[[], None] | None) -> None:
         """A member goes out. In this order: wherever an interrupt comes, one that is out is seen off by somebody."""
-        self.departures.append(member)
-        self.outs[member.number] = member
-        member.leave(job)
+        self.io_to_dispatch.append(member)
+        self.handles_in_io[member.number] = member
+        member.start_io(job)
         self.closed.pop(member.number, None)
 
     def _answer_or_wait(self) -> None:
         """Answer what rests on nothing that is out; the rest is answered when that has landed."""
-        while self.pending:
-            request, result = self.pending[0]
-            rests_on = {number for number in _rests_on(request, result) if number in self.outs} if self.outs else None
+        while self.uncommitted_answers:
+            request, result = self.uncommitted_answers[0]
+            rests_on = {number for number in _rests_on(request, result) if number in self.handles_in_io} if self.handles_in_io else None
             if rests_on:
                 waiting = PendingAnswer(request, result, rests_on, self._expires(request))
                 for number in rests_on:
-                    self.outs[number].unanswered.append(waiting)
+                    self.handles_in_io[number].pending_answers.append(waiting)
                 self._waits_for_commit[id(waiting)] = waiting
             else:
                 self._answer(request, result, NONE_FAILED)
-            self.pending.popleft()
+            self.uncommitted_answers.popleft()
 
     def _expires(self, request: Request) -> int:
         """When it is answered although a partition has not landed. What was run is given the time that a sync may take."""
@@ -117,56 +117,56 @@ class CommitTracker(PartitionSet):
     def _land(self) -> None:
         """Take back the partitions that have landed, and answer what waited for them."""
         failed = False
-        while self.landed:  # at every step an interrupt may come: what is done is taken off the list behind it
-            member = self.landed[0]
+        while self.io_finished:  # at every step an interrupt may come: what is done is taken off the list behind it
+            member = self.io_finished[0]
             self.touch(member)
-            if member.out:
-                member.land(self.now)
+            if member.in_io:
+                member.finish_io(self.now)
             self._last_landing = self.now
-            while member.unanswered:
-                waiting = member.unanswered[0]
+            while member.pending_answers:
+                waiting = member.pending_answers[0]
                 waiting.rests_on.discard(member.number)
-                if member.outcome is not None:
-                    waiting.failed[member.number] = member.outcome
+                if member.io_error is not None:
+                    waiting.failed[member.number] = member.io_error
                 if not waiting.rests_on:
                     self._waits_for_commit.pop(id(waiting), None)
                     self._answer(waiting.request, waiting.result, waiting.failed)
-                member.unanswered.popleft()
-            self.outs.pop(member.number, None)
+                member.pending_answers.popleft()
+            self.handles_in_io.pop(member.number, None)
             if member.closed:
                 self.closed[member.number] = member
-            failed = failed or member.outcome is not None
+            failed = failed or member.io_error is not None
             if member.recovered:
                 self._recovered.append(member)
-                self.again = True
-            if member.was_opened and member.healthy:  # what came due while it was closed is done before anything is leased
+                self.wants_turn = True
+            if member.was_opened and member.is_usable:  # what came due while it was closed is done before anything is leased
                 member.next_run = self._next_visit = self.now
             if member.was_opened and self.map.version > 1:
-                self.resizing.note_opened(member)
-                self.again = True
+                self.resize_step.note_opened(member)
+                self.wants_turn = True
             member.was_opened = False
-            self.landed.popleft()
+            self.io_finished.popleft()
         if failed:
-            self.resizing.start_over()
+            self.resize_step.invalidate()
 
     def _welcome(self) -> None:
         """Partitions that were failing or slow are in order again: they do as the others do."""
         for member in self._recovered:
-            if member.healthy:
-                self.catch_up(member)
+            if member.is_usable:
+                self.apply_queue_settings(member)
                 if member.slow:
                     self._spare_leases(member)
-                self.settling.give_back_owed(member)
-                self.resizing.check(member)
+                self.settle_step.give_back_owed(member)
+                self.resize_step.restore_fences(member)
         self._recovered.clear()
 
     def _spare_leases(self, member: PartitionHandle) -> None:
         """None of the leases of a partition that was slow ends for a while: their holders could not settle or extend them."""
-        end = member.open.now().elapsed + GRACE_AFTER_SLOW
+        end = member.usable_partition.now().elapsed + GRACE_AFTER_SLOW
         with suppress(PenstockError):  # the commit says what is wrong
             for grant in [*member.state.leases.live.values()]:
                 if grant.deadline < end:
-                    self.run(member, ExtendLease(grant.number, GRACE_AFTER_SLOW, late=True))
+                    self.run(member, ExtendLease(grant.number, GRACE_AFTER_SLOW, after_deadline=True))
 
     def _expire(self) -> None:
         """Answer those whose time is over although a partition has not landed: nobody knows what becomes of that part."""
@@ -174,11 +174,11 @@ class CommitTracker(PartitionSet):
             if waiting.expires and waiting.expires <= self.now and not waiting.request.done:
                 del self._waits_for_commit[id(waiting)]
                 for number in waiting.rests_on:
-                    member = self.outs[number]
-                    member.unanswered.remove(waiting)
+                    member = self.handles_in_io[number]
+                    member.pending_answers.remove(waiting)
                     waiting.failed[number] = _unknown(member)
                     if isinstance(waiting.request, requests.LeaseRequest):
-                        member.owed += [granted.lease for one, granted, *_ in waiting.result if one is member]
+                        member.undelivered_leases += [granted.lease for one, granted, *_ in waiting.result if one is member]
                 self._answer(waiting.request, waiting.result, waiting.failed)
 
     # -- answers -------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class CommitTracker(PartitionSet):
     def _answer(self, request: Request, result: Any, failed: Mapping[int, PenstockError]) -> None:
         self.answered.append(request)
         if request.done:
-            request.tell()  # an interrupt may have come in between
+            request.notify()  # an interrupt may have come in between
         try:
             if isinstance(request, requests.LeaseRequest):
                 self._hand(request, result, failed)
@@ -206,7 +206,7 @@ class CommitTracker(PartitionSet):
                 request.finish(taken, failed.get(member.number))
             elif isinstance(request, requests.FunctionRequest):
                 answer, used = result
-                wrong = None if request.firm else _partly(used, failed)
+                wrong = None if request.recorded_elsewhere else _partly(used, failed)
                 request.finish(answer if wrong is None else None, wrong)
         except PenstockError as error:
             request.finish(error=error)
@@ -216,15 +216,15 @@ class CommitTracker(PartitionSet):
         found: list[Any] = []
         for member, granted in parts:
             try:
-                partition = member.open
-                items = [] if request.bare else partition.items(granted.runs)
+                partition = member.usable_partition
+                items = [] if request.without_payloads else partition.items(granted.runs)
             except PenstockError as error:  # nobody gets it now, and asking again at once would not help; the others of the answer are good
-                member.unreadable = error
-                member.owed.append(granted.lease)
+                member.read_error = error
+                member.undelivered_leases.append(granted.lease)
                 continue
-            granted = granted if request.bare else _found(granted, items)
+            granted = granted if request.without_payloads else _found(granted, items)
             if not granted.runs:  # damage took all of it: the lease has ended, and there may be other items
-                request.lost = True
+                request.lost_to_damage = True
                 continue
             found.append((member, granted, items, granted.deadline - partition.now().elapsed + self.now))
         return found
@@ -238,17 +238,17 @@ class CommitTracker(PartitionSet):
         ]
         ended = [one for one in handed if one.seconds <= 0]  # while the answer waited for another partition
         if ended:
-            self.settling.give_back(ended)
+            self.settle_step.give_back(ended)
             handed = [one for one in handed if one.seconds > 0]
         if handed:
             request.finish(handed)
-            if request.gone:
-                self.settling.give_back(handed)
-        elif request.lost or request.deadline > self.now:
+            if request.cancelled:
+                self.settle_step.give_back(handed)
+        elif request.lost_to_damage or request.deadline > self.now:
             request.request = None  # what was remembered under its id was lost with the turn
-            self.leasing.put_back(request)
-            self.again = self.again or request.lost
-            request.lost = False
+            self.lease_step.add_waiting(request)
+            self.wants_turn = self.wants_turn or request.lost_to_damage
+            request.lost_to_damage = False
         else:
             request.finish([])
 

@@ -61,7 +61,7 @@ class ProducedItems:
         return list(self._batch.payloads[start - self.base : stop - self.base])
 
     def batch(self, start: int, stop: int) -> Batch:
-        return self._batch.cut(start - self.base, stop - self.base)
+        return self._batch.slice(start - self.base, stop - self.base)
 
 
 class Items(NamedTuple):
@@ -166,7 +166,7 @@ class ItemCache:
             else:
                 self._replace(FrameColumns(found))
                 size += len(found.body)
-                reached = found.base + found.count
+                reached = found.base_offset + found.count
         return gaps, reached if size >= FETCH_BYTES else stop  # a log stops early only when it has read so much
 
     def _replace(self, read: FrameColumns) -> None:

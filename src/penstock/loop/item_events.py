@@ -43,9 +43,9 @@ def events(log: ReadableLog, start_sequence: int = 0, stop_sequence: int | None 
 
 def item_history(log: ReadableLog, offset: int, stop_sequence: int | None = None) -> list[Event]:
     """Everything that is known to have happened to an item, oldest first."""
-    begins = [facts.first_sequence for facts in log.segments() if facts.base <= offset]
+    begins = [facts.first_sequence for facts in log.segments() if facts.base_offset <= offset]
     since = frame_events(log, begins[-1] if begins else 0, stop_sequence)
-    found = (one.of(offset) for _, happenings in since for one in happenings)
+    found = (one.event_of(offset) for _, happenings in since for one in happenings)
     return [event for event in found if event is not None]
 
 
@@ -72,7 +72,7 @@ class _Reading:
         if gap.why == DROPPED:
             return []
         teller = self._teller if self._known else EventReplay()
-        happenings = teller.tell(Lost([gap.start, gap.stop]), self._now)
+        happenings = teller.apply(Lost([gap.start, gap.stop]), self._now)
         return [one._replace(reason=f"damage: {gap.why} ({gap.where})") for one in happenings]
 
     def frame(self, frame: Frame) -> list[EventRuns]:
@@ -84,4 +84,4 @@ class _Reading:
         if not self._known and frame.type is not FrameType.DATA:
             return []
         teller = self._teller if self._known else EventReplay()  # what an item was produced as, it says by itself
-        return [one for record in codec.decode_frame(frame, outline=True) for one in teller.tell(record, self._now)]
+        return [one for record in codec.decode_frame(frame, outline=True) for one in teller.apply(record, self._now)]

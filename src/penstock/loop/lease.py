@@ -69,7 +69,7 @@ class LeaseSource:
     @property
     def changed(self) -> bool:
         """Whether anything happened in the partition since the last look."""
-        return self._partition is not self.member.partition or self._partition is None or self._partition.changes != self._changes
+        return self._partition is not self.member.partition or self._partition is None or self._partition.records_applied != self._changes
 
     def look(self, now: int) -> bool:
         """See what there is at `now`, by the queue's clock; whether there is anything to lease."""
@@ -81,10 +81,10 @@ class LeaseSource:
         partition = self.member.partition
         if partition is not None and self.changed:
             state = partition.state
-            self._partition, self._changes = partition, partition.changes
-            self._shift, self._aging = state.shift, state.policy.priority_aging
+            self._partition, self._changes = partition, partition.records_applied
+            self._shift, self._aging = state.clock_shift, state.policy.priority_aging
             self.ready = 0 if state.paused_lease else state.ready
-            self._heads = state.heads() if self.ready else []
+            self._heads = state.lane_heads() if self.ready else []
         own, aging = now + self._shift, self._aging
         best = best_rank(self._heads, aging, own)
         self.rank = None if best is None else Rank(best.priority, best.since - self._shift)
@@ -192,8 +192,8 @@ class LeaseStep:
         self.waiting: list[requests.LeaseRequest] = []
         self._stocks: dict[int, LeaseSource] = {}  # by the number of the partition
         self._deals = 0
-        self.looked_on = False  # a partition has to look further before it knows whether it has something
-        self.left = False
+        self.search_unfinished = False  # a partition has to look further before it knows whether it has something
+        self.has_cancelled = False
         """Somebody who waited is gone. Set from any thread."""
         self.earliest: int | None = None
         """The deadline that comes first."""
@@ -201,24 +201,24 @@ class LeaseStep:
         """The consumer that has the right to lease from this queue, alone, if any has."""
         self.held_until = 0
 
-    def hold(self, holder: str, timeout: int) -> None:
+    def set_consumer_right(self, holder: str, timeout: int) -> None:
         """Give the consumer right to one for so long, or ("") back to all. Others who wait in line are told."""
         self.holder, self.held_until = holder, self._partitions.clock.read().elapsed + timeout
         for request in self.waiting:
             try:
-                self.refuse_other(request.consumer)
+                self.check_consumer_right(request.consumer)
             except QueueHeld as error:
                 request.finish(error=error)
         self.waiting = [request for request in self.waiting if not request.done]
 
     @property
-    def held_by(self) -> str:
+    def active_holder(self) -> str:
         """Who has the right now, if anybody."""
         return self.holder if self.holder and self._partitions.clock.read().elapsed < self.held_until else ""
 
-    def refuse_other(self, consumer: str) -> None:
+    def check_consumer_right(self, consumer: str) -> None:
         """Say so when somebody else has the right."""
-        if consumer != self.held_by != "":
+        if consumer != self.active_holder != "":
             raise QueueHeld(
                 f"queue {self._partitions.name!r} is consumed by {self.holder}, which alone may lease from it; "
                 "end that consumer, or wait until its right has ended"
@@ -228,18 +228,18 @@ class LeaseStep:
         """Put a request in line, unless it is wrong, or the repetition of one that was answered."""
         validate_lease(self._command(request, request.want))
         if self.holder:
-            self.refuse_other(request.consumer)
+            self.check_consumer_right(request.consumer)
         if request.request is not None and (known := self._known(request)) is not None:
             if known:
                 self._partitions.answer(request, known)
-            elif request.bare:
+            elif request.without_payloads:
                 raise LeaseLost("what this request was given has ended; ask for something new under another id")
             else:
                 request.finish([])  # what it was given has ended
             return
-        self.put_back(request)
+        self.add_waiting(request)
 
-    def put_back(self, request: requests.LeaseRequest) -> None:
+    def add_waiting(self, request: requests.LeaseRequest) -> None:
         """Wait in line, behind the others."""
         self.waiting.append(request)
         self.earliest = request.deadline if self.earliest is None else min(self.earliest, request.deadline)
@@ -250,28 +250,28 @@ class LeaseStep:
         For a bare one it is no matter if a partition that is out of order knows more: whoever has not noted those leases lets them end.
         """
         found, again = [], False
-        for member in self._partitions.healthy():
+        for member in self._partitions.usable():
             part, command = 0, self._command(request, request.want)
-            while member.state.requests.get(command.request or b"", member.open.now().elapsed) is not None:
+            while member.state.requests.get(command.request or b"", member.usable_partition.now().elapsed) is not None:
                 again = True
                 granted = self._partitions.run(member, command)
                 if isinstance(granted, LeaseAnswer) and granted.lease:
                     found.append((member, granted))
                 part += 1
                 command = self._command(request, request.want, part)
-        broken = next((member for member in self._partitions.members.values() if member.error is not None), None)
-        if broken is not None and not again and not request.bare:
+        broken = next((member for member in self._partitions.handles.values() if member.error is not None), None)
+        if broken is not None and not again and not request.without_payloads:
             raise broken.refusal  # it may be the one that knows
         return found if again else None
 
-    def deal(self, now: int) -> None:
+    def assign(self, now: int) -> None:
         """Give out what is ready; tell those whose time is over."""
-        stocks = self._look(self._partitions.stocked(), now)
-        if not stocks and (self.earliest is None or now < self.earliest) and not self.looked_on and not self.left:
+        stocks = self._look(self._partitions.maybe_ready(), now)
+        if not stocks and (self.earliest is None or now < self.earliest) and not self.search_unfinished and not self.has_cancelled:
             return
-        self.left = False
-        self.looked_on = False
-        waiting = [request for request in self.waiting if not request.gone and not request.done]
+        self.has_cancelled = False
+        self.search_unfinished = False
+        waiting = [request for request in self.waiting if not request.cancelled and not request.done]
         there = sum([stock.ready for stock in stocks])
         front = waiting[:there]  # nobody behind them can get anything
         given: list[list[tuple[PartitionHandle, LeaseAnswer]]] = [[] for _ in front]
@@ -283,7 +283,7 @@ class LeaseStep:
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
                 self._partitions.answer(request, given[index])
-            elif request.deadline <= now and not self.looked_on and self._saw_all(request):
+            elif request.deadline <= now and not self.search_unfinished and self._saw_all(request):
                 self._give_nothing(request)
             else:
                 still.append(request)
@@ -292,14 +292,14 @@ class LeaseStep:
 
     def _saw_all(self, request: requests.LeaseRequest) -> bool:
         """Whether every partition but slow ones was looked at for a request whose time is over: in a busy queue one is always out."""
-        out = {number for number, member in self._partitions.outs.items() if member.awaited}
-        request.unseen = out if request.unseen is None else request.unseen & out
-        return not request.unseen
+        out = {number for number, member in self._partitions.handles_in_io.items() if member.is_worth_waiting_for}
+        request.unchecked_partitions = out if request.unchecked_partitions is None else request.unchecked_partitions & out
+        return not request.unchecked_partitions
 
     def _give_nothing(self, request: requests.LeaseRequest) -> None:
         """There is nothing; or nobody can say, because no partition is in order."""
-        broken = next((member for member in self._partitions.members.values() if member.error is not None), None)
-        if broken is not None and all(member.error is not None for member in self._partitions.members.values()):
+        broken = next((member for member in self._partitions.handles.values() if member.error is not None), None)
+        if broken is not None and all(member.error is not None for member in self._partitions.handles.values()):
             request.finish(error=broken.refusal)
         else:
             request.finish([])
@@ -311,7 +311,7 @@ class LeaseStep:
             stock = self._stocks.get(member.number)
             if stock is None or stock.member is not member:
                 stock = self._stocks[member.number] = LeaseSource(member)
-            if member.healthy and stock.look(now):
+            if member.is_usable and stock.look(now):
                 found.append(stock)
         return found
 
@@ -326,7 +326,7 @@ class LeaseStep:
 
         One whose request has an id takes all at once, so that a partition remembers few leases for it.
         """
-        several = len(waiting) > 1 and any(stock.member.state.keys.map or stock.member.state.lanes.keyed for stock in stocks)
+        several = len(waiting) > 1 and any(stock.member.state.keys.by_key or stock.member.state.lanes.keyed for stock in stocks)
         crowd = len(waiting) if several else 1
         handed = True
         while handed and stocks:
@@ -373,12 +373,12 @@ class LeaseStep:
     def _mean_bytes(self, member: PartitionHandle) -> int:
         """About how many bytes an item of this partition takes in a reply."""
         with suppress(PenstockError):  # the commit says what is wrong
-            return mean_bytes(member.open.log.segments(), member.state)
+            return mean_bytes(member.usable_partition.log.segments(), member.state)
         return 0
 
     def _lease(self, member: PartitionHandle, command: commands.AcquireLease) -> LeaseAnswer | None:
         partitions = self._partitions
-        command.departed = self._resizing.departed(member.number)
+        command.moved_slots = self._resizing.moved_slots(member.number)
         while True:
             try:
                 answer = partitions.run(member, command, rounds=ROUNDS)
@@ -388,7 +388,7 @@ class LeaseStep:
             except PenstockError:
                 return None  # the commit says what is wrong
             if isinstance(answer, AskAgain):  # looked far enough for one turn
-                partitions.again = self.looked_on = True
+                partitions.wants_turn = self.search_unfinished = True
                 return None
             return answer if isinstance(answer, LeaseAnswer) else None
 

@@ -43,7 +43,7 @@ class Loop:
     """One queue at work."""
 
     def __init__(self, turns: QueueEngine, committer: Committer, runners: Runners, *, threaded: bool = True) -> None:
-        self.turns = turns
+        self.engine = turns
         self._runners = runners
         self._committer = committer
         self.meter = Meter()
@@ -54,15 +54,15 @@ class Loop:
         self.wakes_at: int | None = None
         self._crowd = 0  # requests in the last turn
         self._syncs = False  # whether the last turn made a partition go out
-        self.waiting_for_disk: list[PartitionHandle] = []
+        self.manual_io: list[PartitionHandle] = []
         """Without threads: partitions that are out."""
-        self.is_slow: Callable[[PartitionHandle], bool] = lambda member: False
+        self.stays_in_io: Callable[[PartitionHandle], bool] = lambda member: False
         """Without threads: whether a partition stays out for now. Set by simulations."""
         self._ending: SimpleQueue[None] | None = None
         self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: waiting for it lets others run
         self._closed = False
         turns.post = self._post
-        turns.put_back = self._inbox.put_back
+        turns.requeue = self._inbox.requeue
 
     # -- for callers ---------------------------------------------------------------------------------
 
@@ -70,11 +70,11 @@ class Loop:
         """Put a request and wait for its answer; the calling thread runs the turn if nobody else does."""
         if self._leads():
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
-        request.make_gate()
+        request.make_wakeup()
         self._enter(request)
         try:
             while not request.done:
-                if not self.turns.all_out and self._turning.acquire(blocking=False):
+                if not self.engine.all_in_io and self._turning.acquire(blocking=False):
                     try:
                         mine = self._lead(request)
                     finally:
@@ -101,31 +101,31 @@ class Loop:
 
     def cancel(self, request: Request) -> None:
         """The caller is gone: its place is free, and what a turn has leased to it meanwhile goes back."""
-        request.gone = True
+        request.cancelled = True
         if not request.claim() and request.done and isinstance(request, LeaseRequest) and request.answer:
             with suppress(BrokerClosed):
-                self.turns.settling.give_back(request.answer)
-        self.turns.leasing.left = self.turns.again = True  # the next turn frees its place
+                self.engine.settle_step.give_back(request.answer)
+        self.engine.lease_step.has_cancelled = self.engine.wants_turn = True  # the next turn frees its place
         self.wake()
 
     def _enter(self, request: Request) -> None:
         if self._closed:
-            raise queue_closed_error(self.turns.name)
+            raise queue_closed_error(self.engine.name)
         request.check()
-        turns = self.turns
+        turns = self.engine
         request.entered_at = now = turns.clock.read().elapsed
         if request.deadline:  # a late lease still gets what is there; and everybody is given the time for one turn
             request.give_up_at = (
                 request.deadline + GRACE if isinstance(request, LeaseRequest | AwaitRequest) else max(request.deadline, now + SECOND)
             )
-        held = len(turns.leasing.waiting) + len(turns.producing.waiting) + len(turns.watching)
+        held = len(turns.lease_step.waiting) + len(turns.produce_step.waiting) + len(turns.waiting_for_items)
         self._inbox.enter(request, held)
 
     def _post(self, request: Request) -> None:
         """A message of the queue's own, or of another queue: never refused while the loop is open."""
         if self._closed:
-            raise queue_closed_error(self.turns.name)
-        request.entered_at = self.turns.clock.read().elapsed
+            raise queue_closed_error(self.engine.name)
+        request.entered_at = self.engine.clock.read().elapsed
         self._inbox.post(request)
         self.wake()
 
@@ -133,24 +133,24 @@ class Loop:
 
     def _sleep(self, request: Request) -> None:
         """Until there is an answer, or it is time to lead, or to give up."""
-        if self.waiting_for_disk:  # without threads: there is nobody else who could let them land
-            for member in [*self.waiting_for_disk]:
-                self.run_by_hand(member)
+        if self.manual_io:  # without threads: there is nobody else who could let them land
+            for member in [*self.manual_io]:
+                self.run_io(member)
             return
         if not request.give_up_at:
             request.sleep(IDLE_SECONDS)
             return
-        left = request.give_up_at - self.turns.clock.read().elapsed
+        left = request.give_up_at - self.engine.clock.read().elapsed
         if left > 0:
             request.sleep(left / SECOND)
         elif request.claim():
-            request.gone = True
-            request.finish(error=not_reached_error(self.turns.name))
+            request.cancelled = True
+            request.finish(error=not_reached_error(self.engine.name))
             self.wake()  # it may have been this one's turn to lead
         elif left > -GRACE:  # the turn that has it will answer
             request.sleep((left + GRACE) / SECOND)
         else:
-            request.gone = True
+            request.cancelled = True
             request.finish(error=OutcomeUnknown("the answer did not come in time; repeat with the same request id"))
 
     # -- turns ---------------------------------------------------------------------------------------
@@ -165,16 +165,16 @@ class Loop:
     @property
     def busy(self) -> bool:
         """Whether a turn now would find something to do."""
-        turns = self.turns
-        by_hand = any(not self.is_slow(member) for member in self.waiting_for_disk)
-        return turns.again or len(self._inbox) > 0 or bool(turns.landed) or bool(turns.departures) or by_hand
+        turns = self.engine
+        by_hand = any(not self.stays_in_io(member) for member in self.manual_io)
+        return turns.wants_turn or len(self._inbox) > 0 or bool(turns.io_finished) or bool(turns.io_to_dispatch) or by_hand
 
     def _lead(self, request: Request) -> PartitionHandle | None:
         """Run turns until this caller's request is answered or has to wait; gives the partition whose disk it waits for itself."""
         while True:
             self._turn()
             mine = self._see_off(request)
-            if mine is not None or request.done or (request.taken and not self.turns.again):
+            if mine is not None or request.done or (request.taken and not self.engine.wants_turn):
                 return mine
 
     def _leads(self) -> bool:
@@ -187,11 +187,11 @@ class Loop:
         try:
             self._take_and_turn(taken)
         except BaseException as error:
-            self.turns.rescue(taken, error)
+            self.engine.requeue_undone(taken, error)
             raise
 
     def _take_and_turn(self, taken: list[Request]) -> None:
-        turns = self.turns
+        turns = self.engine
         if self._crowd > 2 and len(self._inbox) < self._crowd and self._syncs:
             with suppress(Empty):  # those who were just answered are about to ask again: one sync for all of them
                 self._gathering.get(timeout=GATHER_SECONDS)
@@ -203,7 +203,7 @@ class Loop:
                 request.finish(error=not_reached_error(turns.name))
         before = turns.produced
         turns.turn([request for request in taken if not request.done] if taken else taken, now)
-        self._syncs = bool(turns.departures)
+        self._syncs = bool(turns.io_to_dispatch)
         if taken or turns.answered:
             self.meter.turn(taken, turns.answered, turns.clock.read().elapsed, turns.produced - before)
 
@@ -211,15 +211,15 @@ class Loop:
 
     def _see_off(self, request: Request | None = None) -> PartitionHandle | None:
         """Have other threads commit the partitions that went out, but for one that the caller of a request waits for itself."""
-        departures = self.turns.departures
-        if not departures and not self.waiting_for_disk:
+        departures = self.engine.io_to_dispatch
+        if not departures and not self.manual_io:
             return None
         mine = None
         if request is not None and self._threaded:
-            mine = next((one for one in departures if one.job is None and not one.late_until and _waits_for(one, request)), None)
-        others = [member for member in departures if member is not mine and member.out]
+            mine = next((one for one in departures if one.job is None and not one.avoid_until and _waits_for(one, request)), None)
+        others = [member for member in departures if member is not mine and member.in_io]
         if mine is not None:
-            mine.waiter = threading.get_ident()
+            mine.waiting_thread = threading.get_ident()
         self._commit(others, None)
         departures.clear()
         return mine
@@ -232,7 +232,7 @@ class Loop:
         by_log = {id(member.log): member for member in members if member.job is None}
         for member in members:
             if member.job is not None:
-                self._committer.run(self.turns.incarnation, member.number, partial(self._claim_and_work, member))
+                self._committer.run_job(self.engine.incarnation, member.number, partial(self._claim_and_work, member))
         logs = [member.log for member in by_log.values()]
         if logs:
             self._committer.commit(
@@ -244,28 +244,28 @@ class Loop:
 
     def _commit_by_hand(self, members: Sequence[PartitionHandle]) -> None:
         for member in members:
-            if member not in self.waiting_for_disk:
-                member.begun_at = max(1, member.out_since)
-                self.waiting_for_disk.append(member)
-        for member in [*self.waiting_for_disk]:
-            if not self.is_slow(member):
-                self.run_by_hand(member)
+            if member not in self.manual_io:
+                member.io_began_at = max(1, member.io_since)
+                self.manual_io.append(member)
+        for member in [*self.manual_io]:
+            if not self.stays_in_io(member):
+                self.run_io(member)
 
-    def run_by_hand(self, member: PartitionHandle) -> None:
+    def run_io(self, member: PartitionHandle) -> None:
         """Without threads: do what a member is out for, and take it back."""
         try:
             if member.job is not None:
-                member.work()
+                member.run_job()
             else:
-                sync(member.log, lambda log, failure: member.synced(failure))
+                sync(member.log, lambda log, failure: member.after_sync(failure))
         except KeyboardInterrupt:
-            member.interrupted()
+            member.set_recovery_job()
             raise
-        self.waiting_for_disk.remove(member)
+        self.manual_io.remove(member)
         self._land(member)
 
     def _synced(self, member: PartitionHandle, failure: StorageFailed | None) -> None:
-        member.synced(failure)
+        member.after_sync(failure)
         self._land(member)
 
     def _claim_and_work(self, member: PartitionHandle) -> None:
@@ -275,22 +275,22 @@ class Loop:
     def _work(self, member: PartitionHandle) -> None:
         """A job of a member, in a thread of its disk."""
         try:
-            member.work()
+            member.run_job()
         except Exception as error:  # a mistake of ours: the partition is opened anew, and those who wait for it are told
-            _log.exception("a commit of queue %r went wrong", self.turns.name)
-            member.outcome = OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
+            _log.exception("a commit of queue %r went wrong", self.engine.name)
+            member.io_error = OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
             if member.partition is not None:
                 member.partition.failed = True
         self._land(member)
 
     def _land(self, member: PartitionHandle) -> None:
         """Take a member back whose commit or job is over, and let somebody go on."""
-        turns = self.turns
-        member.waiter = 0
-        turns.landed.append(member)
+        turns = self.engine
+        member.waiting_thread = 0
+        turns.io_finished.append(member)
         with self._turning:
-            if turns.landed:
-                turns.land(turns.clock.read().elapsed)
+            if turns.io_finished:
+                turns.finish_io(turns.clock.read().elapsed)
                 if turns.answered:
                     self.meter.turn((), turns.answered, turns.clock.read().elapsed, 0)
         self._pass_on()
@@ -303,26 +303,30 @@ class Loop:
             return  # the next turn sees to them
         me = threading.get_ident()
         with self._turning:
-            orphans = [member for member in self.turns.outs.values() if member.waiter == me or member in self.turns.departures]
-            self.turns.departures.clear()
+            orphans = [
+                member
+                for member in self.engine.handles_in_io.values()
+                if member.waiting_thread == me or member in self.engine.io_to_dispatch
+            ]
+            self.engine.io_to_dispatch.clear()
             for member in orphans:
-                was_mine, member.waiter = member.waiter == me, 0
-                if not member.out:
-                    self.turns.outs.pop(member.number, None)
-                elif member not in self.turns.landed and (member.claim() or was_mine):
-                    member.interrupted()
-                    self._committer.run(self.turns.incarnation, member.number, partial(self._work, member))
+                was_mine, member.waiting_thread = member.waiting_thread == me, 0
+                if not member.in_io:
+                    self.engine.handles_in_io.pop(member.number, None)
+                elif member not in self.engine.io_finished and (member.claim() or was_mine):
+                    member.set_recovery_job()
+                    self._committer.run_job(self.engine.incarnation, member.number, partial(self._work, member))
 
     def _pass_on(self) -> None:
         """After a turn: somebody must lead the next one, if there is a reason for it, now or later."""
         if self._inbox and self._inbox.wake_one():
             return
-        if self.turns.again and any(request.open_gate() for request in self.turns.deferred):
+        if self.engine.wants_turn and any(request.wake() for request in self.engine.deferred):
             return
         if self.busy:
             self.wake()
             return
-        next_run = self.turns.next_run
+        next_run = self.engine.next_run
         if next_run is not None and (self.wakes_at is None or next_run < self.wakes_at) and self._runs_by_itself:
             self._runners.plan(self, next_run)
 
@@ -348,15 +352,15 @@ class Loop:
                 finally:
                     self._see_off()
         except Exception:  # the turn has told its callers and set its partitions aside; the next one may do better
-            _log.exception("a turn of queue %r went wrong", self.turns.name)
+            _log.exception("a turn of queue %r went wrong", self.engine.name)
         self._pass_on()
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def inspect(self, look: Callable[[QueueEngine], Any]) -> Any:
+    def run_between_turns(self, look: Callable[[QueueEngine], Any]) -> Any:
         """Run a function between two turns, without one."""
         with self._turning:
-            return look(self.turns)
+            return look(self.engine)
 
     def close(self, error: PenstockError | None = None) -> None:
         """Answer everyone, make everything durable, let go. Who still waits gets `error`."""
@@ -370,17 +374,17 @@ class Loop:
 
     def _close_unless_out(self, error: PenstockError | None) -> bool:
         """Serve who came before the end, if that can be done at once, and close; but not while a commit is under way."""
-        turns = self.turns
+        turns = self.engine
         with self._turning:
             if self._closed:
                 return True
-            while self._inbox or turns.landed or (turns.deferred and not turns.outs):
+            while self._inbox or turns.io_finished or (turns.deferred and not turns.handles_in_io):
                 with suppress(PenstockError):
                     self._turn()
                     self._see_off()
-            for member in [*self.waiting_for_disk]:
-                self.run_by_hand(member)
-            if turns.outs:
+            for member in [*self.manual_io]:
+                self.run_io(member)
+            if turns.handles_in_io:
                 return False
             self._closed = True
             try:
@@ -395,11 +399,11 @@ class Loop:
         self._inbox.closed = True
 
     def __repr__(self) -> str:
-        return f"Loop({self.turns.name!r}, {len(self.turns.members)} partitions{', closed' if self._closed else ''})"
+        return f"Loop({self.engine.name!r}, {len(self.engine.handles)} partitions{', closed' if self._closed else ''})"
 
 
 def _waits_for(member: PartitionHandle, request: Request) -> bool:
-    return any(waiting.request is request for waiting in member.unanswered)
+    return any(waiting.request is request for waiting in member.pending_answers)
 
 
 def not_reached_error(name: str) -> QueueBusy:

@@ -83,18 +83,18 @@ class Partition:
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []  # the damage met since it was opened
-        self.ripe: list[int] = []
+        self.became_ready: list[int] = []
         """Runs of the items with keys that became ready in the last `due`."""
-        self.changes = 0
+        self.records_applied = 0
         """Records applied here, live: it tells whether anything happened."""
         self._clock = clock
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
         self._floor = FreeSpaceCheck(log, min_free_bytes)
-        self.taken: list[DroppedBuried] = []
+        self.dropped_buried: list[DroppedBuried] = []
         """Buried items that retention took and nobody has told of yet: whoever does takes them off."""
-        self.untidy: StorageFailed | None = None
+        self.maintenance_error: StorageFailed | None = None
         """Why keeping the files in order failed, if it did and nobody has told of it yet."""
         self._timetable = RetentionSchedule()
         self._room = 0
@@ -134,7 +134,7 @@ class Partition:
             self._rotate()
         else:
             newest = self.log.newest()
-            self._plan_rotation(0, newest.base, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
+            self._plan_rotation(0, newest.base_offset, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
         lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may have been an opening
         if not self.gaps:  # behind damage they may not fit any more: their holders are refused at their next call
             now = self._turn
@@ -158,7 +158,7 @@ class Partition:
         self._staged, self._appended = [], []
         self._begin_again()
 
-    def finish(self) -> None:
+    def finish_interrupted_commit(self) -> None:
         """After an interrupt in the middle of `commit`: everything run before it is in the log when this returns, durably.
 
         Only for an interrupt, which says nothing of the storage: what a failed write takes back is never written again.
@@ -218,7 +218,7 @@ class Partition:
         """The time of the turn: one for everything between two commits, as one frame carries it."""
         if not self._staged:
             state, raw = self.state, self._clock.read()
-            elapsed, last = raw.elapsed + state.shift, state.moment.elapsed
+            elapsed, last = raw.elapsed + state.clock_shift, state.moment.elapsed
             self._turn = Moment(elapsed if elapsed > last else last, raw.wall)
         return self._turn
 
@@ -257,10 +257,10 @@ class Partition:
                 self._fetch(missing.offsets)
             else:
                 self._stage(records)
-                self.ripe = [edge for record in records if type(record) is Due for edge in record.keyed]
+                self.became_ready = [edge for record in records if type(record) is Due for edge in record.keyed]
                 return len(records)
 
-    def prepare(self) -> bool:
+    def begin_commit(self) -> bool:
         """Write what is staged. Whether a sync must follow (or an undoing, when this went wrong: `landed` says so)."""
         if self.failed or self._closed:
             return True
@@ -312,22 +312,22 @@ class Partition:
 
     def commit(self) -> None:
         """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
-        if not self.prepare():
+        if not self.begin_commit():
             return
         failure = None
-        if self.is_writable:
+        if self.can_sync:
             try:
                 self.log.sync()
             except StorageFailed as error:
                 failure = error
-        self.landed(failure)
+        self.end_commit(failure)
 
     @property
-    def is_writable(self) -> bool:
+    def can_sync(self) -> bool:
         """After `prepare`: whether all went well so far, so that the log can be synced."""
         return self._unsaid is None and not self._undone and not self.failed and not self._closed
 
-    def landed(self, failure: StorageFailed | None) -> None:
+    def end_commit(self, failure: StorageFailed | None) -> None:
         """The sync is over: keep house, or undo what was run since the last commit and say so."""
         unsaid, self._unsaid = self._unsaid, None
         midway, self._midway = self._midway, False
@@ -346,14 +346,14 @@ class Partition:
         if full or self._unreplayed > CHECKPOINT_FRAMES:
             self._keep_house(self._rotate_and_tidy if full else self._checkpoint)
 
-    def rest(self) -> None:
+    def sync_and_publish(self) -> None:
         """Nothing more to do just now: commit, sync what could wait as the durability mode says, tell readers how far the log goes."""
         self.commit()
         if self.failed:
             return  # the turn is stored; keeping house failed behind it
         try:
             if self.log.durability == "interval":
-                self.log.flush()
+                self.log.force_sync()
             else:
                 self.log.sync()
             self._note_synced()
@@ -380,7 +380,7 @@ class Partition:
     def make_durable(self) -> None:
         """Make what is committed really durable, in every durability mode: another log is about to record something that rests on it."""
         try:
-            self.log.flush()
+            self.log.force_sync()
             self._note_synced()
         except StorageFailed as error:
             self._fail(error)
@@ -413,7 +413,7 @@ class Partition:
         try:
             work()
         except StorageFailed as error:
-            self.untidy = error
+            self.maintenance_error = error
             with contextlib.suppress(PenstockError):
                 self.reopen()
             self._timetable.postpone(self.now().elapsed, self.state.policy.retention)
@@ -440,7 +440,7 @@ class Partition:
             for record in records:
                 machine.apply(self.state, record, self._turn)
             self._staged += records
-            self.changes += len(records)
+            self.records_applied += len(records)
         except BaseException:  # an interrupt, or a mistake of ours: the state may be half changed and must not be used
             self.failed = True
             raise
@@ -489,7 +489,7 @@ class Partition:
     def _rotate(self) -> None:
         """Begin a new segment with a Base. A large Base makes for larger segments, so that writing it stays a small part of the work."""
         state = self.state
-        state.ttl.keep(lambda entry: state.resolved.missing(entry.start, entry.stop))  # what is resolved has no ttl any more
+        state.ttl.keep(lambda entry: state.completed.missing(entry.start, entry.stop))  # what is resolved has no ttl any more
         body = base.dump(state)
         self.log.rotate(codec.base_draft(body, self._turn, self.state.next_offset))
         self._note_synced()
@@ -503,7 +503,7 @@ class Partition:
 
     # -- retention -----------------------------------------------------------------------------------
 
-    def retain(self, *, thorough: bool = False) -> RetentionResult:
+    def apply_retention(self, *, thorough: bool = False) -> RetentionResult:
         """Let go of what the policy's retention does not ask for. `thorough`: whatever frees anything.
 
         A part of it is done by itself: at every rotation, and, by whoever calls `upkeep` when `next_retention` says so, as time passes.
@@ -527,7 +527,7 @@ class Partition:
         except BaseException:
             self.failed = True  # as in `_keep_house`
             raise
-        return self.retain(thorough=True)
+        return self.apply_retention(thorough=True)
 
     def _commit_so_far(self) -> None:
         """Commit in the middle of a turn. If that fails the turn is undone, and its own `commit` must not say otherwise."""
@@ -546,7 +546,7 @@ class Partition:
             return None
         if state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset:
             return None
-        return self._timetable.next(retention, self._rotate_at(), self.changes)
+        return self._timetable.next(retention, self._rotate_at(), self.records_applied)
 
     def _rotate_at(self) -> int | None:
         """When the newest segment is closed although nothing is written to it; None when it holds no items."""
@@ -559,7 +559,7 @@ class Partition:
             when = max(when, state.moment.elapsed + retention.max_age)
         return when
 
-    def upkeep(self) -> None:
+    def apply_due_retention(self) -> None:
         """Do what retention has to do by now: close the newest segment if it is time, let go of some of what is old.
 
         What was run before is committed first. It stands, whatever becomes of the rest.
@@ -591,17 +591,17 @@ class Partition:
         self.log.sync()
         self._note_synced()
         if buried:
-            self.taken.append(DroppedBuried(count(buried), buried[0], buried[-1] - 1))
+            self.dropped_buried.append(DroppedBuried(count(buried), buried[0], buried[-1] - 1))
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:
             self._frames.clear()
-        self._timetable.looked(self.log.segments(), now, retention, self.changes, chosen)
+        self._timetable.looked(self.log.segments(), now, retention, self.records_applied, chosen)
         return RetentionResult(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def history(self, start: int, limit: int) -> RetainedItems:
+    def read_retained(self, start: int, limit: int) -> RetainedItems:
         """Up to `limit` retained items from offset `start` on, whatever became of them: what cursors read."""
         return read_retained(self, start, limit)
 
@@ -626,7 +626,7 @@ class Partition:
             self._flush()
         found = self._frames.collect(runs)
         self._lose(recovery.record_gaps(self.gaps, self.state, self.log.partition, found.gaps))
-        if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).without(self.state.dropped.runs):
+        if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).subtract(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
         return found.parts
 

@@ -66,30 +66,30 @@ class PartitionHandle:
         """What is known of it while it is closed. None: it must be opened to know anything."""
         self.partition: Partition | None = None
         self.error: PenstockError | None = None
-        self.fenced = True
+        self.fences_ready = True
         """Whether every slot that the map gives it may be used: not before its fences stand."""
         self.touched = False
-        self.out = False
+        self.in_io = False
         """Whether its commit, or another job, is under way."""
-        self.out_since = 0
+        self.io_since = 0
         self._unclaimed: list[bool] = []
         self.idle_after = IDLE_AFTER
         """It is closed when nothing has happened in it for so long."""
-        self.begun_at = 0
+        self.io_began_at = 0
         """When what it is out for was really begun; 0 while it waits for a thread. Set from any thread."""
         self.slow = False
         """Whether it is out for long, or was when it landed last."""
-        self.late_until = 0
+        self.avoid_until = 0
         """Its disk did not answer quickly when it was last asked: until then, those who have a choice avoid it."""
         self.job: Callable[[], None] | None = None
         """What is done while it is out, if that is anything but the sync of its log."""
-        self.waiter = 0
+        self.waiting_thread = 0
         """The thread that waits for its disk for a request of its own; 0 when it is another."""
-        self.outcome: PenstockError | None = None
+        self.io_error: PenstockError | None = None
         """Of what was done while it was out."""
-        self.unreadable: PenstockError | None = None
+        self.read_error: PenstockError | None = None
         """Why items that were leased could not be read: it is left alone for a while once this turn is committed."""
-        self.wants_rest = False
+        self.wants_publish = False
         """Whether it goes out at the end of this turn to sync what needed no sync."""
         self.wants_close = False
         """Whether it goes out at the end of this turn to be closed, if nothing happens in it."""
@@ -99,16 +99,16 @@ class PartitionHandle:
         """Whether it goes out at the end of this turn to let go of what is old."""
         self.recovered = False
         """Whether it has landed in order after it was failing or slow."""
-        self.unanswered: deque[PendingAnswer] = deque()
+        self.pending_answers: deque[PendingAnswer] = deque()
         """Requests whose answers wait for it to land."""
         self.unresolved = (0, 0) if summary is None else (summary.unresolved, summary.size_bytes)
         """Items that were not resolved when last asked, and bytes."""
-        self.owed: list[int] = []
+        self.undelivered_leases: list[int] = []
         """Leases that it gave and nobody got."""
-        self.missed: Pause | None = None
+        self.missed_pause: Pause | None = None
         """What was said to the whole queue while this one was away."""
         self.next_run: int | None = None
-        self.carrying: dict[bytes, int] = {}
+        self.transfers_under_way: dict[bytes, int] = {}
         """destination → sequence of the transfer that is under way, or (negative) when to try again."""
         self._open_it = open_it
         self._clock = clock
@@ -124,7 +124,7 @@ class PartitionHandle:
     def next_offset(self) -> int:
         """The next offset it will give, as far as is known and committed."""
         if self.partition is not None:
-            return self.partition.state.next_offset if self.healthy else 0
+            return self.partition.state.next_offset if self.is_usable else 0
         return self.summary.next_offset if self.summary is not None else 0
 
     @property
@@ -137,46 +137,46 @@ class PartitionHandle:
     @property
     def has_no_fences(self) -> bool:
         """Of one that is not open: whether it is known to have none."""
-        return self.summary is not None and not self.summary.busy
+        return self.summary is not None and not self.summary.must_stay_open
 
     @property
     def has_ready_items(self) -> bool:
         """Of one that is closed, or being opened or closed: whether it may have something to lease."""
-        if self.out and self.job == self.close:
+        if self.in_io and self.job == self.close:
             return True
         return self.partition is None and self.summary is not None and self.summary.ready > 0
 
     @property
     def is_opening(self) -> bool:
         """Whether it is out to be opened."""
-        return self.partition is None and self.awaited
+        return self.partition is None and self.is_worth_waiting_for
 
     @property
     def closed(self) -> bool:
         """Whether it is not open, for no other reason than that nobody needs it."""
-        return self.partition is None and self.error is None and not self.out
+        return self.partition is None and self.error is None and not self.in_io
 
     @property
-    def healthy(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether it can be used now."""
-        return self.partition is not None and self.error is None and not self.out
+        return self.partition is not None and self.error is None and not self.in_io
 
     @property
-    def awaited(self) -> bool:
+    def is_worth_waiting_for(self) -> bool:
         """Whether it is out, and soon to land."""
-        return self.out and self.error is None
+        return self.in_io and self.error is None
 
     @property
-    def open(self) -> Partition:
+    def usable_partition(self) -> Partition:
         """The partition, or why it cannot be used."""
-        if self.partition is None or self.error is not None or self.out:
+        if self.partition is None or self.error is not None or self.in_io:
             raise self.refusal
         return self.partition
 
     @property
-    def known(self) -> Partition | None:
+    def readable_partition(self) -> Partition | None:
         """The partition even while it is failing, if what is known of it is true."""
-        return None if self.partition is None or self.partition.failed or self.out else self.partition
+        return None if self.partition is None or self.partition.failed or self.in_io else self.partition
 
     @property
     def log(self) -> Log:
@@ -186,7 +186,7 @@ class PartitionHandle:
 
     @property
     def state(self) -> State:
-        return self.open.state
+        return self.usable_partition.state
 
     @property
     def refusal(self) -> PenstockError:
@@ -195,7 +195,7 @@ class PartitionHandle:
             return CorruptLog(f"partition {self.number} cannot be opened ({self.error}); the others work")
         if self.error is None:
             return StorageFailed(f"partition {self.number} is not at hand just now; try again in a moment")
-        if self.out and self.slow:
+        if self.in_io and self.slow:
             return StorageFailed(f"partition {self.number} is slow ({self.error}); try again in a moment")
         return StorageFailed(f"partition {self.number} is failing ({self.error}); it is tried again by itself, so try again in a moment")
 
@@ -220,15 +220,15 @@ class PartitionHandle:
 
     # -- out, and back -------------------------------------------------------------------------------
 
-    def leave(self, job: Callable[[], None] | None = None) -> None:
+    def start_io(self, job: Callable[[], None] | None = None) -> None:
         """Go out: with a job, or for the sync of what was appended."""
         self.job = job
-        self.outcome = None
+        self.io_error = None
         self.slow = False
-        self.begun_at = 0
-        self.out_since = self._clock.read().elapsed
+        self.io_began_at = 0
+        self.io_since = self._clock.read().elapsed
         self._unclaimed = [True]
-        self.out = True
+        self.in_io = True
 
     def claim(self) -> bool:
         """Begin what it is out for, in whichever thread; False when another one has."""
@@ -236,62 +236,62 @@ class PartitionHandle:
             self._unclaimed.pop()  # only one thread gets it
         except IndexError:
             return False
-        self.begun_at = self._clock.read().elapsed
+        self.io_began_at = self._clock.read().elapsed
         return True
 
     def slow_at(self, last_landing: int) -> int:
         """When it counts as slow. One that waits for a thread is no slower than those that land before it."""
-        return (self.begun_at or max(self.out_since, last_landing)) + SLOW_AFTER
+        return (self.io_began_at or max(self.io_since, last_landing)) + SLOW_AFTER
 
-    def grow_slow(self, now: int, last_landing: int) -> None:
+    def mark_slow_if_due(self, now: int, last_landing: int) -> None:
         """It is out for long: from now on it counts as failing."""
-        if self.awaited and now >= self.slow_at(last_landing):
+        if self.is_worth_waiting_for and now >= self.slow_at(last_landing):
             self.slow = True
             self.error = StorageFailed(f"its disk has not answered for {(now - self.slow_at(last_landing) + SLOW_AFTER) / SECOND:.1f} s")
 
-    def work(self) -> None:
+    def run_job(self) -> None:
         """Do the job it went out for, in whichever thread that is."""
         assert self.job is not None
         try:
             self.job()
         except PenstockError as error:
-            self.outcome = error
+            self.io_error = error
 
-    def synced(self, failure: StorageFailed | None) -> None:
+    def after_sync(self, failure: StorageFailed | None) -> None:
         """Its log is synced, or could not be: what follows from that is done before it lands."""
         assert self.partition is not None
         try:
-            self.partition.landed(failure)
+            self.partition.end_commit(failure)
         except PenstockError as error:
-            self.outcome = error
+            self.io_error = error
 
-    def interrupted(self) -> None:
+    def set_recovery_job(self) -> None:
         """The thread that waited for its disk was interrupted: another one brings that to its end."""
         self.job = self._finish if self.partition is not None else self.reopen
 
-    def land(self, now: int) -> PenstockError | None:
+    def finish_io(self, now: int) -> PenstockError | None:
         """Come back into the turn; the error tells what became of what it went out for."""
-        self.out = False
-        took = now - (self.begun_at or self.out_since)
-        self.late_until = now + LATE_FOR if self.job is None and took > PROMPT else 0
+        self.in_io = False
+        took = now - (self.io_began_at or self.io_since)
+        self.avoid_until = now + LATE_FOR if self.job is None and took > PROMPT else 0
         self.slow = self.slow or took >= SLOW_AFTER
         self.recovered = self.slow or self.error is not None
         self.error = None
-        if self.outcome is not None:
+        if self.io_error is not None:
             self.recovered = False
-            self.fail(self.outcome)
+            self.fail(self.io_error)
         elif self.partition is not None and self.partition.failed:  # what it went out for is stored; keeping its files in order failed
             self.recovered = False
             self.fail(StorageFailed("keeping its files in order failed"))
         else:
-            self.note_rest()
-        return self.outcome
+            self.after_commit()
+        return self.io_error
 
-    def note_rest(self) -> None:
+    def after_commit(self) -> None:
         """It is in order: plan the sync of what needed none, and the word for readers, in a while."""
         partition = self.partition
-        if self.unreadable is not None:
-            error, self.unreadable = self.unreadable, None
+        if self.read_error is not None:
+            error, self.read_error = self.read_error, None
             self.fail(error)
             return
         self._failures = 0
@@ -310,7 +310,7 @@ class PartitionHandle:
         assert self.partition is not None
         try:
             if not self.partition.is_committed:
-                self.partition.finish()
+                self.partition.finish_interrupted_commit()
         except StorageFailed as error:
             raise OutcomeUnknown(f"storage failed ({error}) and the turn was interrupted; repeat with the same request id") from error
 
@@ -324,9 +324,9 @@ class PartitionHandle:
 
     def is_due_for_retry(self, now: int) -> bool:
         """Whether it is failing, and it is time to try it again."""
-        return self.error is not None and not self.out and now >= self._retry_at
+        return self.error is not None and not self.in_io and now >= self._retry_at
 
-    def is_due_for_rest(self, now: int) -> bool:
+    def take_due_publish(self, now: int) -> bool:
         """Whether it is time to sync what needed no sync, and to tell readers how far the log goes."""
         if self._rest_at is None or now < self._rest_at:
             return False
@@ -335,18 +335,18 @@ class PartitionHandle:
 
     def is_due_for_retention(self) -> bool:
         """Whether it is time for retention to look at it."""
-        partition = self.open
+        partition = self.usable_partition
         when = partition.next_retention()
         return when is not None and when <= partition.now().elapsed
 
     def changed(self) -> bool:
         """Whether anything happened here since this was last asked."""
-        seen, self._seen = self._seen, -1 if self.partition is None else self.partition.changes
+        seen, self._seen = self._seen, -1 if self.partition is None else self.partition.records_applied
         return seen != self._seen
 
     def plan(self, now: int) -> None:
         """When it wants to be visited next, unless somebody comes before."""
-        if self.out:
+        if self.in_io:
             self.next_run = None  # it plans anew when it has landed
             return
         if self.error is not None:
@@ -368,7 +368,7 @@ class PartitionHandle:
             wait = min(wait, retention - moment.elapsed)
         if self._rest_at is not None:
             wait = min(wait, self._rest_at - now)
-        for when in self.carrying.values():
+        for when in self.transfers_under_way.values():
             if when < 0:
                 wait = min(wait, -when - now)
         self.next_run = now + max(0, wait)
@@ -401,19 +401,21 @@ class PartitionHandle:
 
     def _idle_wait(self, now: int, partition: Partition) -> int:
         """How long until it may be closed if nothing happens in it."""
-        if partition.changes != self._idle_changes:
-            self._idle_changes, self._idle_since = partition.changes, now
+        if partition.records_applied != self._idle_changes:
+            self._idle_changes, self._idle_since = partition.records_applied, now
             return self.idle_after
         return max(0, self._idle_since + self.idle_after - now) if self._is_quiet(partition) else self.idle_after
 
     def _is_quiet(self, partition: Partition) -> bool:
         """Whether nothing is under way that needs it open."""
-        return partition.is_idle and not (self.carrying or self.owed or self.unanswered or self._rest_at is not None)
+        return partition.is_idle and not (
+            self.transfers_under_way or self.undelivered_leases or self.pending_answers or self._rest_at is not None
+        )
 
     def may_close(self, now: int) -> bool:
         """Whether nothing has happened in it for a while, and nothing is under way."""
-        partition = self.open
-        return partition.changes == self._idle_changes and now >= self._idle_since + self.idle_after and self._is_quiet(partition)
+        partition = self.usable_partition
+        return partition.records_applied == self._idle_changes and now >= self._idle_since + self.idle_after and self._is_quiet(partition)
 
     def stay_open(self, now: int) -> None:
         """Somebody needs it although nothing happens in it."""

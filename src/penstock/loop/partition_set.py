@@ -41,7 +41,7 @@ class PartitionSet:
         self.name = setup.name
         self.incarnation = setup.incarnation
         self.clock = setup.clock
-        self.members: dict[int, PartitionHandle] = {}
+        self.handles: dict[int, PartitionHandle] = {}
         self.active: Sequence[int] = ()
         """Those that take items."""
         self.opened_version = 0
@@ -53,7 +53,7 @@ class PartitionSet:
         self.policy: Policy | None = None
         self.now = 0
         """When the turn began, elapsed."""
-        self.again = False
+        self.wants_turn = False
         """There is more to do at once."""
         self.produced = 0
         self.touched: list[PartitionHandle] = []
@@ -64,45 +64,45 @@ class PartitionSet:
         """Of these, those that are to be opened by the next turn."""
         self.visits_changed = False
         """Whether a member is gone that may have wanted the next visit."""
-        self.newcomers: set[int] = set()
+        self.partitions_to_add: set[int] = set()
         """Partitions that a reshape is about to add."""
-        self.outs: dict[int, PartitionHandle] = {}
+        self.handles_in_io: dict[int, PartitionHandle] = {}
         """Partitions that are out."""
-        self.with_ready: set[int] = set()
+        self.with_ready_items: set[int] = set()
         self.used: set[int] = set()
         """Numbers of the partitions that an operator's word had to do with."""
-        self.pending: deque[tuple[Request, Any]] = deque()
+        self.uncommitted_answers: deque[tuple[Request, Any]] = deque()
         self.post: Callable[[Request], None] = lambda request: None
         """Puts a message of the queue's own into its inbox."""
         self._setup = setup
 
-    def shape(self, slots: SlotMap, active: Sequence[int], numbers: Sequence[int], older: Sequence[SlotMap] = ()) -> None:
+    def set_partitions(self, slots: SlotMap, active: Sequence[int], numbers: Sequence[int], older: Sequence[SlotMap] = ()) -> None:
         """The queue has these partitions (`numbers`), of which `active` take items as `slots` says; new ones are opened."""
         for number in sorted(numbers):
             self.add(number)
-        for number, member in self.members.items():
+        for number, member in self.handles.items():
             member.idle_after = IDLE_AFTER if number in active else RETIRED_IDLE_AFTER
         self.map, self.active, self.older_maps = slots, active, older
 
     def add(self, number: int) -> PartitionHandle:
         """The member of that number, closed when it is new: it is opened when somebody needs it, at once if it must be looked into."""
-        if number not in self.members:
+        if number not in self.handles:
             summary = self._setup.summary_of(number)
-            self.members[number] = member = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
+            self.handles[number] = member = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
             self.closed[number] = member
             self.touch(member)
-            if summary is None or summary.busy:
+            if summary is None or summary.must_stay_open:
                 self.to_open[number] = member
-        return self.members[number]
+        return self.handles[number]
 
-    def drop(self, member: PartitionHandle) -> None:
+    def remove(self, member: PartitionHandle) -> None:
         """A new partition that is not to be after all."""
-        del self.members[member.number]
-        for others in (self.closed, self.to_open, self.outs):
+        del self.handles[member.number]
+        for others in (self.closed, self.to_open, self.handles_in_io):
             others.pop(member.number, None)
-        self.newcomers.discard(member.number)
+        self.partitions_to_add.discard(member.number)
         self.visits_changed = True
-        self.with_ready.discard(member.number)
+        self.with_ready_items.discard(member.number)
         if member in self.touched:
             self.touched.remove(member)
         self.used.discard(member.number)
@@ -110,66 +110,70 @@ class PartitionSet:
             with suppress(PenstockError):
                 member.partition.close()
 
-    def open_up(self, member: PartitionHandle) -> None:
+    def request_open(self, member: PartitionHandle) -> None:
         """Somebody needs a partition that is closed: the next turn opens it."""
         if member.closed:
             self.to_open[member.number] = member
-            self.again = True
+            self.wants_turn = True
 
-    def catch_up(self, member: PartitionHandle, *, new: bool = False) -> None:
+    def apply_queue_settings(self, member: PartitionHandle, *, new: bool = False) -> None:
         """A partition that is new, or was away, does as the others do."""
-        others = [other.state for other in self.healthy() if other is not member]
+        others = [other.state for other in self.usable() if other is not member]
         with suppress(PenstockError):  # the commit says what is wrong
             if self.policy is not None:
                 self.run(member, Configure(self.policy))
             if new:
                 self.run(member, Pause(*(bool(others) and all(getattr(state, side) for state in others) for side in _SIDES)))
-            elif member.missed is not None:
-                self.run(member, member.missed)
-            member.missed = None
+            elif member.missed_pause is not None:
+                self.run(member, member.missed_pause)
+            member.missed_pause = None
             for name in {name for state in others for name in state.cursors} - member.state.cursors.keys():
                 self.run(member, PutCursor(name, member.state.dropped.first_missing(0)))
 
     def pause(self, word: Pause) -> None:
         """For the whole queue; who is away hears of it when it comes back."""
-        for member in self.members.values():
-            if member.healthy:
+        for member in self.handles.values():
+            if member.is_usable:
                 self.run(member, word)
-            elif member.missed is None:
-                member.missed = word
+            elif member.missed_pause is None:
+                member.missed_pause = word
             else:
-                lease = member.missed.lease if word.lease is None else word.lease
-                member.missed = Pause(lease, member.missed.produce if word.produce is None else word.produce)
+                lease = member.missed_pause.lease if word.lease is None else word.lease
+                member.missed_pause = Pause(lease, member.missed_pause.produce if word.produce is None else word.produce)
 
-    def healthy(self) -> Iterator[PartitionHandle]:
+    def usable(self) -> Iterator[PartitionHandle]:
         """Partitions that can be used now: in order, and not out."""
-        return (member for member in list(self.members.values()) if member.healthy)
+        return (member for member in list(self.handles.values()) if member.is_usable)
 
     @property
-    def awaits(self) -> bool:
+    def any_worth_waiting_for(self) -> bool:
         """Whether a partition is out that is soon to land."""
-        return any(member.awaited for member in self.outs.values())
+        return any(member.is_worth_waiting_for for member in self.handles_in_io.values())
 
     @property
-    def all_out(self) -> bool:
+    def all_in_io(self) -> bool:
         """Whether a turn now could do nothing but wait."""
-        return bool(self.outs) and len(self.outs) == len(self.members) and all(member.awaited for member in list(self.outs.values()))
+        return (
+            bool(self.handles_in_io)
+            and len(self.handles_in_io) == len(self.handles)
+            and all(member.is_worth_waiting_for for member in list(self.handles_in_io.values()))
+        )
 
-    def stocked(self) -> list[PartitionHandle]:
+    def maybe_ready(self) -> list[PartitionHandle]:
         """Partitions that may have something ready, by number: those that had at the end of the last turn, and those touched since."""
-        return [self.members[number] for number in sorted(self.with_ready.union(member.number for member in self.touched))]
+        return [self.handles[number] for number in sorted(self.with_ready_items.union(member.number for member in self.touched))]
 
-    def note_stock(self) -> None:
+    def note_ready(self) -> None:
         """At the end of a turn."""
         for member in self.touched:
-            if member.healthy and member.state.ready:
-                self.with_ready.add(member.number)
+            if member.is_usable and member.state.ready:
+                self.with_ready_items.add(member.number)
             else:
-                self.with_ready.discard(member.number)
+                self.with_ready_items.discard(member.number)
 
     def run(self, member: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
         """Run a command in a partition; it is committed with the turn."""
-        partition = member.open
+        partition = member.usable_partition
         self.touch(member)
         return partition.run(command, rounds)
 
@@ -182,7 +186,7 @@ class PartitionSet:
 
     def answer(self, request: Request, result: Any) -> None:
         """This will be the answer, if what it rests on can be committed."""
-        self.pending.append((request, result))
+        self.uncommitted_answers.append((request, result))
 
     def attempt(self, request: Any, step: Callable[[Any], None]) -> None:
         """One step for a request; a refusal is its answer."""
@@ -194,11 +198,11 @@ class PartitionSet:
     def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
         """Items that are not resolved, and about how many bytes of log they take; where a partition cannot be asked, as last known."""
         items = size = 0
-        for member in self.members.values():
-            if member.healthy:
+        for member in self.handles.values():
+            if member.is_usable:
                 state = member.state
-                count = state.next_offset - state.resolved.total - state.buried_set.total
-                member.unresolved = count, unresolved_bytes(member.open.log.segments(), state) if with_bytes else 0
+                count = state.next_offset - state.completed.total - state.buried_set.total
+                member.unresolved = count, unresolved_bytes(member.usable_partition.log.segments(), state) if with_bytes else 0
             items += member.unresolved[0]
             size += member.unresolved[1]
         return items, size

@@ -56,7 +56,7 @@ class ProduceStep:
         """Those that wait for room try again, in the order in which they came; who waited too long is told so."""
         still: list[requests.ProduceRequest] = []
         for request in self.waiting:
-            if request.gone or request.done:
+            if request.cancelled or request.done:
                 continue
             if not still and self._fits(request.batch):
                 self._partitions.attempt(request, self._store_all)
@@ -80,9 +80,9 @@ class ProduceStep:
             if request.sequence and any(one.refused is not None for one in placed):
                 left = []  # a partition counts as having all that is its own, so none may be stored while nobody knows of some
         if left is None or left:
-            cut = batch if left is None else batch.pick(left)
+            cut = batch if left is None else batch.take(left)
             for number, indexes in self._cut(cut, request.request, partitions.map).items():
-                share = cut if indexes is None else cut.pick(indexes)
+                share = cut if indexes is None else cut.take(indexes)
                 whole = indexes if left is None else [left[index] for index in (range(len(cut)) if indexes is None else indexes)]
                 placed.append(self._store(number, whole, self._command(request, share)))
         partitions.answer(request, placed)
@@ -96,8 +96,8 @@ class ProduceStep:
     def _check_taking(self) -> None:
         """A drop waits while producing is paused."""
         for number in self._partitions.active:
-            member = self._partitions.members[number]
-            if member.healthy and member.state.paused_produce:
+            member = self._partitions.handles[number]
+            if member.is_usable and member.state.paused_produce:
                 raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
 
     def _full(self) -> PenstockError:
@@ -116,10 +116,10 @@ class ProduceStep:
         """Numbers of the partitions without which a request cannot be run."""
         partitions, batch = self._partitions, request.batch
         if self.max_items or self.max_bytes:
-            return partitions.members.keys()  # what is in them is counted
+            return partitions.handles.keys()  # what is in them is counted
         if request.request is not None:
             maps = (partitions.map, *partitions.older_maps)
-            return {home for slots in maps for home in _homes(batch, request.request, slots) if home in partitions.members}
+            return {home for slots in maps for home in _homes(batch, request.request, slots) if home in partitions.handles}
         if batch.key_ids is None and batch.dedups is None:
             return self._anywhere()
         found = set(_homes(batch, None, partitions.map))
@@ -135,8 +135,8 @@ class ProduceStep:
         """
         partitions = self._partitions
         best = self._least_of(self._some())
-        if partitions.closed or partitions.outs:
-            some = [partitions.members[number] for number in self._some()]
+        if partitions.closed or partitions.handles_in_io:
+            some = [partitions.handles[number] for number in self._some()]
             closed = [member for member in some if member.closed]
             emptiest = min(
                 [*closed, *(member for member in some if member.is_opening)], key=lambda member: member.unresolved[0], default=None
@@ -154,22 +154,22 @@ class ProduceStep:
         best = self._least_of(self._some()) or self._least_of(active)
         if best is not None:
             return best
-        if any(member.healthy and member.state.paused_produce for member in map(self._partitions.members.__getitem__, active)):
+        if any(member.is_usable and member.state.paused_produce for member in map(self._partitions.handles.__getitem__, active)):
             raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
-        broken = self._partitions.members[active[0]]
+        broken = self._partitions.handles[active[0]]
         raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order ({broken.error}); try again in a moment")
 
     def _least_of(self, numbers: Sequence[int]) -> PartitionHandle | None:
         best: PartitionHandle | None = None
         fewest = 0
         for number in numbers:
-            member = self._partitions.members[number]
-            if member.partition is None or not member.healthy or not member.fenced:
+            member = self._partitions.handles[number]
+            if member.partition is None or not member.is_usable or not member.fences_ready:
                 continue
             state = member.partition.state
             if state.paused_produce:
                 continue
-            waits = state.ready if member.late_until <= self._partitions.now else state.ready + LATE
+            waits = state.ready if member.avoid_until <= self._partitions.now else state.ready + LATE
             if best is None or waits < fewest:
                 best, fewest = member, waits
         return best
@@ -199,8 +199,8 @@ class ProduceStep:
     def _store(self, number: int, indexes: Sequence[int] | None, command: commands.Produce) -> StoredPart:
         partitions = self._partitions
         try:
-            member = partitions.members[number]
-            if not member.fenced:
+            member = partitions.handles[number]
+            if not member.fences_ready:
                 raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
             stored = partitions.run(member, command)
         except PenstockError as error:
@@ -221,8 +221,8 @@ class ProduceStep:
         return names is not None and all(name is not None and self._remembers(name) for name in names)
 
     def _remembers(self, name: bytes) -> bool:
-        member = self._partitions.members[self._partitions.map.owners[dedup_slot(name)]]
-        return member.healthy and member.state.dedup.get(name, member.open.now().elapsed) is not None
+        member = self._partitions.handles[self._partitions.map.owners[dedup_slot(name)]]
+        return member.is_usable and member.state.dedup.get(name, member.usable_partition.now().elapsed) is not None
 
     def _known(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[StoredPart], Sequence[int] | None]:
         """What is known of a request under these versions of the slot map, and the indexes that none of them has (None: all)."""
@@ -231,11 +231,11 @@ class ProduceStep:
         left: list[int] | None = None
         for slots in maps:
             for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
-                member = self._partitions.members.get(number)
+                member = self._partitions.handles.get(number)
                 indexes = indexes if left is None else sorted(set(indexes).intersection(left))
                 if member is None or not indexes:
                     continue
-                if not member.healthy:  # it cannot be asked, so nobody knows
+                if not member.is_usable:  # it cannot be asked, so nobody knows
                     left = _without(left, indexes, len(request.batch))
                     placed.append(StoredPart(number, indexes, None, Refused.of(member.refusal)))
                     continue
@@ -250,9 +250,9 @@ class ProduceStep:
 def _stored_before(member: PartitionHandle, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
     """What a partition has of a request that was cut by that map; of a chunk it only knows that it has it."""
     if request.sequence:
-        return Stored(-1, count, again=True) if member.state.producers.get(_source(slots), 0) >= request.sequence else None
-    known = member.state.requests.get(_name(request.request or b"", slots), member.open.now().elapsed)
-    return None if known is None else Stored(known.base, known.count, known.ids, again=True)
+        return Stored(-1, count, repeated=True) if member.state.received_sequences.get(_source(slots), 0) >= request.sequence else None
+    known = member.state.requests.get(_name(request.request or b"", slots), member.usable_partition.now().elapsed)
+    return None if known is None else Stored(known.base, known.count, known.ids, repeated=True)
 
 
 def _without(left: list[int] | None, indexes: Sequence[int], count: int) -> list[int]:
@@ -273,7 +273,7 @@ def _homes(batch: Batch, request: bytes | None, slots: SlotMap) -> list[int]:
     """The partition of each item."""
     owners = slots.owners
     default = FREE if request is None else owners[slot(request)]
-    homes = slots.homes(batch, default)
+    homes = slots.partitions_of(batch, default)
     if batch.dedups is not None:
         for index, name in enumerate(batch.dedups):
             if name is not None:

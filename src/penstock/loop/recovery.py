@@ -25,8 +25,8 @@ def elapsed_shift(state: State | Summary, raw: Moment, boot: str) -> tuple[int, 
     """What to add to the machine's elapsed time so that the partition's goes on and never back; and whether the machine was rebooted."""
     if state.epoch == 0:
         return -raw.elapsed, False
-    if state.boot == boot:
-        return max(state.shift, state.moment.elapsed - raw.elapsed), False
+    if state.boot_id == boot:
+        return max(state.clock_shift, state.moment.elapsed - raw.elapsed), False
     # elapsed time began anew; the wall says about how long the machine was away
     return state.moment.elapsed + max(0, raw.wall - state.moment.wall) - raw.elapsed, True
 
@@ -65,18 +65,18 @@ MISSING = "the segment that held it is missing"
 
 def record_gaps(known: list[Gap], state: State, partition: int, met: Iterable[Gap]) -> list[int]:
     """Runs of the items that gaps took and that are not recorded as lost yet. What is new is told, and is in `known` from now on."""
-    new = [gap for gap in met if state.unrecorded(gap.start, gap.stop)]
+    new = [gap for gap in met if state.unrecorded_losses(gap.start, gap.stop)]
     for gap in map(missing_segment, new):
         if gap not in known:
             known.append(gap)
             log_gaps(partition, [gap])
-    return RunSet(edge for gap in new for edge in state.unrecorded(gap.start, gap.stop)).runs
+    return RunSet(edge for gap in new for edge in state.unrecorded_losses(gap.start, gap.stop)).runs
 
 
 def log_gaps(partition: int, gaps: Iterable[Gap]) -> None:
     """A line in `logging` for each gap; what a repair has mended was told about before."""
     for gap in gaps:
-        if not gap.mended:
+        if not gap.repaired:
             items = f"items {format_id(partition, gap.start)} to {format_id(partition, gap.stop - 1)} are lost"
             lost = items if gap.start < gap.stop else "no item is lost"
             _log.warning("damage in partition %d: %s (%s); %s; run verify, then repair", partition, gap.why, gap.where, lost)
@@ -94,7 +94,7 @@ def mark_missing_front(state: State, first_offset: int, where: str) -> Sequence[
 
     It is so recorded in the state; says what was found lost just now.
     """
-    runs = state.unrecorded(0, first_offset)
+    runs = state.unrecorded_losses(0, first_offset)
     if runs:
         machine.apply(state, Lost(runs), state.moment)
     return [Gap(1, 0, start, stop, where, MISSING) for start, stop in pairs(runs)]

@@ -31,12 +31,12 @@ class Request:
         self.answer: Any = None
         self.error: PenstockError | None = None
         self.done = False
-        self.gone = False
+        self.cancelled = False
         """The caller waits no longer."""
         self._unclaimed = [True]
         self.deferred = False
         """It has waited for a partition that was out."""
-        self.undone = 0
+        self.undo_count = 0
         """How often a turn that had taken it was undone."""
         self.entered_at = 0
         self.give_up_at = 0
@@ -55,14 +55,14 @@ class Request:
             return
         self.answer, self.error = answer, error
         self.done = True
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Let the caller know that there is an answer; telling twice does no harm."""
         if self.on_done is not None:
             with suppress(Exception):  # a caller that cannot be told must not break the turn for others
                 self.on_done(self)
-        self.open_gate()
+        self.wake()
 
     def claim(self) -> bool:
         """Whether this one may decide what becomes of the request: the first turn that takes it, or a caller that gives up before."""
@@ -80,10 +80,10 @@ class Request:
         """In a turn, or waiting for one to have something for it."""
         return not self._unclaimed
 
-    def make_gate(self) -> None:
+    def make_wakeup(self) -> None:
         self._gate = SimpleQueue()
 
-    def open_gate(self) -> bool:
+    def wake(self) -> bool:
         """Wake the caller, if there is one that sleeps."""
         if self._gate is None:
             return False
@@ -104,7 +104,7 @@ class Request:
         return self.answer
 
     def __repr__(self) -> str:
-        state = "done" if self.done else "gone" if self.gone else "taken" if self.taken else "waiting"
+        state = "done" if self.done else "gone" if self.cancelled else "taken" if self.taken else "waiting"
         return f"{type(self).__name__}({state})"
 
 
@@ -157,14 +157,14 @@ class LeaseRequest(Request):
         per_key: int = 1,
         request: bytes | None = None,
         deadline: int = 0,
-        bare: bool = False,
+        without_payloads: bool = False,
     ) -> None:
         super().__init__(deadline)
-        self.bare = bare
+        self.without_payloads = without_payloads
         """Which items is all that is asked; their bytes are read elsewhere."""
-        self.lost = False
+        self.lost_to_damage = False
         """Damage took what it was given: it is dealt anew."""
-        self.unseen: set[int] | None = None
+        self.unchecked_partitions: set[int] | None = None
         """Partitions that were out whenever it was dealt to since its deadline: when they were seen it is told that there is nothing."""
         self.want = want
         self.consumer = consumer
@@ -230,12 +230,14 @@ class FunctionRequest(Request):
     verb = "admin"
     reserved = True
 
-    def __init__(self, action: Callable[[Any], Any], deadline: int = 0, *, firm: bool = False, opens: bool = True) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], deadline: int = 0, *, recorded_elsewhere: bool = False, needs_all_open: bool = True
+    ) -> None:
         super().__init__(deadline)
-        self.action = action
-        self.opens = opens
+        self.function = function
+        self.needs_all_open = needs_all_open
         """Whether it needs every partition open; else what is known of the closed ones will do."""
-        self.firm = firm
+        self.recorded_elsewhere = recorded_elsewhere
         """Done whatever becomes of the turn: it is recorded elsewhere, and made good in the partitions."""
 
 
@@ -328,7 +330,7 @@ class PendingRequests:
         """Take in what must not be refused: the queue's own messages."""
         self._waiting.append(request)
 
-    def put_back(self, requests: Sequence[Request]) -> None:
+    def requeue(self, requests: Sequence[Request]) -> None:
         """Take in again, before all others, what a turn had taken and that was undone with it."""
         for request in reversed(requests):
             request.release()
@@ -345,7 +347,7 @@ class PendingRequests:
     def wake_one(self) -> bool:
         """Open the gate of one caller that sleeps, so that it leads the next turn."""
         try:
-            return any(not request.taken and request.open_gate() for request in self._waiting)
+            return any(not request.taken and request.wake() for request in self._waiting)
         except RuntimeError:  # somebody entered while we looked
             return self.wake_one()
 

@@ -67,34 +67,34 @@ class ResizeStep:
         """(Partition, fence) of which every key was looked at: from then on only those that something happened to are."""
         self._unseen: dict[tuple[int, int], set[int]] = {}
         """(Partition, the one it waits for) → keys to which something happened while the partition was out."""
-        self.under_way = False
+        self.in_progress = False
         """Whether any fence stands, or should."""
         self.wanted: set[int] = set()
         """Partitions that somebody waits for who wants to produce: they get their fences first."""
 
-    def begin(self, changes: list[SlotMapChange]) -> None:
+    def set_changes(self, changes: list[SlotMapChange]) -> None:
         """These changes of the map may not have reached every partition."""
         self.changes = changes
-        for member in self._partitions.members.values():
-            member.fenced = self._is_fenced(member)
-        self.look_anew()
+        for member in self._partitions.handles.values():
+            member.fences_ready = self._is_fenced(member)
+        self.refresh()
 
-    def check(self, member: PartitionHandle) -> None:
+    def restore_fences(self, member: PartitionHandle) -> None:
         """A member that was away: put up the fences that it lacks."""
         self._prepare(member)
-        self.start_over()
+        self.invalidate()
 
     def note_opened(self, member: PartitionHandle) -> None:
         """A member was opened: now its fences can be seen."""
-        member.fenced = self._is_fenced(member)
-        self.look_anew()
+        member.fences_ready = self._is_fenced(member)
+        self.refresh()
 
     def _prepare(self, member: PartitionHandle) -> None:
         """A member may be used for the slots it owns once its fences stand, durably; put up what is missing."""
-        member.fenced = self._is_fenced(member)
-        if member.fenced:
+        member.fences_ready = self._is_fenced(member)
+        if member.fences_ready:
             return
-        self._partitions.open_up(member)
+        self._partitions.request_open(member)
         try:
             for change in self.changes:
                 if member.number in change.arriving and member.state.fence_version < change.version and not self._put_up(member, change):
@@ -109,13 +109,13 @@ class ResizeStep:
             return True
         if member.closed and member.summary is not None:
             return member.summary.fence_version >= last
-        return member.healthy and member.open.is_committed and member.state.fence_version >= last
+        return member.is_usable and member.usable_partition.is_committed and member.state.fence_version >= last
 
     @property
-    def preparing(self) -> bool:
+    def putting_up_fences(self) -> bool:
         """Whether fences are going up, and will stand in a turn or two: those who want to produce, or to resize again, wait for that."""
-        members = self._partitions.members.values()
-        return any(not member.fenced and member.error is None and self._sources_are_sound(member) for member in members)
+        members = self._partitions.handles.values()
+        return any(not member.fences_ready and member.error is None and self._sources_are_sound(member) for member in members)
 
     def is_source(self, number: int) -> bool:
         """Whether a fence waits for that partition."""
@@ -129,38 +129,38 @@ class ResizeStep:
         for change in self.changes:
             if member.fence_version < change.version:
                 for move in change.arriving.get(member.number, ()):
-                    yield self._partitions.members[move.source]
+                    yield self._partitions.handles[move.source]
 
-    def start_over(self) -> None:
+    def invalidate(self) -> None:
         """Something was undone: what was looked through must be looked through again."""
         self._looked_through.clear()
         self._unseen.clear()
         self._drained.clear()
         for change in self.changes:
             change.dedups.clear()
-        self.look_anew()
+        self.refresh()
 
-    def look_anew(self) -> None:
+    def refresh(self) -> None:
         """Fences may have changed: by a resize, or because a partition was opened anew."""
         self._stale = False
         self._departed.clear()
         self._backlogs.clear()
         self._awaited.clear()
-        members = self._partitions.members.values()
+        members = self._partitions.handles.values()
         self._unknown = {member.number for member in members if member.partition is None and not member.has_no_fences}
-        self.under_way = not all(member.fenced for member in members)
+        self.in_progress = not all(member.fences_ready for member in members)
         for member in members:
             for fence in member.partition.state.keys.fences if member.partition is not None else ():
-                self.under_way = True
+                self.in_progress = True
                 if fence.slots is None:
                     self._awaited.setdefault(fence.source, set()).update(fence.keys)
                 backlog = self._backlogs.setdefault(fence.source, {})
                 raise_marks(backlog, fence.slots or (), fence.mark)
-            if not member.fenced and (member.partition is not None or member.summary is not None):
+            if not member.fences_ready and (member.partition is not None or member.summary is not None):
                 self._expect(member.number, member.fence_version)
-        if not self.under_way:
+        if not self.in_progress:
             self._looked_through.clear()
-            for member in self._partitions.healthy():
+            for member in self._partitions.usable():
                 member.state.keys.freed = None  # nobody asks any more
 
     def _expect(self, number: int, version: int) -> None:
@@ -173,11 +173,11 @@ class ResizeStep:
     def _put_up(self, member: PartitionHandle, change: SlotMapChange) -> bool:
         """The fences of one change, durably; False when something stands in the way."""
         arriving = change.arriving[member.number]
-        sources = [self._partitions.members.get(move.source) for move in arriving]
+        sources = [self._partitions.handles.get(move.source) for move in arriving]
         for source in sources:
             if source is not None:
-                self._partitions.open_up(source)
-        if not all(source is not None and source.healthy and source.open.is_committed for source in sources):
+                self._partitions.request_open(source)
+        if not all(source is not None and source.is_usable and source.usable_partition.is_committed for source in sources):
             return False
         barriers: list[FenceSpec] = []
         adopted: list[tuple[bytes, int, int]] = []
@@ -186,7 +186,7 @@ class ResizeStep:
             assert source is not None
             if not self._durable(source):
                 return False
-            known = source.open.committed
+            known = source.usable_partition.committed
             awaited = slots_awaited(known, member.number)  # of the others all here was resolved: what was sought since then must wait
             left = {slot: mark if slot in awaited else 0 for slot, mark in left_at.items()}
             whole = FenceSpec(0, source.number, change.marks.get(source.number, known.next_offset), 0, pack_slots(move.slots))
@@ -216,9 +216,9 @@ class ResizeStep:
         """The dedup ids that leave a partition, by where they go: (digest, time left, where the first item is). Looked up once a change."""
         if source.number not in change.dedups:
             homes = {slot: move.destination for move in change.moves if move.source == source.number for slot in move.slots}
-            now = source.open.now().elapsed
+            now = source.usable_partition.now().elapsed
             found: dict[int, list[tuple[bytes, int, int]]] = {}
-            for digest, deadline, number in source.open.committed.dedup.live(now):
+            for digest, deadline, number in source.usable_partition.committed.dedup.live(now):
                 home = homes.get(dedup_slot(digest))
                 if home is not None:
                     where = ids.locate(source.number, number)
@@ -229,25 +229,25 @@ class ResizeStep:
 
     # -- each turn -----------------------------------------------------------------------------------
 
-    def upkeep(self) -> None:
+    def advance_fences(self) -> None:
         """Lower the fences whose time has come. Only at the beginning of a turn: what is not committed may yet be undone."""
         if self._stale:
-            self.look_anew()
+            self.refresh()
         self._put_up_some()
         found: list[tuple[PartitionHandle, commands.Command]] = []
         freed: dict[int, list[int] | None] = {}
-        for member in self._partitions.healthy():
+        for member in self._partitions.usable():
             for fence in member.state.keys.fences:
-                source = self._partitions.members.get(fence.source)
+                source = self._partitions.handles.get(fence.source)
                 if source is not None and source.closed:
-                    self._partitions.open_up(source)
-                if source is None or not source.healthy:
+                    self._partitions.request_open(source)
+                if source is None or not source.is_usable:
                     continue
-                if not source.open.is_committed:  # it was given fences just now
-                    self._partitions.again = True
+                if not source.usable_partition.is_committed:  # it was given fences just now
+                    self._partitions.wants_turn = True
                     continue
                 if fence.slots is None and source.number not in freed:
-                    freed[source.number] = source.open.committed.keys.take_freed()
+                    freed[source.number] = source.usable_partition.committed.keys.take_freed()
                 command = self._narrow(member, fence, source) if fence.slots is not None else self._lift(member, fence, source, freed)
                 if command is not None:
                     found.append((member, command))
@@ -258,35 +258,35 @@ class ResizeStep:
 
     def _put_up_some(self) -> None:
         """Put up the fences of some members that lack them: a resize to many partitions takes a few turns, with others' work in between."""
-        unfenced = [member for member in self._partitions.members.values() if not member.fenced]
+        unfenced = [member for member in self._partitions.handles.values() if not member.fences_ready]
         lacking = [member for member in unfenced if self._can_go_on(member)]
         lacking.sort(key=lambda member: member.number not in self.wanted)
         self.wanted.clear()
-        some = lacking[: max(0, PREPARED - sum(member.out for member in unfenced))]  # so that one who is wanted has not many before it
+        some = lacking[: max(0, PREPARED - sum(member.in_io for member in unfenced))]  # so that one who is wanted has not many before it
         for member in some:
             self._prepare(member)
-        if any(member.fenced for member in some):
-            self.look_anew()
+        if any(member.fences_ready for member in some):
+            self.refresh()
         # those whose fences were recorded just now go out to be committed, and the turn in which they land finds that they stand
         if any(self._needs_another_turn(member) for member in some):
-            self._partitions.again = True
+            self._partitions.wants_turn = True
 
     def _can_go_on(self, member: PartitionHandle) -> bool:
         """Whether nothing that a member's missing fences need is out or failing: what is out comes back by itself."""
         sources = self._sources(member)
-        return not member.out and member.error is None and all(not source.out and source.error is None for source in sources)
+        return not member.in_io and member.error is None and all(not source.in_io and source.error is None for source in sources)
 
     def _needs_another_turn(self, member: PartitionHandle) -> bool:
         """Whether a member whose fences were to be put up still lacks one, or has it recorded where no commit has to be waited for."""
-        if member.fenced:
+        if member.fences_ready:
             return False
-        return any(self._sources(member)) or (member.healthy and not member.log.waits_for_disk)
+        return any(self._sources(member)) or (member.is_usable and not member.log.waits_for_disk)
 
     def _note_unseen(self, freed: Mapping[int, list[int] | None]) -> None:
         """Keep for partitions that are out what the others have just been told: it is told only once."""
-        for member in self._partitions.members.values():
+        for member in self._partitions.handles.values():
             for source, keys in freed.items():
-                if member.healthy:
+                if member.is_usable:
                     self._unseen.pop((member.number, source), None)
                 elif keys is not None:
                     self._unseen.setdefault((member.number, source), set()).update(keys)
@@ -297,23 +297,23 @@ class ResizeStep:
         """From slots to keys, once the backlog of the old partition is worked off."""
         if not self._is_drained(source, fence.mark) or not self._durable(source):
             return None
-        slots, known = fence.slots or (), source.open.committed
-        left = [key for key in known.keys.map if key & SLOT_MASK in slots and key_is_unresolved(known, key, fence.mark, member.number)]
+        slots, known = fence.slots or (), source.usable_partition.committed
+        left = [key for key in known.keys.by_key if key & SLOT_MASK in slots and key_is_unresolved(known, key, fence.mark, member.number)]
         self._looked_through.discard((member.number, fence.number))
         return commands.NarrowFence(fence.number, left)
 
     def _durable(self, source: PartitionHandle) -> bool:
         """Make really durable what a record in another log will rest on: also leases, without which items would be back in their lanes."""
         try:
-            source.open.make_durable()
+            source.usable_partition.make_durable()
         except PenstockError as error:
             self._partitions.touch(source)
             source.fail(error)
-        return source.healthy
+        return source.is_usable
 
     def _is_drained(self, source: PartitionHandle, mark: int) -> bool:
         """Looked at anew only when something happened there."""
-        changes = source.open.changes
+        changes = source.usable_partition.records_applied
         known = self._drained.get((source.number, mark))
         if known is None or known[0] != changes:
             known = self._drained[source.number, mark] = (changes, is_drained(source.state, mark))
@@ -329,23 +329,25 @@ class ResizeStep:
         else:
             keys = fence.keys.intersection({*happened, *self._unseen.get((member.number, source.number), ())})
         self._looked_through.add(seen)
-        gone = [key for key in keys if not key_is_unresolved(source.open.committed, key, fence.mark, member.number)]
+        gone = [key for key in keys if not key_is_unresolved(source.usable_partition.committed, key, fence.mark, member.number)]
         return commands.LiftFence(fence.number, gone) if gone else None
 
     def forward(self, member: PartitionHandle, runs: list[int]) -> None:
         """Of items that became ready just now, those whose slot lives elsewhere leave at once, to have their place in their key's order."""
-        departed = self.departed(member.number)
+        departed = self.moved_slots(member.number)
         if departed is None:
             return
         strays = []
-        for items in member.open.items(runs):
+        for items in member.usable_partition.items(runs):
             for offset, key in enumerate(items.batch.key_ids or (), items.start):
-                if key != NO_KEY and departed.mark(key) < ENDLESS and offset not in member.state.passed:  # passed: it is back in its line
+                if (
+                    key != NO_KEY and departed.strays_from(key) < ENDLESS and offset not in member.state.passed_over
+                ):  # passed: it is back in its line
                     strays.append(offset)
         if strays:
             self._carrying.forward(member, strays)
 
-    def departed(self, number: int) -> MovedSlots | None:
+    def moved_slots(self, number: int) -> MovedSlots | None:
         """What a lease must know of a partition: which of its slots live elsewhere. None when the width never changed."""
         partitions = self._partitions
         if partitions.map.version == 1:
@@ -360,7 +362,7 @@ class ResizeStep:
         """(partition, the one it waits for, slots still fenced, keys still fenced) for every fence that stands."""
         return [
             (member.number, fence.source, len(fence.slots or ()), len(fence.keys))
-            for member in self._partitions.healthy()
+            for member in self._partitions.usable()
             for fence in member.state.keys.fences
         ]
 
@@ -451,7 +453,7 @@ def _by_mark(marks: Mapping[int, int]) -> list[tuple[int, list[int]]]:
 
 def is_drained(state: State, mark: int) -> bool:
     """Whether nothing with a key stands in a lane from before `mark`: all that is left of that time is known by its key."""
-    if state.next_offset == state.away.total:
+    if state.next_offset == state.outside_lanes.total:
         return True
     return not any(extent.tag & KEYED and _before(extent, mark) for lane in state.lanes.lanes for extent in lane)
 
@@ -462,7 +464,7 @@ def key_is_unresolved(state: State, key: int, mark: int, waiter: int = -1) -> bo
     What came late and stands just at the mark may be from before it or after: it counts, unless it waits here for the very partition
     (`waiter`) that asks: then neither would ever go.
     """
-    found = state.keys.map.get(key)
+    found = state.keys.by_key.get(key)
     if not isinstance(found, KeyLine):
         return found is not None
     if found.busy or not found.waiting:
@@ -475,4 +477,4 @@ def key_is_unresolved(state: State, key: int, mark: int, waiter: int = -1) -> bo
 
 def _before(run: Extent, mark: int) -> bool:
     """Whether it stood there when the mark was set. What came late stands at the offset that was to be given next: at the mark itself."""
-    return run.position < mark or (run.position == mark and not run.fresh)
+    return run.position < mark or (run.position == mark and not run.at_own_offset)

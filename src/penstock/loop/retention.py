@@ -82,15 +82,15 @@ def plan_retention(
 ) -> RetentionPlan:
     """What retention asks for at this elapsed time. `thorough`: rewrite whatever frees anything. `drops`: no more segments than that."""
     over, old = _over(segments, retention), _old(segments, retention, now)
-    stops = [segments[number + 1].base for number in range(max(over, old))]
+    stops = [segments[number + 1].base_offset for number in range(max(over, old))]
     cursor = min(state.cursors.values(), default=state.next_offset)
     while stops and stops[-1] > cursor:
         stops.pop()
     kept = offsets_to_keep(state, stops[-1]) if stops else RunSet()
     held_until = None
     if len(stops) > over:  # by their age alone: what was buried lately is kept for as long again
-        lately = buried_since(state, segments[over].base, stops[-1], now - retention.max_age)
-        held_until = min((state.buried[offset].since + retention.max_age for offset in lately), default=None)
+        lately = buried_since(state, segments[over].base_offset, stops[-1], now - retention.max_age)
+        held_until = min((state.burials[offset].since + retention.max_age for offset in lately), default=None)
         for offset in lately:
             kept.add(offset, offset + 1)
     drop = 0
@@ -98,7 +98,7 @@ def plan_retention(
         drop += 1
     more = drop > drops
     drop = min(drop, drops)
-    start = segments[drop].base
+    start = segments[drop].base_offset
     pinned = min(len(stops), len(segments) - untouched)
     forget = RunSet((0, start))
     keep: list[int] = []
@@ -158,18 +158,18 @@ def _worth_it(segments: Sequence[SegmentFacts], start: int, stop: int, kept: Run
 def unresolved_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
     """About how many bytes unresolved items take: of each segment the share that its unresolved items are of all."""
     size = 0
-    ends = [facts.base for facts in segments[1:]] + [state.next_offset]
+    ends = [facts.base_offset for facts in segments[1:]] + [state.next_offset]
     for facts, stop in zip(segments, ends, strict=True):
-        items = stop - facts.base
+        items = stop - facts.base_offset
         if items > 0:
-            done = count(state.resolved.within(facts.base, stop)) + count(state.buried_set.within(facts.base, stop))
+            done = count(state.completed.within(facts.base_offset, stop)) + count(state.buried_set.within(facts.base_offset, stop))
             size += facts.size_bytes * (items - done) // items
     return size
 
 
 def mean_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
     """About how many bytes an item takes."""
-    return sum(facts.size_bytes for facts in segments) // max(1, state.next_offset - segments[0].base)
+    return sum(facts.size_bytes for facts in segments) // max(1, state.next_offset - segments[0].base_offset)
 
 
 # -- time --------------------------------------------------------------------------------------------
@@ -253,14 +253,14 @@ def buried_to_drop(segments: Sequence[SegmentFacts], state: State, now: int) -> 
     horizon = now + warning_period(retention) - retention.max_age
     cursor = min(state.cursors.values(), default=state.next_offset)
     newest_ends = max(now, segments[-1].first_elapsed + rotation_age(retention))
-    stops = [*(facts.base for facts in segments[1:]), state.next_offset]
+    stops = [*(facts.base_offset for facts in segments[1:]), state.next_offset]
     found: list[int] = []
     first = horizon
     for number, end in enumerate([*segment_ends(segments, now), newest_ends][: len(segments) + 1 - max(1, retention.min_segments)]):
-        if end > horizon or segments[number].base >= cursor:
+        if end > horizon or segments[number].base_offset >= cursor:
             break
-        for offset in offsets(state.buried_set.within(segments[number].base, min(stops[number], cursor))):
-            burial = state.buried.get(offset)
+        for offset in offsets(state.buried_set.within(segments[number].base_offset, min(stops[number], cursor))):
+            burial = state.burials.get(offset)
             since = max(end, burial.since if burial is not None else 0)
             if since <= horizon:
                 found.append(offset)

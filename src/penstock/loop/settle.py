@@ -26,13 +26,13 @@ class SettleStep:
 
     def run(self, request: requests.SettleRequest) -> None:
         try:
-            letters = self._carrying.letters(request.then) if request.then else []
+            letters = self._carrying.follow_ups(request.then) if request.then else []
         except QueueNotFound as error:
             raise InvalidRequest(f"the queue of a follow-up is gone ({error}); nothing was completed") from error
         self._partitions.answer(request, [self._settle(request, part, letters) for part in request.parts])
 
     def _settle(self, request: requests.SettleRequest, part: SettlePart, letters: list[commands.FollowUpBatch]) -> Settled | Refused:
-        member = self._partitions.members.get(part.partition)
+        member = self._partitions.handles.get(part.partition)
         if member is None:
             return Refused.of(LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work"))
         try:
@@ -44,7 +44,7 @@ class SettleStep:
 
     def give_back_owed(self, member: PartitionHandle) -> None:
         """Leases that a failing partition gave and nobody got."""
-        owed, member.owed = member.owed, []
+        owed, member.undelivered_leases = member.undelivered_leases, []
         for lease in owed:
             with suppress(PenstockError):  # it has ended meanwhile
                 self._partitions.run(member, commands.RetryLeased(lease, counted=False))
@@ -53,7 +53,7 @@ class SettleStep:
         """Nobody took these items: they go back in the next turn as if they had not been leased."""
         for one in handed:
             self._partitions.post(requests.SettleRequest("retry", [SettlePart(one.partition, one.granted.lease)], counted=False))
-            self._partitions.again = True
+            self._partitions.wants_turn = True
 
 
 def _command(request: requests.SettleRequest, part: SettlePart, letters: list[commands.FollowUpBatch]) -> commands.Command:

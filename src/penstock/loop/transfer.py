@@ -70,14 +70,14 @@ class TransferStep:
 
     # -- at the source -------------------------------------------------------------------------------
 
-    def dispatch(self) -> None:
+    def send_buried(self) -> None:
         """With a dead queue, whatever is buried here leaves for it."""
         if self.ending:
             return
-        for member in self._partitions.healthy():
+        for member in self._partitions.usable():
             if member.state.buried_set:
                 chosen = first_of(member.state.buried_set.runs, DISPATCH_ITEMS)
-                self._partitions.again = self._partitions.again or count(chosen) < len(member.state.buried_set)
+                self._partitions.wants_turn = self._partitions.wants_turn or count(chosen) < len(member.state.buried_set)
                 with suppress(PenstockError):  # it stays buried, and is tried again in the next turn
                     self.send(member, offsets(chosen), self.dead)
 
@@ -115,14 +115,14 @@ class TransferStep:
     def _homes(self, items: Items, parked_in: int, slots: SlotMap, active: Sequence[int]) -> list[int]:
         """Where items go: by key; without one all together to one partition after the other; parked ones back to their old place."""
         anywhere = active[self._spread % len(active)]
-        homes = slots.homes(items.batch, anywhere)
+        homes = slots.partitions_of(items.batch, anywhere)
         for index, packed in enumerate(items.batch.origins or ()):
             parking = origin.decode(packed).parking_in(parked_in) if packed is not None else None
             if parking is not None:
                 homes[index] = parking[0]
         return homes
 
-    def letters(self, then: Sequence[tuple[int, Batch]]) -> list[commands.FollowUpBatch]:
+    def follow_ups(self, then: Sequence[tuple[int, Batch]]) -> list[commands.FollowUpBatch]:
         """Follow-ups as letters: cut by destination."""
         self._refuse_at_the_end()
         found: list[commands.FollowUpBatch] = []
@@ -130,22 +130,25 @@ class TransferStep:
             slots, active = self._office.map_of(incarnation)
             self._spread += 1
             anywhere = active[self._spread % len(active)]
-            homes = slots.homes(batch, anywhere)
+            homes = slots.partitions_of(batch, anywhere)
             for home in sorted(set(homes)):
-                share = batch.pick([index for index, there in enumerate(homes) if there == home])
+                share = batch.take([index for index, there in enumerate(homes) if there == home])
                 found.append(commands.FollowUpBatch(pack_destination(incarnation, home), codec.pack_batch(share)))
         return found
 
-    def end(self) -> bool:
+    def stop_sending(self) -> bool:
         """Nothing leaves from now on, unless something is on its way still; whether that is so."""
-        self.ending = not self.under_way and not self.unknown
+        self.ending = not self.outgoing_count and not self.outbox_unreadable
         return self.ending
 
     @property
-    def unknown(self) -> bool:
+    def outbox_unreadable(self) -> bool:
         """Whether an outbox cannot be looked at: its partition is failing or out, or what is seen there is not committed yet."""
-        members = self._partitions.members.values()
-        return any(member.error is not None or member.out or (member.healthy and not member.open.is_committed) for member in members)
+        members = self._partitions.handles.values()
+        return any(
+            member.error is not None or member.in_io or (member.is_usable and not member.usable_partition.is_committed)
+            for member in members
+        )
 
     def _refuse_at_the_end(self) -> None:
         if self.ending:
@@ -157,16 +160,16 @@ class TransferStep:
             if member.partition is not None and member.partition.state.outbox:
                 self._senders[member.number] = member
 
-    def carry(self, now: int) -> None:
+    def send_outboxes(self, now: int) -> None:
         """Set out with the first transfer of every outbox that has none under way."""
         for member in [*self._senders.values()]:
-            if not member.healthy or not member.open.is_committed:
+            if not member.is_usable or not member.usable_partition.is_committed:
                 continue
             if not member.state.outbox:
                 del self._senders[member.number]
                 continue
             for packed, line in member.state.outbox.items():
-                under_way = member.carrying.get(packed)
+                under_way = member.transfers_under_way.get(packed)
                 if under_way is None or (under_way < 0 and now >= -under_way):
                     self._set_out(member, packed, line, now)
 
@@ -186,9 +189,11 @@ class TransferStep:
             request = DeliverRequest(partition, pack_destination(self._partitions.incarnation, member.number), entries)
             request.on_done = self._news(member.number, packed, entries[-1][0])
             self._office.post(incarnation, request)
-            member.carrying[packed] = entries[-1][0]  # after it is posted: an interrupt in between has it sent twice, and it is taken once
+            member.transfers_under_way[packed] = entries[-1][
+                0
+            ]  # after it is posted: an interrupt in between has it sent twice, and it is taken once
         except PenstockError:
-            member.carrying[packed] = -(now + RETRY_AFTER)
+            member.transfers_under_way[packed] = -(now + RETRY_AFTER)
             self._partitions.touch(member)
 
     def _news(self, number: int, packed: bytes, until: int) -> Callable[[Request], None]:
@@ -219,7 +224,7 @@ class TransferStep:
         """What an item that leaves says of where it was, and of where a key is parked for it."""
         state, partitions = member.state, self._partitions
         before = origin.decode(packed) if packed is not None else None
-        burial = state.buried.get(offset)
+        burial = state.burials.get(offset)
         if burial is None and before is not None:
             if incarnation != partitions.incarnation:
                 return before
@@ -232,7 +237,7 @@ class TransferStep:
             return Origin(
                 partitions.name, partitions.incarnation, here, produced_at=produced_at, forwarded=incarnation == partitions.incarnation
             )
-        line = state.keys.map.get(key)
+        line = state.keys.by_key.get(key)
         others = [parking for parking in before.parkings if parking[0] != partitions.incarnation] if before is not None else []
         others.sort(key=lambda parking: parking[0] != incarnation)  # if it returns to where its key waits for it, that is the one to keep
         return Origin(
@@ -250,27 +255,27 @@ class TransferStep:
             parked_id=ids.format_id(*others[0][1:]) if others else "",
         )
 
-    def arrived(self, request: ConfirmRequest) -> None:
+    def confirm(self, request: ConfirmRequest) -> None:
         """News of transfers from here."""
-        member = self._partitions.members.get(request.partition)
-        if member is None or member.carrying.get(request.destination) != request.until:
+        member = self._partitions.handles.get(request.partition)
+        if member is None or member.transfers_under_way.get(request.destination) != request.until:
             return
         if request.failed is not None:
-            member.carrying[request.destination] = -(self._partitions.now + RETRY_AFTER)
+            member.transfers_under_way[request.destination] = -(self._partitions.now + RETRY_AFTER)
             self._partitions.touch(member)
             return
-        del member.carrying[request.destination]
-        if member.healthy:
+        del member.transfers_under_way[request.destination]
+        if member.is_usable:
             for sequence, base in request.arrived:
                 self._partitions.run(member, commands.ConfirmTransfer(request.destination, sequence, base))
-            self._partitions.again = True
+            self._partitions.wants_turn = True
 
     # -- at the destination --------------------------------------------------------------------------
 
     def deliver(self, request: DeliverRequest) -> None:
         """Take transfers in, but for those that were taken before; as many as go in."""
         partitions = self._partitions
-        member = partitions.members.get(request.partition)
+        member = partitions.handles.get(request.partition)
         if member is None:
             raise QueueNotFound(f"queue {partitions.name!r} has no partition {request.partition}; it is tried again")
         taken: list[tuple[int, int]] = []
@@ -286,23 +291,23 @@ class TransferStep:
     def _take_in(self, member: PartitionHandle, source: bytes, sequence: int, batch: Batch | None) -> int:
         if batch is None:
             return -1
-        command = commands.Produce(batch, None, source, sequence, home=self._partitions.incarnation, partition=member.number)
+        command = commands.Produce(batch, None, source, sequence, incarnation=self._partitions.incarnation, partition=member.number)
         stored = self._partitions.run(member, command)
         assert isinstance(stored, Stored)
         return stored.base
 
     def _read(self, member: PartitionHandle, runs: list[int]) -> list[Items]:
         self._partitions.touch(member)
-        return member.open.items(runs)
+        return member.usable_partition.items(runs)
 
     @property
-    def under_way(self) -> int:
+    def outgoing_count(self) -> int:
         """Transfers in the outboxes of this queue."""
-        return sum(len(line) for member in self._partitions.healthy() for line in member.state.outbox.values())
+        return sum(len(line) for member in self._partitions.usable() for line in member.state.outbox.values())
 
     def addressed_to(self, incarnation: int) -> int:
         """Transfers in the outboxes of this queue that are for another."""
-        lines = (pair for member in self._partitions.healthy() for pair in member.state.outbox.items())
+        lines = (pair for member in self._partitions.usable() for pair in member.state.outbox.items())
         return sum(len(line) for packed, line in lines if unpack_destination(packed)[0] == incarnation)
 
 

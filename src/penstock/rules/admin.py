@@ -33,11 +33,11 @@ from penstock.words.limits import DEFAULT_PRIORITY, Policy, check_range
 
 
 def apply_opened(state: State, record: Opened, now: Moment) -> None:
-    state.epoch, state.boot, state.shift = record.epoch, record.boot, record.shift
+    state.epoch, state.boot_id, state.clock_shift = record.epoch, record.boot_id, record.clock_shift
     state.leases_given = 0
     if record.rebooted:
         # How long the machine was away is not known by elapsed time: every holder gets its full timeout again.
-        state.leases.rearm(now.elapsed)
+        state.leases.restart_timeouts(now.elapsed)
 
 
 # -- configure, pause --------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
         state.lanes.clear()
         for key, line in state.keys.lines():
             line.waiting.clear()
-            state.keys.settle(key, line)
-        state.passed.clear()
+            state.keys.update_head(key, line)
+        state.passed_over.clear()
     if record.scheduled:
         state.by_wall.clear()
         state.by_elapsed.clear()
@@ -108,22 +108,22 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
     if record.leased:
         for grant in list(state.leases.live.values()):
             state.keys.release(grant.keys(), grant.number)
-            for offset in list(grant.open):
+            for offset in list(grant.open_items):
                 grant.close(offset)
-            state.leases.end(grant, now.elapsed, state.policy.remember)
-        state.overdue.clear()
+            state.leases.end(grant, now.elapsed, state.policy.result_memory)
+        state.ttl_overdue.clear()
     if record.buried:
         for offset in offsets(record.buried):  # what is said of those on their way stays
-            state.buried.pop(offset, None)
+            state.burials.pop(offset, None)
         state.buried_set.remove_all(record.buried)
         for key, line in state.keys.lines():
             if line.parked:
                 line.parked.clear()
-                state.keys.settle(key, line)
+                state.keys.update_head(key, line)
     for runs in (record.ready, record.scheduled, record.leased, record.buried):
-        state.resolved.add_all(runs)
-        state.away.add_all(runs)
-        for offset in [offset for offset in state.failures if offset in state.resolved]:
+        state.completed.add_all(runs)
+        state.outside_lanes.add_all(runs)
+        for offset in [offset for offset in state.failures if offset in state.completed]:
             del state.failures[offset]
 
 
@@ -132,7 +132,7 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
 
 def decide_seek(state: State, command: Seek, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
     check_range("offset", command.offset, 0, 1 << 62)
-    found = RunSet(state.resolved.within(command.offset, state.next_offset))
+    found = RunSet(state.completed.within(command.offset, state.next_offset))
     found.remove_all(state.lost.runs)
     found.remove_all(state.dropped.runs)
     found.remove_all(moved_runs(state))
@@ -142,8 +142,8 @@ def decide_seek(state: State, command: Seek, now: Moment, peek: BlockSource) -> 
 def apply_sought(state: State, record: Sought, now: Moment) -> None:
     """Items come again in log order, without a ttl. What waits in a line stays there: whoever reads the lanes lines them up before it."""
     _forget_places(state, record.runs)
-    state.resolved.remove_all(record.runs)
-    state.away.remove_all(record.runs)
+    state.completed.remove_all(record.runs)
+    state.outside_lanes.remove_all(record.runs)
     if state.keys.fences:  # at their old places they would pass by what fenced keys wait for
         for start, stop in pairs(record.runs):
             state.lanes.add(DEFAULT_PRIORITY, start, stop, KEYED, state.next_offset, now.elapsed)
@@ -185,22 +185,22 @@ def apply_redriven(state: State, record: RedrivenInPlace, now: Moment) -> None:
     chosen = offsets(record.runs)
     keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
     for offset, tag, key in zip(chosen, record.tags, keys, strict=True):
-        line = state.keys.line(key) if key in state.keys.map else None
+        line = state.keys.line(key) if key in state.keys.by_key else None
         if line is not None and offset in line.parked:
             line.parked.remove(offset)
             line.push(Extent(offset, offset + 1, tag & PRIORITY_MASK, line.position(offset), now.elapsed))
-            state.passed.add(offset, offset + 1)
-            state.keys.settle(key, line)
+            state.passed_over.add(offset, offset + 1)
+            state.keys.update_head(key, line)
     for offset, tag in zip(chosen, record.tags, strict=True):
-        if offset not in state.passed:
-            state.away.remove(offset, offset + 1)
+        if offset not in state.passed_over:
+            state.outside_lanes.remove(offset, offset + 1)
             state.lanes.add(tag & PRIORITY_MASK, offset, offset + 1, tag & KEYED, state.next_offset, now.elapsed)
-        state.buried.pop(offset, None)  # not there when damage took the record of its burial
+        state.burials.pop(offset, None)  # not there when damage took the record of its burial
     state.buried_set.remove_all(record.runs)
 
 
 def decide_release_parked_key(state: State, command: ReleaseParkedKey, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
-    line = state.keys.map.get(command.key)
+    line = state.keys.by_key.get(command.key)
     parked = len(line.parked) if isinstance(line, KeyLine) else 0
     return ([ParkedKeyReleased(command.key)] if parked else []), ItemCount(parked)
 
@@ -208,7 +208,7 @@ def decide_release_parked_key(state: State, command: ReleaseParkedKey, now: Mome
 def apply_parked_key_released(state: State, record: ParkedKeyReleased, now: Moment) -> None:
     line = state.keys.line(record.key)
     line.parked.clear()
-    state.keys.settle(record.key, line)
+    state.keys.update_head(record.key, line)
 
 
 # -- damage ------------------------------------------------------------------------------------------
@@ -221,28 +221,28 @@ def apply_lost(state: State, record: Lost, now: Moment) -> None:
             continue
         state.next_offset = max(state.next_offset, stop)
         for grant in list(state.leases.live.values()):
-            for offset in [offset for offset in grant.open if start <= offset < stop]:
+            for offset in [offset for offset in grant.open_items if start <= offset < stop]:
                 _, key = grant.close(offset)
-                if key != NO_KEY and not grant.sharing[key]:
+                if key != NO_KEY and not grant.items_per_key[key]:
                     state.keys.release((key,), grant.number)
             if not grant.count:
-                state.leases.end(grant, now.elapsed, state.policy.remember)
-        in_lines = RunSet(state.passed.within(start, stop))
+                state.leases.end(grant, now.elapsed, state.policy.result_memory)
+        in_lines = RunSet(state.passed_over.within(start, stop))
         in_lines.add_all(offset for o in state.backing_off if start <= o < stop for offset in (o, o + 1))
         in_lines.add_all(state.buried_set.within(start, stop))
         in_lines.add_all(state.moving.within(start, stop))
         if in_lines:
-            state.keys.forget(in_lines)
+            state.keys.remove_lost(in_lines)
         for offset in offsets(in_lines.runs):
             state.backing_off.pop(offset, None)
-            state.buried.pop(offset, None)
+            state.burials.pop(offset, None)
         for entry in (entry for line in state.outbox.values() for entry in line):
-            entry.runs = RunSet(entry.runs).without((start, stop))
-        for gone in (state.passed, state.scheduled, state.buried_set, state.overdue, state.moving):
+            entry.runs = RunSet(entry.runs).subtract((start, stop))
+        for gone in (state.passed_over, state.scheduled, state.buried_set, state.ttl_overdue, state.moving):
             gone.remove(start, stop)
         state.lanes.drop((start, stop))
         for offset in [offset for offset in state.failures if start <= offset < stop]:
             del state.failures[offset]
         state.lost.add(start, stop)
-        state.resolved.add(start, stop)
-        state.away.add(start, stop)
+        state.completed.add(start, stop)
+        state.outside_lanes.add(start, stop)

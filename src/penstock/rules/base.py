@@ -50,16 +50,16 @@ class _Image(msgspec.Struct, array_like=True):
     version: int
     policy: Policy
     epoch: int
-    boot: str
-    shift: int
+    boot_id: str
+    clock_shift: int
     leases_given: int
     moment: tuple[int, int]
     next_offset: int
     paused_lease: bool
     paused_produce: bool
-    resolved: list[int]
+    completed: list[int]
     scheduled: list[int]
-    overdue: list[int]
+    ttl_overdue: list[int]
     lost: list[int]
     lanes: list[list[tuple[int, int, int, int, int]]]
     lines: list[_LineImage]
@@ -99,41 +99,41 @@ def dump(state: State) -> bytes:
         VERSION,
         state.policy,
         state.epoch,
-        state.boot,
-        state.shift,
+        state.boot_id,
+        state.clock_shift,
         state.leases_given,
         (state.moment.elapsed, state.moment.wall),
         state.next_offset,
         state.paused_lease,
         state.paused_produce,
-        state.resolved.runs,
+        state.completed.runs,
         state.scheduled.runs,
-        state.overdue.runs,
+        state.ttl_overdue.runs,
         state.lost.runs,
         [[extent.astuple() for extent in lane] for lane in state.lanes.lanes],
         [_line_image(key, line) for key, line in sorted(state.keys.lines(), key=lambda pair: pair[0]) if not line.merely_leased],
         [_grant_image(grant) for _, grant in sorted(leases.live.items())],
-        leases.finished.runs,
-        [(lease, until, runs) for lease, (until, runs) in sorted(leases.past.items())],
-        leases.marks,
+        leases.fully_completed.runs,
+        [(lease, until, runs) for lease, (until, runs) in sorted(leases.partly_completed.items())],
+        leases.forget_points,
         _calendar_image(state.by_wall, lambda entry: state.scheduled.within(entry.start, entry.stop)),
         _calendar_image(state.by_elapsed, lambda entry: state.scheduled.within(entry.start, entry.stop)),
-        _calendar_image(state.ttl, lambda entry: state.resolved.missing(entry.start, entry.stop)),
+        _calendar_image(state.ttl, lambda entry: state.completed.missing(entry.start, entry.stop)),
         sorted(state.failures.items()),
-        sorted(state.buried.items()),
+        sorted(state.burials.items()),
         state.requests.live(state.moment.elapsed),
         state.dedup.live(state.moment.elapsed),
-        sorted(state.producers.items()),
+        sorted(state.received_sequences.items()),
         state.dropped.runs,
         sorted(state.cursors.items()),
-        sorted(state.arrivals.items()),
+        sorted(state.received_bases.items()),
         sorted(state.outbox.items()),
-        sorted(state.sequences.items()),
+        sorted(state.sent_sequences.items()),
         [(start, *rest) for start, rest in sorted(state.moved.items())],
         state.fence_version,
         state.fences_given,
-        [fence.barrier for fence in state.keys.fences],
-        [(offset, *note) for offset, note in sorted(state.live_notes().items())],
+        [fence.spec for fence in state.keys.fences],
+        [(offset, *note) for offset, note in sorted(state.live_progress().items())],
         state.buried_dropped,
     )
     return _encoder.encode(image)
@@ -142,7 +142,7 @@ def dump(state: State) -> bytes:
 def _line_image(key: int, line: KeyLine) -> _LineImage:
     until = line.until if line.backing_off else 0
     waiting = [run.astuple() for run in line.waiting]
-    return _LineImage(key, line.lease, line.backing_off, until, line.parked, waiting, sorted(line.places.items()))
+    return _LineImage(key, line.lease, line.backing_off, until, line.parked, waiting, sorted(line.kept_positions.items()))
 
 
 def _grant_image(grant: LiveLease) -> _GrantImage:
@@ -153,7 +153,7 @@ def _grant_image(grant: LiveLease) -> _GrantImage:
             given[-1] = (given[-1][0], stop, lane, given[-1][3] + keys)
         else:
             given.append((start, stop, lane, keys))
-    done = grant.done.runs if grant.done is not None else None
+    done = grant.completed.runs if grant.completed is not None else None
     return _GrantImage(grant.number, grant.deadline, grant.timeout, grant.consumer, grant.size, given, done)
 
 
@@ -189,10 +189,10 @@ def load(body: bytes | memoryview) -> State:
     if image.version > VERSION:
         raise CorruptLog(f"a Base has version {image.version} and this Penstock knows {VERSION}; use a newer Penstock")
     state = State(image.policy)
-    for name in ("epoch", "boot", "shift", "leases_given", "next_offset", "paused_lease", "paused_produce", "buried_dropped"):
+    for name in ("epoch", "boot_id", "clock_shift", "leases_given", "next_offset", "paused_lease", "paused_produce", "buried_dropped"):
         setattr(state, name, getattr(image, name))
     state.moment = Moment(*image.moment)
-    for name in ("resolved", "scheduled", "overdue", "lost", "dropped"):
+    for name in ("completed", "scheduled", "ttl_overdue", "lost", "dropped"):
         setattr(state, name, RunSet(getattr(image, name)))
     for barrier in image.fences:
         state.keys.fences.add(barrier)
@@ -206,29 +206,29 @@ def load(body: bytes | memoryview) -> State:
         for entry in zip(each, each, each, each, strict=True):
             calendar.add(*entry)
     state.failures = {offset: Failure(*failure) for offset, failure in image.failures}
-    state.buried = dict(image.buried)
+    state.burials = dict(image.buried)
     _load_outbox(state, image)
-    for offset in state.buried:
+    for offset in state.burials:
         if offset not in state.moving:
             state.buried_set.add(offset, offset + 1)
     for request in image.requests:
         state.requests.restore(*request)
     for known in image.dedup:
         state.dedup.restore(*known)
-    state.producers = dict(image.producers)
+    state.received_sequences = dict(image.producers)
     state.cursors = dict(image.cursors)
-    for others in (state.resolved, state.scheduled, state.passed, state.buried_set, state.moving):
-        state.away.add_all(others.runs)
+    for others in (state.completed, state.scheduled, state.passed_over, state.buried_set, state.moving):
+        state.outside_lanes.add_all(others.runs)
     return state
 
 
 def _load_outbox(state: State, image: _Image) -> None:
-    state.arrivals = dict(image.arrivals)
+    state.received_bases = dict(image.arrivals)
     state.outbox = dict(image.outbox)
-    state.sequences = dict(image.sequences)
+    state.sent_sequences = dict(image.sequences)
     state.moved = {start: (stop, destination, base) for start, stop, destination, base in image.moved}
     state.moved_items = sum(stop - start for start, stop, _, _ in image.moved)
-    state.notes = {offset: (lease, text) for offset, lease, text in image.notes}
+    state.progress = {offset: (lease, text) for offset, lease, text in image.notes}
     state.fence_version, state.fences_given = image.fence_version, image.fences_given
     for line in state.outbox.values():
         for entry in line:
@@ -242,23 +242,23 @@ def _load_leases(state: State, image: _Image) -> None:
         grant.given = one.given
         grant.count = sum(stop - start for start, stop, _, _ in one.given)
         grant.size = one.size
-        grant.done = RunSet(one.done) if one.done is not None else None
+        grant.completed = RunSet(one.done) if one.done is not None else None
         leases.add(grant)
         state.keys.hold(grant.keys(), grant.number)
-        state.away.add_all(grant.runs())
-    leases.finished = RunSet(image.finished)
-    leases.past = {lease: (until, runs) for lease, until, runs in image.past}
-    leases.marks = image.marks
+        state.outside_lanes.add_all(grant.runs())
+    leases.fully_completed = RunSet(image.finished)
+    leases.partly_completed = {lease: (until, runs) for lease, until, runs in image.past}
+    leases.forget_points = image.marks
 
 
 def _load_line(state: State, image: _LineImage) -> None:
     line = KeyLine(image.lease)
     line.backing_off, line.until, line.parked = image.backing_off, image.until, image.parked
-    line.places = dict(image.places)
+    line.kept_positions = dict(image.places)
     for run in image.waiting:
         line.waiting.append(Extent(*run))
-        state.passed.add(run[0], run[1])
+        state.passed_over.add(run[0], run[1])
     if line.backing_off is not None:
         state.backing_off[line.backing_off[0]] = image.key
-    state.keys.map[image.key] = line
-    state.keys.settle(image.key, line)
+    state.keys.by_key[image.key] = line
+    state.keys.update_head(image.key, line)

@@ -63,9 +63,9 @@ class QueueEntry(msgspec.Struct, frozen=True):
     """Drops that are being adopted, by name, and their numbers."""
     adopted: dict[str, int] = {}
     """source → the last of its numbers that was adopted; the newest of them, oldest first."""
-    holder: str = ""
+    consumer_right_holder: str = ""
     """Who has the consumer right, if anybody."""
-    hold_timeout: int = 0
+    consumer_right_timeout: int = 0
     """How long the right lasts without a word from its holder."""
 
     @property
@@ -305,7 +305,11 @@ def finish_adoption(state: CatalogState, incarnation: int, name: str, source: st
 def set_consumer_right(state: CatalogState, incarnation: int, holder: str, timeout: int) -> list[CatalogRecord]:
     """Give the consumer right to a holder, or ("") to nobody."""
     entry = entry_by_incarnation(state, incarnation)
-    return [] if (entry.holder, entry.hold_timeout) == (holder, timeout) else [ConsumerRightSet(incarnation, holder, timeout)]
+    return (
+        []
+        if (entry.consumer_right_holder, entry.consumer_right_timeout) == (holder, timeout)
+        else [ConsumerRightSet(incarnation, holder, timeout)]
+    )
 
 
 def _refuse_other_options(existing: QueueEntry, given: Mapping[str, object]) -> None:
@@ -438,7 +442,7 @@ def _adopted(state: CatalogState, record: AdoptionFinished) -> None:
 def _held(state: CatalogState, record: ConsumerRightSet) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is not None:
-        state.put(msgspec.structs.replace(entry, holder=record.holder, hold_timeout=record.timeout))
+        state.put(msgspec.structs.replace(entry, consumer_right_holder=record.holder, consumer_right_timeout=record.timeout))
 
 
 _APPLY: dict[type, Callable[[CatalogState, Any], None]] = {
@@ -524,8 +528,8 @@ def _image(entry: QueueEntry) -> _EntryImage:
         entry.adoptions,
         sorted(entry.adopting.items()),
         list(entry.adopted.items()),
-        entry.holder,
-        entry.hold_timeout,
+        entry.consumer_right_holder,
+        entry.consumer_right_timeout,
     )
 
 

@@ -23,7 +23,7 @@ class Produce(msgspec.Struct, gc=False):
     request: bytes | None = None
     source: bytes | None = None
     sequence: int = 0
-    home: int = 0
+    incarnation: int = 0
     """Of a transfer: the incarnation and number of the partition it arrives in, by which it may know its old place."""
     partition: int = 0
     checked: bool = False
@@ -40,9 +40,9 @@ class AcquireLease(msgspec.Struct, gc=False):
     timeout: int = 0
     per_key: int = 1
     request: bytes | None = None
-    departed: MovedSlots | None = None
+    moved_slots: MovedSlots | None = None
     """Which slots live elsewhere. Known to the queue, not to the partition."""
-    until: Rank | None = None
+    worst_rank: Rank | None = None
     """Stop before items that are worse than this: they wait until other partitions have given what is better."""
 
 
@@ -59,7 +59,7 @@ class CompleteLeased(msgspec.Struct, gc=False):
     lease: int
     offsets: Sequence[int] | None = None
     request: bytes | None = None
-    then: Sequence[FollowUpBatch] = ()
+    follow_ups: Sequence[FollowUpBatch] = ()
 
 
 class RetryLeased(msgspec.Struct, gc=False):
@@ -80,7 +80,7 @@ class BuryLeased(msgspec.Struct, gc=False):
     offsets: Sequence[int] | None = None
     reason: str = ""
     request: bytes | None = None
-    alone: bool = False
+    keep_later_items: bool = False
     """Those behind them in their keys' lines stay with the lease: they were handled, too. (Not where a burial parks its key.)"""
 
 
@@ -89,7 +89,7 @@ class CompleteUnleased(msgspec.Struct, gc=False):
 
     offsets: Sequence[int]
     consumer: str
-    lapsed: bool = False
+    only_lease_expired: bool = False
     """Only those that a lease has ended on, and nothing else has happened to since."""
 
 
@@ -99,7 +99,7 @@ class ExtendLease(msgspec.Struct, gc=False):
     lease: int
     timeout: int = 0
     request: bytes | None = None
-    late: bool = False
+    after_deadline: bool = False
     """Even if its deadline is past, as long as nobody has come by to take its items back: for holders inside the owner's process, who could
     not be given the time to ask earlier."""
 
@@ -187,7 +187,7 @@ class AddFences(msgspec.Struct, gc=False):
     version: int
     barriers: Sequence[FenceSpec]
     """Whose `since` is 0 begin here and now, and at the very beginning when it is -1."""
-    adopted: Sequence[tuple[bytes, int, int]] = ()
+    dedup_ids: Sequence[tuple[bytes, int, int]] = ()
     """Dedup ids that come along: (digest, time left, where the first item is)."""
 
 
@@ -243,7 +243,7 @@ class Stored(msgspec.Struct, gc=False):
     base: int
     count: int
     ids: list[int] | None = None
-    again: bool = False
+    repeated: bool = False
     """Nothing was added: the request or transfer was stored before."""
 
     @property

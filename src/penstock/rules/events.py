@@ -75,7 +75,7 @@ class EventRuns(NamedTuple):
         found = ((offset, attempts.get(offset, attempt)) for offset in offsets(self.runs))
         return (Event(event, offset, at, number, reason, consumer, lease, "", source) for offset, number in found)
 
-    def of(self, offset: int) -> Event | None:
+    def event_of(self, offset: int) -> Event | None:
         """That of one item, if it is among them."""
         index = 0
         for start, stop in pairs(self.runs):
@@ -105,7 +105,7 @@ class EventReplay:
     def __init__(self, state: State | None = None) -> None:
         self.state = state if state is not None else State()
 
-    def tell(self, record: records.Record, now: Moment) -> list[EventRuns]:
+    def apply(self, record: records.Record, now: Moment) -> list[EventRuns]:
         """What a record does to items; then it is done. An item is in at most one of them."""
         kind, state = type(record), self.state
         before, after = BEFORE.get(kind), AFTER.get(kind)
@@ -121,7 +121,7 @@ class EventReplay:
 
 def _attempts(state: State, runs: list[int], attempt: int = 0) -> dict[int, int]:
     """The attempts of items that failed before, and how many more than those `attempt` says."""
-    failures, buried = state.failures, state.buried
+    failures, buried = state.failures, state.burials
     found: dict[int, int] = {}
     if failures or buried:
         these = offsets(runs)
@@ -222,7 +222,7 @@ def _lost(state: State, record: records.Lost, at: int) -> Iterable[EventRuns]:
     """What was resolved is so still, with or without its bytes. An item of which no record is left was never seen before this."""
     gone, held = RunSet(), RunSet()
     for start, stop in pairs(record.runs):
-        gone.add_all(state.resolved.missing(start, stop))
+        gone.add_all(state.completed.missing(start, stop))
         held.add_all(state.leased_within(start, stop).runs)
     gone.remove_all(held.runs)
     yield _plain(Kind.LOST, state, gone.runs, at, DAMAGED)

@@ -51,7 +51,7 @@ def explain(state: State, offset: int, now: Moment, peek: BlockSource) -> Explan
     if found is ItemState.MOVING:
         return _moving(state, offset)
     if found is ItemState.BURIED:
-        burial = state.buried[offset]
+        burial = state.burials[offset]
         return Explanation(found, f"buried because: {burial.reason}", burial.attempts, reason=burial.reason)
     if (there := moved_to(state, offset)) is not None:
         return Explanation(found, "moved: it goes on elsewhere", moved_to=there)
@@ -62,7 +62,7 @@ def explain(state: State, offset: int, now: Moment, peek: BlockSource) -> Explan
 
 def _moving(state: State, offset: int) -> Explanation:
     packed = next(packed for packed, line in state.outbox.items() for entry in line if offset in RunSet(entry.runs))
-    burial = state.buried.get(offset)
+    burial = state.burials.get(offset)
     reason = burial.reason if burial else ""
     because = f", buried because: {reason}" if burial else ""
     return Explanation(
@@ -71,11 +71,11 @@ def _moving(state: State, offset: int) -> Explanation:
 
 
 def _leased(state: State, offset: int, now: Moment) -> Explanation:
-    grant = next(grant for grant in state.leases.live.values() if offset in grant.open)
+    grant = next(grant for grant in state.leases.live.values() if offset in grant.open_items)
     left = max(0, grant.deadline - now.elapsed) / SECOND
     who = grant.consumer or "an unnamed consumer"
     why = f"leased by {who} for another {left:.1f} s"
-    if (note := state.live_notes().get(offset)) is not None:
+    if (note := state.live_progress().get(offset)) is not None:
         why += f" ({note[1]})"
     return Explanation(ItemState.LEASED, why, state.attempts(offset) + 1, grant.number, grant.consumer, grant.deadline)
 
@@ -100,7 +100,7 @@ def _ready(state: State, offset: int, peek: BlockSource) -> Explanation:
     if block.lost:
         return Explanation(ItemState.READY, LOST, attempts)
     key = block.key_of(offset)
-    holder = state.keys.map.get(key) if key != NO_KEY else None
+    holder = state.keys.by_key.get(key) if key != NO_KEY else None
     if holder is None:
         fence = _fence(state, key, _position(state, offset)) if key != NO_KEY and state.keys.fences else None
         if fence is not None:
@@ -113,7 +113,7 @@ def _behind_key(state: State, offset: int, key: int, holder: int | KeyLine, atte
     line = KeyLine(holder) if isinstance(holder, int) else holder
     if line.lease:
         grant = state.leases.live[line.lease]
-        first = next(other for other, (_, its) in grant.open.items() if its == key)
+        first = next(other for other, (_, its) in grant.open_items.items() if its == key)
         why = f"its key is held: item {first} is leased by {grant.consumer or 'an unnamed consumer'}"
         return Explanation(ItemState.READY, why, attempts, held_by=first, until=grant.deadline)
     if line.backing_off is not None:
@@ -135,7 +135,7 @@ def _behind_key(state: State, offset: int, key: int, holder: int | KeyLine, atte
 def _position(state: State, offset: int) -> int:
     """Where a ready item stands that is in no line."""
     extents = (extent for lane in state.lanes.lanes for extent in lane if extent.start <= offset < extent.stop)
-    return next((offset if extent.fresh else extent.position for extent in extents), offset)
+    return next((offset if extent.at_own_offset else extent.position for extent in extents), offset)
 
 
 def _fence(state: State, key: int, position: int) -> Fence | None:

@@ -39,7 +39,7 @@ class Fence:
         return key in self.keys if self.slots is None else key & SLOT_MASK in self.slots
 
     @property
-    def barrier(self) -> FenceSpec:
+    def spec(self) -> FenceSpec:
         slots = None if self.slots is None else pack_slots(self.slots)
         return FenceSpec(self.number, self.source, self.mark, self.since, slots, pack_keys(sorted(self.keys)))
 
@@ -62,7 +62,7 @@ class Fences:
     def __iter__(self) -> Iterator[Fence]:
         return iter(self._all)
 
-    def limit(self, key: int) -> int:
+    def waits_from(self, key: int) -> int:
         """The position from which on items of a key must wait."""
         return min((fence.since for fence in self._all if fence.covers(key)), default=ENDLESS)
 
@@ -103,16 +103,16 @@ class MovedSlots:
         self._awaited = awaited
         """Keys that wait elsewhere until what their lines hold here is resolved."""
 
-    def any_of(self, keys: Iterable[int]) -> bool:
+    def moved_any(self, keys: Iterable[int]) -> bool:
         """Whether one of these keys lives elsewhere."""
         owners, number = self._owners, self._number
         return any(owners[key & SLOT_MASK] != number for key in keys if key)
 
-    def is_astray(self, key: int) -> bool:
+    def is_stray_key(self, key: int) -> bool:
         """Whether a key lives elsewhere and nobody waits for what its line holds here: it came back when they had gone on."""
-        return key not in self._awaited and self.mark(key) == 0
+        return key not in self._awaited and self.strays_from(key) == 0
 
-    def mark(self, key: int) -> int:
+    def strays_from(self, key: int) -> int:
         """The position from which on items of a key are strays."""
         slot = key & SLOT_MASK
         owner = self._owners[slot]

@@ -87,7 +87,7 @@ class PackedExtents:
         start = self._at + (index - 1) * _FIELDS
         before = Extent(*data[start : start + _FIELDS]) if index else None
         if (index < len(positions) and positions[index] == new.position) or (
-            before is not None and before.fresh and new.position < before.stop
+            before is not None and before.at_own_offset and new.position < before.stop
         ):
             return False
         at = self._at + index * _FIELDS
@@ -115,7 +115,7 @@ class PackedExtents:
 class KeyLine:
     """One key: what holds it and what waits behind."""
 
-    __slots__ = ("backing_off", "lease", "parked", "places", "until", "waiting")
+    __slots__ = ("backing_off", "kept_positions", "lease", "parked", "until", "waiting")
 
     def __init__(self, lease: int = 0) -> None:
         self.lease = lease
@@ -123,7 +123,7 @@ class KeyLine:
         """(offset, lane) of the item whose delay holds the key."""
         self.until = 0
         self.parked: list[int] = []
-        self.places: dict[int, int] = {}
+        self.kept_positions: dict[int, int] = {}
         """offset → position of items that came back by a transfer to where they stood before they were buried (produce.py)."""
         self.waiting = PackedExtents()
 
@@ -134,18 +134,18 @@ class KeyLine:
     @property
     def merely_leased(self) -> bool:
         """Says no more than its lease does."""
-        return not (self.backing_off or self.parked or self.waiting or self.places)
+        return not (self.backing_off or self.parked or self.waiting or self.kept_positions)
 
     def position(self, offset: int) -> int:
         """Where an item of this key stands whenever it returns: at its own offset, or in the place it came back to."""
-        return self.places.get(offset, offset)
+        return self.kept_positions.get(offset, offset)
 
     def push(self, new: Extent) -> None:
         """Queue up by position: nearly always at the back."""
         last = self.waiting.last if self.waiting else None
-        if last is not None and last.goes_on(new.start, new.tag, new.position, new.ready_at):
+        if last is not None and last.can_be_joined_by(new.start, new.tag, new.position, new.ready_at):
             self.waiting.extend_last(new.stop)
-        elif last is None or (last.order < new.order and not (last.fresh and new.position < last.stop)):
+        elif last is None or (last.order < new.order and not (last.at_own_offset and new.position < last.stop)):
             self.waiting.append(new)
         else:
             self._insert(new)
@@ -166,14 +166,14 @@ class KeyLine:
 class KeyLines:
     """All keys that are not simply free."""
 
-    __slots__ = ("fences", "freed", "map", "ready")
+    __slots__ = ("by_key", "fences", "free_heads", "freed")
 
     def __init__(self, fences: Fences | None = None) -> None:
         self.fences = fences or Fences()
         self.freed: list[int] | None = None
         """Keys that nothing holds any more, since somebody asked for them; None when nobody does. Not state: a note for the queue."""
-        self.map: dict[int, int | KeyLine] = {}
-        self.ready: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
+        self.by_key: dict[int, int | KeyLine] = {}
+        self.free_heads: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
         """Per lane: (position, offset, key) of heads that may be leased."""
 
     def take_freed(self) -> list[int] | None:
@@ -183,44 +183,44 @@ class KeyLines:
 
     def line(self, key: int) -> KeyLine:
         """The key's line, made when there is none."""
-        found = self.map.get(key)
+        found = self.by_key.get(key)
         if not isinstance(found, KeyLine):
-            found = self.map[key] = KeyLine(found or 0)
+            found = self.by_key[key] = KeyLine(found or 0)
         return found
 
     def lines(self) -> list[tuple[int, KeyLine]]:
-        return [(key, found) for key, found in self.map.items() if isinstance(found, KeyLine)]
+        return [(key, found) for key, found in self.by_key.items() if isinstance(found, KeyLine)]
 
     def head(self, lane: int, position: int, offset: int, key: int) -> KeyLine | None:
         """The line that a `ready` entry speaks of, if it still holds good."""
-        found = self.map.get(key)
+        found = self.by_key.get(key)
         if not isinstance(found, KeyLine) or found.busy or not found.waiting:
             return None
         first = found.waiting.first
-        if self.fences and first.position >= self.fences.limit(key):
+        if self.fences and first.position >= self.fences.waits_from(key):
             return None
         return found if (first.tag, first.position, first.start) == (lane, position, offset) else None
 
-    def free(self, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
+    def free_lines(self, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
         """The entries of the free keys of a lane, best first, each with its line. A key may come twice."""
-        for entry in in_order(self.ready[lane]):
+        for entry in in_order(self.free_heads[lane]):
             line = self.head(lane, *entry)
             if line is not None:
                 yield entry, line
 
     def first_free(self, lane: int) -> KeyLine | None:
         """The line of the first free key of a lane."""
-        return next((line for _, line in self.free(lane)), None) if self.ready[lane] else None
+        return next((line for _, line in self.free_lines(lane)), None) if self.free_heads[lane] else None
 
-    def tidy(self) -> None:
+    def drop_stale_heads(self) -> None:
         """Take entries that hold good no longer from the tops of `ready`, so that nobody looks at them twice."""
-        for lane, ready in enumerate(self.ready):
+        for lane, ready in enumerate(self.free_heads):
             while ready and self.head(lane, *ready[0]) is None:
                 heappop(ready)
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
         """A lease holds these keys."""
-        mapped = self.map
+        mapped = self.by_key
         if mapped.keys().isdisjoint(keys):
             mapped.update(dict.fromkeys(keys, lease))
             return
@@ -233,7 +233,7 @@ class KeyLines:
 
     def release(self, keys: Sequence[int], lease: int) -> None:
         """The lease holds these keys no longer."""
-        mapped = self.map
+        mapped = self.by_key
         for key in keys:
             found = mapped.get(key)
             if found == lease:
@@ -242,9 +242,9 @@ class KeyLines:
                     self.freed.append(key)
             elif isinstance(found, KeyLine) and found.lease == lease:
                 found.lease = 0
-                self.settle(key, found)
+                self.update_head(key, found)
 
-    def settle(self, key: int, line: KeyLine) -> None:
+    def update_head(self, key: int, line: KeyLine) -> None:
         """After a change: a free line offers its head unless it is fenced, or goes when it has none."""
         if line.busy:
             return
@@ -252,11 +252,11 @@ class KeyLines:
             self.freed.append(key)
         if line.waiting:
             first = line.waiting.first
-            if self.fences and first.position >= self.fences.limit(key):
+            if self.fences and first.position >= self.fences.waits_from(key):
                 return
-            heappush(self.ready[first.tag], (first.position, first.start, key))
+            heappush(self.free_heads[first.tag], (first.position, first.start, key))
         else:
-            del self.map[key]
+            del self.by_key[key]
 
     def pass_over(self, key: int, run: Extent) -> None:
         """Items join the line of their key, and are offered at once if nothing holds it."""
@@ -264,11 +264,11 @@ class KeyLines:
         before = line.waiting.first.start if line.waiting else None
         line.push(run)
         if line.waiting.first.start != before:
-            self.settle(key, line)
+            self.update_head(key, line)
 
     def take(self, key: int, start: int, stop: int) -> None:
         """Items [start, stop) leave the front of the line."""
-        found = self.map.get(key)
+        found = self.by_key.get(key)
         if not isinstance(found, KeyLine):
             return
         for offset in range(start, stop):
@@ -277,7 +277,7 @@ class KeyLines:
             else:
                 found.drop(offset)
 
-    def forget(self, gone: RunSet) -> None:
+    def remove_lost(self, gone: RunSet) -> None:
         """Damage took items whose keys can no longer be read: look through all lines, once."""
         for key, line in self.lines():
             lost = [offset for run in line.waiting for offset in offsets(gone.within(run.start, run.stop))]
@@ -288,4 +288,4 @@ class KeyLines:
             if lost or backing_off or len(parked) < len(line.parked):
                 line.parked = parked
                 line.backing_off = None if backing_off else line.backing_off
-                self.settle(key, line)
+                self.update_head(key, line)

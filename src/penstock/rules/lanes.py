@@ -58,18 +58,18 @@ class Extent:
         self.ready_at = ready_at
 
     @property
-    def fresh(self) -> bool:
+    def at_own_offset(self) -> bool:
         """Ready since it was produced: each item stands at its own offset."""
         return self.position == self.start
 
     @property
     def order(self) -> tuple[int, bool, int, int]:
         """By position; what stands there because it came later than its offset says came before the item of that offset."""
-        return (self.position, self.fresh, self.ready_at, self.start)
+        return (self.position, self.at_own_offset, self.ready_at, self.start)
 
     def part(self, start: int, stop: int) -> "Extent":
         """Some of its items, where they stand."""
-        return Extent(start, stop, self.tag, start if self.fresh else self.position, self.ready_at)
+        return Extent(start, stop, self.tag, start if self.at_own_offset else self.position, self.ready_at)
 
     def parts(self, runs: Iterable[int]) -> "list[Extent]":
         """Its items in these runs (flat; empty ones do not count)."""
@@ -77,7 +77,7 @@ class Extent:
 
     def cut(self, positions: Iterable[int]) -> "list[Extent]":
         """The extent in parts: where something that came late stands between its items, one ends and the next begins."""
-        if not self.fresh:
+        if not self.at_own_offset:
             return [self]
         edges = [self.start, *(position for position in positions if self.start < position < self.stop), self.stop]
         return [self.part(start, stop) for start, stop in pairwise(edges)]
@@ -86,7 +86,7 @@ class Extent:
         """What is left when one item goes."""
         return self.parts((self.start, offset, offset + 1, self.stop))
 
-    def goes_on(self, start: int, tag: int, position: int, ready_at: int) -> bool:
+    def can_be_joined_by(self, start: int, tag: int, position: int, ready_at: int) -> bool:
         """Whether an extent that begins so can be joined to the end of this one."""
         if self.stop != start or self.tag != tag or not 0 <= ready_at - self.ready_at < JOIN_WITHIN:
             return False
@@ -112,7 +112,7 @@ class Lanes:
         """Put [start, stop) at the tail of a lane, joined with what is there when it carries on."""
         extents = self.lanes[lane]
         tail = extents[-1] if extents else None
-        if tail is not None and tail.goes_on(start, flags, position, ready_at):
+        if tail is not None and tail.can_be_joined_by(start, flags, position, ready_at):
             tail.stop = stop
         else:
             extents.append(Extent(start, stop, flags, position, ready_at))
@@ -151,7 +151,7 @@ class Lanes:
             more = [extent for where, extent in returning if where == lane]
             if more:
                 together = [*sorted(more, key=lambda extent: extent.order), *extents]
-                late = sorted({extent.position for extent in together if not extent.fresh})
+                late = sorted({extent.position for extent in together if not extent.at_own_offset})
                 cut = [part for extent in together for part in extent.cut(late)]
                 self.lanes[lane] = deque(sorted(cut, key=lambda extent: extent.order[:3]))  # equals stay as they came
 

@@ -57,15 +57,15 @@ def decide_lease(state: State, command: AcquireLease, now: Moment, peek: BlockSo
 def _plain(state: State, command: AcquireLease, now: int) -> LaneTake | None:
     """The commonest case without a plan: one lane, nothing with a key, enough in the first extent."""
     filled = [lane for lane, extents in enumerate(state.lanes.lanes) if extents]
-    if len(filled) != 1 or any(state.keys.ready):
+    if len(filled) != 1 or any(state.keys.free_heads):
         return None
     extent = state.lanes.lanes[filled[0]][0]
     stop = extent.start + command.want
-    if extent.tag or stop > extent.stop or state.away.overlaps(extent.start, stop):
+    if extent.tag or stop > extent.stop or state.outside_lanes.overlaps(extent.start, stop):
         return None
-    if command.until is not None:
+    if command.worst_rank is not None:
         priority = aged_priority(filled[0], extent.ready_at, state.policy.priority_aging, now)
-        if Rank(priority, extent.ready_at) > command.until:
+        if Rank(priority, extent.ready_at) > command.worst_rank:
             return None
     return LaneTake(filled[0], extent.start, stop)
 
@@ -81,10 +81,10 @@ def apply_leased(state: State, record: Leased, now: Moment) -> None:
     grant = LiveLease(record)
     for take in record.takes:
         _apply_take(state, take, record.lease, now)
-    for head in record.heads:
+    for head in record.line_takes:
         state.keys.take(head.key, head.start, head.stop)
         state.keys.hold((head.key,), record.lease)
-        state.passed.remove(head.start, head.stop)
+        state.passed_over.remove(head.start, head.stop)
     state.leases.add(grant)
     epoch, given = record.lease >> EPOCH_SHIFT, record.lease & ((1 << EPOCH_SHIFT) - 1)
     if epoch > state.epoch:  # damage took the record of that opening; its numbers must not be given again all the same
@@ -100,20 +100,20 @@ def apply_passed(state: State, record: PassedOver, now: Moment) -> None:
 def _apply_take(state: State, take: LaneTake, lease: int, now: Moment) -> None:
     extent = state.lanes.trim(take.lane, take.start, take.stop, take.left)
     if take.taken is None:
-        state.away.add(take.start, take.stop)
+        state.outside_lanes.add(take.start, take.stop)
     else:
-        state.away.add_all(take.taken)
+        state.outside_lanes.add_all(take.taken)
     if take.keys:
         state.keys.hold([key for key in unpack_keys(take.keys) if key], lease)
     if not take.passed:
         return
     ready_at = now.elapsed if extent is None else extent.ready_at
-    state.away.add_all(take.passed)
-    state.passed.add_all(take.passed)
+    state.outside_lanes.add_all(take.passed)
+    state.passed_over.add_all(take.passed)
     keys = unpack_keys(take.passed_keys)
     for start, stop in pairs(take.passed):
         for key, same in groupby(zip(keys, range(start, stop)), lambda pair: pair[0]):  # noqa: B905 (keys go on)
             items = [offset for _, offset in same]
-            position = items[0] if extent is None or extent.fresh else extent.position
+            position = items[0] if extent is None or extent.at_own_offset else extent.position
             state.keys.pass_over(key, Extent(items[0], items[-1] + 1, take.lane, position, ready_at))
         del keys[: stop - start]

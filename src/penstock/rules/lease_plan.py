@@ -49,12 +49,12 @@ class Walk:
     @property
     def position(self) -> int:
         assert self.extent is not None
-        return self.start if self.extent.fresh else self.extent.position
+        return self.start if self.extent.at_own_offset else self.extent.position
 
     def position_of(self, offset: int) -> int:
         """The position at which an item of the extent stands."""
         assert self.extent is not None
-        return offset if self.extent.fresh else self.extent.position
+        return offset if self.extent.at_own_offset else self.extent.position
 
     def advance(self, stop: int) -> None:
         """On to `stop`, and to the next extent when this one ends there."""
@@ -88,14 +88,14 @@ class LeasePlan:
         self.lost: list[int] | None = None
         self.strays: list[int] = []
         """Items of slots that live elsewhere: nothing is taken before they are gone."""
-        self._departed = command.departed
-        self._until = command.until
+        self._departed = command.moved_slots
+        self._until = command.worst_rank
         self._fenced = bool(state.keys.fences)
         self._jumped = False  # passed over what will be the head of a free key: nothing behind it may go before that is applied
         self._touched: set[int] = set()  # keys of which this plan takes no more
         self._left: dict[int, int] = {}  # keys of which it may take some more
         self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
-        self._free_keys = {lane: state.keys.free(lane) for lane, heads in enumerate(state.keys.ready) if heads}
+        self._free_keys = {lane: state.keys.free_lines(lane) for lane, heads in enumerate(state.keys.free_heads) if heads}
         self._top_heads = {lane: next(heads, None) for lane, heads in self._free_keys.items()}
         self._lanes = sorted(self._walks.keys() | self._free_keys.keys())
 
@@ -115,7 +115,7 @@ class LeasePlan:
             assert walk is not None and walk.extent is not None
             if not walk.extent.tag:
                 self._take_plain(walk, walk.extent.stop)
-            elif not walk.extent.tag & KEYED or self._may_go(walk.position + walk.extent.fresh, lane):
+            elif not walk.extent.tag & KEYED or self._may_go(walk.position + walk.extent.at_own_offset, lane):
                 self._take_block(walk)
             else:
                 return False
@@ -123,7 +123,7 @@ class LeasePlan:
         if not self._may_go(best.rank[1], None):
             return False
         while best is not None and best.head is not None:
-            if self._departed is not None and best.line is not None and self._departed.is_astray(best.head[2]):
+            if self._departed is not None and best.line is not None and self._departed.is_stray_key(best.head[2]):
                 waiting = (offset for run in best.line.waiting for offset in range(run.start, run.stop))
                 self.strays = list(islice(waiting, STRAY_ITEMS))
                 return False
@@ -165,7 +165,7 @@ class LeasePlan:
             extent = None
             if walk is not None and walk.extent is not None:
                 since = walk.extent.ready_at
-                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.fresh, since, lane), lane, since)
+                extent = Candidate((self._lifted(lane, since), walk.position, walk.extent.at_own_offset, since, lane), lane, since)
             for found in (extent, self._top_head(lane)):
                 if found is None:
                     continue
@@ -192,7 +192,7 @@ class LeasePlan:
         entry, line = found
         first = line.waiting.first
         return Candidate(
-            (self._lifted(lane, first.ready_at), entry[0], first.fresh, first.ready_at, lane), lane, first.ready_at, entry, line
+            (self._lifted(lane, first.ready_at), entry[0], first.at_own_offset, first.ready_at, lane), lane, first.ready_at, entry, line
         )
 
     def _take_head(self, entry: tuple[int, int, int], line: KeyLine | None) -> None:
@@ -201,12 +201,12 @@ class LeasePlan:
         self._touched.add(key)
         allowed = min(self.per_key, self.room)
         unread = self._unread(None) if self.per_key > 1 else ENDLESS
-        limit = self.state.keys.fences.limit(key) if self.per_key > 1 and self.state.keys.fences else ENDLESS
+        limit = self.state.keys.fences.waits_from(key) if self.per_key > 1 and self.state.keys.fences else ENDLESS
         for place, run in enumerate(line.waiting):
             if not allowed or run.position >= limit:
                 break
             stop = min(run.stop, run.start + allowed)
-            if run.fresh:
+            if run.at_own_offset:
                 stop = min(stop, limit, max(unread, run.start + (place == 0)))  # the head itself may go: whoever took it here saw to that
             if stop <= run.start or run.position > unread:
                 break
@@ -223,8 +223,8 @@ class LeasePlan:
     def _take_plain(self, walk: Walk, stop: int) -> None:
         """From an extent (or the part of it before `stop`) in which every item that is not away may be taken."""
         start = walk.start
-        stop = min(stop, self.state.away.first_missing(start) + max(self.room, 1))  # past what is not ready any more in one step
-        runs = self.state.away.missing(start, stop)
+        stop = min(stop, self.state.outside_lanes.first_missing(start) + max(self.room, 1))  # past what is not ready any more in one step
+        runs = self.state.outside_lanes.missing(start, stop)
         self.takes.append(LaneTake(walk.lane, start, stop, None if runs == [start, stop] else runs))
         self._took(runs)
         self.scanned += 1
@@ -236,7 +236,7 @@ class LeasePlan:
             return None
         block = self.peek.find(walk.start)
         if block.lost:
-            self.lost = self.state.unrecorded(block.base, block.stop)
+            self.lost = self.state.unrecorded_losses(block.base, block.stop)
             return None
         return block
 
@@ -246,16 +246,16 @@ class LeasePlan:
         if block is None or walk.extent is None:
             return
         stop = min(walk.extent.stop, block.stop)
-        if walk.extent.fresh and walk.extent.tag & KEYED:
+        if walk.extent.at_own_offset and walk.extent.tag & KEYED:
             stop = min(stop, self._unread(walk.lane))  # beyond it, an earlier item of a key may lie in another lane
         mixed = walk.extent.tag & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
-        elif block.key_ids is None or mixed or self._fenced or self.state.away.within(walk.start, stop):
+        elif block.key_ids is None or mixed or self._fenced or self.state.outside_lanes.within(walk.start, stop):
             self._take_some(walk, block, stop)
         else:
             keys = block.key_ids[walk.start - block.base : stop - block.base]
-            if self._departed is not None and self._departed.any_of(keys):
+            if self._departed is not None and self._departed.moved_any(keys):
                 self._take_some(walk, block, stop)
             else:
                 self._take_most(walk, keys)
@@ -263,7 +263,7 @@ class LeasePlan:
     def _skipped_away(self, walk: Walk) -> bool:
         """Pass by items at the front that are not ready any more. They are not looked at: retention may have let go of their bytes."""
         assert walk.extent is not None
-        start, stop = walk.start, min(self.state.away.first_missing(walk.start), walk.extent.stop)
+        start, stop = walk.start, min(self.state.outside_lanes.first_missing(walk.start), walk.extent.stop)
         if start == stop:
             return False
         self.takes.append(LaneTake(walk.lane, start, stop, []))
@@ -275,7 +275,7 @@ class LeasePlan:
         """The common case: nearly every key is free and comes once. Only the others are looked at one by one."""
         keys = keys[: self._far(keys)]
         unique = set(keys)
-        doubtful = (self.state.keys.map.keys() & unique) | (self._touched & unique) | (self._left.keys() & unique)
+        doubtful = (self.state.keys.by_key.keys() & unique) | (self._touched & unique) | (self._left.keys() & unique)
         if len(unique) < len(keys):
             doubtful |= {key for key, times in Counter(keys).items() if times > 1}
         doubtful.discard(NO_KEY)
@@ -304,7 +304,7 @@ class LeasePlan:
         """How far to look: to the last that could be taken. So many of one busy key in a row are passed in one step."""
         if len(keys) <= self.room:
             return len(keys)
-        busy, free = self.state.keys.map, 0
+        busy, free = self.state.keys.by_key, 0
         for index, key in enumerate(keys):
             free += key not in busy
             if free == self.room:
@@ -327,9 +327,9 @@ class LeasePlan:
 
     def _free(self, key: int, position: int = 0) -> bool:
         """Whether the next item of a key may be taken by this plan; noted as taken, or as passed for good."""
-        if key in self._touched or key in self.state.keys.map:
+        if key in self._touched or key in self.state.keys.by_key:
             return False
-        if self._fenced and position >= self.state.keys.fences.limit(key):
+        if self._fenced and position >= self.state.keys.fences.waits_from(key):
             self._touched.add(key)
             return False
         left = self._left.get(key, self.per_key) - 1
@@ -341,7 +341,7 @@ class LeasePlan:
 
     def _jumps(self, walk: Walk, offset: int, key: int) -> bool:
         """Whether an item stands before those that wait, free to go, in its key's line: they were read ahead of it."""
-        line = self.state.keys.map.get(key)
+        line = self.state.keys.by_key.get(key)
         if not isinstance(line, KeyLine) or line.busy or not line.waiting or key in self._touched or walk.extent is None:
             return False
         position = walk.position_of(offset)
@@ -374,7 +374,7 @@ class LeasePlan:
 
     def _candidates(self, walk: Walk, block: Block, stop: int) -> list[tuple[int, int]]:
         """(offset, key) of the items of this lane that are ready here."""
-        wanted = offsets(self.state.away.missing(walk.start, stop))
+        wanted = offsets(self.state.outside_lanes.missing(walk.start, stop))
         base = block.base
         if walk.extent is not None and walk.extent.tag & SPARSE:
             wanted = [offset for offset in wanted if block.priority_of(offset) == walk.lane]
@@ -387,7 +387,7 @@ class LeasePlan:
         """Whether some of these became ready where their slot no longer lives."""
         if self._departed is not None:
             for offset, key in candidates:
-                if key != NO_KEY and walk.position_of(offset) >= self._departed.mark(key):
+                if key != NO_KEY and walk.position_of(offset) >= self._departed.strays_from(key):
                     self.strays.append(offset)
         return bool(self.strays)
 

@@ -22,7 +22,7 @@ EPOCH_SHIFT = 40
 class LiveLease:
     """A live lease."""
 
-    __slots__ = ("_open", "_sharing", "consumer", "count", "deadline", "done", "given", "number", "size", "timeout")
+    __slots__ = ("_open", "_sharing", "completed", "consumer", "count", "deadline", "given", "number", "size", "timeout")
 
     def __init__(self, record: Leased) -> None:
         self.number = record.lease
@@ -31,18 +31,18 @@ class LiveLease:
         self.consumer = record.consumer
         self.given = _given(record)
         self.size = self.count = sum([stop - start for start, stop, _, _ in self.given])
-        self.done: RunSet | None = None
+        self.completed: RunSet | None = None
         """What was completed, once not everything is settled in one go."""
         self._open: dict[int, tuple[int, int]] | None = None
         self._sharing: Counter[int] | None = None
 
     @property
-    def clean(self) -> bool:
+    def all_completed(self) -> bool:
         """Whatever was settled was completed."""
-        return self.size - self.count == (self.done.total if self.done else 0)
+        return self.size - self.count == (self.completed.total if self.completed else 0)
 
     @property
-    def open(self) -> dict[int, tuple[int, int]]:
+    def open_items(self) -> dict[int, tuple[int, int]]:
         """(lane, key id) of each item still open, in the order given."""
         if self._open is None:
             self._open = {}
@@ -70,34 +70,34 @@ class LiveLease:
         return [key for _, _, _, packed in self.given if packed for key in unpack_keys(packed) if key]
 
     @property
-    def sharing(self) -> "Counter[int]":
+    def items_per_key(self) -> "Counter[int]":
         """How many open items each key has, if some key has several (a unit, settled in order); else empty."""
         if self._sharing is None:
-            found = Counter(key for _, key in self.open.values() if key)
+            found = Counter(key for _, key in self.open_items.values() if key)
             self._sharing = found if len(found) < found.total() else Counter()
         return self._sharing
 
-    def behind(self, offset: int) -> list[int]:
+    def later_of_key(self, offset: int) -> list[int]:
         """Open items of the same key that come after this one."""
-        _, key = self.open[offset]
-        if self.sharing[key] < 2:
+        _, key = self.open_items[offset]
+        if self.items_per_key[key] < 2:
             return []
-        line = [other for other, (_, its) in self.open.items() if its == key]
+        line = [other for other, (_, its) in self.open_items.items() if its == key]
         return line[line.index(offset) + 1 :]
 
     def close(self, offset: int) -> tuple[int, int]:
         """Take one item out."""
-        sharing = self.sharing  # counted before the item is out
-        lane, key = self.open.pop(offset)
+        sharing = self.items_per_key  # counted before the item is out
+        lane, key = self.open_items.pop(offset)
         self.count -= 1
         if sharing:
             sharing[key] -= 1
         return lane, key
 
-    def note_done(self, runs: list[int]) -> None:
-        if self.done is None:
-            self.done = RunSet()
-        self.done.add_all(runs)
+    def add_completed(self, runs: list[int]) -> None:
+        if self.completed is None:
+            self.completed = RunSet()
+        self.completed.add_all(runs)
 
     def __repr__(self) -> str:
         return f"Grant({self.number:#x}, {self.count} open, until {self.deadline}, {self.consumer!r})"
@@ -115,23 +115,23 @@ def _given(record: Leased) -> list[tuple[int, int, int, bytes]]:
             size = 8 * (stop - start)
             given.append((start, stop, take.lane, take.keys[at : at + size]))
             at += size
-    heads = record.heads
+    heads = record.line_takes
     return given + [(head.start, head.stop, head.lane, pack_keys([head.key]) * (head.stop - head.start)) for head in heads]
 
 
 class Leases:
     """All live leases of a partition, by number, and what is remembered of others."""
 
-    __slots__ = ("_deadlines", "finished", "live", "marks", "past")
+    __slots__ = ("_deadlines", "forget_points", "fully_completed", "live", "partly_completed")
 
     def __init__(self) -> None:
         self.live: dict[int, LiveLease] = {}
         self._deadlines: list[tuple[int, int]] = []
-        self.finished = RunSet()
+        self.fully_completed = RunSet()
         """Leases all of whose items were completed under them."""
-        self.past: dict[int, tuple[int, list[int]]] = {}
+        self.partly_completed: dict[int, tuple[int, list[int]]] = {}
         """Other leases that ended: (until when to remember, runs completed under them)."""
-        self.marks: list[tuple[int, int]] = []
+        self.forget_points: list[tuple[int, int]] = []
         """(time, lease): landmarks by which `finished` is forgotten."""
 
     def add(self, grant: LiveLease) -> None:
@@ -157,7 +157,7 @@ class Leases:
         """When the first lease ends."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def overdue(self, now: int, limit: int) -> list[LiveLease]:
+    def past_deadline(self, now: int, limit: int) -> list[LiveLease]:
         """Leases that have ended, up to `limit` items' worth (at least one lease)."""
         found: dict[int, LiveLease] = {}
         items = 0
@@ -170,7 +170,7 @@ class Leases:
                 items += grant.count
         return [*found.values()]
 
-    def rearm(self, now: int) -> None:
+    def restart_timeouts(self, now: int) -> None:
         """Every lease gets its full timeout again."""
         for grant in self.live.values():
             self.extend(grant, now + grant.timeout)
@@ -179,21 +179,21 @@ class Leases:
         """The lease is over; if it was never settled in part, everything under it was completed."""
         del self.live[grant.number]
         self._tidy(grant.number)
-        if grant.clean:
-            self.finished.add(grant.number, grant.number + 1)
-        elif grant.done:
-            self.past[grant.number] = (now + remember, grant.done.runs)
+        if grant.all_completed:
+            self.fully_completed.add(grant.number, grant.number + 1)
+        elif grant.completed:
+            self.partly_completed[grant.number] = (now + remember, grant.completed.runs)
         self._forget(now, grant.number, remember)
 
     def _forget(self, now: int, number: int, remember: int) -> None:
         """Drop what is past remembering: about once a minute, so that it costs nothing per lease."""
         step = remember // 16
-        if self.marks and now < self.marks[-1][0] + step:
+        if self.forget_points and now < self.forget_points[-1][0] + step:
             return
-        self.marks.append((now, number))
+        self.forget_points.append((now, number))
         oldest = 0
-        while self.marks and self.marks[0][0] + remember + MAX_LEASE_TIMEOUT <= now:
-            oldest = self.marks.pop(0)[1]
-        self.finished.remove(0, oldest)
-        for ended in [ended for ended, (until, _) in self.past.items() if until <= now]:
-            del self.past[ended]
+        while self.forget_points and self.forget_points[0][0] + remember + MAX_LEASE_TIMEOUT <= now:
+            oldest = self.forget_points.pop(0)[1]
+        self.fully_completed.remove(0, oldest)
+        for ended in [ended for ended, (until, _) in self.partly_completed.items() if until <= now]:
+            del self.partly_completed[ended]

@@ -84,8 +84,8 @@ def decide(state: State, command: commands.Command, now: Moment, peek: BlockSour
 def apply(state: State, record: records.Record, now: Moment) -> None:
     """What a record does."""
     _APPLY[type(record)](state, record, now)
-    if any(state.keys.ready):
-        state.keys.tidy()
+    if any(state.keys.free_heads):
+        state.keys.drop_stale_heads()
     state.moment = now
 
 

@@ -78,7 +78,7 @@ def _check(packed: bytes) -> None:
 
 
 def _next(state: State, packed: bytes) -> int:
-    return max(state.sequences.get(packed, 0), state.epoch << EPOCH_SHIFT) + 1
+    return max(state.sent_sequences.get(packed, 0), state.epoch << EPOCH_SHIFT) + 1
 
 
 def apply_sent(state: State, record: Sent, now: Moment) -> None:
@@ -94,7 +94,7 @@ def apply_promised(state: State, record: FollowUpSent, now: Moment) -> None:
 
 def _enter(state: State, packed: bytes, entry: OutboxEntry) -> None:
     state.outbox.setdefault(packed, []).append(entry)
-    state.sequences[packed] = max(entry.sequence, state.sequences.get(packed, 0))
+    state.sent_sequences[packed] = max(entry.sequence, state.sent_sequences.get(packed, 0))
 
 
 def apply_delivered(state: State, record: Delivered, now: Moment) -> None:
@@ -106,9 +106,9 @@ def apply_delivered(state: State, record: Delivered, now: Moment) -> None:
     if not line:
         del state.outbox[record.destination]
     state.moving.remove_all(entry.runs)
-    state.resolved.add_all(entry.runs)
+    state.completed.add_all(entry.runs)
     for offset in offsets(entry.runs):
-        state.buried.pop(offset, None)
+        state.burials.pop(offset, None)
     base = record.base
     for start, stop in pairs(entry.runs):
         state.moved[start] = (stop, record.destination, base)

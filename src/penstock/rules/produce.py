@@ -30,20 +30,20 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: BlockSourc
     if command.source is not None and (type(command.source) is not bytes or type(command.sequence) is not int):
         raise InvalidRequest("a transfer's source is not bytes or its sequence not a number; give both as the outbox says")
     if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
-        return [], Stored(known.base, known.count, known.ids, again=True)
+        return [], Stored(known.base, known.count, known.ids, repeated=True)
     if command.source is not None:
         # A transfer was promised by its source: neither pause nor limits hold it up.
-        last = state.producers.get(command.source, 0)
+        last = state.received_sequences.get(command.source, 0)
         if command.sequence <= last:
-            return [], Stored(state.arrivals.get(command.source, -1) if command.sequence == last else -1, 0, again=True)
+            return [], Stored(state.received_bases.get(command.source, -1) if command.sequence == last else -1, 0, repeated=True)
     elif state.paused_produce:
         raise QueueHeld("producing is paused; resume it or try again later")
-    batch = batch.own().compact()
+    batch = batch.copy().drop_empty_columns()
     ids: list[int] | None = None
     if batch.dedups is not None and (command.source is None or command.dedup):  # a transfer must be noted even if it were a duplicate
         batch, ids = _without_duplicates(state, batch, now)
         if not len(batch):
-            return ([RequestAnswered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, again=True)
+            return ([RequestAnswered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, repeated=True)
     answer = Stored(base, len(batch), ids)
     remembered = ids if command.request is not None else None
     places = _places(state, command, batch, base) if command.source is not None else None
@@ -68,7 +68,7 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
         raise QueueFull(f"the partition remembers {MAX_DEDUP_IDS} dedup ids; wait for the window to pass or shorten it")
     if len(fresh) == len(batch):
         return batch, None
-    return batch.pick(fresh).compact(), ids
+    return batch.take(fresh).drop_empty_columns(), ids
 
 
 def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int] | None:
@@ -78,7 +78,7 @@ def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int
     found: dict[int, int] = {}
     for index, (came, key) in enumerate(zip(batch.origins, batch.key_ids, strict=True)):
         was = None if came is None or key == NO_KEY else origin.decode(came)
-        parking = was.parking_in(command.home) if was is not None else None
+        parking = was.parking_in(command.incarnation) if was is not None else None
         if parking is not None and parking[0] == command.partition and _parked(state, key, parking[1]) is not None:
             found.setdefault(parking[1], base + index)
     return [offset for old, new in found.items() for offset in (new, old)] or None
@@ -86,7 +86,7 @@ def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int
 
 def _parked(state: State, key: int, offset: int) -> KeyLine | None:
     """The line of the key, if the burial of that item parks it."""
-    line = state.keys.map.get(key)
+    line = state.keys.by_key.get(key)
     return line if isinstance(line, KeyLine) and offset in line.parked else None
 
 
@@ -95,7 +95,7 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
     stop = base + len(batch)
     if stop > state.next_offset:
         state.next_offset = stop
-    placed = _put_in_places(state, record, now) if record.places else ()
+    placed = _put_in_places(state, record, now) if record.replaced else ()
     if batch.ats is None and not placed:
         _make_ready(state, batch, base, base, stop, now)
     else:
@@ -108,15 +108,15 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
                 state.dedup.put(name, base + index, now.elapsed, state.policy.dedup_window)
         state.dedup.limit(MAX_DEDUP_IDS, now.elapsed)
     if record.request is not None:
-        state.requests.put(record.request, RememberedAnswer(base, len(batch), record.ids), now.elapsed, state.policy.remember)
+        state.requests.put(record.request, RememberedAnswer(base, len(batch), record.ids), now.elapsed, state.policy.result_memory)
     if record.source is not None:
         _note_arrival(state, record.source, record.sequence, base)
 
 
 def _note_arrival(state: State, source: bytes, sequence: int, base: int) -> None:
-    if sequence > state.producers.get(source, 0):
-        state.producers[source] = sequence
-        state.arrivals[source] = base
+    if sequence > state.received_sequences.get(source, 0):
+        state.received_sequences[source] = sequence
+        state.received_bases[source] = base
 
 
 def _make_ready(state: State, batch: Batch, base: int, start: int, stop: int, now: Moment) -> None:
@@ -136,20 +136,22 @@ def _put_in_places(state: State, record: Produced, now: Moment) -> set[int]:
     batch, base = record.batch, record.base
     placed: set[int] = set()
     touched: dict[int, KeyLine] = {}
-    for new, old in pairs(record.places or ()):
+    for new, old in pairs(record.replaced or ()):
         key = NO_KEY if batch.key_ids is None else batch.key_ids[new - base]
         line = _parked(state, key, old)
         if line is not None:
             line.parked.remove(old)
-            line.places[new] = line.places.pop(old, old)
+            line.kept_positions[new] = line.kept_positions.pop(old, old)
             line.push(Extent(new, new + 1, _lane(batch, new - base), line.position(new), now.elapsed))
-            state.passed.add(new, new + 1)
-            state.away.add(new, new + 1)
-            state.keys.settle(key, line)
+            state.passed_over.add(new, new + 1)
+            state.outside_lanes.add(new, new + 1)
+            state.keys.update_head(key, line)
             placed.add(new)
             touched[key] = line
     for line in touched.values():
-        line.places = {offset: at for offset, at in line.places.items() if offset in line.parked or offset not in state.resolved}
+        line.kept_positions = {
+            offset: at for offset, at in line.kept_positions.items() if offset in line.parked or offset not in state.completed
+        }
     return placed
 
 
@@ -170,7 +172,7 @@ def _spread(state: State, batch: Batch, base: int, placed: Container[int], now: 
                 tag |= KEYED
             state.by_wall.add(at, offset, offset + 1, tag)
             state.scheduled.add(offset, offset + 1)
-            state.away.add(offset, offset + 1)
+            state.outside_lanes.add(offset, offset + 1)
 
 
 def _arm_ttl(state: State, batch: Batch, base: int, now: Moment) -> None:

@@ -19,22 +19,22 @@ from penstock.words.limits import DEFAULT_PRIORITY
 def reconcile(state: State) -> None:
     """Bring all parts of a state into line."""
     end = state.next_offset
-    for final in (state.resolved, state.buried_set, state.scheduled, state.passed, state.overdue, state.moving):
+    for final in (state.completed, state.buried_set, state.scheduled, state.passed_over, state.ttl_overdue, state.moving):
         final.remove(end, 1 << 62)
-    state.resolved.add_all(state.lost.runs)
+    state.completed.add_all(state.lost.runs)
     _mend_outbox(state)
     _mend_buried(state)
     leased = _mend_leases(state)
     _mend_scheduled(state, leased)
     _mend_keys(state, leased)
-    state.away = RunSet()
-    for taken in (state.resolved, state.buried_set, state.moving, leased, state.scheduled, state.passed):
-        state.away.add_all(taken.runs)
-    state.overdue = _common(state.overdue, leased)
-    for offset in [offset for offset in state.failures if offset in state.resolved or offset in state.buried_set]:
+    state.outside_lanes = RunSet()
+    for taken in (state.completed, state.buried_set, state.moving, leased, state.scheduled, state.passed_over):
+        state.outside_lanes.add_all(taken.runs)
+    state.ttl_overdue = _common(state.ttl_overdue, leased)
+    for offset in [offset for offset in state.failures if offset in state.completed or offset in state.buried_set]:
         del state.failures[offset]
     state.lanes = Lanes()
-    for start, stop in pairs(state.away.missing(0, end)):
+    for start, stop in pairs(state.outside_lanes.missing(0, end)):
         state.lanes.add(DEFAULT_PRIORITY, start, stop, KEYED, start, state.moment.elapsed)
 
 
@@ -48,7 +48,7 @@ def _mend_outbox(state: State) -> None:
     for line in state.outbox.values():
         for entry in line:
             runs = RunSet(entry.runs)
-            for firmer in (state.resolved, state.moving):
+            for firmer in (state.completed, state.moving):
                 runs.remove_all(firmer.runs)
             runs.remove(state.next_offset, 1 << 62)
             entry.runs = runs.runs
@@ -57,13 +57,13 @@ def _mend_outbox(state: State) -> None:
 
 def _mend_buried(state: State) -> None:
     """Buried is what is in both records of it and neither resolved nor on its way."""
-    state.buried_set.remove_all(state.resolved.runs)
+    state.buried_set.remove_all(state.completed.runs)
     state.buried_set.remove_all(state.moving.runs)
-    for offset in list(state.buried):
+    for offset in list(state.burials):
         if offset not in state.buried_set and offset not in state.moving:
-            del state.buried[offset]
+            del state.burials[offset]
     for offset in offsets(state.buried_set.runs):
-        state.buried.setdefault(offset, Burial("unknown: damage took the record", state.moment.wall, 0, 0, 0, state.moment.elapsed))
+        state.burials.setdefault(offset, Burial("unknown: damage took the record", state.moment.wall, 0, 0, 0, state.moment.elapsed))
 
 
 def _mend_leases(state: State) -> RunSet:
@@ -71,13 +71,13 @@ def _mend_leases(state: State) -> RunSet:
     held = RunSet()
     for number in sorted(state.leases.live, reverse=True):
         grant = state.leases.live[number]
-        for offset in list(grant.open):
-            if any(offset in firmer for firmer in (state.resolved, state.buried_set, state.moving, held)) or offset >= state.next_offset:
+        for offset in list(grant.open_items):
+            if any(offset in firmer for firmer in (state.completed, state.buried_set, state.moving, held)) or offset >= state.next_offset:
                 grant.close(offset)
             else:
                 held.add(offset, offset + 1)
         if not grant.count:
-            state.leases.end(grant, state.moment.elapsed, state.policy.remember)
+            state.leases.end(grant, state.moment.elapsed, state.policy.result_memory)
     return held
 
 
@@ -87,7 +87,7 @@ def _mend_scheduled(state: State, leased: RunSet) -> None:
     for calendar in (state.by_wall, state.by_elapsed):
         for entry in calendar:
             due.add_all(state.scheduled.within(entry.start, entry.stop))
-    for firmer in (state.resolved, state.buried_set, state.moving, leased):
+    for firmer in (state.completed, state.buried_set, state.moving, leased):
         due.remove_all(firmer.runs)
     state.scheduled = due
 
@@ -95,15 +95,15 @@ def _mend_scheduled(state: State, leased: RunSet) -> None:
 def _mend_keys(state: State, leased: RunSet) -> None:
     """Lines are made anew: what is leased or backs off holds its key, what is buried may park it, the rest waits."""
     old, state.keys = state.keys, KeyLines(state.keys.fences)
-    state.passed, state.backing_off = RunSet(), {}
+    state.passed_over, state.backing_off = RunSet(), {}
     for grant in state.leases.live.values():
-        state.keys.hold([key for _, key in grant.open.values() if key != NO_KEY], grant.number)
+        state.keys.hold([key for _, key in grant.open_items.values() if key != NO_KEY], grant.number)
     for key, line in sorted(old.lines(), key=lambda pair: pair[0]):
         _mend_line(state, key, line, leased)
 
 
 def _mend_line(state: State, key: int, line: KeyLine, leased: RunSet) -> None:
-    found = state.keys.map.get(key)
+    found = state.keys.by_key.get(key)
     new = KeyLine(found if isinstance(found, int) else 0)
     if not new.lease and line.backing_off is not None and line.backing_off[0] in state.scheduled:
         new.backing_off, new.until = line.backing_off, line.until
@@ -111,14 +111,14 @@ def _mend_line(state: State, key: int, line: KeyLine, leased: RunSet) -> None:
     new.parked = [
         offset for offset in line.parked if offset in state.buried_set or offset in state.moving or moved_to(state, offset) is not None
     ]
-    new.places = line.places
+    new.kept_positions = line.kept_positions
     for run in line.waiting:
         ready = RunSet((run.start, run.stop))
-        for firmer in (state.resolved, state.buried_set, state.moving, leased, state.scheduled, state.passed):
+        for firmer in (state.completed, state.buried_set, state.moving, leased, state.scheduled, state.passed_over):
             ready.remove_all(firmer.within(run.start, run.stop))
         for part in run.parts(ready.runs):
             new.push(part)
-        state.passed.add_all(ready.runs)
+        state.passed_over.add_all(ready.runs)
     if new.busy or new.waiting:
-        state.keys.map[key] = new
-        state.keys.settle(key, new)
+        state.keys.by_key[key] = new
+        state.keys.update_head(key, new)

@@ -21,8 +21,8 @@ class Opened(msgspec.Struct, array_like=True, gc=False, tag=1):
     """An owner opened the partition. Written and synced before its first lease, so that no two owners share a token."""
 
     epoch: int
-    boot: str
-    shift: int
+    boot_id: str
+    clock_shift: int
     """Added to the machine's elapsed time to get the partition's, which never runs backwards."""
     rebooted: bool = False
 
@@ -43,7 +43,7 @@ class Produced(msgspec.Struct, gc=False):
     """The answer to the request, where some of its items were produced before (dedup)."""
     source: bytes | None = None
     sequence: int = 0
-    places: list[int] | None = None
+    replaced: list[int] | None = None
     """Items that return to where an item whose burial parked their key stood: flat pairs `[new offset, old offset, …]`."""
 
 
@@ -80,7 +80,7 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
     timeout: int
     consumer: str
     takes: list[LaneTake] = []
-    heads: list[LineTake] = []
+    line_takes: list[LineTake] = []
 
 
 class PassedOver(msgspec.Struct, array_like=True, gc=False, tag=4):
@@ -263,7 +263,7 @@ class FencesAdded(msgspec.Struct, array_like=True, gc=False, tag=21):
 
     version: int
     barriers: list[FenceSpec]
-    adopted: list[tuple[bytes, int, int]] = []
+    dedup_ids: list[tuple[bytes, int, int]] = []
     """(digest, deadline, item): an item of another partition as words/ids.py numbers it."""
 
 

@@ -36,7 +36,7 @@ def parks_key(policy: Policy) -> bool:
 def bury_held(state: State, grant: LiveLease, chosen: Sequence[int], reason: str, returned: Sequence[int] = ()) -> Buried:
     """The record that buries items of a lease; the runs `returned` go back with them."""
     park = parks_key(state.policy)
-    keys = pack_keys(grant.open[offset][1] for offset in chosen) if park else b""
+    keys = pack_keys(grant.open_items[offset][1] for offset in chosen) if park else b""
     return Buried(grant.number, from_offsets(chosen), reason, keys, list(returned), park)
 
 
@@ -47,7 +47,7 @@ def bury_waiting(state: State, policy: Policy, runs: list[int], reason: str, pee
     """
     park, chosen = parks_key(policy), offsets(runs)
     keys = {offset: state.backing_off[offset] for offset in state.backing_off.keys() & set(chosen)}
-    asked = [offset for offset in chosen if offset not in keys and (park or offset in state.passed)]
+    asked = [offset for offset in chosen if offset not in keys and (park or offset in state.passed_over)]
     blocks = find_blocks(peek, asked)
     if lost := lost_runs(state, blocks):
         return Lost(lost)
@@ -59,7 +59,7 @@ def bury_waiting(state: State, policy: Policy, runs: list[int], reason: str, pee
 def keys_in_line(state: State, chosen: Sequence[int], peek: BlockSource) -> bytes | Lost:
     """Packed key ids of items, NO_KEY for those in no line; nothing when none is. Or what damage took: without its key an item cannot
     be taken out of its line."""
-    in_line = [offset for offset in chosen if offset in state.passed]
+    in_line = [offset for offset in chosen if offset in state.passed_over]
     blocks = find_blocks(peek, in_line)
     if lost := lost_runs(state, blocks):
         return Lost(lost)
@@ -75,18 +75,18 @@ def withdraw_items(state: State, runs: list[int], packed: bytes) -> None:
     chosen = offsets(runs)
     keys = unpack_keys(packed) if packed else [NO_KEY] * len(chosen)
     for offset, key in zip(chosen, keys, strict=True):
-        if offset in state.passed:
+        if offset in state.passed_over:
             remove_from_line(state, offset, key)
     for offset in state.failures.keys() & set(chosen) if state.failures else ():
         del state.failures[offset]
-    state.away.add_all(runs)
+    state.outside_lanes.add_all(runs)
 
 
 def remove_from_line(state: State, offset: int, key: int, *, park: bool = False) -> None:
     """An item that waited in (or held up) its key's line is gone from there."""
     key = state.backing_off.pop(offset, key)
-    in_line = offset in state.passed
-    state.passed.remove(offset, offset + 1)
+    in_line = offset in state.passed_over
+    state.passed_over.remove(offset, offset + 1)
     if key == NO_KEY:
         return
     line = state.keys.line(key)
@@ -96,12 +96,12 @@ def remove_from_line(state: State, offset: int, key: int, *, park: bool = False)
         line.drop(offset)
     if park:
         line.parked.append(offset)
-    state.keys.settle(key, line)
+    state.keys.update_head(key, line)
 
 
 def add_burial(state: State, offset: int, reason: str, now: Moment) -> None:
     """The item is buried, and what was known of its failures goes into the note of that."""
     failure = state.failures.pop(offset, None) or Failure(0, 0, 0, "")
-    state.overdue.remove(offset, offset + 1)
-    state.buried[offset] = Burial(reason, now.wall, failure.attempts, failure.first_failed_at, failure.last_failed_at, now.elapsed)
+    state.ttl_overdue.remove(offset, offset + 1)
+    state.burials[offset] = Burial(reason, now.wall, failure.attempts, failure.first_failed_at, failure.last_failed_at, now.elapsed)
     state.buried_set.add(offset, offset + 1)

@@ -21,7 +21,7 @@ def decide_fence(state: State, command: AddFences, now: Moment, peek: BlockSourc
         for index, one in enumerate(command.barriers, 1)
     ]
     known = state.dedup.get  # an id that left with its slot and comes back is still known here, by the item's own number
-    adopted = [(digest, now.elapsed + left, item) for digest, left, item in command.adopted if known(digest, now.elapsed) is None]
+    adopted = [(digest, now.elapsed + left, item) for digest, left, item in command.dedup_ids if known(digest, now.elapsed) is None]
     return [FencesAdded(command.version, barriers, adopted)], ItemCount(len(barriers))
 
 
@@ -30,7 +30,7 @@ def apply_fenced(state: State, record: FencesAdded, now: Moment) -> None:
     for barrier in record.barriers:
         state.fences_given = max(state.fences_given, barrier.number)
         state.keys.fences.add(barrier)
-    for digest, deadline, item in record.adopted:
+    for digest, deadline, item in record.dedup_ids:
         state.dedup.restore(digest, deadline, item)
 
 
@@ -50,7 +50,7 @@ def apply_narrowed(state: State, record: FenceNarrowed, now: Moment) -> None:
     state.keys.fences.drop_empty()
     for key, line in state.keys.lines():
         if key & SLOT_MASK in slots and key not in fence.keys:
-            state.keys.settle(key, line)
+            state.keys.update_head(key, line)
 
 
 def decide_lift(state: State, command: LiftFence, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
@@ -67,6 +67,6 @@ def apply_lifted(state: State, record: FenceLifted, now: Moment) -> None:
     fence.keys.difference_update(keys)
     state.keys.fences.drop_empty()
     for key in keys:
-        line = state.keys.map.get(key)
+        line = state.keys.by_key.get(key)
         if isinstance(line, KeyLine):
-            state.keys.settle(key, line)
+            state.keys.update_head(key, line)

@@ -19,7 +19,7 @@ from penstock.words.limits import check_range
 def offsets_to_keep(state: State, stop: int) -> RunSet:
     """Offsets before `stop` whose bytes must be kept: unresolved, or parked, or not yet passed by a cursor."""
     found = RunSet((0, stop))
-    found.remove_all(state.resolved.within(0, stop))
+    found.remove_all(state.completed.within(0, stop))
     found.remove_all(state.buried_set.within(0, stop))
     for _, line in state.keys.lines():
         for offset in line.parked:
@@ -34,7 +34,7 @@ def offsets_to_keep(state: State, stop: int) -> RunSet:
 def buried_since(state: State, start: int, stop: int, since: int) -> list[int]:
     """Offsets of [start, stop) that were buried after `since`, by elapsed time."""
     found = offsets(state.buried_set.within(start, stop))
-    return [offset for offset in found if offset in state.buried and state.buried[offset].since > since]
+    return [offset for offset in found if offset in state.burials and state.burials[offset].since > since]
 
 
 def decide_drop(state: State, command: Drop, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
@@ -52,7 +52,7 @@ def decide_drop(state: State, command: Drop, now: Moment, peek: BlockSource) -> 
 
 def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
     state.dropped.add_all(record.runs)
-    state.resolved.add_all(record.runs)
+    state.completed.add_all(record.runs)
     forget_moved(state, record.runs)
     for start, stop in pairs(record.runs):
         gone = state.buried_set.within(start, stop)
@@ -60,7 +60,7 @@ def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
         state.buried_set.remove(start, stop)
         for first, last in pairs(gone):
             for offset in range(first, last):
-                state.buried.pop(offset, None)
+                state.burials.pop(offset, None)
 
 
 def decide_put_cursor(state: State, command: PutCursor, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:

@@ -161,7 +161,7 @@ class RunSet:
             return False
         return bisect_right(self._stops, start) < bisect_left(self._starts, stop)
 
-    def without(self, runs: Iterable[int]) -> list[int]:
+    def subtract(self, runs: Iterable[int]) -> list[int]:
         """What is left when `runs` are taken out, as flat runs; the set itself then holds just that."""
         self.remove_all(runs)
         return self.runs

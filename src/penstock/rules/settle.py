@@ -95,27 +95,27 @@ def decide_complete(state: State, command: CompleteLeased, now: Moment, peek: Bl
     grant = _live(state, command.lease, now)
     if command.offsets is None:
         if grant is None:
-            if command.lease in state.leases.finished:
+            if command.lease in state.leases.fully_completed:
                 return [], Settled(0)
             raise _lost(command.lease)
-        return _with_answer(command, [Completed(command.lease), *follow_up_records(state, command.then)], Settled(grant.count))
+        return _with_answer(command, [Completed(command.lease), *follow_up_records(state, command.follow_ups)], Settled(grant.count))
     if grant is None:
         known = _repeated(state, command.lease, command.offsets)
         _check_whole(command, known.refused)
         return [], known
     good, refused, early = _sort(grant, command.offsets)
-    again = [offset for offset in refused if grant.done is not None and offset in grant.done]
+    again = [offset for offset in refused if grant.completed is not None and offset in grant.completed]
     refused = [offset for offset in refused if offset not in again] if again else refused
     _check_whole(command, refused)
-    if command.then and early:
+    if command.follow_ups and early:
         raise InvalidRequest("an earlier item of the same key is held by this lease and not settled; complete that one first, or with it")
-    records: list[Record] = [Completed(command.lease, from_offsets(good)), *follow_up_records(state, command.then)] if good else []
+    records: list[Record] = [Completed(command.lease, from_offsets(good)), *follow_up_records(state, command.follow_ups)] if good else []
     return _with_answer(command, records, Settled(len(good) + len(again), refused, early))
 
 
 def _check_whole(command: CompleteLeased, refused: list[int]) -> None:
     """With follow-ups it is all of the items or none."""
-    if command.then and refused:
+    if command.follow_ups and refused:
         raise LeaseLost(
             "some of the items are not held by this lease (any more), so nothing was completed and no follow-up made; drop the work"
         )
@@ -128,8 +128,8 @@ def decide_retry(state: State, command: RetryLeased, now: Moment, peek: BlockSou
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
     first = _firsts(grant, chosen)
-    expired = [offset for offset in first if offset in state.overdue]
-    spent = [o for o in first if command.counted and o not in state.overdue and attempts_exhausted(state.policy, state.attempts(o) + 1)]
+    expired = [offset for offset in first if offset in state.ttl_overdue]
+    spent = [o for o in first if command.counted and o not in state.ttl_overdue and attempts_exhausted(state.policy, state.attempts(o) + 1)]
     back = [offset for offset in first if offset not in expired and offset not in spent] if expired or spent else first
     records: list[Record] = []
     for given_up, why in ((expired, TTL_EXPIRED), (spent, _because(SPENT, reason))):
@@ -146,7 +146,7 @@ def decide_bury(state: State, command: BuryLeased, now: Moment, peek: BlockSourc
     if (known := _answered(state, command, now)) is not None:
         return [], known
     grant, chosen, refused, early = _held(state, now, command.lease, command.offsets)
-    alone = command.alone and not parks_key(state.policy)
+    alone = command.keep_later_items and not parks_key(state.policy)
     if alone and early:
         chosen, early = sorted([*chosen, *early]), []
     records: list[Record] = [_bury(state, grant, chosen, truncate_reason(command.reason), alone)] if chosen else []
@@ -157,7 +157,7 @@ def decide_extend(state: State, command: ExtendLease, now: Moment, peek: BlockSo
     validate_extend(command)
     if (known := _answered(state, command, now)) is not None:
         return [], known
-    grant = state.leases.live.get(command.lease) if command.late else _live(state, command.lease, now)
+    grant = state.leases.live.get(command.lease) if command.after_deadline else _live(state, command.lease, now)
     if grant is None:
         raise _lost(command.lease)
     deadline = now.elapsed + (command.timeout or grant.timeout)
@@ -175,7 +175,7 @@ def decide_note(state: State, command: SetProgress, now: Moment, peek: BlockSour
 def decide_consume(state: State, command: CompleteUnleased, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
     check_name("consumer", command.consumer)
     chosen = [offset for offset in sorted(set(command.offsets)) if state.state_of(offset) is ItemState.READY]
-    if command.lapsed:  # one that was done by others and sought again since is to be handled again
+    if command.only_lease_expired:  # one that was done by others and sought again since is to be handled again
         chosen = [offset for offset in chosen if (known := state.failures.get(offset)) is not None and known.reason == LEASE_EXPIRED]
     if not chosen:
         return [], ItemCount(0)
@@ -225,17 +225,17 @@ def _held(state: State, now: Moment, lease: int, wanted: Sequence[int] | None) -
     if grant is None:
         raise _lost(lease)
     if wanted is None:
-        return grant, list(grant.open), [], []
+        return grant, list(grant.open_items), [], []
     return grant, *_sort(grant, wanted)
 
 
 def _sort(grant: LiveLease, wanted: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Offsets that may be settled (each once), that the lease does not hold, and that must wait for an earlier one of their key."""
-    opened = grant.open
+    opened = grant.open_items
     unique = wanted if len(wanted) == 1 else list(dict.fromkeys(wanted))
     good = [offset for offset in unique if offset in opened]
     refused = [offset for offset in unique if offset not in opened] if len(good) < len(unique) else []
-    if not grant.sharing:
+    if not grant.items_per_key:
         return good, refused, []
     chosen, blocked, early = set(good), set(), set()
     for offset, (_, key) in opened.items():
@@ -251,9 +251,9 @@ def _repeated(state: State, lease: int, wanted: Sequence[int]) -> Settled:
     """Of a lease that ended: what was completed under it is done; the rest is refused."""
     overdue = state.leases.live.get(lease)
     if overdue is not None:
-        known = overdue.done or RunSet()
+        known = overdue.completed or RunSet()
     else:
-        known = state.resolved if lease in state.leases.finished else RunSet(state.leases.past.get(lease, (0, []))[1])
+        known = state.completed if lease in state.leases.fully_completed else RunSet(state.leases.partly_completed.get(lease, (0, []))[1])
     unique = dict.fromkeys(wanted)
     refused = [offset for offset in unique if offset not in known]
     return Settled(len(unique) - len(refused), refused)
@@ -261,7 +261,7 @@ def _repeated(state: State, lease: int, wanted: Sequence[int]) -> Settled:
 
 def _firsts(grant: LiveLease, chosen: list[int]) -> list[int]:
     """Of each key's unit only the first chosen: the later ones return with it."""
-    if not grant.sharing:
+    if not grant.items_per_key:
         return chosen
     later = set(offsets(_behind(grant, chosen)))
     return [offset for offset in chosen if offset not in later]
@@ -269,9 +269,9 @@ def _firsts(grant: LiveLease, chosen: list[int]) -> list[int]:
 
 def _behind(grant: LiveLease, chosen: list[int]) -> list[int]:
     """Runs of the open items that stand behind a chosen one of the same key, and are not chosen themselves unless they do."""
-    if not grant.sharing:
+    if not grant.items_per_key:
         return []
-    return from_offsets(sorted({later for offset in chosen for later in grant.behind(offset)}))
+    return from_offsets(sorted({later for offset in chosen for later in grant.later_of_key(offset)}))
 
 
 def _bury(state: State, grant: LiveLease, chosen: list[int], reason: str, alone: bool = False) -> Buried:
@@ -291,35 +291,35 @@ def _because(what: str, reason: str) -> str:
 def apply_completed(state: State, record: Completed, now: Moment) -> None:
     grant = state.leases.live.get(record.lease)
     if grant is None:  # damage took the record of the lease
-        state.resolved.add_all(record.runs or ())
-        state.away.add_all(record.runs or ())
+        state.completed.add_all(record.runs or ())
+        state.outside_lanes.add_all(record.runs or ())
         return
     if record.runs is None:
         runs = grant.runs()
         state.keys.release(grant.keys(), grant.number)
         if grant.count < grant.size:
-            grant.note_done(runs)
+            grant.add_completed(runs)
             grant.count = 0
     else:
         runs = record.runs
         for offset in offsets(runs):
             _, key = grant.close(offset)
             _let_go(state, grant, key)
-        grant.note_done(runs)
+        grant.add_completed(runs)
     _resolve(state, runs)
     if record.runs is None or not grant.count:
-        state.leases.end(grant, now.elapsed, state.policy.remember)
+        state.leases.end(grant, now.elapsed, state.policy.result_memory)
 
 
 def apply_consumed(state: State, record: CompletedUnleased, now: Moment) -> None:
     withdraw_items(state, record.runs, record.keys)
-    state.resolved.add_all(record.runs)
+    state.completed.add_all(record.runs)
 
 
 def _resolve(state: State, runs: list[int]) -> None:
-    state.resolved.add_all(runs)
-    if state.overdue:
-        state.overdue.remove_all(runs)
+    state.completed.add_all(runs)
+    if state.ttl_overdue:
+        state.ttl_overdue.remove_all(runs)
     if state.failures:
         for offset in offsets(runs):
             state.failures.pop(offset, None)
@@ -327,7 +327,7 @@ def _resolve(state: State, runs: list[int]) -> None:
 
 def _let_go(state: State, grant: LiveLease, key: int) -> None:
     """The lease holds a key no longer, unless another of its open items has it."""
-    if key != NO_KEY and not grant.sharing[key]:
+    if key != NO_KEY and not grant.items_per_key[key]:
         state.keys.release((key,), grant.number)
 
 
@@ -342,11 +342,13 @@ def apply_retried(state: State, record: Retried, now: Moment) -> None:
 def _give_back(state: State, grant: LiveLease, returned: list[int], now: Moment) -> None:
     """The later items of a unit return to their places; one whose ttl ended meanwhile is judged anew, now that it waits."""
     chosen = set(offsets(returned))
-    for offset in reversed([offset for offset in grant.open if offset in chosen] if chosen else []):  # as they were given, the last first
+    for offset in reversed(
+        [offset for offset in grant.open_items if offset in chosen] if chosen else []
+    ):  # as they were given, the last first
         lane, key = grant.close(offset)
         _to_front(state, offset, lane, key, now)
-        if offset in state.overdue:
-            state.overdue.remove(offset, offset + 1)
+        if offset in state.ttl_overdue:
+            state.ttl_overdue.remove(offset, offset + 1)
             state.ttl.add(now.elapsed, offset, offset + 1)
 
 
@@ -369,17 +371,17 @@ def return_items(
             to_lanes.append((lane, offset))
     for lane, together in groupby(to_lanes, key=itemgetter(0)):
         for start, stop in pairs(from_offsets(offset for _, offset in together)):
-            state.away.remove(start, stop)
+            state.outside_lanes.remove(start, stop)
             state.lanes.add(lane, start, stop, 0, state.next_offset, now.elapsed)
     _end_if_empty(state, grant, now)
 
 
 def _returning(grant: LiveLease, failed: list[int]) -> list[int]:
     """The order in which items go back: those of one key last first, since each goes to the front of its line."""
-    if not grant.sharing:
+    if not grant.items_per_key:
         return failed
-    plain = [offset for offset in failed if grant.open[offset][1] == NO_KEY]
-    return plain + [offset for offset in reversed(failed) if grant.open[offset][1] != NO_KEY]
+    plain = [offset for offset in failed if grant.open_items[offset][1] == NO_KEY]
+    return plain + [offset for offset in reversed(failed) if grant.open_items[offset][1] != NO_KEY]
 
 
 def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: int = 0) -> None:
@@ -393,8 +395,8 @@ def _to_front(state: State, offset: int, lane: int, key: int, now: Moment, due: 
         state.by_elapsed.add(due, offset, offset + 1, lane | KEYED)
     else:
         line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset), now.elapsed))
-        state.passed.add(offset, offset + 1)
-    state.keys.settle(key, line)
+        state.passed_over.add(offset, offset + 1)
+    state.keys.update_head(key, line)
 
 
 def add_failure(state: State, offset: int, now: Moment, reason: str, alike: dict[Failure, Failure] | None = None) -> None:
@@ -407,7 +409,7 @@ def add_failure(state: State, offset: int, now: Moment, reason: str, alike: dict
 
 def _end_if_empty(state: State, grant: LiveLease, now: Moment) -> None:
     if not grant.count:
-        state.leases.end(grant, now.elapsed, state.policy.remember)
+        state.leases.end(grant, now.elapsed, state.policy.result_memory)
 
 
 def apply_extended(state: State, record: Extended, now: Moment) -> None:
@@ -417,14 +419,14 @@ def apply_extended(state: State, record: Extended, now: Moment) -> None:
 
 
 def apply_noted(state: State, record: ProgressSet, now: Moment) -> None:
-    if len(state.notes) > 2 * NOTES + len(state.leases.live):
-        state.notes = state.live_notes()
-    state.notes[record.offset] = (record.lease, record.text)
+    if len(state.progress) > 2 * NOTES + len(state.leases.live):
+        state.progress = state.live_progress()
+    state.progress[record.offset] = (record.lease, record.text)
 
 
 def apply_answered(state: State, record: RequestAnswered, now: Moment) -> None:
     answer = RememberedAnswer(count=record.count, ids=record.ids, lease=record.lease, refused=record.refused, early=record.early)
-    state.requests.put(record.request, answer, now.elapsed, state.policy.remember)
+    state.requests.put(record.request, answer, now.elapsed, state.policy.result_memory)
 
 
 def apply_buried(state: State, record: Buried, now: Moment) -> None:
@@ -453,4 +455,4 @@ def _bury_waiting(state: State, record: Buried, now: Moment) -> None:
         remove_from_line(state, offset, key, park=record.park)
         add_burial(state, offset, record.reason, now)
     state.scheduled.remove_all(record.runs)
-    state.away.add_all(record.runs)
+    state.outside_lanes.add_all(record.runs)

@@ -31,7 +31,7 @@ class SlotMap(NamedTuple):
     owners: "array[int]"
     """The partition number of each slot."""
 
-    def homes(self, batch: Batch, keyless: int) -> list[int]:
+    def partitions_of(self, batch: Batch, keyless: int) -> list[int]:
         """The partition of each item by its key; `keyless` for those without one."""
         owners = self.owners
         return [owners[key & SLOT_MASK] if key != NO_KEY else keyless for key in batch.key_ids or repeat(NO_KEY, len(batch))]

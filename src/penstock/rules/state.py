@@ -73,7 +73,7 @@ def find_blocks(peek: BlockSource, offsets: Iterable[int]) -> list[Block]:
 
 def lost_runs(state: "State", blocks: Iterable[Block]) -> list[int]:
     """What damage took of blocks that were looked at and is not recorded yet; what retention took was not damaged."""
-    return RunSet(edge for block in blocks if block.lost for edge in state.unrecorded(block.base, block.stop)).runs
+    return RunSet(edge for block in blocks if block.lost for edge in state.unrecorded_losses(block.base, block.stop)).runs
 
 
 class Failure(NamedTuple):
@@ -133,19 +133,19 @@ class State:
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
         self.epoch = 0
-        self.boot = ""
-        self.shift = 0
+        self.boot_id = ""
+        self.clock_shift = 0
         self.leases_given = 0
         self.moment = Moment(0, 0)
         """The time of the newest record."""
         self.next_offset = 0
         self.paused_lease = False
         self.paused_produce = False
-        self.away = RunSet()
-        self.resolved = RunSet()
+        self.outside_lanes = RunSet()
+        self.completed = RunSet()
         self.scheduled = RunSet()
-        self.passed = RunSet()
-        self.overdue = RunSet()
+        self.passed_over = RunSet()
+        self.ttl_overdue = RunSet()
         """Leased when their ttl ended."""
         self.lost = RunSet()
         """Resolved because damage took them."""
@@ -164,24 +164,24 @@ class State:
         self.backing_off: dict[int, int] = {}
         """offset → key of keyed items whose delay holds their key."""
         self.failures: dict[int, Failure] = {}
-        self.buried: dict[int, Burial] = {}
+        self.burials: dict[int, Burial] = {}
         self.buried_set = RunSet()
         self.requests: AnswerWindow[RememberedAnswer] = AnswerWindow()
         self.dedup = DedupIds()
-        self.producers: dict[bytes, int] = {}
+        self.received_sequences: dict[bytes, int] = {}
         """source → the last sequence taken from it."""
-        self.arrivals: dict[bytes, int] = {}
+        self.received_bases: dict[bytes, int] = {}
         """source → the offset at which that transfer's items begin."""
         self.moving = RunSet()
         """On their way to another partition."""
         self.outbox: dict[bytes, list[OutboxEntry]] = {}
         """destination → transfers not yet known to have arrived, in order."""
-        self.sequences: dict[bytes, int] = {}
+        self.sent_sequences: dict[bytes, int] = {}
         """destination → the last sequence given."""
         self.moved: dict[int, tuple[int, bytes, int]] = {}
         """first offset → (end, destination, base there or -1) of items that went elsewhere."""
         self.moved_items = 0
-        self.notes: dict[int, tuple[int, str]] = {}
+        self.progress: dict[int, tuple[int, str]] = {}
         """offset → (lease, text): how far a holder has come. Good while that lease holds the item."""
         self.fence_version = 0
         """The version of the slot map by which slots last came here."""
@@ -196,41 +196,41 @@ class State:
         found = self.failures.get(offset)
         return found.attempts if found else 0
 
-    def unrecorded(self, start: int, stop: int) -> list[int]:
+    def unrecorded_losses(self, start: int, stop: int) -> list[int]:
         """Of a stretch that the log says it has lost: runs of the items that are to be recorded as lost. What retention took is not."""
-        return RunSet(self.lost.missing(start, min(stop, self.next_offset))).without(self.dropped.runs)
+        return RunSet(self.lost.missing(start, min(stop, self.next_offset))).subtract(self.dropped.runs)
 
-    def live_notes(self) -> dict[int, tuple[int, str]]:
+    def live_progress(self) -> dict[int, tuple[int, str]]:
         """The notes of items that are still held by who wrote them."""
         live = self.leases.live
-        return {o: note for o, note in self.notes.items() if note[0] in live and o in live[note[0]].open} if self.notes else {}
+        return {o: note for o, note in self.progress.items() if note[0] in live and o in live[note[0]].open_items} if self.progress else {}
 
     def leased_within(self, start: int, stop: int) -> RunSet:
         """Offsets of [start, stop) that are leased."""
-        found = RunSet(self.away.within(start, stop))
-        for others in (self.resolved, self.scheduled, self.passed, self.buried_set, self.moving):
+        found = RunSet(self.outside_lanes.within(start, stop))
+        for others in (self.completed, self.scheduled, self.passed_over, self.buried_set, self.moving):
             found.remove_all(others.within(start, stop))
         return found
 
     def waiting_within(self, start: int, stop: int) -> RunSet:
         """Offsets of [start, stop) that are ready or scheduled."""
-        found = RunSet(self.away.missing(start, stop))
+        found = RunSet(self.outside_lanes.missing(start, stop))
         found.add_all(self.scheduled.within(start, stop))
-        found.add_all(self.passed.within(start, stop))
+        found.add_all(self.passed_over.within(start, stop))
         return found
 
     def runs_in(self, life: ItemState, start: int = 0) -> list[int]:
         """The items from offset `start` on that are in one state, as flat runs."""
         stop = self.next_offset
         if life is ItemState.READY:
-            found = RunSet(self.away.missing(start, stop))
-            found.add_all(self.passed.within(start, stop))
+            found = RunSet(self.outside_lanes.missing(start, stop))
+            found.add_all(self.passed_over.within(start, stop))
             return found.runs
         if life is ItemState.LEASED:
             return self.leased_within(start, stop).runs
         sets = {
             ItemState.SCHEDULED: self.scheduled,
-            ItemState.COMPLETED: self.resolved,
+            ItemState.COMPLETED: self.completed,
             ItemState.BURIED: self.buried_set,
             ItemState.MOVING: self.moving,
         }
@@ -240,9 +240,9 @@ class State:
         """Where an item is in its life; None when it was never produced."""
         if not 0 <= offset < self.next_offset:
             return None
-        if offset not in self.away or offset in self.passed:
+        if offset not in self.outside_lanes or offset in self.passed_over:
             return ItemState.READY
-        if offset in self.resolved:
+        if offset in self.completed:
             return ItemState.COMPLETED
         if offset in self.buried_set:
             return ItemState.BURIED
@@ -253,12 +253,12 @@ class State:
     @property
     def ready(self) -> int:
         """How many items are ready, whether or not their keys are free."""
-        return self.next_offset - self.away.total + self.passed.total
+        return self.next_offset - self.outside_lanes.total + self.passed_over.total
 
     @property
     def counts(self) -> Counts:
         ready = self.ready
-        scheduled, completed, buried, moving = len(self.scheduled), len(self.resolved), len(self.buried_set), len(self.moving)
+        scheduled, completed, buried, moving = len(self.scheduled), len(self.completed), len(self.buried_set), len(self.moving)
         leased = self.next_offset - ready - scheduled - completed - buried - moving
         return Counts(ready, scheduled, leased, completed, buried, moving)
 
@@ -267,7 +267,7 @@ class State:
         elapsed = [when for when in (self.leases.next_deadline(), self.by_elapsed.next(), self.ttl.next()) if when is not None]
         return (min(elapsed) if elapsed else None, self.by_wall.next())
 
-    def heads(self) -> list[Rank]:
+    def lane_heads(self) -> list[Rank]:
         """Of each lane that has something to lease: the lane, and since when the oldest of its heads waits, by elapsed time.
 
         With `best_rank` it says how good the best item is at any later time, as long as the state stays as it is.
@@ -286,7 +286,7 @@ class State:
 
     def best_head(self, now: int) -> Rank | None:
         """How good the best item is that a lease might take at `now` (elapsed); None when there is nothing to lease."""
-        return best_rank(self.heads(), self.policy.priority_aging, now)
+        return best_rank(self.lane_heads(), self.policy.priority_aging, now)
 
     def __repr__(self) -> str:
         counts = " ".join(f"{name}={value}" for name, value in self.counts._asdict().items() if value)

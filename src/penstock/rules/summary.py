@@ -31,7 +31,7 @@ class Summary(msgspec.Struct, array_like=True):
     paused_lease: bool = False
     paused_produce: bool = False
     fence_version: int = 0
-    busy: bool = False
+    must_stay_open: bool = False
     """Whether it has leases, transfers or fences: then it is opened with its queue."""
     dropped_all: bool = False
     """Whether retention has taken everything it ever held."""
@@ -39,8 +39,8 @@ class Summary(msgspec.Struct, array_like=True):
     due_elapsed: int | None = None
     due_wall: int | None = None
     epoch: int = 0
-    boot: str = ""
-    shift: int = 0
+    boot_id: str = ""
+    clock_shift: int = 0
     moment: Moment = Moment(0, 0)
 
     @property
@@ -68,21 +68,21 @@ def summarize(state: State, size_bytes: int) -> Summary:
         next_offset=state.next_offset,
         lost=len(state.lost),
         gone=moved_or_lost(state),
-        busy_keys=len(state.keys.map),
+        busy_keys=len(state.keys.by_key),
         buried_dropped=state.buried_dropped,
-        unresolved=state.next_offset - state.resolved.total - state.buried_set.total,
+        unresolved=state.next_offset - state.completed.total - state.buried_set.total,
         size_bytes=size_bytes,
         paused_lease=state.paused_lease,
         paused_produce=state.paused_produce,
         fence_version=state.fence_version,
-        busy=must_stay_open(state),
+        must_stay_open=must_stay_open(state),
         dropped_all=state.dropped.first_missing(0) >= state.next_offset,
-        heads=state.heads(),
+        heads=state.lane_heads(),
         due_elapsed=elapsed,
         due_wall=wall,
         epoch=state.epoch,
-        boot=state.boot,
-        shift=state.shift,
+        boot_id=state.boot_id,
+        clock_shift=state.clock_shift,
         moment=state.moment,
     )
 

@@ -25,7 +25,7 @@ def decide_due(state: State, now: Moment, limit: int, peek: BlockSource) -> list
     if elapsed is not None and elapsed <= now.elapsed:
         if (when := state.by_elapsed.next()) is not None and when <= now.elapsed:
             records.append(_due(state, state.by_elapsed, now.elapsed, limit, by_wall=False))
-        for grant in state.leases.overdue(now.elapsed, limit):
+        for grant in state.leases.past_deadline(now.elapsed, limit):
             records += _end_lease(state, grant)
         if not records:  # judged on a state in which leases and schedules have settled
             records += _age(state, now, limit, peek)
@@ -47,9 +47,9 @@ def _end_lease(state: State, grant: LiveLease) -> list[Record]:
     """What is spent or overdue is buried, the rest goes back."""
     given_up: dict[str, list[int]] = {TTL_EXPIRED: [], f"{SPENT}: {LEASE_EXPIRED}": []}
     overdue, spent = given_up.values()
-    if state.overdue or state.failures or attempts_exhausted(state.policy, 1):
-        for offset in grant.open:
-            if offset in state.overdue:
+    if state.ttl_overdue or state.failures or attempts_exhausted(state.policy, 1):
+        for offset in grant.open_items:
+            if offset in state.ttl_overdue:
                 overdue.append(offset)
             elif attempts_exhausted(state.policy, state.attempts(offset) + 1):
                 spent.append(offset)
@@ -97,7 +97,7 @@ def apply_due(state: State, record: Due, now: Moment) -> None:
 
 def _into_lane(state: State, start: int, stop: int, tag: int, now: Moment) -> None:
     state.scheduled.remove(start, stop)
-    state.away.remove(start, stop)
+    state.outside_lanes.remove(start, stop)
     state.lanes.add(tag & PRIORITY_MASK, start, stop, tag & KEYED, state.next_offset, now.elapsed)
 
 
@@ -105,19 +105,19 @@ def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
     """The delay of a keyed item is over: it is first in its line."""
     key = state.backing_off.pop(offset)
     state.scheduled.remove(offset, offset + 1)
-    state.passed.add(offset, offset + 1)
+    state.passed_over.add(offset, offset + 1)
     line = state.keys.line(key)
     line.backing_off = None
     line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset), now.elapsed))
-    state.keys.settle(key, line)
+    state.keys.update_head(key, line)
 
 
 def apply_expired(state: State, record: LeaseExpired, now: Moment) -> None:
     grant = state.leases.live.get(record.lease)
     if grant is not None:
-        return_items(state, grant, list(grant.open), now, reason=LEASE_EXPIRED)
+        return_items(state, grant, list(grant.open_items), now, reason=LEASE_EXPIRED)
 
 
 def apply_aged(state: State, record: TtlChecked, now: Moment) -> None:
     state.ttl.discard(record.until, record.last)
-    state.overdue.add_all(record.overdue)
+    state.ttl_overdue.add_all(record.overdue)

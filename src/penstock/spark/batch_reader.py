@@ -85,7 +85,7 @@ class BatchReader(DataSourceReader):
 
 
 def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    bounds = tables.bounds(queue)
+    bounds = tables.published(queue)
     ends = PartitionBounds({number: one.start for number, one in bounds.items()}, {number: one.end for number, one in bounds.items()})
     starts = first_positions(_checked(options), tables, queue, ends)
     stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, ends)
@@ -99,7 +99,7 @@ def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescrip
 
 
 def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    bounds = tables.bounds(queue)
+    bounds = tables.published(queue)
     ends = sequence_bounds(bounds, whole=options.fail_on_data_loss)
     starts = first_positions(_checked(options), tables, queue, ends)
     ranges = _ranges(queue, starts, _stops(options, queue, ends))
@@ -112,11 +112,11 @@ def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueDescri
 
 
 def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    return (StateTask(queue.incarnation, number) for number in tables.bounds(queue))
+    return (StateTask(queue.incarnation, number) for number in tables.published(queue))
 
 
 def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    return (DeadTask(place) for place in tables.dead_places(queue))
+    return (DeadTask(place) for place in tables.dead_letter_partitions(queue))
 
 
 _PLANS = {"items": _plan_items, "events": _plan_events, "state": _plan_states, "dead": _plan_dead}

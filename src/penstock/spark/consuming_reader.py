@@ -58,7 +58,7 @@ class ConsumePosition(msgspec.Struct, frozen=True):
     stream: str
     grant: int
 
-    def offset(self) -> dict[str, Any]:
+    def to_offset(self) -> dict[str, Any]:
         return {"incarnation": self.incarnation, "stream": self.stream, "grant": self.grant}
 
 
@@ -100,7 +100,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # asked for twice, and must then be the same
             self._initial = ConsumePosition(f"{self._found().incarnation:016x}", os.urandom(8).hex(), 0)
-        return self._initial.offset()
+        return self._initial.to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_items_per_trigger or DEFAULT_BATCH_ITEMS)
@@ -124,8 +124,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._available_now:
             self._left = taken.ready if self._left is None else max(0, self._left - taken.items)
             if taken.grant == place.grant:
-                self._let_go(place)
-        return msgspec.structs.replace(place, grant=taken.grant).offset()
+                self._release_right(place)
+        return msgspec.structs.replace(place, grant=taken.grant).to_offset()
 
     def _take(self, place: ConsumePosition, want: int) -> GrantAnswer:
         operation = TakeGrant(
@@ -137,11 +137,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             per_key=self._options.per_key,
             timeout=self._timeout,
         )
-        found = self._by_right(place, operation)
-        self._live(place)
+        found = self._call_as_consumer(place, operation)
+        self._start_heartbeat(place)
         return found
 
-    def _by_right(self, place: ConsumePosition, operation: Operation[A]) -> A:
+    def _call_as_consumer(self, place: ConsumePosition, operation: Operation[A]) -> A:
         """Ask what only the consumer may. Another that died has the right for a while yet: wait so long, if this one was at work before.
 
         One that is new waits only for another that is being stopped: more likely there is one that lives.
@@ -167,9 +167,9 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end(self, place: ConsumePosition) -> EndStream:
         return EndStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run)
 
-    def _let_go(self, place: ConsumePosition) -> None:
+    def _release_right(self, place: ConsumePosition) -> None:
         """Nothing more is wanted: others may lease at once. No sign of life may come behind it."""
-        self._die()
+        self._stop_heartbeat()
         self._ask(self._end(place))
 
     # -- what to read --------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for partition, _, leased in home.call(ReadGrant(queue=incarnation, stream=last.stream, number=number)).leases:
                     runs.setdefault(partition, RunSet()).add_all(leased)
         if self._life is None:  # begun anew: what is left of its time may not last for this batch
-            self._by_right(last, self._renewal(last, again=begins))
-            self._live(last)
+            self._call_as_consumer(last, self._renewal(last, again=begins))
+            self._start_heartbeat(last)
         parts = split({partition: found.runs for partition, found in runs.items()}, self._options.min_partitions)
         return [StreamTask(incarnation, part) for part in parts]
 
@@ -204,7 +204,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """The query ends: nobody need wait until the right does."""
         place = self._living
-        self._die()
+        self._stop_heartbeat()
         if place is not None:
             with suppress(PenstockError), self._home() as home:
                 home.submit(self._end(place))
@@ -231,7 +231,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return place
 
-    def _live(self, place: ConsumePosition) -> None:
+    def _start_heartbeat(self, place: ConsumePosition) -> None:
         if self._life is None:
 
             def renew() -> None:
@@ -239,23 +239,23 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     home.call(self._renewal(place))
 
             self._life, self._living = Heartbeat(renew, self._timeout / 3 / SECOND), place
-            self._hear()
+            self._handle_sigterm()
 
     def _renewal(self, place: ConsumePosition, again: int | None = None) -> RenewStream:
-        return RenewStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run, timeout=self._timeout, again=again)
+        return RenewStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run, timeout=self._timeout, reset_after=again)
 
-    def _die(self) -> None:
+    def _stop_heartbeat(self) -> None:
         if self._life is not None:
             self._life.end()
         self._life = self._living = None
 
-    def _hear(self) -> None:
+    def _handle_sigterm(self) -> None:
         """Spark ends its process of a stream by a signal, and calls `stop` only where the process ends by itself."""
         program = sys.modules["__main__"].__spec__
         if program is not None and program.name == SPARK_STREAM_MODULE:
-            signal.signal(signal.SIGTERM, self._told_to_end)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _told_to_end(self, number: int, frame: object) -> None:
+    def _on_sigterm(self, number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)  # Spark says it twice
         signal.alarm(STOP_TIMEOUT_SECONDS)  # by then it is over, whatever comes
         self.stop()
@@ -363,7 +363,7 @@ class FailedItems:
     def settle(self, home: Home, incarnation: int, action: Literal["retry", "bury"], delay: int) -> int:
         if not self._items:
             return 0
-        found, missing = home.call(FailGranted(queue=incarnation, action=action, delay=delay, lots=[*self._items.items()]))
+        found, missing = home.call(FailGranted(queue=incarnation, action=action, delay=delay, groups=[*self._items.items()]))
         if missing:
             shown = ", ".join(format_id(*place) for place in missing[:SHOWN_IDS])
             raise InvalidRequest(

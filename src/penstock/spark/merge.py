@@ -35,18 +35,18 @@ class Merger:
 
     def merged(self, runs: Sequence[PartFile], begin: Callable[[int], PartWriter]) -> list[PartFile]:
         """The runs such that, taken one after the other, each home's rows stand in order. `begin` opens a part by its number."""
-        shared = {home for home in set().union(*(run.homes for run in runs)) if sum(home in run.homes for run in runs) > 1} - {
+        shared = {home for home in set().union(*(run.partitions for run in runs)) if sum(home in run.partitions for run in runs) > 1} - {
             ANY_PARTITION
         }
-        involved = [run for run in runs if run.homes & shared]
+        involved = [run for run in runs if run.partitions & shared]
         if not involved:
             return [*runs]
         self._orders = {run.name: self._read_sidecar(run) for run in involved}
-        others = [run for run in runs if not run.homes & shared]
+        others = [run for run in runs if not run.partitions & shared]
         places = self._sorted(involved)
         if self._follow(involved, places, shared):
             return [*others, *(involved[place] for place in places)]
-        homes = sorted(set().union(*(run.homes for run in involved)))
+        homes = sorted(set().union(*(run.partitions for run in involved)))
         return [*others, *(self._merge(involved, home, begin(place)) for place, home in enumerate(homes))]
 
     def _read_sidecar(self, run: PartFile) -> pa.Table:
@@ -58,14 +58,14 @@ class Merger:
     def _sorted(self, runs: Sequence[PartFile]) -> list[int]:
         """Their places, by their first rows."""
         firsts = pa.concat_tables([self._orders[run.name].slice(0, 1) for run in runs])
-        found: list[int] = self._order.rows(firsts).to_pylist()
+        found: list[int] = self._order.sort_indices(firsts).to_pylist()
         return found
 
     def _follow(self, runs: Sequence[PartFile], places: Sequence[int], homes: set[int]) -> bool:
         """Whether the rows of each home stand in order when the runs are taken so; equal ones as they came."""
         last: dict[int, tuple[int, pa.Table]] = {}
         for place in places:
-            for home in runs[place].homes & homes:
+            for home in runs[place].partitions & homes:
                 rows = self._rows_of(runs[place], home)
                 if home in last and not self._may_follow(*last[home], place, rows.slice(0, 1)):
                     return False
@@ -79,7 +79,7 @@ class Merger:
         """What the sidecar says of the rows of a home, in their order."""
         found, at = [], 0
         for frame in run.frames:
-            if frame.home == home:
+            if frame.partition == home:
                 found.append(self._orders[run.name].slice(at, frame.items))
             at += frame.items
         return pa.concat_tables(found)
@@ -87,10 +87,10 @@ class Merger:
     # -- one partition -------------------------------------------------------------------------------
 
     def _merge(self, runs: Sequence[PartFile], home: int, writer: PartWriter) -> PartFile:
-        having = [run for run in runs if home in run.homes]
+        having = [run for run in runs if home in run.partitions]
         orders = [self._rows_of(run, home) for run in having]
         whole = pa.concat_tables(orders)
-        rows = self._order.rows(whole)
+        rows = self._order.sort_indices(whole)
         origin = pa.concat_arrays([pa.repeat(pa.scalar(place, pa.int32()), order.num_rows) for place, order in enumerate(orders)]).take(
             rows
         )
@@ -110,16 +110,16 @@ class _Source:
     """The rows of one home in one run, one after the other."""
 
     def __init__(self, staging: Staging, write: str, incarnation: int, run: PartFile, home: int) -> None:
-        self._open = partial(staging.part, write, run.name, incarnation)
+        self._open = partial(staging.part_reader, write, run.name, incarnation)
         self._sheets = self._read(run, home)
         self._rest = next(self._sheets)
 
     def _read(self, run: PartFile, home: int) -> Iterator[ArrowBatch]:
         for sequence, frame in enumerate(run.frames, 1):
-            if frame.home == home:
+            if frame.partition == home:
                 with closing(self._open()) as reader:  # there may be more runs than files may be open
                     found = reader.at(frame.position, sequence)
-                yield ArrowBatch.read(found)
+                yield ArrowBatch.from_frame(found)
 
     def take(self, count: int) -> ArrowBatch:
         """The next so many rows, which are there."""
@@ -128,8 +128,8 @@ class _Source:
             if not len(self._rest):
                 self._rest = next(self._sheets)
             taken = min(count, len(self._rest))
-            found.append(self._rest.cut(0, taken))
-            self._rest = self._rest.cut(taken, len(self._rest))
+            found.append(self._rest.slice(0, taken))
+            self._rest = self._rest.slice(taken, len(self._rest))
             count -= taken
         return ArrowBatch.join(found)
 

@@ -36,7 +36,7 @@ SIZE = "__penstock_bytes"
 class StagedFrame(NamedTuple):
     """A frame of a run."""
 
-    home: int
+    partition: int
     """The partition, or FREE."""
     items: int
     position: int
@@ -51,8 +51,8 @@ class PartFile(NamedTuple):
     frames: list[StagedFrame]
 
     @property
-    def homes(self) -> set[int]:
-        return {frame.home for frame in self.frames}
+    def partitions(self) -> set[int]:
+        return {frame.partition for frame in self.frames}
 
 
 class PartFileBuilder:
@@ -103,8 +103,8 @@ class PartFileBuilder:
 
     def _add(self, table: pa.Table) -> None:
         sheet, order = self._sheet(table), table.select(self._order.columns)
-        homes = sheet.homes(self._owners)
-        rows = self._order.rows(order, homes) if self._order.columns else pc.array_sort_indices(homes)
+        homes = sheet.partitions(self._owners)
+        rows = self._order.sort_indices(order, homes) if self._order.columns else pc.array_sort_indices(homes)
         if not is_identity(rows):
             sheet, homes = sheet.take(rows), homes.take(rows)
             order = order.take(rows) if self._order.columns else order
@@ -116,20 +116,20 @@ class PartFileBuilder:
         if self._order.columns:
             self._note_order(order, groups)
         for home, start, stop in groups:
-            self._add_frames(sheet.cut(start, stop), home)
+            self._add_frames(sheet.slice(start, stop), home)
         self._rows += table.num_rows
 
     def _sheet(self, table: pa.Table) -> ArrowBatch:
         try:
-            return ArrowBatch.of(read_columns(table.select([name for name in table.column_names if name in COLUMNS])))
+            return ArrowBatch.from_columns(read_columns(table.select([name for name in table.column_names if name in COLUMNS])))
         except InvalidRequest as error:
             raise InvalidRequest(f"from row {self._rows} of this task on, {error}" if self._rows else f"in this task, {error}") from None
 
     def _add_frames(self, sheet: ArrowBatch, home: int) -> None:
         writer = self._open()
-        steps, now = sheet.steps(ORDERED_BYTES if self._order.columns else None), self._clock.read()
+        steps, now = sheet.frame_boundaries(ORDERED_BYTES if self._order.columns else None), self._clock.read()
         for start, stop in pairwise(steps):
-            position = writer.add(sheet.cut(start, stop).draft(now), max(home, 0))
+            position = writer.add(sheet.slice(start, stop).draft(now), max(home, 0))
             self._frames.append(StagedFrame(home, stop - start, position))
 
     def _open(self) -> PartWriter:

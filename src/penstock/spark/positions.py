@@ -27,7 +27,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
     at: dict[int, int]
     missing: dict[int, int] = {}
 
-    def offset(self) -> dict[str, Any]:
+    def to_offset(self) -> dict[str, Any]:
         """As Spark keeps it."""
         offset = {INCARNATION: f"{self.incarnation:016x}", TABLE: self.table, **_named(self.at)}
         missing = _named({partition: items for partition, items in self.missing.items() if items})

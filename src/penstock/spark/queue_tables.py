@@ -65,13 +65,13 @@ class QueueTables:
         for reader in self._readers.values():
             reader.refresh()
 
-    def bounds(self, queue: QueueDescription) -> dict[int, LogRange]:
+    def published(self, queue: QueueDescription) -> dict[int, LogRange]:
         """What is published and retained of every partition, active or retired."""
         return {partition: self._bounds(queue.incarnation, partition) for partition in _partitions(queue)}
 
     def _bounds(self, incarnation: int, partition: int) -> LogRange:
         with closing(self._home.log(incarnation, partition)) as log:
-            return log.published()
+            return log.readable_range()
 
     def offsets_at(self, queue: QueueDescription, wall: int) -> dict[int, int]:
         """The first item offset that each partition gave at or after a time; its end where there is none."""
@@ -114,13 +114,13 @@ class QueueTables:
         """Offsets inside (start, stop), in order, that cut the range into so many pieces, or more where those would be too large for one
         task; at the edges of frames where there are any, so that few are read twice."""
         with closing(self._home.log(queue.incarnation, partition)) as log:
-            bounds = log.published()
+            bounds = log.readable_range()
             share = (stop - start) / max(1, bounds.end - bounds.start)
             pieces = max(pieces, round(share * log.size_bytes() / TASK_BYTES), 1)
             cuts: list[int] = []
             for cut in [start + (stop - start) * number // pieces for number in range(1, pieces)]:
                 frames = [found for found in log.read(cut, cut + 1) if not isinstance(found, Gap)]
-                edge = frames[0].base if frames else cut
+                edge = frames[0].base_offset if frames else cut
                 if frames and edge <= (cuts[-1] if cuts else start):  # a frame of several pieces: it is cut
                     edge = cut
                 if (cuts[-1] if cuts else start) < edge < stop:
@@ -179,7 +179,7 @@ class QueueTables:
         """The items of a partition that are not completed, as they are now."""
         return state.state_rows(lambda: self._home.log(incarnation, partition), columns)
 
-    def dead_places(self, queue: QueueDescription) -> list[DeadLetterPartition]:
+    def dead_letter_partitions(self, queue: QueueDescription) -> list[DeadLetterPartition]:
         """Where dead letters of a queue may lie: as the command `penstock dead list` has it."""
         buries_into = queue.options.dead_queue
         is_dead_queue = not buries_into and any(other.options.dead_queue == queue.name for other in self._queues())

@@ -31,7 +31,7 @@ class PartitionBounds(NamedTuple):
 
 def sequence_bounds(bounds: Mapping[int, LogRange], *, whole: bool) -> PartitionBounds:
     """What there is to tell of each partition: with `whole`, only where retention has taken nothing of it."""
-    starts = {partition: one.whole_from if whole else one.first_sequence for partition, one in bounds.items()}
+    starts = {partition: one.intact_from if whole else one.first_sequence for partition, one in bounds.items()}
     return PartitionBounds(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
 
 

@@ -44,7 +44,7 @@ def partition_index(slots: "Column", owners: Sequence[int]) -> "Column":
 
 def routed(df: "DataFrame", broker: "str | os.PathLike[str]", queue: str) -> "DataFrame":
     """The rows, those of each partition of the queue in one partition of the DataFrame; rows without a key are spread over all."""
-    owners = SlotMap.unpack(0, StagedWriteClient(require_directories(parse_broker(os.fspath(broker)))).find(queue).owners).owners
+    owners = SlotMap.unpack(0, StagedWriteClient(require_directories(parse_broker(os.fspath(broker)))).find(queue).packed_slot_map).owners
     count = len(set(owners))
     if count == 1:
         return df.repartition(1)

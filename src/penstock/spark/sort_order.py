@@ -49,7 +49,7 @@ class SortOrder(NamedTuple):
             if not _is_ordered(kind):
                 raise InvalidRequest(f"orderBy names {name!r}, which is {kind.simpleString()}; name columns of numbers, texts or times")
 
-    def rows(self, table: pa.Table, first: pa.Array | None = None) -> pa.Array:
+    def sort_indices(self, table: pa.Table, first: pa.Array | None = None) -> pa.Array:
         """Where the rows of a table with these columns belong, by `first` before all others: the indexes of the sorted table."""
         keys: dict[str, Any] = {} if first is None else {"first": first}
         sort = [("first", "ascending")] if keys else []
@@ -65,7 +65,7 @@ class SortOrder(NamedTuple):
 
     def follows(self, before: pa.Table, after: pa.Table) -> bool:
         """Whether a row may stand behind another: both are tables of one row."""
-        return bool(self.rows(pa.concat_tables([before, after]))[0].as_py() == 0)
+        return bool(self.sort_indices(pa.concat_tables([before, after]))[0].as_py() == 0)
 
 
 def _is_ordered(kind: DataType) -> bool:

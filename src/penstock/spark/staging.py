@@ -33,7 +33,7 @@ class Destination(NamedTuple):
 
     queue: str
     incarnation: int
-    owners: bytes
+    packed_slot_map: bytes
     """Its slot map, packed."""
 
 
@@ -59,13 +59,13 @@ class StagedWriteClient:
 
         return self._ask(step)
 
-    def begin(self) -> str:
+    def new_write_name(self) -> str:
         """A name for a write that begins now. Its place is made by `prepare`."""
         return write_name(self._clock.read().wall)
 
     def prepare(self, write: str) -> None:
         """Make the place in which a write is staged; to be repeated without harm."""
-        self._staging.begin(write)
+        self._staging.begin_write(write)
 
     def stage(
         self, write: str, destination: Destination, order: SortOrder, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
@@ -78,9 +78,9 @@ class StagedWriteClient:
         name = f"{task}-{os.urandom(4).hex()}"
 
         def begin(number: int) -> PartWriter:
-            return self._staging.writer(write, f"{name}-{number}{FRAMES}", destination.incarnation, make=not prepared)
+            return self._staging.part_writer(write, f"{name}-{number}{FRAMES}", destination.incarnation, make=not prepared)
 
-        framer = PartFileBuilder(SlotMap.unpack(0, destination.owners).owners, order, begin, self._clock)
+        framer = PartFileBuilder(SlotMap.unpack(0, destination.packed_slot_map).owners, order, begin, self._clock)
         try:
             return framer.write(batches)
         except BaseException:
@@ -99,16 +99,16 @@ class StagedWriteClient:
         """Remove whatever was staged."""
         self._staging.abandon(write)
 
-    def leave(self, write: str) -> None:
+    def abandon_empty(self, write: str) -> None:
         """Remove the place of a write if nothing is staged in it."""
         self._staging.abandon_empty(write)
 
-    def known(self, destination: Destination, source: str, number: int) -> bool:
+    def is_published(self, destination: Destination, source: str, number: int) -> bool:
         """Whether this source and number, or a later one, became items of the queue before, or waits for it."""
         query = FindWrite(queue=destination.incarnation, source=source, number=number)
         return self._ask(lambda home: home.call(query)) != "unknown"
 
-    def settle(self, destination: Destination, source: str, number: int, seconds: float) -> bool:
+    def wait_adopted(self, destination: Destination, source: str, number: int, seconds: float) -> bool:
         """Wait until the owner has adopted what was published, if there is one, and no longer than that; whether it has."""
         query = FindWrite(queue=destination.incarnation, source=source, number=number)
         deadline = self._clock.read().elapsed + int(seconds * SECOND)
@@ -128,7 +128,7 @@ class StagedWriteClient:
 
     def _in_order(self, write: str, destination: Destination, order: SortOrder, runs: Sequence[PartFile]) -> list[PartFile]:
         def begin(number: int) -> PartWriter:
-            return self._staging.writer(write, f"merged-{number:05d}{FRAMES}", destination.incarnation)
+            return self._staging.part_writer(write, f"merged-{number:05d}{FRAMES}", destination.incarnation)
 
         return Merger(self._staging, write, destination.incarnation, order, self._clock).merged(runs, begin)
 

@@ -65,7 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Where the latest was is known only now: an empty first batch puts it into the checkpoint before anything is read.
             self._hold = starts_at_latest(self._options)
             self._initial = StreamPosition(queue.incarnation, self._options.table, at, self._gone(queue, at, ends.stop))
-        return self._initial.offset()
+        return self._initial.to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_items_per_trigger or DEFAULT_BATCH_ITEMS)
@@ -84,14 +84,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMinRows) and self._goal is None and unread_count(at, goal) < limit.min_rows:
             goal = {}
         at = end_of_batch(at, goal, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        return StreamPosition(queue.incarnation, before.table, at, self._gone(queue, at, ends.stop)).offset()
+        return StreamPosition(queue.incarnation, before.table, at, self._gone(queue, at, ends.stop)).to_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._goal = dict(self._ends(self._look()).stop)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         queue = self._reading.find(self._options.queue)
-        return StreamPosition(queue.incarnation, self._options.table, dict(self._ends(queue).stop)).offset()
+        return StreamPosition(queue.incarnation, self._options.table, dict(self._ends(queue).stop)).to_offset()
 
     # -- what to read --------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             gone = self._missing(queue, partition, begins, stop)
             if count(gone) > first.missing.get(partition, 0) - last.missing.get(partition, 0):
                 self._lost(queue, partition, gone)
-            wanted[partition] = RunSet((begins, stop)).without(gone)
+            wanted[partition] = RunSet((begins, stop)).subtract(gone)
         events = self._options.table == "events"
         parts = self._cut_at_bases(queue, wanted) if events else split(wanted, self._options.min_partitions)
         return [StreamTask(queue.incarnation, part) for part in parts]
@@ -142,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = {partition: position.at.get(partition, 0) for partition in {*ends, *position.at}}
         if self._options.cursor and at != self._kept:
             with closing(open_home(self._options.broker)) as home:  # done by the owner when there is one: nobody waits for it
-                home.submit(MoveCursor(queue=position.incarnation, name=self._options.cursor, to=at, onward=True))
+                home.submit(MoveCursor(queue=position.incarnation, name=self._options.cursor, to=at, forward_only=True))
             self._kept = at
 
     def stop(self) -> None:
@@ -170,7 +170,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reading.find(self._options.queue)
 
     def _ends(self, queue: QueueDescription) -> PartitionBounds:
-        bounds = self._reading.bounds(queue)
+        bounds = self._reading.published(queue)
         if self._options.table == "events":
             return sequence_bounds(bounds, whole=self._options.fail_on_data_loss)
         return PartitionBounds(

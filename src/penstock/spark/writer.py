@@ -52,7 +52,7 @@ class _Writer:
         check_columns(schema, self._order)
         self._writing = StagedWriteClient(require_directories(options.broker))
         self._destination: Destination = self._writing.find(options.queue)
-        self._name = self._writing.begin()
+        self._name = self._writing.new_write_name()
 
     def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "", *, prepared: bool = True) -> TaskCommitMessage:
         context = TaskContext.get()
@@ -66,7 +66,7 @@ class _Writer:
             self._writing.abandon(write)
             return
         self._writing.publish(write, self._destination, self._order, source, number, runs)
-        self._writing.settle(self._destination, source, number, self._options.adopt_timeout)
+        self._writing.wait_adopted(self._destination, source, number, self._options.adopt_timeout)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -104,7 +104,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         try:
             return self._stage(write, iterator, query, prepared=False)  # the driver is not told of a batch before its commit
         except BaseException:
-            self._writing.leave(write)  # an abort is told only of the tasks that did well
+            self._writing.abandon_empty(write)  # an abort is told only of the tasks that did well
             raise
 
     def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:

@@ -35,7 +35,7 @@ class DeadLetter(NamedTuple):
     last_failed_at: int
     produced_at: int
     """0: as the item here says."""
-    lies_at: str
+    current_id: str
 
 
 def dead(
@@ -66,7 +66,7 @@ def dead(
 def _letter(state: State, partition: int, offset: int, known: Origin | None, origin: str | None) -> DeadLetter | None:
     """The dead letter that an item is, or None when it is none of those asked for."""
     lies_at = format_id(partition, offset)
-    burial = state.buried.get(offset)
+    burial = state.burials.get(offset)
     if burial is not None:
         reason, buried_at, attempts, first_failed_at, last_failed_at, _ = burial
         return DeadLetter((partition, offset), reason, attempts, buried_at, first_failed_at, last_failed_at, 0, lies_at)
@@ -77,7 +77,7 @@ def _letter(state: State, partition: int, offset: int, known: Origin | None, ori
         return DeadLetter((partition, offset), last_failure_reason(state, offset), attempt_count(state, offset, life), 0, 0, 0, 0, lies_at)
     failed = (known.first_failed_at, known.last_failed_at)
     reason = last_failure_reason(state, offset) or known.reason
-    return DeadLetter(known.place, reason, known.attempts, known.buried_at, *failed, known.produced_at, lies_at)
+    return DeadLetter(known.partition_and_offset, reason, known.attempts, known.buried_at, *failed, known.produced_at, lies_at)
 
 
 def _column(name: str, made: ItemRows, letters: Sequence[DeadLetter], kept: Sequence[bool], queue: str) -> pa.Array:
@@ -103,5 +103,5 @@ _TOLD: dict[str, Callable[[DeadLetter], Any]] = {
     "buried_at": lambda letter: letter.buried_at or None,
     "first_failed_at": lambda letter: letter.first_failed_at or None,
     "last_failed_at": lambda letter: letter.last_failed_at or None,
-    "dead_id": lambda letter: letter.lies_at,
+    "dead_id": lambda letter: letter.current_id,
 }

@@ -96,10 +96,10 @@ class _Whole:
         self._start = max(start, 1)  # where logs begin
         self._stop = stop
         self._oldest = 1
-        self.incarnation, self.partition, self.notes = log.incarnation, log.partition, log.notes
+        self.incarnation, self.partition, self.findings = log.incarnation, log.partition, log.findings
         self.where = log.where
         self.recover, self.read, self.offset_at, self.close = log.recover, log.read, log.offset_at, log.close
-        self.published, self.size_bytes = log.published, log.size_bytes
+        self.readable_range, self.size_bytes = log.readable_range, log.size_bytes
 
     @property
     def first_offset(self) -> int:

@@ -34,7 +34,7 @@ FEW_ROWS = 64
 """Below so many rows, values cost less than views."""
 BITS: Final = {"payload": 0, **BITS_OF_FRAMES}
 """Set where a frame has the column; 0: every frame has."""
-NOTHING: Final = {field.name: None if field.name == "payload" else column.nothing for field, column in STORED}
+NOTHING: Final = {field.name: None if field.name == "payload" else column.missing_value for field, column in STORED}
 """What an item has in a column that says nothing of it."""
 NEEDS: Final = {field.name: field.source or field.name for field in FIELDS if field.source or field.stored is not None}
 """The stored column that a column is made of."""

@@ -101,7 +101,7 @@ class _Frames:
                         yield found
                         start = found.stop
                     continue
-                self._last = columns, present = FrameColumns(found), found.columns & 0xFFFF
+                self._last = columns, present = FrameColumns(found), found.column_bits & 0xFFFF
                 if start < columns.stop and columns.base < stop:
                     piece = _slice(columns, present, start, stop)
                     start = piece.start + piece.rows
@@ -139,7 +139,7 @@ class _Published:
     def account_for(self, start: int, stop: int) -> None:
         """Say so if items are not there and the state does not know that they went, or they should be."""
         state = self._now()
-        left = RunSet(state.dropped.missing(start, stop)).without(state.lost.runs)
+        left = RunSet(state.dropped.missing(start, stop)).subtract(state.lost.runs)
         if left:
             which = f"items {left[0]} to {left[-1] - 1} are not in their log, which does not say that they went"
             raise StorageFailed(f"{which}; the queue was deleted, or its directory is an older copy: read again")
@@ -148,7 +148,7 @@ class _Published:
 
     def account_for_gap(self, gap: Gap, start: int, stop: int) -> None:
         """Say so if the log has lost [start, stop) and no repair has said that it is so, or they should be there."""
-        if gap.mended:
+        if gap.repaired:
             if self._exact:
                 self._now()
                 raise self._went([start, stop])

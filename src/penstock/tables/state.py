@@ -37,7 +37,7 @@ def state_rows(open_log: OpenLog, columns: Sequence[str], *, clock: Clock | None
     with closing(PartitionReader(open_log(), clock or SystemClock())) as reader:
         state, partition = reader.state, reader.log.partition
         now = _Now(state, reader.now())
-        runs = state.resolved.missing(0, state.next_offset)
+        runs = state.completed.missing(0, state.next_offset)
         if not IN_THE_LOG & {*columns}:
             for part in _parts(runs):
                 yield batch_of([_StateRows(now, part, partition).column(name) for name in columns], schema, count(part))
@@ -87,15 +87,15 @@ class _Now:
         state = self.state
         found: list[tuple[int, int, ItemState]] = []
         for start, stop in pairs(runs):
-            ready = RunSet(state.away.missing(start, stop))
-            ready.add_all(state.passed.within(start, stop))
+            ready = RunSet(state.outside_lanes.missing(start, stop))
+            ready.add_all(state.passed_over.within(start, stop))
             known = {
                 ItemState.READY: ready.runs,
                 ItemState.SCHEDULED: state.scheduled.within(start, stop),
                 ItemState.LEASED: state.leased_within(start, stop).runs,
                 ItemState.BURIED: state.buried_set.within(start, stop),
                 ItemState.MOVING: state.moving.within(start, stop),
-                ItemState.COMPLETED: state.resolved.within(start, stop),
+                ItemState.COMPLETED: state.completed.within(start, stop),
             }
             found += sorted(((low, high, life) for life, its in known.items() for low, high in pairs(its)), key=itemgetter(0))
         return found
@@ -154,13 +154,13 @@ class _StateRows:
 
     def attempts(self) -> pa.Array:
         state = self._now.state
-        if not state.failures and not state.buried:
+        if not state.failures and not state.burials:
             return repeat_each([int(life is ItemState.LEASED) for _, _, life in self._lives], self._counts, pa.int32())
         return pa.array([attempt_count(state, offset, life) for offset, life in self._each()], pa.int32())
 
     def reason(self) -> pa.Array:
         state = self._now.state
-        if not state.failures and not state.buried:
+        if not state.failures and not state.burials:
             return pa.nulls(count(self._runs), pa.string())
         return pa.array([last_failure_reason(state, offset) or None for offset, _ in self._each()], pa.string())
 
@@ -210,11 +210,11 @@ _TELL: dict[str, Callable[[_StateRows], pa.Array]] = {
 
 def attempt_count(state: State, offset: int, life: ItemState) -> int:
     """How often an item was tried, the attempt that is under way included."""
-    burial = state.buried.get(offset)
+    burial = state.burials.get(offset)
     return burial.attempts if burial is not None else state.attempts(offset) + (life is ItemState.LEASED)
 
 
 def last_failure_reason(state: State, offset: int) -> str:
     """Why it was buried, or came back last."""
-    known = state.buried.get(offset) or state.failures.get(offset)
+    known = state.burials.get(offset) or state.failures.get(offset)
     return known.reason if known is not None else ""

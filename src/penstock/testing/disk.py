@@ -75,7 +75,7 @@ class SimulatedFiles:
             raise ValueError(f"call {call} has been made already; the next is {self.calls + 1}")
         self._faults[call] = how
 
-    def mend(self) -> None:
+    def clear_faults(self) -> None:
         """Drop the faults still to come. (What a failed sync lost stays lost.)"""
         self._faults.clear()
         self._next_write_fails = False
@@ -92,15 +92,15 @@ class SimulatedFiles:
         self.kill()
         self._tree.crash(self._rng)
 
-    def flip(self, path: str, bit: int) -> None:
+    def flip_bit(self, path: str, bit: int) -> None:
         """Damage one bit of a file; bit 0 is the lowest of the first byte."""
         self._tree.file(path).flip(bit)
 
-    def fill(self, free_bytes: int | None) -> None:
+    def set_free_bytes(self, free_bytes: int | None) -> None:
         """Leave that much space; writes beyond it come out short and then fail with ENOSPC. None gives plenty again."""
         self._capacity = None if free_bytes is None else free_bytes + self._tree.used_bytes()
 
-    def readonly(self, on: bool = True) -> None:
+    def set_read_only(self, on: bool = True) -> None:
         """Refuse every change with EROFS, or allow them again."""
         self._readonly = on
 
@@ -116,7 +116,7 @@ class SimulatedFiles:
         """Every file's bytes by path, and every directory, as a path that ends in a slash, with none."""
         return {path: bytes(node.seen) if isinstance(node, SimulatedFile) else b"" for path, node in self._tree.walk()}
 
-    def plant(self, path: str, data: bytes) -> None:
+    def put_file(self, path: str, data: bytes) -> None:
         """Put these bytes into a file, new or not, whole and synced, whatever faults are set."""
         self._tree.make_directory("/".join(names_of(path)[:-1]))
         file = self._tree.make_file(path)

@@ -41,7 +41,7 @@ class Batch(msgspec.Struct, gc=False):
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def pick(self, indexes: Sequence[int]) -> "Batch":
+    def take(self, indexes: Sequence[int]) -> "Batch":
         """The items at `indexes`, in that order."""
 
         def chosen(column: Any) -> Any:
@@ -53,7 +53,7 @@ class Batch(msgspec.Struct, gc=False):
 
         return Batch(*(chosen(getattr(self, name)) for name in self.__struct_fields__))
 
-    def cut(self, start: int, stop: int) -> "Batch":
+    def slice(self, start: int, stop: int) -> "Batch":
         """The items at indexes [start, stop)."""
         if start == 0 and stop == len(self.payloads):
             return self
@@ -61,20 +61,20 @@ class Batch(msgspec.Struct, gc=False):
         return Batch(*(None if column is None else column[start:stop] for column in columns))  # type: ignore[arg-type]
 
     @property
-    def plain(self) -> bool:
+    def payloads_only(self) -> bool:
         """Nothing but payloads."""
         return self == Batch(self.payloads)
 
-    def own(self) -> "Batch":
+    def copy(self) -> "Batch":
         """A batch that its giver cannot change any more."""
-        if self.plain:
+        if self.payloads_only:
             return Batch(list(self.payloads))
         columns = (getattr(self, name) for name in self.__struct_fields__)
         return Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
 
-    def compact(self) -> "Batch":
+    def drop_empty_columns(self) -> "Batch":
         """Self, without the columns that say nothing: so a batch has one form, before it is written and after it is read."""
-        if self.plain:
+        if self.payloads_only:
             return self
         if self.key_ids is not None and not any(self.key_ids):
             self.keys = self.key_ids = None
@@ -91,7 +91,7 @@ class Batch(msgspec.Struct, gc=False):
 
 
 _OPTIONAL = COLUMNS[1:]
-_NOTHING = [(column.name, column.nothing) for field, column in _OPTIONAL if field.name not in ("key", "key_id")]
+_NOTHING = [(column.name, column.missing_value) for field, column in _OPTIONAL if field.name not in ("key", "key_id")]
 """What columns have that say nothing."""
 
 
@@ -99,7 +99,7 @@ def validate(batch: Batch) -> Batch:
     """Return the batch, or say which item breaks which limit."""
     if not isinstance(batch, Batch):
         raise InvalidRequest(f"items are {type(batch).__name__}; give a Batch")
-    payloads, plain = batch.payloads, batch.plain
+    payloads, plain = batch.payloads, batch.payloads_only
     _check_sequence("payloads", payloads)
     if plain and len(payloads) == 1 and type(payloads[0]) is bytes and len(payloads[0]) <= MAX_PAYLOAD_BYTES:
         return batch  # the commonest small batch

@@ -71,7 +71,7 @@ class Surface(Flag):
 
     GIVEN = auto()
     """A producer may give it: as an option of NewItem and produce, and as a column of a table of items to be produced."""
-    NAMED = auto()
+    CLI_INPUT = auto()
     """The command line takes it from a field of a JSON line or a column of a CSV file."""
     SHOWN = auto()
     """In the JSON document of an item."""
@@ -93,7 +93,7 @@ class Column(msgspec.Struct, frozen=True):
     form: ColumnLayout
     bit: int = -1
     """Its number in a frame; -1: every frame has it."""
-    nothing: Any = None
+    missing_value: Any = None
     """What an item without a value has there."""
     layout: str = ""
     """What docs/format.md says of it besides."""
@@ -116,7 +116,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 _GIVEN = Surface.GIVEN | Surface.TOLD
-_NAME = Surface.GIVEN | Surface.NAMED | Surface.TOLD
+_NAME = Surface.GIVEN | Surface.CLI_INPUT | Surface.TOLD
 _KEY = "then the key ids: n × u64, 0 where there is no key"
 _PARTS = "`[[count, request, ids, source, sequence, places], …]`"
 _ORIGIN = "each value a MessagePack array, the origin of a transferred item"
@@ -126,7 +126,12 @@ FIELDS: Final = (
     Field("partition", FieldType.INT, "The part of the queue in which it lies", Surface.LEASED | Surface.TABLE),
     Field("offset", FieldType.LONG, "Its number in its partition", Surface.LEASED | Surface.TABLE),
     Field(
-        "payload", FieldType.BYTES, "What is to be handled", _GIVEN, Column("payloads", ColumnLayout.BYTES, nothing=b""), MAX_PAYLOAD_BYTES
+        "payload",
+        FieldType.BYTES,
+        "What is to be handled",
+        _GIVEN,
+        Column("payloads", ColumnLayout.BYTES, missing_value=b""),
+        MAX_PAYLOAD_BYTES,
     ),
     Field(
         "key",
@@ -187,7 +192,7 @@ FIELDS: Final = (
         "dedup",
         FieldType.BYTES,
         "A second item of this id adds nothing while the queue remembers the first",
-        Surface.GIVEN | Surface.NAMED,
+        Surface.GIVEN | Surface.CLI_INPUT,
         Column("dedups", ColumnLayout.DIGESTS, 8, layout="digests"),
         MAX_NAME_BYTES,
     ),

@@ -69,7 +69,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
     retention: Retention = Retention()
 
     @property
-    def remember(self) -> int:
+    def result_memory(self) -> int:
         """How long results of requests are kept."""
         return max(MIN_RESULT_MEMORY, 2 * self.lease_timeout)
 

@@ -36,7 +36,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     @property
     def parkings(self) -> list[tuple[int, int, int]]:
         """Incarnation, partition and offset of the places at which a key is parked for it: where it was last buried, and another queue."""
-        here = [(self.incarnation, *self.place)] if self.parked else []
+        here = [(self.incarnation, *self.partition_and_offset)] if self.parked else []
         return [*here, (self.parked_in, *parse_id(self.parked_id))] if self.parked_in else here
 
     def parking_in(self, incarnation: int) -> tuple[int, int] | None:
@@ -44,7 +44,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
         return next((parking[1:] for parking in self.parkings if parking[0] == incarnation), None)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def partition_and_offset(self) -> tuple[int, int]:
         """The partition and the offset that the id names."""
         return parse_id(self.id)
 

@@ -61,10 +61,10 @@ class SourceQueue:
             return [Refused.of(error)] * len(operation.parts)
         return answer
 
-    def note(self, partition: int, lease: int, offset: int, text: str) -> None:
+    def report_progress(self, partition: int, lease: int, offset: int, text: str) -> None:
         self.home.call(ReportProgress(queue=self.incarnation, partition=partition, lease=lease, offset=offset, text=text))
 
-    def find(self, name: str) -> int:
+    def find_incarnation(self, name: str) -> int:
         """The incarnation of the queue of that name."""
         found: int = self.home.call(FindQueue(name=name)).incarnation
         return found
@@ -76,7 +76,17 @@ class SourceQueue:
 class WorkerLease:
     """A lease that the worker holds: items that one partition gave in one answer."""
 
-    __slots__ = ("_safe_until", "incomplete", "keyed", "left", "number", "partition", "settler", "since", "source")
+    __slots__ = (
+        "_safe_until",
+        "first_completed_at",
+        "has_abandoned_items",
+        "keyed",
+        "number",
+        "partition",
+        "settler",
+        "source",
+        "unsettled",
+    )
 
     def __init__(self, source: SourceQueue, settler: Any, handed: LeaseResult, asked_at: int) -> None:
         self.source = source
@@ -85,11 +95,11 @@ class WorkerLease:
         self.partition = handed.partition
         self.number = handed.granted.lease
         self._safe_until = asked_at + round(handed.seconds * SECOND)
-        self.left = handed.granted.count
+        self.unsettled = handed.granted.count
         """Items that are not settled yet. Only the settler changes it."""
-        self.incomplete = False
+        self.has_abandoned_items = False
         """The worker has given up some items without settling them. The others must be settled by their offsets, not as a whole lease."""
-        self.since = 0
+        self.first_completed_at = 0
         """When the first of its completed but unsettled items was completed."""
         self.keyed = any(part.batch.key_ids is not None for part in handed.items)
 
@@ -107,7 +117,7 @@ class WorkerLease:
         self.source.home.let_go(self.source.incarnation, self.partition, self.number)
 
     def __repr__(self) -> str:
-        return f"WorkerLease({self.source.name!r}, lease {self.number:#x} of partition {self.partition}, {self.left} left)"
+        return f"WorkerLease({self.source.name!r}, lease {self.number:#x} of partition {self.partition}, {self.unsettled} left)"
 
 
 LeasedItem: TypeAlias = tuple[WorkerLease, Item]
@@ -120,7 +130,7 @@ LeasedItem: TypeAlias = tuple[WorkerLease, Item]
 class ItemBuffer(Protocol):
     """A buffer of leased items: `PlainBuffer` or `SharedBuffer`."""
 
-    counting: bool
+    counts_handlers: bool
     """Whether `finished` must be called for every item that was taken."""
 
     def put(self, source: SourceQueue, pairs: Sequence[LeasedItem]) -> None: ...
@@ -133,10 +143,10 @@ class ItemBuffer(Protocol):
     def put_back(self, pairs: Sequence[LeasedItem]) -> None:
         """Put items that were taken but not handled back in front."""
 
-    def finished(self, pair: LeasedItem) -> None:
+    def handler_ended(self, pair: LeasedItem) -> None:
         """The handler of an item has ended."""
 
-    def drop(self, lease: WorkerLease) -> list[LeasedItem]:
+    def remove(self, lease: WorkerLease) -> list[LeasedItem]:
         """Take out the items of a lease."""
 
     def clear(self) -> list[LeasedItem]:
@@ -145,11 +155,11 @@ class ItemBuffer(Protocol):
     def count(self, source: SourceQueue) -> int:
         """How many items of a queue wait."""
 
-    def taken(self, source: SourceQueue) -> int:
+    def in_handlers(self, source: SourceQueue) -> int:
         """How many items of a queue are with handlers; 0 if this buffer does not count."""
 
     @property
-    def ready(self) -> bool:
+    def has_next(self) -> bool:
         """Whether `take` would give an item."""
 
     def __len__(self) -> int: ...
@@ -158,7 +168,7 @@ class ItemBuffer(Protocol):
 class PlainBuffer:
     """The items of one queue, first in, first out."""
 
-    counting = False
+    counts_handlers = False
 
     def __init__(self) -> None:
         self._pairs: deque[LeasedItem] = deque()
@@ -179,10 +189,10 @@ class PlainBuffer:
     def put_back(self, pairs: Sequence[LeasedItem]) -> None:
         self._pairs.extendleft(reversed(pairs))
 
-    def finished(self, pair: LeasedItem) -> None:
+    def handler_ended(self, pair: LeasedItem) -> None:
         return
 
-    def drop(self, lease: WorkerLease) -> list[LeasedItem]:
+    def remove(self, lease: WorkerLease) -> list[LeasedItem]:
         found = self.clear()
         self.put_back([pair for pair in found if pair[0] is not lease])
         return [pair for pair in found if pair[0] is lease]
@@ -198,11 +208,11 @@ class PlainBuffer:
     def count(self, source: SourceQueue) -> int:
         return len(self._pairs)
 
-    def taken(self, source: SourceQueue) -> int:
+    def in_handlers(self, source: SourceQueue) -> int:
         return 0
 
     @property
-    def ready(self) -> bool:
+    def has_next(self) -> bool:
         return bool(self._pairs)
 
     def __len__(self) -> int:
@@ -272,7 +282,7 @@ class _QueueBuffer:
 class SharedBuffer:
     """The items of several queues, or of one with a limit per partition."""
 
-    counting = True
+    counts_handlers = True
 
     def __init__(self, weights: Mapping[SourceQueue, int], per_partition: int) -> None:
         self._lock = threading.Lock()
@@ -313,11 +323,11 @@ class SharedBuffer:
             for pair in reversed(pairs):
                 self._queues[pair[0].source].put_back(pair)
 
-    def finished(self, pair: LeasedItem) -> None:
+    def handler_ended(self, pair: LeasedItem) -> None:
         with self._lock:
             self._queues[pair[0].source].finished(pair)
 
-    def drop(self, lease: WorkerLease) -> list[LeasedItem]:
+    def remove(self, lease: WorkerLease) -> list[LeasedItem]:
         with self._lock:
             queue = self._queues[lease.source]
             found = queue.clear()
@@ -331,11 +341,11 @@ class SharedBuffer:
     def count(self, source: SourceQueue) -> int:
         return self._queues[source].count
 
-    def taken(self, source: SourceQueue) -> int:
+    def in_handlers(self, source: SourceQueue) -> int:
         return self._queues[source].taken
 
     @property
-    def ready(self) -> bool:
+    def has_next(self) -> bool:
         return any(queue.open for queue in self._queues.values())
 
     def __len__(self) -> int:

@@ -97,7 +97,7 @@ class CurrentCall:
         self._numbers[0] = -1
 
     @property
-    def at(self) -> int:
+    def number(self) -> int:
         """The number of the call that began last; -1 before the first."""
         number: int = self._numbers[0]
         return number
@@ -183,7 +183,7 @@ class ChildExecutor:
         self._caller.begin(context)
         self._current.begin(number, context.deadline)
         try:
-            result = handler(self._caller.given(context), context)
+            result = handler(self._caller.handler_argument(context), context)
             if handler.is_async:
                 result = self._wait_for(result)
         except BaseException as error:
@@ -219,17 +219,17 @@ class _ChildBackend:
         self._child = child
         self.now = now
 
-    def report(self, context: Context, text: str) -> None:
+    def report_progress(self, context: Context, text: str) -> None:
         self._child.report(text)
 
-    def extended(self, context: Context) -> None:
+    def deadline_changed(self, context: Context) -> None:
         self._child.extend(context.deadline)
 
     def check_queue(self, context: Context, name: str) -> None:
         """Checked by the parent, which retries the item if there is no such queue."""
 
     def token(self, context: Context) -> str:
-        token: Token = context.tag
+        token: Token = context.lease_data
         return format_token(token._replace(offset=context.item.offset))
 
 
@@ -241,6 +241,6 @@ class _ChildCaller(HandlerInvoker):
     def call(self, context: Context, handler: Handler) -> list[Outcome] | None:
         raise NotImplementedError
 
-    def failed(self, item: Item, outcome: Outcome, error: BaseException) -> None:
+    def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
         meant = isinstance(error, Retry | Bury | Snooze)
         self.errors[item.id] = "" if meant else "".join(traceback.format_exception(error))

@@ -22,13 +22,13 @@ class ContextBackend(Protocol):
         """The worker stops at once and does not wait for handlers."""
 
     def now(self) -> int: ...
-    def report(self, context: "Context", text: str) -> None:
+    def report_progress(self, context: "Context", text: str) -> None:
         """Write a progress report. Does not wait."""
 
     def check_queue(self, context: "Context", name: str) -> None:
         """Raise QueueNotFound if there is no such queue."""
 
-    def extended(self, context: "Context") -> None:
+    def deadline_changed(self, context: "Context") -> None:
         """The deadline of the call was moved."""
 
     def token(self, context: "Context") -> str: ...
@@ -37,7 +37,7 @@ class ContextBackend(Protocol):
 class Context:
     """What a handler gets besides its item: `def handle(item, context)`."""
 
-    __slots__ = ("_backend", "_mine", "began", "deadline", "follow_ups", "items", "lost", "queue", "tag")
+    __slots__ = ("_backend", "_mine", "deadline", "follow_ups", "items", "lease_data", "lease_lost", "queue", "started_at")
 
     def __init__(self, backend: ContextBackend, queue: str, tag: Any, items: Sequence[Item]) -> None:
         self._backend = backend
@@ -45,13 +45,13 @@ class Context:
         """The name of the queue."""
         self.items = items
         """The items of this call: one, unless it is a batch handler's."""
-        self.tag = tag
+        self.lease_data = tag
         """What the backend needs to know of the items: their leases, or in a child process the token."""
-        self.began = 0
+        self.started_at = 0
         self.deadline = 0
         """When it runs too long; 0 is never."""
         self.follow_ups: list[NewItem | Value] = []
-        self.lost = False
+        self.lease_lost = False
         self._mine = [True]
 
     @property
@@ -71,7 +71,7 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether the result is not waited for any more: the worker stops at once, `handler_timeout` is over, or the lease was lost."""
-        return self.lost or self._backend.stopping or not self._mine
+        return self.lease_lost or self._backend.stopping or not self._mine
 
     def progress(self, share: float | str, text: str = "") -> None:
         """Say how far it has come: a share from 0 to 1, a text, or both. It is seen in `queue.explain(id)` while the handler works.
@@ -84,12 +84,12 @@ class Context:
             raise InvalidRequest(f"the progress is {share!r}; give a share from 0 to 1, or a text")
         else:
             said = f"{share:.0%} {text}".rstrip()
-        self._backend.report(self, said)
+        self._backend.report_progress(self, said)
 
     def extend(self, timeout: Seconds) -> None:
         """Let the handler run for so long from now before `handler_timeout` strikes. Its lease is extended in any case."""
         self.deadline = self._backend.now() + bounded_duration(timeout, "timeout")
-        self._backend.extended(self)
+        self._backend.deadline_changed(self)
 
     def follow_up(self, item: NewItem | Value) -> None:
         """Produce an item exactly if this one is completed: into the queue that a NewItem names, or else into the same queue."""

@@ -95,13 +95,13 @@ class HandlerPool(Protocol):
     """Where handlers run (threads, tasks or child processes), as a fetcher sees it."""
 
     @property
-    def free(self) -> int:
+    def free_handlers(self) -> int:
         """How many more handlers could run."""
 
     def wake(self, count: int) -> None:
         """Wake handlers for so many new items."""
 
-    def spread(self) -> None:
+    def wake_more(self) -> None:
         """Items have waited for a while: wake more handlers."""
 
 
@@ -148,7 +148,7 @@ class Fetcher:
         self._sampled = (0, 0)
         """When the rate was last measured, and the items handled by then."""
         self._horizon = HORIZON
-        self.low = 0
+        self.refill_threshold = 0
         """With no more items than this in the buffer, the fetcher must be woken."""
         self._thread = threading.Thread(target=self._run, name=f"penstock fetch {source.name}", daemon=True)
 
@@ -207,11 +207,11 @@ class Fetcher:
 
     def _wait(self, wait: int | None = None) -> None:
         """Wait for a wake-up, or for so many microseconds. If items wait while handlers are idle, wake more handlers after SPREAD."""
-        stuck = self._buffer.ready and self._pool.free > 0
+        stuck = self._buffer.has_next and self._pool.free_handlers > 0
         if stuck and (wait is None or wait > SPREAD):
             wait = SPREAD
         if not self._wakeup.wait(None if wait is None else wait / SECOND) and stuck:
-            self._pool.spread()
+            self._pool.wake_more()
 
     # -- how many ----------------------------------------------------------------------------------------
 
@@ -220,20 +220,20 @@ class Fetcher:
         buffer, source = self._buffer, self.source
         waiting = buffer.count(source)
         ahead = self._ahead(waiting)
-        self.low = ahead // 2
+        self.refill_threshold = ahead // 2
         batch = self._settings.batch or 1
-        free = self._pool.free * batch - (len(buffer) - waiting)
+        free = self._pool.free_handlers * batch - (len(buffer) - waiting)
         if self._settings.per_partition:
             return self._room_by_partition(free, waiting, ahead, batch)
         if self._share:
-            free = max(free, self._share * batch - buffer.taken(source))
+            free = max(free, self._share * batch - buffer.in_handlers(source))
         room = free + ahead - waiting
         return min(room, max(PORTION, ahead // 4)) if room > ahead // 2 else 0
 
     def _room_by_partition(self, free: int, waiting: int, ahead: int, batch: int) -> int:
         """Lease a few at a time, because each lease comes from another partition. Items over the limit wait in the buffer."""
         most = 2 * self._settings.capacity + ahead if free > 0 else ahead
-        self.low = most
+        self.refill_threshold = most
         return min(self._settings.per_partition * batch, most - waiting)
 
     def _ahead(self, waiting: int) -> int:
@@ -250,9 +250,9 @@ class Fetcher:
         return min(MAX_BUFFERED, int(self._rate * self._horizon))
 
     def _in_handlers(self) -> int:
-        if self._buffer.counting:
-            return self._buffer.taken(self.source)
-        return (self._settings.concurrency - self._pool.free) * (self._settings.batch or 1)
+        if self._buffer.counts_handlers:
+            return self._buffer.in_handlers(self.source)
+        return (self._settings.concurrency - self._pool.free_handlers) * (self._settings.batch or 1)
 
     # -- leasing -----------------------------------------------------------------------------------------
 
@@ -292,12 +292,12 @@ class Fetcher:
     def _buffer_items(self, handed: LeaseResult) -> None:
         lease = WorkerLease(self.source, self._settler, handed, self._asked_at)
         self._span = max(MIN_LEASE_TIMEOUT, round(handed.seconds * SECOND))
-        self._leased += lease.left
-        self._counters.add("leased", lease.left, self.source.now())
+        self._leased += lease.unsettled
+        self._counters.add("leased", lease.unsettled, self.source.now())
         self._settler.leases.add(lease)
         if not lease.keep():
             _log.warning("a lease of queue %r ended before its items could be handled; they come again", self.source.name)
-            self._settler.forget(lease)
+            self._settler.discard_lease(lease)
             return
         granted = handed.granted
         items = [item for part in handed.items for item in items_of(handed.partition, *part, granted.attempts)]

@@ -117,7 +117,7 @@ class Handlers:
         return any(handler.is_async for handler in self.all)
 
     @property
-    def alone(self) -> Handler | None:
+    def only_handler(self) -> Handler | None:
         """The only one, if whatever comes is for it and it wants nothing but the item."""
         return self.default if self.default is not None and not self.by_kind and not self.default.wants_context else None
 
@@ -170,12 +170,12 @@ class HandlerInvoker:
         self._timed = settings.hooks.finished is not None or settings.handler_timeout > 0
 
     @property
-    def simple(self) -> Callable[[Item], Any] | None:
+    def bare_function(self) -> Callable[[Item], Any] | None:
         """The function of the only handler, if it takes only the item and needs neither `begin` nor `end`."""
         settings = self._settings
-        if settings.batch or settings.handler_timeout or settings.hooks.any_per_item:
+        if settings.batch or settings.handler_timeout or settings.hooks.has_item_hooks:
             return None
-        alone = self.handlers.alone
+        alone = self.handlers.only_handler
         return None if alone is None else alone.function
 
     # -- one call ------------------------------------------------------------------------------------
@@ -184,23 +184,23 @@ class HandlerInvoker:
         """Run a handler in this thread. Gives the outcome of each item, or None if the outcomes were decided meanwhile."""
         self.begin(context)
         try:
-            result = handler(self.given(context), context)
+            result = handler(self.handler_argument(context), context)
         except BaseException as error:
             return self.end(context, error=error)
         return self.end(context, result)
 
-    def given(self, context: Context) -> Any:
+    def handler_argument(self, context: Context) -> Any:
         """What the handler is called with."""
         return list(context.items) if self._settings.batch else context.items[0]
 
     def begin(self, context: Context) -> None:
         if self._timed:
-            context.began = self._now()
+            context.started_at = self._now()
             if self._settings.handler_timeout:
-                context.deadline = context.began + self._settings.handler_timeout
+                context.deadline = context.started_at + self._settings.handler_timeout
         if self.hooks.started is not None:
             for item in context.items:
-                self.tell(self.hooks.started, item)
+                self.call_hook(self.hooks.started, item)
 
     def end(self, context: Context, result: object = None, error: BaseException | None = None) -> list[Outcome] | None:
         """The outcome of each item of a call that returned this result or raised this error; None if it was decided before."""
@@ -213,19 +213,19 @@ class HandlerInvoker:
         elif isinstance(error, Failed):
             outcomes = self._batch_outcomes(context.items, error)
         else:
-            outcomes = [self.outcome_of(item, error) for item in context.items]
+            outcomes = [self.record_failure(item, error) for item in context.items]
         return self._tell_finished(context, outcomes)
 
-    def end_with(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
+    def end_with_outcomes(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
         """As `end`, for a call whose outcomes are known."""
         context.claim()
         return self._tell_finished(context, outcomes)
 
     def _tell_finished(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
         if self.hooks.finished is not None:
-            seconds = (self._now() - context.began) / SECOND
+            seconds = (self._now() - context.started_at) / SECOND
             for item, outcome in zip(context.items, outcomes, strict=True):
-                self.tell(self.hooks.finished, item, seconds, outcome.name)
+                self.call_hook(self.hooks.finished, item, seconds, outcome.name)
         return outcomes
 
     def timeout_error(self) -> "HandlerTimeout":
@@ -233,13 +233,13 @@ class HandlerInvoker:
 
     # -- outcomes ------------------------------------------------------------------------------------
 
-    def outcome_of(self, item: Item, error: BaseException) -> Outcome:
+    def record_failure(self, item: Item, error: BaseException) -> Outcome:
         """The outcome of an item whose handler raised this error; logs it and calls the hook."""
         outcome = outcome_of(error, item.attempts, self._settings.retry, random_fraction)
-        self.failed(item, outcome, error)
+        self.report_failure(item, outcome, error)
         return outcome
 
-    def failed(self, item: Item, outcome: Outcome, error: BaseException) -> None:
+    def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
         """Log a failure and call the hook `failed`."""
         meant = isinstance(error, Retry | Bury | Snooze)
         delay = f" in {outcome.delay / SECOND:.1f} s" if outcome.delay else ""
@@ -248,16 +248,16 @@ class HandlerInvoker:
         level = logging.DEBUG if meant else logging.WARNING
         _log.log(level, said, item.id, item.attempts, outcome.name, delay, outcome.reason, exc_info=trace)
         if self.hooks.failed is not None:
-            self.tell(self.hooks.failed, item, error)
+            self.call_hook(self.hooks.failed, item, error)
 
     def _batch_outcomes(self, items: Sequence[Item], failed: Failed) -> list[Outcome]:
         try:
             errors = batch_failures(failed, [item.id for item in items])
         except InvalidRequest as error:
-            return [self.outcome_of(item, error) for item in items]
-        return [self.outcome_of(item, errors[place]) if place in errors else COMPLETED for place, item in enumerate(items)]
+            return [self.record_failure(item, error) for item in items]
+        return [self.record_failure(item, errors[place]) if place in errors else COMPLETED for place, item in enumerate(items)]
 
-    def tell(self, hook: Callable[..., object], *told: object) -> None:
+    def call_hook(self, hook: Callable[..., object], *told: object) -> None:
         try:
             hook(*told)
         except Exception:
@@ -292,7 +292,7 @@ class ProgressReporter:
         self._thread: threading.Thread | None = None
 
     def report(self, context: Context, text: str) -> None:
-        for pair in context.tag:
+        for pair in context.lease_data:
             self._reports[pair] = context, text
         if self._thread is None:
             self._start()
@@ -314,9 +314,9 @@ class ProgressReporter:
     def _write(self, pair: LeasedItem, context: Context, text: str) -> None:
         lease, item = pair
         try:
-            lease.source.note(lease.partition, lease.number, item.offset, text)
+            lease.source.report_progress(lease.partition, lease.number, item.offset, text)
         except LeaseLost:
-            context.lost = True  # or the item is settled by now, and it does not matter
+            context.lease_lost = True  # or the item is settled by now, and it does not matter
         except PenstockError as error:
             _log.warning("the progress of item %s was not written: %s", item.id, error)
 
@@ -332,25 +332,25 @@ class Dispatcher:
     def __init__(self, now: Callable[[], int], buffer: ItemBuffer, handlers: Handlers) -> None:
         self.now = now
         self.stopping = False
-        self.on_extended: Callable[[Context], None] | None = None
+        self.on_deadline_changed: Callable[[Context], None] | None = None
         self.reporter = ProgressReporter()
         self._buffer = buffer
         self._handlers = handlers
 
     # -- for contexts ------------------------------------------------------------------------------------
 
-    def report(self, context: Context, text: str) -> None:
+    def report_progress(self, context: Context, text: str) -> None:
         self.reporter.report(context, text)
 
-    def extended(self, context: Context) -> None:
-        if self.on_extended is not None:
-            self.on_extended(context)
+    def deadline_changed(self, context: Context) -> None:
+        if self.on_deadline_changed is not None:
+            self.on_deadline_changed(context)
 
     def check_queue(self, context: Context, name: str) -> None:
-        context.tag[0][0].source.find(name)
+        context.lease_data[0][0].source.find_incarnation(name)
 
     def token(self, context: Context) -> str:
-        lease, item = context.tag[0]
+        lease, item = context.lease_data[0]
         return format_token(Token(lease.source.incarnation, lease.partition, lease.number, item.offset))
 
     # -- for pools ---------------------------------------------------------------------------------------
@@ -371,10 +371,10 @@ class Dispatcher:
 
     def settle(self, context: Context, outcomes: Sequence[Outcome]) -> None:
         """A call has ended: pass the outcomes of its items to their settlers."""
-        for pair, outcome in zip(context.tag, outcomes, strict=True):
+        for pair, outcome in zip(context.lease_data, outcomes, strict=True):
             if outcome is COMPLETED and context.follow_ups:
                 outcome = _with_follow_ups(pair[0], context.follow_ups)
-            self._buffer.finished(pair)
+            self._buffer.handler_ended(pair)
             pair[0].settler.settle(pair, outcome)
 
 
@@ -383,7 +383,7 @@ def _with_follow_ups(lease: WorkerLease, items: Sequence[NewItem | Value]) -> Ou
     source = lease.source
     try:
         batches = calls.follow_ups(items)
-        then = [(source.incarnation if name is None else source.find(name), batch) for name, batch in batches.items()]
+        then = [(source.incarnation if name is None else source.find_incarnation(name), batch) for name, batch in batches.items()]
     except PenstockError as error:
         return Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}")
-    return Outcome("completed", then=then)
+    return Outcome("completed", follow_ups=then)

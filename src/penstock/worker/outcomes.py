@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     name: OutcomeName
     delay: int = 0
     reason: str = ""
-    then: Sequence[tuple[int, Batch]] = ()
+    follow_ups: Sequence[tuple[int, Batch]] = ()
     """Follow-ups: (incarnation, items)."""
 
 

@@ -77,18 +77,18 @@ class ChildProcess:
         number = self._next
         self._next += len(contexts)
         self.calls.update(enumerate(contexts, number))
-        self.link.send((number, _pack([pair for context in contexts for pair in context.tag])))
+        self.link.send((number, _pack([pair for context in contexts for pair in context.lease_data])))
 
     def overdue(self, now: int) -> bool:
         """Whether its current call runs longer than `handler_timeout`."""
-        at, deadline = self.current.at, self.current.deadline
-        return at in self.calls and 0 < deadline <= now and self.current.at == at
+        at, deadline = self.current.number, self.current.deadline
+        return at in self.calls and 0 < deadline <= now and self.current.number == at
 
     def kill(self) -> None:
         with suppress(ValueError):  # it is over already
             self._process.kill()
 
-    def end(self) -> str:
+    def wait_for_exit(self) -> str:
         """Wait for its end, and kill it if that takes long; gives how it ended."""
         self.link.close()
         self._process.join(GRACE_SECONDS)
@@ -117,7 +117,7 @@ class ProcessPool(BaseThreadPool):
         fail: Callable[[Exception], None],
     ) -> None:
         super().__init__(settings.processes, buffer, request_more, on_ended)
-        self.each = float(CHUNK)
+        self.item_time = float(CHUNK)
         self._settings = settings
         self._caller = caller
         self._dispatcher = dispatcher
@@ -126,12 +126,12 @@ class ProcessPool(BaseThreadPool):
         self._child_settings = msgspec.structs.replace(settings, hooks=Hooks())
         self._large = False
         """Items are too large to be sent ahead: sending could block on a full pipe, and this thread could not watch its child meanwhile."""
-        self._one_by_one = settings.hooks.any_per_item
+        self._one_by_one = settings.hooks.has_item_hooks
         self._children: set[ChildProcess] = set()
         self._failures = 0
 
     def start(self) -> None:
-        self._start(self.most)
+        self._start(self.max_threads)
 
     def wake(self, count: int) -> None:
         self._wake(count)
@@ -191,11 +191,13 @@ class ProcessPool(BaseThreadPool):
 
     def _portion_size(self, child: ChildProcess) -> int:
         """How many items to send now; 0 is none."""
-        size = max(1, min(MAX_PORTION, int(CHUNK / max(1.0, self.each))))
+        size = max(1, min(MAX_PORTION, int(CHUNK / max(1.0, self.item_time))))
         waiting = len(self.buffer)
-        if child.calls and (self._one_by_one or self._large or self.each > LONG or waiting < self.most or len(child.calls) > size):
+        if child.calls and (
+            self._one_by_one or self._large or self.item_time > LONG or waiting < self.max_threads or len(child.calls) > size
+        ):
             return 0
-        return self._settings.batch or min(size, max(1, waiting // self.most))
+        return self._settings.batch or min(size, max(1, waiting // self.max_threads))
 
     # -- messages from a child -------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class ProcessPool(BaseThreadPool):
             child.results[message.number] = message
         elif isinstance(message, CallProgress):
             if message.number in child.calls:
-                self._dispatcher.report(child.calls[message.number], message.text)
+                self._dispatcher.report_progress(child.calls[message.number], message.text)
         else:
             child.ready = True
             self._failures = 0
@@ -241,22 +243,22 @@ class ProcessPool(BaseThreadPool):
             outcomes = [COMPLETED if outcome == COMPLETED else outcome for outcome in results.outcomes]
             for item, outcome in zip(context.items, outcomes, strict=True):
                 if outcome is not COMPLETED:
-                    self._caller.failed(item, outcome, _error(outcome, results.errors.get(item.id, "")))
-        self._dispatcher.settle(context, self._caller.end_with(context, outcomes))
+                    self._caller.report_failure(item, outcome, _error(outcome, results.errors.get(item.id, "")))
+        self._dispatcher.settle(context, self._caller.end_with_outcomes(context, outcomes))
 
     def _handle_exit(self, child: ChildProcess) -> None:
         """A child has ended: settle its finished calls, fail the one that was running, put the items of the others back."""
         with suppress(EOFError, OSError):
             while child.link.poll(0):
                 self._handle_message(child, child.link.recv())
-        how = child.end()
+        how = child.wait_for_exit()
         error = self._caller.timeout_error() if child.timed_out else ChildProcessExited(f"the worker process died ({how})")
         back: list[LeasedItem] = []
         for number, context in list(child.calls.items()):
-            if number in child.results or number < child.current.at:
+            if number in child.results or number < child.current.number:
                 self._finish(child, number)
-            elif number > child.current.at:
-                back += context.tag
+            elif number > child.current.number:
+                back += context.lease_data
             elif self._dispatcher.stopping:
                 self._dispatcher.settle(context, [RETURNED] * len(context.items))
             elif (outcomes := self._caller.end(context, error=error)) is not None:
@@ -300,7 +302,7 @@ def _neighbours(one: LeasedItem, other: LeasedItem) -> bool:
 def _call_items(pairs: Sequence[LeasedItem]) -> CallItems:
     lease, first = pairs[0]
     token = Token(lease.source.incarnation, lease.partition, lease.number, first.offset)
-    batch = first._batch.cut(first._index, first._index + len(pairs))
+    batch = first._batch.slice(first._index, first._index + len(pairs))
     return CallItems(lease.source.name, token, batch, first._produced_at, [item.attempts for _, item in pairs])
 
 

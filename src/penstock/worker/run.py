@@ -96,7 +96,7 @@ class WorkerRun:
         self._lease_no_more()
         self._events.put("drain")
 
-    def ask_to_end(self) -> None:
+    def drain_or_stop(self) -> None:
         """Drain; asked once more, stop at once. Safe in a signal handler."""
         self._asked += 1
         self._lease_no_more()
@@ -113,21 +113,21 @@ class WorkerRun:
         self._error = self._error or error
         self._events.put("drain")
 
-    def late(self, lease: WorkerLease, items: list[Item]) -> None:
+    def report_late(self, lease: WorkerLease, items: list[Item]) -> None:
         for item in items:
             _log.warning("item %s of queue %r was late: its lease had ended", item.id, lease.source.name)
             if self._settings.hooks.late is not None:
-                self._caller.tell(self._settings.hooks.late, item)
+                self._caller.call_hook(self._settings.hooks.late, item)
 
-    def lost(self, lease: WorkerLease) -> None:
+    def lease_lost(self, lease: WorkerLease) -> None:
         """A lease was lost: drop its items from the buffer."""
-        for pair in self._buffer.drop(lease):
+        for pair in self._buffer.remove(lease):
             self._settlers[lease.source].settle(pair, RETURNED)
 
     def _request_more(self) -> None:
         """A handler finds few or no items in the buffer: wake the fetchers that should lease more."""
         for fetcher in self._fetchers:
-            if self._buffer.count(fetcher.source) <= fetcher.low:
+            if self._buffer.count(fetcher.source) <= fetcher.refill_threshold:
                 fetcher.wake()
 
     # -- from the beginning to the end -------------------------------------------------------------------
@@ -188,7 +188,7 @@ class WorkerRun:
         self._stopping = self._dispatcher.stopping = True
         self._pool.cancel()
         for settler in self._settlers.values():
-            settler.hurry()
+            settler.stop_repeating()
 
     def _give_back(self) -> None:
         for pair in self._buffer.clear():
@@ -212,4 +212,4 @@ class WorkerRun:
         for settler in self._settlers.values():
             settler.let_go()
         if self._settings.hooks.drained is not None and not self._stopping:
-            self._caller.tell(self._settings.hooks.drained)
+            self._caller.call_hook(self._settings.hooks.drained)

@@ -44,7 +44,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     """Everything is settled, and the worker is about to end."""
 
     @property
-    def any_per_item(self) -> bool:
+    def has_item_hooks(self) -> bool:
         return self.started is not None or self.finished is not None or self.failed is not None
 
 

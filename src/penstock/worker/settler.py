@@ -48,23 +48,23 @@ _log = logging.getLogger("penstock.worker")
 class Settlement:
     """Items of one lease that have the same outcome."""
 
-    __slots__ = ("doubted", "due", "items", "lease", "outcome", "pause", "request")
+    __slots__ = ("items", "lease", "lease_lost_once", "outcome", "pause", "repeat_at", "request_id")
 
     def __init__(self, lease: WorkerLease, items: list[Item], outcome: Outcome, request: bytes | None) -> None:
         self.lease = lease
         self.items = items
         self.outcome = outcome
-        self.request = request
+        self.request_id = request
         """The request id, which makes a repetition harmless. Completing needs none."""
         self.pause = FIRST_PAUSE
-        self.due = 0
+        self.repeat_at = 0
         """When to repeat it."""
-        self.doubted = False
+        self.lease_lost_once = False
         """The queue has answered once that the lease was lost."""
 
     def part(self) -> SettlePart:
         lease, items = self.lease, self.items
-        whole = len(items) == lease.left and not lease.incomplete
+        whole = len(items) == lease.unsettled and not lease.has_abandoned_items
         return SettlePart(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
 
 
@@ -74,10 +74,10 @@ class SettlerListener(Protocol):
     def fail(self, error: Exception) -> None:
         """The queue cannot be reached any more."""
 
-    def late(self, lease: WorkerLease, items: list[Item]) -> None:
+    def report_late(self, lease: WorkerLease, items: list[Item]) -> None:
         """The lease of these items had ended before they were settled."""
 
-    def lost(self, lease: WorkerLease) -> None:
+    def lease_lost(self, lease: WorkerLease) -> None:
         """The whole lease has ended."""
 
 
@@ -91,7 +91,7 @@ class Settler:
         self.wakeup = WakeUp()
         self.completed: deque[LeasedItem] = deque()
         """Completed items that are not settled yet."""
-        self.others: deque[tuple[LeasedItem, Outcome]] = deque()
+        self.not_completed: deque[tuple[LeasedItem, Outcome]] = deque()
         """Items with other outcomes that are not settled yet."""
         self.leases: set[WorkerLease] = set()
         """Leases with unsettled items."""
@@ -119,13 +119,13 @@ class Settler:
         if outcome is COMPLETED:
             self.completed.append(pair)
         else:
-            self.others.append((pair, outcome))
+            self.not_completed.append((pair, outcome))
         if not self.wakeup.is_set:
             self.wakeup.set()
 
     def __len__(self) -> int:
         """About how many items wait to be settled."""
-        return len(self.completed) + len(self.others)
+        return len(self.completed) + len(self.not_completed)
 
     # -- the thread ------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Settler:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def hurry(self) -> None:
+    def stop_repeating(self) -> None:
         """Repeat no request that fails from now on."""
         self._hurried = True
         self.wakeup.set()
@@ -165,9 +165,9 @@ class Settler:
 
     def _wait_seconds(self) -> float | None:
         """How long to wait if no more outcomes come; None is for ever."""
-        dues = [settlement.due for settlement in self._repeats]
+        dues = [settlement.repeat_at for settlement in self._repeats]
         if self._partial:
-            dues.append(min(lease.since for lease in self._partial) + MAX_WAIT)
+            dues.append(min(lease.first_completed_at for lease in self._partial) + MAX_WAIT)
         if not dues and self._closing.is_set():
             return 0.0
         return max(0.0, (min(dues) - self._source.now()) / SECOND) if dues else None
@@ -191,8 +191,8 @@ class Settler:
         if self._repeats:
             repeats, self._repeats = self._repeats, []
             for settlement in repeats:
-                if settlement.due <= now or self._hurried:
-                    found.setdefault(settlement.request, []).append(settlement)
+                if settlement.repeat_at <= now or self._hurried:
+                    found.setdefault(settlement.request_id, []).append(settlement)
                 else:
                     self._repeats.append(settlement)
         return found
@@ -206,14 +206,14 @@ class Settler:
                 found[lease].append(item)
             else:
                 found[lease] = [item]
-                lease.since = now
+                lease.first_completed_at = now
         # an item of a key is settled at once: the next one of its key waits for that
         self._busy = count > BUSY_RATE * (now - self._gathered_at) and not any(lease.keyed for lease in found)
         self._gathered_at = now
         self._partial = {}
         if self._busy and not self._closing.is_set():
             for lease, items in found.items():
-                if len(items) < lease.left and now - lease.since < MAX_WAIT:
+                if len(items) < lease.unsettled and now - lease.first_completed_at < MAX_WAIT:
                     self._partial[lease] = items
             for lease in self._partial:
                 del found[lease]
@@ -221,11 +221,11 @@ class Settler:
 
     def _take_others(self) -> list[tuple[Outcome, dict[WorkerLease, list[Item]]]]:
         """Items with other outcomes, by outcome and lease. Each item with follow-ups is settled alone."""
-        others = self.others
+        others = self.not_completed
         alike: dict[Outcome, dict[WorkerLease, list[Item]]] = defaultdict(lambda: defaultdict(list))
         alone: list[tuple[Outcome, dict[WorkerLease, list[Item]]]] = []
         for (lease, item), outcome in [others.popleft() for _ in range(len(others))]:
-            if outcome.then:
+            if outcome.follow_ups:
                 alone.append((outcome, {lease: [item]}))
             else:
                 alike[outcome][lease].append(item)
@@ -254,8 +254,8 @@ class Settler:
             delay=outcome.delay,
             reason=outcome.reason,
             counted=outcome.name not in ("snoozed", "returned"),
-            then=outcome.then,
-            request=settlements[0].request,
+            then=outcome.follow_ups,
+            request=settlements[0].request_id,
         )
 
     def _ask(self, operations: list[SettleItems]) -> list[list[Settled | Refused]]:
@@ -289,15 +289,15 @@ class Settler:
             refused = set(answer.refused)
             late = [item for item in items if item.offset in refused] if refused else []
             self._count(lease, settlement.outcome.name, len(items) - len(late))
-        elif isinstance(error, LeaseLost) and not settlement.doubted:
+        elif isinstance(error, LeaseLost) and not settlement.lease_lost_once:
             # The request may have come just before the broker extended the lease; the next turn extends it first.
-            settlement.doubted = True
+            settlement.lease_lost_once = True
             self._repeats.append(settlement)
             return
         elif isinstance(error, LeaseLost):
             late = items
-            self._listener.lost(lease)
-        elif error is not None and settlement.outcome.then and not error.retryable and not isinstance(error, BrokerClosed):
+            self._listener.lease_lost(lease)
+        elif error is not None and settlement.outcome.follow_ups and not error.retryable and not isinstance(error, BrokerClosed):
             self.settle_all(lease, items, Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}"))
             return
         elif isinstance(error, BrokerClosed | QueueNotFound):
@@ -308,11 +308,11 @@ class Settler:
             return
         if late:
             self._count(lease, "late", len(late))
-            self._listener.late(lease, late)
+            self._listener.report_late(lease, late)
 
-    def forget(self, lease: WorkerLease) -> None:
+    def discard_lease(self, lease: WorkerLease) -> None:
         """The lease had ended before its items were handled."""
-        self._count(lease, "late", lease.left)
+        self._count(lease, "late", lease.unsettled)
 
     def settle_all(self, lease: WorkerLease, items: list[Item], outcome: Outcome) -> None:
         for item in items:
@@ -322,18 +322,18 @@ class Settler:
         """Repeat a failed request after a pause, or give its items up if repeating cannot help."""
         if not error.retryable or self._hurried:
             _log.error("%d items of queue %r cannot be settled: %s", len(settlement.items), self._source.name, error)
-            settlement.lease.incomplete = True
+            settlement.lease.has_abandoned_items = True
             self._count(settlement.lease, "late", len(settlement.items))
-            self._listener.late(settlement.lease, settlement.items)
+            self._listener.report_late(settlement.lease, settlement.items)
             return
         _log.warning("%d items of queue %r wait to be settled: %s", len(settlement.items), self._source.name, error)
-        settlement.due = self._source.now() + settlement.pause
+        settlement.repeat_at = self._source.now() + settlement.pause
         settlement.pause = min(2 * settlement.pause, LAST_PAUSE)
         self._repeats.append(settlement)
 
     def _count(self, lease: WorkerLease, outcome: str, count: int) -> None:
-        lease.left -= count
-        if lease.left <= 0:
+        lease.unsettled -= count
+        if lease.unsettled <= 0:
             self.leases.discard(lease)
             lease.let_go()
         self._counters.add(outcome, count, self._source.now())

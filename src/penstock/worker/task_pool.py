@@ -52,7 +52,7 @@ class TaskPool:
         self._threads: _CallThreads | None = None
         self._own = loop is None
         self._loop = loop or asyncio.new_event_loop()
-        dispatcher.on_extended = self._extended
+        dispatcher.on_deadline_changed = self._extended
         if self._own:
             threading.Thread(target=self._run_loop, name="penstock loop", daemon=True).start()
 
@@ -67,13 +67,13 @@ class TaskPool:
     # -- for fetchers -----------------------------------------------------------------------------------
 
     @property
-    def free(self) -> int:
+    def free_handlers(self) -> int:
         return len(self._idle) + self._settings.concurrency - len(self._tasks)
 
     def wake(self, count: int) -> None:
         self._soon(self._wake, count)
 
-    def spread(self) -> None:
+    def wake_more(self) -> None:
         self._soon(self._wake, len(self._buffer))
 
     def start(self) -> None:
@@ -139,7 +139,7 @@ class TaskPool:
     # -- in each task ------------------------------------------------------------------------------------
 
     async def _task_main(self) -> None:
-        handle = self._caller.simple
+        handle = self._caller.bare_function
         if handle is not None and self._caller.handlers.any_async:
             await self._run_simple(handle)
         else:
@@ -147,7 +147,7 @@ class TaskPool:
 
     async def _run_simple(self, handle: Callable[[Item], Any]) -> None:
         buffer, request_more = self._buffer, self._request_more
-        take, finished = buffer.take, buffer.finished
+        take, finished = buffer.take, buffer.handler_ended
         left = YIELD_AFTER
         while True:
             try:
@@ -163,7 +163,7 @@ class TaskPool:
                 if _stopped(error):
                     pair[0].settler.settle(pair, RETURNED)
                     return
-                pair[0].settler.settle(pair, self._caller.outcome_of(pair[1], error))
+                pair[0].settler.settle(pair, self._caller.record_failure(pair[1], error))
             else:
                 finished(pair)
                 pair[0].settler.complete(pair)
@@ -226,7 +226,7 @@ class TaskPool:
             self._scopes.pop(context, None)
 
     async def _run(self, handler: Handler, context: Context) -> Any:
-        given = self._caller.given(context)
+        given = self._caller.handler_argument(context)
         if handler.is_async:
             return await handler(given, context)
         if self._threads is None:

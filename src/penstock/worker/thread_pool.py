@@ -42,13 +42,13 @@ class BaseThreadPool:
     """Whether `cancel` can end running handlers."""
 
     def __init__(self, most: int, buffer: ItemBuffer, request_more: Callable[[], None], on_ended: Callable[[], None]) -> None:
-        self.most = most
+        self.max_threads = most
         self.buffer = buffer
         self.request_more = request_more
         """Called when a thread may need more items."""
         self._on_ended = on_ended
         """Called when the last thread has ended."""
-        self.each = QUICK
+        self.item_time = QUICK
         """About how many microseconds an item takes in one thread."""
         self.closing = False
         self._idle: deque[threading.Lock] = deque()
@@ -62,15 +62,15 @@ class BaseThreadPool:
     # -- for fetchers ----------------------------------------------------------------------------------
 
     @property
-    def free(self) -> int:
-        return len(self._idle) + self.most - self._started
+    def free_handlers(self) -> int:
+        return len(self._idle) + self.max_threads - self._started
 
     def wake(self, count: int) -> None:
         self._step = 1
-        self._wake(1 if self.each < QUICK else count)
+        self._wake(1 if self.item_time < QUICK else count)
 
-    def spread(self) -> None:
-        self._step = min(2 * self._step, self.most)
+    def wake_more(self) -> None:
+        self._step = min(2 * self._step, self.max_threads)
         self._wake(min(self._step, len(self.buffer)))
 
     def _wake(self, count: int) -> None:
@@ -84,7 +84,7 @@ class BaseThreadPool:
     def _start(self, count: int) -> None:
         """Start so many threads, up to `most` in all. Each new thread starts two others, so that the caller starts only one."""
         with self._changing:
-            count = 0 if self.closing else max(0, min(count, self.most - self._started))
+            count = 0 if self.closing else max(0, min(count, self.max_threads - self._started))
             self._started += count
             self._to_start += count
         self._start_one()
@@ -107,7 +107,7 @@ class BaseThreadPool:
         """Take no more items. `on_ended` is called when the last thread has finished its items."""
         with self._changing:
             self.closing = True
-        self._wake(self.most)
+        self._wake(self.max_threads)
         self._remove(0)
 
     def cancel(self) -> None:
@@ -139,9 +139,9 @@ class BaseThreadPool:
 
     def _note(self, items: int, took: int) -> int:
         """Note that so many items took so long in one thread. Gives after how many items to look at the clock again."""
-        sample = min(took / items, 8 * self.each + 100)
-        self.each += (sample - self.each) / 8
-        return STRIDE if self.each < QUICK / 4 else max(1, min(STRIDE, self.most // 8))
+        sample = min(took / items, 8 * self.item_time + 100)
+        self.item_time += (sample - self.item_time) / 8
+        return STRIDE if self.item_time < QUICK / 4 else max(1, min(STRIDE, self.max_threads // 8))
 
     def _sleep(self) -> bool:
         """Wait until there may be items; False when the worker drains."""
@@ -149,7 +149,7 @@ class BaseThreadPool:
         gate.acquire()
         self._idle.append(gate)
         self.request_more()
-        if (self.closing or self.buffer.ready) and self._leave_idle(gate):
+        if (self.closing or self.buffer.has_next) and self._leave_idle(gate):
             return not self.closing
         gate.acquire()
         return not self.closing
@@ -193,7 +193,7 @@ class ThreadPool(BaseThreadPool):
         self._abandoned = 0
         self._watch = WakeUp()
         if settings.handler_timeout:
-            dispatcher.on_extended = lambda _: self._watch.set()
+            dispatcher.on_deadline_changed = lambda _: self._watch.set()
             threading.Thread(target=self._watch_timeouts, name="penstock watch", daemon=True).start()
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class ThreadPool(BaseThreadPool):
         self._watch.set()
 
     def _work(self) -> bool:
-        handle = self._caller.simple
+        handle = self._caller.bare_function
         if handle is not None:
             self._run_simple(handle)
             return False
@@ -215,7 +215,7 @@ class ThreadPool(BaseThreadPool):
 
     def _run_simple(self, handle: Callable[[Item], Any]) -> None:
         buffer, now = self.buffer, self._dispatcher.now
-        take, finished = buffer.take, buffer.finished if buffer.counting else None
+        take, finished = buffer.take, buffer.handler_ended if buffer.counts_handlers else None
         stride = left = 1
         since = now()
         while True:
@@ -232,7 +232,7 @@ class ThreadPool(BaseThreadPool):
                 if result is not None and (error := result_error(result, False)) is not None:
                     raise error
             except BaseException as error:
-                pair[0].settler.settle(pair, self._caller.outcome_of(pair[1], error))
+                pair[0].settler.settle(pair, self._caller.record_failure(pair[1], error))
             else:
                 settler = pair[0].settler
                 settler.completed.append(pair)
@@ -290,7 +290,7 @@ class ThreadPool(BaseThreadPool):
 
     def _abandon(self, call: _RunningCall, context: Context, outcomes: list[Outcome]) -> None:
         with self._changing:
-            replaced = self.closing or self._abandoned < self.most
+            replaced = self.closing or self._abandoned < self.max_threads
             if replaced:
                 call.abandoned = True
                 self._abandoned += 1
@@ -298,4 +298,4 @@ class ThreadPool(BaseThreadPool):
         if replaced:
             self._remove(1)
             self.request_more()
-            self.spread()
+            self.wake_more()

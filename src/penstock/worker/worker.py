@@ -121,7 +121,7 @@ class Worker:
         """
         run = self._begin(None)
         try:
-            with _signals_handled(run.ask_to_end, signals):
+            with _signals_handled(run.drain_or_stop, signals):
                 run.execute()
         finally:
             self._run = None
@@ -142,7 +142,7 @@ class Worker:
                 loop.call_soon_threadsafe(_resolve, over, error)
 
         try:
-            with _signals_handled(run.ask_to_end, signals):
+            with _signals_handled(run.drain_or_stop, signals):
                 threading.Thread(target=execute, name="penstock worker", daemon=True).start()
                 await _wait_for_end(over, run)
         finally:
@@ -219,7 +219,7 @@ async def _wait_for_end(over: "asyncio.Future[None]", run: WorkerRun) -> None:
             await asyncio.shield(over)
         except asyncio.CancelledError as error:
             cancelled = error
-            run.ask_to_end()
+            run.drain_or_stop()
     if cancelled is not None:
         raise cancelled
     over.result()

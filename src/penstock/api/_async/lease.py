@@ -23,17 +23,17 @@ async def settle(home: AsyncHome, chosen: LeaseSelection, **options: Any) -> Non
     """Settle what was chosen; raises when some of it was refused, after the rest is done."""
     parts = chosen.parts
     if not parts:
-        chosen.judge([])
+        chosen.apply_answers([])
         return
     operation = SettleItems(queue=chosen.incarnation, action=chosen.verb, parts=parts, **options)
     try:
         answer = await home.call(operation)
     except QueueNotFound:
-        chosen.lose_all()
+        chosen.mark_all_lost()
         return
     if chosen.verb == "extend":
         chosen.extended(home.clock.read().wall, operation.timeout, answer)
-    chosen.judge(answer)
+    chosen.apply_answers(answer)
 
 
 async def complete(
@@ -102,12 +102,12 @@ class AsyncLease(LeaseBase):
         await extend(self._home, self._chosen("extend"), timeout)
 
     def _chosen(self, verb: Any) -> LeaseSelection:
-        return LeaseSelection(self._grant.incarnation, verb).add(self)
+        return LeaseSelection(self._partition_lease.incarnation, verb).add(self)
 
     async def _follow_ups(self, then: Sequence[NewItem | Value]) -> list[tuple[int, Batch]]:
         found = []
         for name, batch in follow_ups(then).items():
-            incarnation = self._grant.incarnation
+            incarnation = self._partition_lease.incarnation
             if name is not None:
                 incarnation = (await self._home.call(FindQueue(name=name))).incarnation
             found.append((incarnation, batch))

@@ -100,7 +100,7 @@ class Cursor:
         woken = False
         while True:
             page = self._home.call(ReadItems(queue=self._incarnation, start=self._position, limit=limit))
-            found, behind = page.items, page.behind
+            found, behind = page.items, page.next_offsets
             if found:
                 return found, behind
             moved = behind != self._position

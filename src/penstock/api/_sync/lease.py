@@ -24,22 +24,20 @@ def settle(home: Home, chosen: LeaseSelection, **options: Any) -> None:
     """Settle what was chosen; raises when some of it was refused, after the rest is done."""
     parts = chosen.parts
     if not parts:
-        chosen.judge([])
+        chosen.apply_answers([])
         return
     operation = SettleItems(queue=chosen.incarnation, action=chosen.verb, parts=parts, **options)
     try:
         answer = home.call(operation)
     except QueueNotFound:
-        chosen.lose_all()
+        chosen.mark_all_lost()
         return
     if chosen.verb == "extend":
         chosen.extended(home.clock.read().wall, operation.timeout, answer)
-    chosen.judge(answer)
+    chosen.apply_answers(answer)
 
 
-def complete(
-    home: Home, chosen: LeaseSelection, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None
-) -> None:
+def complete(home: Home, chosen: LeaseSelection, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
     settle(home, chosen, then=then, request=request_bytes(request_id))
 
 
@@ -103,12 +101,12 @@ class Lease(LeaseBase):
         extend(self._home, self._chosen("extend"), timeout)
 
     def _chosen(self, verb: Any) -> LeaseSelection:
-        return LeaseSelection(self._grant.incarnation, verb).add(self)
+        return LeaseSelection(self._partition_lease.incarnation, verb).add(self)
 
     def _follow_ups(self, then: Sequence[NewItem | Value]) -> list[tuple[int, Batch]]:
         found = []
         for name, batch in follow_ups(then).items():
-            incarnation = self._grant.incarnation
+            incarnation = self._partition_lease.incarnation
             if name is not None:
                 incarnation = (self._home.call(FindQueue(name=name))).incarnation
             found.append((incarnation, batch))

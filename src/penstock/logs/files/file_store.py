@@ -53,7 +53,7 @@ class FileStore:
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
         syncs = DiskThreads(self.root_of)
-        self.commit, self.run, self._end_syncs = syncs.commit, syncs.run, syncs.close
+        self.commit, self.run_job, self._end_syncs = syncs.commit, syncs.run_job, syncs.close
 
     @classmethod
     def open(
@@ -84,7 +84,7 @@ class FileStore:
         if self.read_only:
             raise InvalidRequest(f"{self.roots[0].path} is open read-only; use reader(), or open it for writing")
         owner = _owner(incarnation, partition)
-        if any(log.owner == owner and not log.closed for log in self._logs):
+        if any(log.log_id == owner and not log.closed for log in self._logs):
             raise BrokerLocked(f"{owner} is open already in this process; close that log first")
         if owner not in self._places and not create:
             raise _missing(owner, self.roots)
@@ -96,7 +96,7 @@ class FileStore:
         self._logs.add(log)
         return log
 
-    def make(self, incarnation: int, *partitions: int) -> None:
+    def create_logs(self, incarnation: int, *partitions: int) -> None:
         """Make the places of new logs, durably, so that they are missed when they are not there."""
         self._usable()
         made: dict[LogId, Root] = {}
@@ -113,11 +113,11 @@ class FileStore:
             raise storage_failed(error, "making logs of", f"{incarnation:016x}") from error
         self._places.update(made)
 
-    def remove(self, incarnation: int) -> None:
+    def remove_logs(self, incarnation: int) -> None:
         """Remove the logs of a queue that is no more; those that are gone already do not matter."""
         self._usable()
         for owner in [owner for owner in [*self._places] if owner.incarnation == incarnation]:
-            if any(log.owner == owner and not log.closed for log in self._logs):
+            if any(log.log_id == owner and not log.closed for log in self._logs):
                 raise BrokerLocked(f"{owner} is open; close that log before it is removed")
         try:
             for root in self.roots:
@@ -271,7 +271,7 @@ class FileStore:
         self._closed = True
         try:
             for log in list(self._logs):
-                log.abandon()
+                log.close_without_sync()
         finally:
             self._unlock()
 

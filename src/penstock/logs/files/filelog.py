@@ -28,7 +28,7 @@ from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
 class LogState(Enum):
     """What a log may be asked to do."""
 
-    UNREAD = auto()
+    NOT_RECOVERED = auto()
     """`recover` comes first."""
     OPEN = auto()
     WANTS_BASE = auto()
@@ -59,26 +59,26 @@ class FileLog:
         self.directory = self.where = directory
         self.durability: Durability = durability
         self.waits_for_disk = durability == "fsync"
-        self.notes: list[str] = []
+        self.findings: list[str] = []
         self._files = files
         self._chain = SegmentFiles(files, directory, LogId(incarnation, partition))
         self._compression = compression
         self._tail = LogWriter(files, self._chain, FrameEncoder(incarnation, partition, compression))
-        self._reading = LogReader(self._chain, self._chain.miss)
-        self._state = LogState.UNREAD
+        self._reading = LogReader(self._chain, self._chain.forget_missing)
+        self._state = LogState.NOT_RECOVERED
 
     @property
     def segment_bytes(self) -> int:
-        return 0 if self._state in (LogState.UNREAD, LogState.CLOSED) else self._tail.segment.size
+        return 0 if self._state in (LogState.NOT_RECOVERED, LogState.CLOSED) else self._tail.segment.size
 
     @property
-    def owner(self) -> LogId:
-        return self._chain.owner
+    def log_id(self) -> LogId:
+        return self._chain.log_id
 
     @property
     def first_offset(self) -> int:
         self._readable()
-        return self._chain.names[0].base
+        return self._chain.names[0].base_offset
 
     @property
     def closed(self) -> bool:
@@ -122,7 +122,7 @@ class FileLog:
             except OSError as error:
                 self._fail(error, "syncing")
 
-    def flush(self) -> None:
+    def force_sync(self) -> None:
         """Really sync, whatever the durability mode: in "interval" mode a timer calls this."""
         self._attempt(self._tail.flush, "syncing")
 
@@ -142,7 +142,7 @@ class FileLog:
 
     def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
         """Store a copy of the state after everything appended, so that the next opening need not replay it."""
-        self.flush()  # in every mode: a checkpoint that outlived the frames it rests on might fit those written in their place
+        self.force_sync()  # in every mode: a checkpoint that outlived the frames it rests on might fit those written in their place
         if not self._tail.segment.size:
             return
         try:
@@ -151,7 +151,7 @@ class FileLog:
             self._fail(error, "writing a checkpoint in")
 
     def write_summary(self, body: bytes) -> None:
-        self.flush()
+        self.force_sync()
         self._attempt(lambda: self._tail.write_summary(body), "writing a summary in")
 
     # -- reading -------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class FileLog:
         self._readable()
         return self._reading.segments()
 
-    def published(self) -> LogRange:
+    def readable_range(self) -> LogRange:
         self._readable()
         return self._reading.published(lambda: (self._tail.offset, self._tail.sequence))
 
@@ -189,17 +189,17 @@ class FileLog:
     def drop(self, count: int) -> int:
         if not count:
             return 0
-        self.flush()
+        self.force_sync()
         try:
             check_removable(self._chain, 0, count - 1, spared=1)
             return self._chain.drop_oldest(count)
         except OSError as error:
             self._fail(error, "dropping segments of")
         finally:
-            self._reading.forget()
+            self._reading.forget_positions()
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
-        self.flush()
+        self.force_sync()
         encoder = FrameEncoder(self.incarnation, self.partition, self._compression)
         try:
             check_removable(self._chain, first, last, spared=2)
@@ -211,7 +211,7 @@ class FileLog:
         except OSError as error:
             self._fail(error, "rewriting segments of")
         finally:
-            self._reading.forget()
+            self._reading.forget_positions()
 
     def free_bytes(self) -> int:
         try:
@@ -224,7 +224,7 @@ class FileLog:
     def recover(self) -> Iterator[Frame | Gap]:
         if self._state is LogState.CLOSED:
             self._refuse()
-        self._state = LogState.UNREAD
+        self._state = LogState.NOT_RECOVERED
         try:
             yield from self._open()
         except OSError as error:
@@ -232,22 +232,22 @@ class FileLog:
 
     def _open(self) -> Iterator[Frame | Gap]:
         chain, tail = self._chain, self._tail
-        self.notes.clear()
-        self._reading.forget()
+        self.findings.clear()
+        self._reading.forget_positions()
         for stray in chain.load():
             self._files.remove(f"{self.directory}/{stray}")
-        synced = tail.published()
+        synced = tail.load_synced()
         if segment_missing(synced, chain.names):
-            synced = tail.insist()
+            synced = tail.publish_as_fsynced()
         if not chain.names:
-            tail.found()
-        opening = LogOpening(self._files, chain, synced, self.notes)
+            tail.create_first_segment()
+        opening = LogOpening(self._files, chain, synced, self.findings)
         while opening.torn_rotation():
-            self.notes.append(f"segment {chain.names[-1]} had no whole frame (a rotation was cut off) and was removed")
+            self.findings.append(f"segment {chain.names[-1]} had no whole frame (a rotation was cut off) and was removed")
             chain.drop_newest()
         chain.open_newest()
         yield from opening.frames()
-        tail.begin(opening.replay)
+        tail.resume(opening.replay)
         if opening.unfit_checkpoint():
             tail.remove_checkpoint()
         self._settle(opening)
@@ -257,24 +257,24 @@ class FileLog:
         tail, end = self._tail, opening.replay.end
         name, size = tail.segment.name, tail.segment.size
         if opening.damaged:
-            self.notes.append(f"segment {name} is damaged at its end and was left as it is; the log goes on in a new segment")
+            self.findings.append(f"segment {name} is damaged at its end and was left as it is; the log goes on in a new segment")
             self._state = LogState.WANTS_BASE
             return
         if size > end:
-            self.notes.append(f"segment {name} ended in {size - end} bytes that are no whole group of frames; they were cut")
+            self.findings.append(f"segment {name} ended in {size - end} bytes that are no whole group of frames; they were cut")
             tail.cut(end)
-        tail.settle(opening.solid, self.durability)
-        self._state = LogState.WANTS_BASE if tail.suspect else LogState.OPEN
+        tail.confirm_end(opening.fsynced_bytes, self.durability)
+        self._state = LogState.WANTS_BASE if tail.sync_failed else LogState.OPEN
 
     def reset(self) -> None:
         if self._state is LogState.CLOSED:
             self._refuse()
         try:
-            self._reading.forget()
-            self._tail.go_back()
+            self._reading.forget_positions()
+            self._tail.truncate_to_synced()
         except OSError as error:
             self._fail(error, "resetting")
-        self._state = LogState.UNREAD
+        self._state = LogState.NOT_RECOVERED
 
     def close(self) -> None:
         state, self._state = self._state, LogState.CLOSED
@@ -288,7 +288,7 @@ class FileLog:
         finally:
             self._release()
 
-    def abandon(self) -> None:
+    def close_without_sync(self) -> None:
         """Let go without writing anything: what a forked child does with its parent's log."""
         self._state = LogState.CLOSED
         self._release()
@@ -317,10 +317,10 @@ class FileLog:
             raise BrokerClosed(f"the log {self.directory} is closed; open it again")
         if self._state is LogState.FAILED:
             raise StorageFailed(f"the log {self.directory} failed before; reset and recover it first")
-        if self._state is LogState.UNREAD:
+        if self._state is LogState.NOT_RECOVERED:
             raise InvalidRequest(f"the log {self.directory} is not recovered; exhaust recover() first")
         raise InvalidRequest(f"the log {self.directory} must begin a new segment; call rotate() with a Base first")
 
     def _readable(self) -> None:
-        if self._state in (LogState.CLOSED, LogState.UNREAD):
+        if self._state in (LogState.CLOSED, LogState.NOT_RECOVERED):
             self._refuse()

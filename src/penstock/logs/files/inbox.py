@@ -71,15 +71,15 @@ class FileInbox:
 
     # -- for those who do not own it -----------------------------------------------------------------
 
-    def begin(self, write: str) -> None:
+    def begin_write(self, write: str) -> None:
         with self._told("writing to"):
             self._begin(write)
 
-    def writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "StagedWriter":
+    def part_writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "StagedWriter":
         path = f"{self._staged(write)}/{check_file_name(name)}"
         return StagedWriter(self._files, path, incarnation, partial(self._begin, write) if make else None)
 
-    def part(self, write: str, name: str, incarnation: int) -> "StagedReader":
+    def part_reader(self, write: str, name: str, incarnation: int) -> "StagedReader":
         return StagedReader(self._files, f"{self._staged(write)}/{check_file_name(name)}", incarnation)
 
     def sidecar(self, write: str, name: str) -> BinaryIO:
@@ -127,16 +127,16 @@ class FileInbox:
         with suppress(OSError):
             self._files.remove_directory(self._staged(write))
 
-    def pending(self, incarnation: int, source: str, number: int) -> bool:
+    def is_pending(self, incarnation: int, source: str, number: int) -> bool:
         with self._told("reading"):
             return self._files.exists(f"{self._inbox}/{published_write_path(incarnation, source, number)}")
 
-    def put_errand(self, incarnation: int, name: str, body: bytes) -> None:
+    def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
         with self._told("writing to"):
             self._make(self._inbox)
             replace_file(self._files, self._inbox, f"{_owned(incarnation, name)}{ERRAND}", body)
 
-    def withdraw(self, incarnation: int, name: str) -> None:
+    def withdraw_operation(self, incarnation: int, name: str) -> None:
         with self._told("writing to"):
             for ending in (ERRAND, DONE):
                 self._remove(f"{self._inbox}/{_owned(incarnation, name)}{ending}")
@@ -159,7 +159,7 @@ class FileInbox:
             if not self._files.exists(self._inbox):
                 return []
             found = [one for one in map(_parse, self._files.list(self._inbox)) if one is not None]
-        return sorted(found, key=lambda one: not one.is_errand)
+        return sorted(found, key=lambda one: not one.is_operation)
 
     def manifest(self, drop: InboxEntry) -> WriteManifest:
         with self._told("reading"):
@@ -183,13 +183,13 @@ class FileInbox:
                 raise CorruptLog(f"the drop {drop.label} lacks its part {part.name}; move it away and write it again")
         return read_part(self._files, path, drop.incarnation)
 
-    def body(self, errand: InboxEntry) -> bytes | None:
+    def operation(self, errand: InboxEntry) -> bytes | None:
         with self._told("reading"):
             return read_file(self._files, f"{self._inbox}/{errand.label}")
 
-    def done(self, one: InboxEntry, body: bytes | None = None) -> None:
+    def remove(self, one: InboxEntry, body: bytes | None = None) -> None:
         with self._told("removing"):
-            if one.is_errand:
+            if one.is_operation:
                 self._remove_errand(f"{self._inbox}/{one.label}", body)
             else:
                 self._discard(one.label)
@@ -214,22 +214,22 @@ class FileInbox:
 
     # -- notes ---------------------------------------------------------------------------------------
 
-    def put_note(self, incarnation: int, name: str, body: bytes) -> None:
+    def put_blob(self, incarnation: int, name: str, body: bytes) -> None:
         with self._told("writing to"):
             self._make(self._answers)
             replace_file(self._files, self._answers, _owned(incarnation, name), body)
 
-    def note(self, incarnation: int, name: str) -> bytes | None:
+    def blob(self, incarnation: int, name: str) -> bytes | None:
         with self._told("reading"):
             return read_file(self._files, f"{self._answers}/{_owned(incarnation, name)}")
 
-    def notes(self, incarnation: int, prefix: str) -> list[str]:
+    def blob_names(self, incarnation: int, prefix: str) -> list[str]:
         start = _owned(incarnation, "")
         with self._told("reading"):
             names = [name.removeprefix(start) for name in self._names(self._answers) if name.startswith(start)]
         return [name for name in names if name.startswith(prefix) and not name.endswith(TEMPORARY)]
 
-    def remove_note(self, incarnation: int, name: str) -> None:
+    def remove_blob(self, incarnation: int, name: str) -> None:
         with self._told("writing to"):
             self._remove(f"{self._answers}/{_owned(incarnation, name)}")
 
@@ -345,7 +345,7 @@ class StagedWriter:
 
     def add(self, draft: Draft, partition: int = 0) -> int:
         """Append a frame, and say where it begins. The one before it is written now that it is known not to be the last."""
-        if draft.type is not FrameType.DATA or draft.base:
+        if draft.type is not FrameType.DATA or draft.base_offset:
             raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that Sheet.draft made")
         self._write(MORE_IN_GROUP)
         self._kept = draft, partition

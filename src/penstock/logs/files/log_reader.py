@@ -42,11 +42,11 @@ class LogReader:
         self._recent: _Recent | None = None
         self._end: ReplayPosition | None = None
 
-    def forget(self) -> None:
+    def forget_positions(self) -> None:
         """Segments were cut, dropped or opened anew: places are no longer known."""
         self._recent = self._end = None
 
-    def passed(self, replay: Replay) -> None:
+    def remember_end(self, replay: Replay) -> None:
         """A pass has come to the end: who reads on begins there."""
         self._end = replay.place
 
@@ -61,13 +61,13 @@ class LogReader:
     def frames(self, sequence: int, offset: int, after: int = 0) -> Iterator[Frame | Gap]:
         """Everything behind frame `after`, oldest first, of a log that ends with that frame, before that item offset."""
         oldest = self._chain.names[0]
-        done, reached, looks = after or oldest.first_sequence - 1, oldest.base, LOOKS
+        done, reached, looks = after or oldest.first_sequence - 1, oldest.base_offset, LOOKS
         while looks:
             looks -= 1
             oldest = self._chain.names[0]
             if oldest.first_sequence > done + 1:
-                yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base, self._chain.directory, DROPPED)
-                done, reached = oldest.first_sequence - 1, oldest.base
+                yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base_offset, self._chain.directory, DROPPED)
+                done, reached = oldest.first_sequence - 1, oldest.base_offset
             replay = Replay(self._chain, self._after(done), ExpectedEnd(ENDLESS, sequence, offset))
             try:
                 for item in replay:
@@ -76,10 +76,10 @@ class LogReader:
                         done, reached, looks = replay.sequence, replay.offset, LOOKS
                         if isinstance(found, Gap) or found.type is not FrameType.SKIP:
                             yield found
-                self.passed(replay)
+                self.remember_end(replay)
                 return
             except FileNotFoundError:
-                self.forget()
+                self.forget_positions()
                 self._repeat(self._look)
             except OSError as error:
                 raise storage_failed(error, "reading", self._chain.directory) from error
@@ -107,7 +107,7 @@ class LogReader:
     def _published(self, end: int, sequence: int) -> LogRange:
         names = self._chain.names
         whole_from = next((name.first_sequence for name in names if not self._chain.rewritten(name)), 1)
-        return LogRange(names[0].base if names else 0, end, sequence, whole_from, [name.first_sequence for name in names])
+        return LogRange(names[0].base_offset if names else 0, end, sequence, whole_from, [name.first_sequence for name in names])
 
     def _repeat(self, attempt: Callable[[], T]) -> T:
         """Do something to the log, again when a segment went away meanwhile."""
@@ -116,7 +116,7 @@ class LogReader:
                 try:
                     return attempt()
                 except FileNotFoundError:
-                    self.forget()
+                    self.forget_positions()
                     self._look()
             return attempt()
         except OSError as error:
@@ -125,9 +125,9 @@ class LogReader:
     def _read(self, start: int, stop: int, promise: ExpectedEnd, size_bytes: int) -> list[Frame | Gap]:
         found: list[Frame | Gap] = []
         oldest = self._chain.names[0]
-        if start < oldest.base:
-            found.append(dropped_gap(oldest.first_sequence, oldest.base, self._chain.directory))
-            if stop <= oldest.base:
+        if start < oldest.base_offset:
+            found.append(dropped_gap(oldest.first_sequence, oldest.base_offset, self._chain.directory))
+            if stop <= oldest.base_offset:
                 return found
         replay = Replay(self._chain, self._place(start), promise)
         for item in replay:
@@ -146,15 +146,17 @@ class LogReader:
 
     def _take(self, piece: Piece, frame: Frame, start: int, stop: int, replay: Replay, found: list[Frame | Gap]) -> bool:
         """Keep a frame of the range; say whether the range ends here."""
-        if frame.base >= stop:
+        if frame.base_offset >= stop:
             return True
         if frame.type is not FrameType.DATA:
             return False
-        frame_stop = frame.base + frame.count
+        frame_stop = frame.base_offset + frame.count
         if frame_stop > start:
             found.append(frame)
-            here = ReplayPosition(replay.number, piece.position, frame.sequence - 1, frame.base)
-            self._recent = _Recent(frame.base, frame_stop, here, ReplayPosition(replay.number, piece.end, frame.sequence, frame_stop))
+            here = ReplayPosition(replay.number, piece.position, frame.sequence - 1, frame.base_offset)
+            self._recent = _Recent(
+                frame.base_offset, frame_stop, here, ReplayPosition(replay.number, piece.end, frame.sequence, frame_stop)
+            )
         return frame_stop >= stop
 
     def _place(self, offset: int) -> ReplayPosition:
@@ -166,7 +168,7 @@ class LogReader:
     def _search(self, offset: int) -> ReplayPosition:
         number = max(0, bisect_right(self._chain.names, (offset, ENDLESS)) - 1)
         name = self._chain.names[number]
-        if name.base == offset and self._chain.segment(name).index is None:  # to learn what is in it would be to read it through
+        if name.base_offset == offset and self._chain.segment(name).index is None:  # to learn what is in it would be to read it through
             return segment_start(self._chain, number)
         found = self._entry(number, offset)
         if found is None:
@@ -183,7 +185,7 @@ class LogReader:
             return recent.behind
         if base < 0:
             return segment_start(self._chain, number)
-        header = header_at(segment, position, self._chain.owner)
+        header = header_at(segment, position, self._chain.log_id)
         if header is None or header.type != FrameType.DATA or header.base != base:
             return None
         return ReplayPosition(number, position, header.sequence - 1, base)
@@ -217,11 +219,11 @@ class LogReader:
         for piece in self._chain.pieces(name, start):
             frame = piece.frame
             if frame is not None and frame.type is FrameType.DATA and frame.wall >= wall:
-                return frame.base
+                return frame.base_offset
         return None
 
     def _sound(self, name: SegmentName, index: SparseIndex, entry: int) -> bool:
         """Whether an index entry speaks of a frame that is there."""
-        header = header_at(self._chain.segment(name), index.positions[entry], self._chain.owner)
+        header = header_at(self._chain.segment(name), index.positions[entry], self._chain.log_id)
         told = (FrameType.DATA, index.offsets[entry], index.walls[entry])
         return header is not None and (header.type, header.base, header.wall) == told

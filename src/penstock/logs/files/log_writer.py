@@ -41,7 +41,7 @@ class LogWriter:
         """The next item offset."""
         self.synced: SyncedPosition | None = None
         """What was published last."""
-        self.suspect = False
+        self.sync_failed = False
         """A sync failed, and no new segment was begun since."""
         self._files = files
         self._chain = chain
@@ -92,7 +92,7 @@ class LogWriter:
         sequence = self.sequence + 1
         vector: list[Buffer] = []
         size = self._encoder.encode(base, sequence, AFTER_SYNC, vector)
-        segment = self._chain.grow(SegmentName(base.base, sequence))
+        segment = self._chain.create(SegmentName(base.base_offset, sequence))
         write_all(self._files, segment.handle, vector, size)
         self._sync(segment)
         self._files.sync_directory(self._chain.directory)
@@ -100,12 +100,12 @@ class LogWriter:
         self._count([base], [0], size)
         self._solid = size
         self._publish("fsync")
-        self.suspect = False
+        self.sync_failed = False
 
     def write_checkpoint(self, base: Draft) -> None:
         """Store a copy of the state after everything appended, which must be synced."""
         segment = self.segment
-        data = pack_checkpoint(segment.name, self._last, segment.size, self.sequence, base, self._chain.owner)
+        data = pack_checkpoint(segment.name, self._last, segment.size, self.sequence, base, self._chain.log_id)
         self._chain.store_index(segment)
         replace_file(self._files, self._chain.directory, CHECKPOINT, data)
 
@@ -129,28 +129,28 @@ class LogWriter:
 
     # -- opening -------------------------------------------------------------------------------------
 
-    def published(self) -> SyncedPosition | None:
+    def load_synced(self) -> SyncedPosition | None:
         """What the file says, which is taken as published from now on."""
         self.synced = self._synced_file.read()
         self._told = self.synced or NOTHING_PUBLISHED
         return self.synced
 
-    def insist(self) -> SyncedPosition | None:
+    def publish_as_fsynced(self) -> SyncedPosition | None:
         """Publish the same position as one that must be there, durably: its segment is missing, and what a crash during the opening leaves
         must not look like an ordinary loss of what was not synced."""
         if self.synced is not None and self.synced.durability != "fsync":
             self.synced = msgspec.structs.replace(self.synced, durability="fsync")
             self._tell(self.synced)
-            self._synced_file.harden()
+            self._synced_file.sync()
         return self.synced
 
-    def found(self) -> None:
+    def create_first_segment(self) -> None:
         """Make the first segment of a new log."""
         self._files.make_directory(self._chain.directory)
-        self._chain.grow(FIRST)
+        self._chain.create(FIRST)
         self._files.sync_directory(self._chain.directory)
 
-    def begin(self, replay: Replay) -> None:
+    def resume(self, replay: Replay) -> None:
         """Take up the end that a replay reached."""
         self.sequence, self.offset, self._last = replay.sequence, replay.offset, replay.last
         self._take(self._chain.segment(self._chain.names[-1]))
@@ -168,13 +168,13 @@ class LogWriter:
         self._files.truncate(segment.handle, end)
         self._sync(segment)
         segment.size = end
-        segment.window = ReadAhead(self._files, segment.handle)  # the old one may hold what was cut
+        segment.read_ahead = ReadAhead(self._files, segment.handle)  # the old one may hold what was cut
 
-    def settle(self, solid: int, durability: Durability) -> None:
+    def confirm_end(self, solid: int, durability: Durability) -> None:
         """Make sure of bytes that were read back: below `solid` a sync is known to cover them. Then publish them."""
         segment = self.segment
-        self._solid = min(self._solid if self.suspect else solid, segment.size)
-        if self._solid < segment.size and (self.suspect or durability == "fsync"):
+        self._solid = min(self._solid if self.sync_failed else solid, segment.size)
+        if self._solid < segment.size and (self.sync_failed or durability == "fsync"):
             write_again(self._files, segment.path, self._solid, segment.size)
             self._solid = segment.size
         self.index = self._chain.index(segment)
@@ -188,12 +188,12 @@ class LogWriter:
         here = (segment.name, segment.size, self.sequence, self.offset)
         if self.synced is None or not self.synced.sequence:  # before the first promise: an opening that failed may have done half of this
             self._publish(durability)
-            self._synced_file.harden()  # once, so that a power cut can leave it behind the log but not empty
+            self._synced_file.sync()  # once, so that a power cut can leave it behind the log but not empty
             self._files.sync_directory(self._chain.directory)
         elif self.synced not in (SyncedPosition(*here, durability), SyncedPosition(*here, "fsync")):
             self._publish(durability)
 
-    def go_back(self) -> None:
+    def truncate_to_synced(self) -> None:
         """Drop everything after the synced position. It is published again first: no promise may outlive the bytes it speaks of."""
         synced = self.synced
         if synced is None:
@@ -203,7 +203,7 @@ class LogWriter:
         self.close()
         self._chain.load()
         self._tell(synced)
-        self._synced_file.harden()
+        self._synced_file.sync()
         while self._chain.names and self._chain.names[-1] > synced.segment:
             self._chain.drop_newest()
         if self._chain.names and self._chain.names[-1] == synced.segment:
@@ -227,7 +227,7 @@ class LogWriter:
             kind, base, count, _, _, wall, _ = draft
             if kind is _DATA:
                 self.offset = base + count
-                if start >= index.due:
+                if start >= index.next_entry_at:
                     index.add(base, wall, start)
             elif base > self.offset:
                 self.offset = base
@@ -240,7 +240,7 @@ class LogWriter:
         try:
             self._files.sync(segment.handle)
         except OSError:
-            self.suspect = True
+            self.sync_failed = True
             raise
 
     def publish(self) -> None:

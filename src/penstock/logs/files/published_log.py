@@ -29,7 +29,7 @@ class PublishedLog:
         self.incarnation = incarnation
         self.partition = partition
         self.directory = self.where = directory
-        self.notes: list[str] = []
+        self.findings: list[str] = []
         self._files = files
         self._chain = SegmentFiles(files, directory, LogId(incarnation, partition))
         self._reading = LogReader(self._chain, self._look_again)
@@ -44,7 +44,7 @@ class PublishedLog:
     def first_offset(self) -> int:
         """As api.py says of logs, as far as published."""
         self._refresh()
-        return self._chain.names[0].base if self._chain.names else 0
+        return self._chain.names[0].base_offset if self._chain.names else 0
 
     def recover(self) -> Iterator[Frame | Gap]:
         """Everything published from the latest readable Base on."""
@@ -56,8 +56,8 @@ class PublishedLog:
 
     def _opened(self) -> Iterator[Frame | Gap]:
         for _ in range(ATTEMPTS):
-            self.notes.clear()
-            opening = LogOpening(self._files, self._chain, self._synced, self.notes)
+            self.findings.clear()
+            opening = LogOpening(self._files, self._chain, self._synced, self.findings)
             found = opening.frames() if self._chain.names else iter(self._all_missing())
             try:
                 first = next(found, None)
@@ -68,7 +68,7 @@ class PublishedLog:
         if first is not None:
             yield first
             yield from found
-            self._reading.passed(opening.replay)
+            self._reading.remember_end(opening.replay)
 
     def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
         """As api.py says of logs, as far as published."""
@@ -94,7 +94,7 @@ class PublishedLog:
         self._refresh()
         return self._reading.segments()
 
-    def published(self) -> LogRange:
+    def readable_range(self) -> LogRange:
         self._refresh()
         return self._reading.published(lambda: (self._end, self._last))
 
@@ -161,7 +161,7 @@ class PublishedLog:
     def _look(self, synced: SyncedPosition | None) -> None:
         """Learn anew which segments there are and where they end."""
         chain = self._chain
-        self._reading.forget()
+        self._reading.forget_positions()
         chain.load()
         published = [name for name in chain.names if synced is not None and name <= synced.segment]
         if synced is not None and (published or not chain.names):
@@ -189,4 +189,4 @@ class PublishedLog:
         """End the newest segment where it is published to; it may be shorter than that, when it is damaged."""
         size = self._chain.file_size(newest)
         newest.size = min(size, synced.position) if newest.name == synced.segment else size
-        newest.window = ReadAhead(self._files, newest.handle)  # it may have read ahead of what was published, and that may have changed
+        newest.read_ahead = ReadAhead(self._files, newest.handle)  # it may have read ahead of what was published, and that may have changed

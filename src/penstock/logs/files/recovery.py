@@ -48,7 +48,7 @@ class ReplayPosition(NamedTuple):
 def segment_start(chain: SegmentFiles, number: int) -> ReplayPosition:
     """The front of a segment."""
     name = chain.names[number]
-    return ReplayPosition(number, 0, name.first_sequence - 1, name.base)
+    return ReplayPosition(number, 0, name.first_sequence - 1, name.base_offset)
 
 
 class ExpectedEnd(NamedTuple):
@@ -73,7 +73,7 @@ class Replay:
         """Where, in the segment read last, the last frame that counts starts and ends."""
         self.sequence = start.sequence
         self.offset = start.offset
-        self.short = False
+        self.ends_early = False
         """Whether frames are missing at the end that were promised."""
         self._chain = chain
         self._names = chain.names
@@ -86,7 +86,7 @@ class Replay:
     @property
     def place(self) -> ReplayPosition | None:
         """Where another pass can go on; None when what is missing there may yet come, or segments came or went meanwhile."""
-        usable = self._names is self._chain.names and not self.short
+        usable = self._names is self._chain.names and not self.ends_early
         return ReplayPosition(self.number, self.end, self.sequence, self.offset) if usable else None
 
     def __iter__(self) -> Iterator[Piece | Gap]:
@@ -105,7 +105,7 @@ class Replay:
             frame = piece.frame
             if frame is not None and frame.sequence >= following.first_sequence:
                 if frame.type is FrameType.SKIP and not self._damage:
-                    self.sequence, self.offset = following.first_sequence - 1, max(self.offset, following.base)
+                    self.sequence, self.offset = following.first_sequence - 1, max(self.offset, following.base_offset)
                 break
             if frame is not None and frame.sequence == self.sequence + 1 and frame.type <= _ORDINARY:  # most are: no time is lost on them
                 self._pass(piece, frame)
@@ -113,7 +113,7 @@ class Replay:
             else:
                 yield from self._judge(name, piece, ENDLESS)
         if self.sequence + 1 < following.first_sequence:
-            yield self._gap(following.first_sequence, following.base)
+            yield self._gap(following.first_sequence, following.base_offset)
         self._damage.clear()
 
     def _newest(self, name: SegmentName) -> Iterator[Piece | Gap]:
@@ -131,7 +131,7 @@ class Replay:
         if self._pending:
             self._lose(name, self._pending[0], "a group of frames is not finished")
         if self._promise.sequence > self.sequence:
-            self.short = True
+            self.ends_early = True
             yield self._gap(self._promise.sequence + 1, self._promise.offset)
 
     def _judge(self, name: SegmentName, piece: Piece, safe: int) -> Iterator[Piece | Gap]:
@@ -188,15 +188,15 @@ class Replay:
             self._damage.clear()
         self.sequence, self.last, self.end = frame.sequence, piece.position, piece.end
         if frame.type is _DATA:
-            self.offset = frame.base + frame.count
-        elif frame.base > self.offset:
-            self.offset = frame.base
+            self.offset = frame.base_offset + frame.count
+        elif frame.base_offset > self.offset:
+            self.offset = frame.base_offset
 
     def _missing(self, frame: Frame) -> Iterator[Gap]:
         """The Gap before a frame that does not follow the one before, unless the frame itself accounts for it."""
         first = self._accounts_from(frame, self.sequence)
         if first > self.sequence + 1:
-            yield self._gap(first, decode_gap(frame, "").start if frame.type is FrameType.GAP else frame.base)
+            yield self._gap(first, decode_gap(frame, "").start if frame.type is FrameType.GAP else frame.base_offset)
 
     def _lose(self, name: SegmentName, piece: Piece, why: str) -> None:
         self._pending.clear()
@@ -231,7 +231,7 @@ def find_replay_start(chain: SegmentFiles, stored: Checkpoint | None, notes: lis
     if stored is not None:
         number = chain.names.index(stored.segment)
         if number >= lowest and (start is None or stored.frame.sequence > start.sequence):
-            return ReplayStart(ReplayPosition(number, stored.end, stored.frame.sequence, stored.frame.base), at_checkpoint=True)
+            return ReplayStart(ReplayPosition(number, stored.end, stored.frame.sequence, stored.frame.base_offset), at_checkpoint=True)
     if start is None:
         what = f"no Base from which {chain.directory} could be replayed can be read"
         raise CorruptLog(f"{what}; run verify to see what is left, then put a copy in its place")
@@ -257,7 +257,7 @@ def load_checkpoint(files: Files, chain: SegmentFiles, notes: list[str]) -> Chec
     data = read_file(files, f"{chain.directory}/{CHECKPOINT}")
     if data is None:
         return None
-    found = unpack_checkpoint(data, chain.owner)
+    found = unpack_checkpoint(data, chain.log_id)
     if found is None:
         notes.append("the checkpoint is damaged and was ignored")
         return None
@@ -272,7 +272,7 @@ def _placed(chain: SegmentFiles, found: Checkpoint) -> Checkpoint | None:
     if found.segment not in chain.names:
         return None
     segment = chain.segment(found.segment)
-    header = header_at(segment, found.last, chain.owner) if found.end <= segment.size else None
+    header = header_at(segment, found.last, chain.log_id) if found.end <= segment.size else None
     fits = header is not None and header.sequence == found.frame.sequence and found.last + frame_bytes(header.stored_bytes) == found.end
     return found if fits else _placed_anew(chain, found)
 
@@ -305,7 +305,7 @@ class LogOpening:
         self.replay = Replay(chain, ReplayPosition(0, 0, 0, 0), ExpectedEnd())
 
     @property
-    def solid(self) -> int:
+    def fsynced_bytes(self) -> int:
         """The newest segment's bytes below this were promised by an fsync."""
         synced, newest = self._synced, self._chain.names[-1]
         if synced is None or synced.durability != "fsync" or synced.segment < newest:
@@ -315,12 +315,12 @@ class LogOpening:
     @property
     def damaged(self) -> bool:
         """Whether the end of the log is damaged rather than torn: it must be kept as it is, and the log goes on in a new segment."""
-        return self.replay.short or self.replay.end < self.solid
+        return self.replay.ends_early or self.replay.end < self.fsynced_bytes
 
     def torn_rotation(self) -> bool:
         """Whether the newest segment never got its first frame. Then everything before it was synced, or it would not have been begun."""
         newest = self._chain.names[-1]
-        if len(self._chain.names) == 1 or self.solid or any(piece.frame is not None for piece in self._chain.pieces(newest, 0)):
+        if len(self._chain.names) == 1 or self.fsynced_bytes or any(piece.frame is not None for piece in self._chain.pieces(newest, 0)):
             return False
         self._begun = newest
         return True
@@ -349,11 +349,11 @@ class LogOpening:
         synced, stored, begun, position = self._synced, self._stored_checkpoint([]), self._begun, self._vouched()
         promises = [(synced.sequence, synced.offset)] if synced is not None and synced.durability == "fsync" else [(0, 0)]
         if stored is not None:
-            promises.append((stored.frame.sequence, stored.frame.base))
+            promises.append((stored.frame.sequence, stored.frame.base_offset))
             if stored.segment == self._chain.names[-1]:
                 position = max(position, stored.end)
         if begun is not None and self._ends_before(begun):
-            promises.append((begun.first_sequence - 1, begun.base))
+            promises.append((begun.first_sequence - 1, begun.base_offset))
             position = ENDLESS
         return ExpectedEnd(position, *max(promises), known=synced is not None)
 
@@ -374,7 +374,7 @@ class LogOpening:
     def _vouched(self) -> int:
         """Where the newest segment's promised bytes end: the published position may lag behind, but later frames vouch for earlier ones."""
         newest = self._chain.names[-1]
-        solid = self.solid
+        solid = self.fsynced_bytes
         for piece in self._chain.pieces(newest, min(solid, self._chain.segment(newest).size)):
             if piece.flags & AFTER_SYNC:
                 solid = max(solid, piece.position)

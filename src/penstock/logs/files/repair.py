@@ -109,7 +109,7 @@ class _Repair:
         if not look.chain.names and look.report.gaps:  # no segment is left: make one to say so in
             if look.synced is not None:
                 self._publish(look.synced)  # as a promise that holds, whatever mode it was made in: it is all that tells what is lost
-            look.chain.grow(FIRST)
+            look.chain.create(FIRST)
             look.chain.close()
             self._files.sync_directory(self._directory)
             look = self._look()
@@ -124,7 +124,7 @@ class _Repair:
 
     def _look(self) -> LogInspection:
         """See what there is. A log that cannot be read through is not touched."""
-        look = LogInspection.at(self._files, self._directory, self._owner)
+        look = LogInspection.run(self._files, self._directory, self._owner)
         if look.stopped is not None:
             raise look.stopped
         return look
@@ -134,12 +134,12 @@ class _Repair:
     def _front(self, look: LogInspection) -> Gap | None:
         """What is missing before the oldest segment, as one gap up to it."""
         oldest = look.chain.names[0] if look.chain.names else FIRST
-        found = self._missing(oldest.base) if look.report.opens and oldest.base else []
-        return Gap(1, oldest.first_sequence - 1, found[0].start, oldest.base, found[0].where, found[0].why) if found else None
+        found = self._missing(oldest.base_offset) if look.report.opens and oldest.base_offset else []
+        return Gap(1, oldest.first_sequence - 1, found[0].start, oldest.base_offset, found[0].where, found[0].why) if found else None
 
     def _missing(self, first_offset: int) -> list[Gap]:
         with contextlib.suppress(PenstockError), contextlib.closing(PublishedLog(self._files, self._directory, *self._owner)) as log:
-            return [gap for gap in self._lost_front(log, first_offset) if not gap.mended]
+            return [gap for gap in self._lost_front(log, first_offset) if not gap.repaired]
         return []
 
     def _plan(self, look: LogInspection, front: Gap | None) -> RepairReport:
@@ -228,7 +228,7 @@ class _Repair:
         file = SyncedFile(self._files, self._directory)
         try:
             file.publish(published)
-            file.harden()
+            file.sync()
         finally:
             file.close()
         self._files.sync_directory(self._directory)
@@ -241,6 +241,6 @@ def _fill(new: NewSegment, replay: Replay, old: Segment) -> None:
         if isinstance(item, Gap):
             new.add(gap_draft(item, then), item.last_sequence, AFTER_SYNC)
         elif item.frame is not None:
-            new.copy(without_group_flags(old.window.read(item.position, item.end - item.position)))
+            new.copy(without_group_flags(old.read_ahead.read(item.position, item.end - item.position)))
             then = Moment(item.frame.elapsed, item.frame.wall)
     new.finish()

@@ -106,7 +106,7 @@ def install_rewritten(chain: SegmentFiles, first: int, last: int, new: NewSegmen
     before = sum(chain.segment(name).size for name in names)
     chain.replace(names[0], new.path)
     for name in names[1:]:
-        chain.drop(name)
+        chain.remove(name)
     chain.store_index(chain.segment(names[0]))
     return before - new.size
 
@@ -122,9 +122,9 @@ def _thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSeg
             frame = item.frame
             draft = trim_frame(frame, keep) if frame.type is FrameType.DATA else None
             if draft is not None:
-                thinning.keep(draft, frame.sequence, frame.sequence, draft.base)
+                thinning.keep(draft, frame.sequence, frame.sequence, draft.base_offset)
             thinning.then = Moment(frame.elapsed, frame.wall)
-    thinning.skip(following.first_sequence - 1, following.base)
+    thinning.skip(following.first_sequence - 1, following.base_offset)
     into.finish()
 
 

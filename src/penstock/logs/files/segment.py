@@ -41,12 +41,12 @@ DIGITS = 20
 class SegmentName(NamedTuple):
     """What a segment is called; names sort as the segments follow each other."""
 
-    base: int
+    base_offset: int
     """Item offset the segment starts at."""
     first_sequence: int
 
     def __str__(self) -> str:
-        return f"{self.base:0{DIGITS}d}-{self.first_sequence:0{DIGITS}d}"
+        return f"{self.base_offset:0{DIGITS}d}-{self.first_sequence:0{DIGITS}d}"
 
 
 FIRST = SegmentName(0, 1)
@@ -72,7 +72,7 @@ class LogId(NamedTuple):
 class Segment:
     """An open segment file."""
 
-    __slots__ = ("handle", "index", "name", "path", "retired", "size", "users", "window")
+    __slots__ = ("handle", "index", "name", "path", "read_ahead", "retired", "size", "users")
 
     def __init__(self, files: Files, path: str, name: SegmentName, handle: int) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class Segment:
         self.handle = handle
         self.size = files.size(handle)
         """Bytes in use: the owner of the newest segment moves it as it appends."""
-        self.window = ReadAhead(files, handle)
+        self.read_ahead = ReadAhead(files, handle)
         self.index: SparseIndex | None = None
         self.users = 0
         """Passes that read it now."""
@@ -128,14 +128,14 @@ def scan(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
 def header_at(segment: Segment, position: int, owner: LogId) -> FrameHeader | None:
     """The sound header of ours at a position, or None."""
     try:
-        header = parse_header(segment.window.read(position, min(HEADER_BYTES, segment.size - position)))
+        header = parse_header(segment.read_ahead.read(position, min(HEADER_BYTES, segment.size - position)))
     except DamagedFrame:
         return None
     return header if (header.incarnation, header.partition) == owner else None
 
 
 def _frame_at(segment: Segment, position: int, owner: LogId) -> tuple[int, int, Frame]:
-    window = segment.window
+    window = segment.read_ahead
     header = parse_header(window.read(position, min(HEADER_BYTES, segment.size - position)))
     if header.incarnation != owner.incarnation or header.partition != owner.partition:
         raise _Foreign(f"a frame of {LogId(header.incarnation, header.partition)}, not of {owner}")
@@ -149,7 +149,7 @@ def _frame_at(segment: Segment, position: int, owner: LogId) -> tuple[int, int, 
 def _next_frame(segment: Segment, position: int, owner: LogId, lowest: int) -> int:
     """Where the next whole frame of ours starts after damage at `position`, or the segment's end."""
     start = _trusted_end(segment, position, owner)
-    places = segment.window.places(MAGIC, start, segment.size, ALIGNMENT)
+    places = segment.read_ahead.find_all(MAGIC, start, segment.size, ALIGNMENT)
     return next((place for place in places if _holds_frame(segment, place, owner, lowest)), segment.size)
 
 
@@ -179,7 +179,7 @@ _CHECKED_FROM = 16
 class SparseIndex:
     """Entries (offset, wall time, position) of one segment, packed, in order."""
 
-    __slots__ = ("covered", "due", "first_wall", "last_wall", "offsets", "positions", "walls")
+    __slots__ = ("covered", "first_wall", "last_wall", "next_entry_at", "offsets", "positions", "walls")
 
     def __init__(self) -> None:
         self.offsets = array("Q")
@@ -187,7 +187,7 @@ class SparseIndex:
         self.positions = array("Q")
         self.covered = 0
         """The segment's bytes below this are indexed."""
-        self.due = 0
+        self.next_entry_at = 0
         """The next entry belongs to the first DATA frame at or past this position."""
         self.first_wall = 0
         self.last_wall = 0
@@ -197,14 +197,14 @@ class SparseIndex:
         self.offsets.append(offset)
         self.walls.append(wall)
         self.positions.append(position)
-        self.due = position + EVERY_BYTES
+        self.next_entry_at = position + EVERY_BYTES
 
     def cover(self, frame: Frame, position: int, end: int) -> None:
         """Take up a frame read from the segment, unless it was before."""
         if end <= self.covered:
             return
-        if frame.type is FrameType.DATA and position >= self.due:
-            self.add(frame.base, frame.wall, position)
+        if frame.type is FrameType.DATA and position >= self.next_entry_at:
+            self.add(frame.base_offset, frame.wall, position)
         self.extend(end, frame.wall)
 
     def extend(self, end: int, wall: int) -> None:
@@ -248,7 +248,7 @@ def unpack_index(data: bytes) -> SparseIndex | None:
         target.frombytes(data[start : start + column])
         _little_endian(target)
     index.covered, index.first_wall, index.last_wall = covered, first_wall, last_wall
-    index.due = index.positions[-1] + EVERY_BYTES if entries else 0
+    index.next_entry_at = index.positions[-1] + EVERY_BYTES if entries else 0
     return index
 
 
@@ -289,7 +289,7 @@ class ReadAhead:
             return self._files.pread(self._handle, size, position)
         return self._refill(position, size, follows=0 < start <= held)
 
-    def places(self, what: bytes, position: int, stop: int, step: int) -> Iterator[int]:
+    def find_all(self, what: bytes, position: int, stop: int, step: int) -> Iterator[int]:
         """Where `what`, no longer than `step`, lies inside [position, stop) at a multiple of `step`; `position` is one itself."""
         while position < stop:
             chunk = self._files.pread(self._handle, min(MAX_CHUNK_BYTES, stop - position), position)

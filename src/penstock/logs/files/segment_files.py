@@ -36,7 +36,7 @@ class SegmentFiles:
 
     def __init__(self, files: Files, directory: str, owner: LogId) -> None:
         self.directory = directory
-        self.owner = owner
+        self.log_id = owner
         self.names: list[SegmentName] = []
         """Oldest first."""
         self._files = files
@@ -54,7 +54,7 @@ class SegmentFiles:
         kept = {f"{name}{suffix}" for name in self.names for suffix in (LOG, INDEX)}
         return [file for file in files if file not in kept and (file.endswith(INDEX) or (LOG in file and file.endswith(TEMPORARY)))]
 
-    def grow(self, name: SegmentName) -> Segment:
+    def create(self, name: SegmentName) -> Segment:
         """Make a new, empty segment, the newest from now on."""
         self.remove_index(name)
         segment = self._open(name, "append")
@@ -74,9 +74,9 @@ class SegmentFiles:
         """
         self.close()
         write_file(self._files, self.path(self.names[-1]) + LOG, b"")
-        self.drop(self.names[-1])
+        self.remove(self.names[-1])
 
-    def drop(self, name: SegmentName) -> None:
+    def remove(self, name: SegmentName) -> None:
         """Take a segment away, files and all. Whoever drops several older ones begins with the oldest of them."""
         self._forget(name)
         self.remove_index(name)
@@ -89,10 +89,10 @@ class SegmentFiles:
         freed = 0
         for name in self.names[:count]:
             freed += self.segment(name).size
-            self.drop(name)
+            self.remove(name)
         return freed
 
-    def miss(self) -> None:
+    def forget_missing(self) -> None:
         """A file is gone that nobody here took away: from now on its segment is a gap. The newest is open, whatever became of its name."""
         there = set(self._files.list(self.directory))
         gone = [name for name in self.names[:-1] if f"{name}{LOG}" not in there]
@@ -135,7 +135,7 @@ class SegmentFiles:
         segment = self.segment(name)
         segment.users += 1
         try:
-            yield from scan(segment, position, self.owner)
+            yield from scan(segment, position, self.log_id)
         finally:
             segment.users -= 1
             if segment.retired and not segment.users:
@@ -153,7 +153,7 @@ class SegmentFiles:
 
     def rewritten(self, name: SegmentName) -> bool:
         """Whether a segment holds only what a rewrite kept. It begins and ends with a SKIP; where the first is lost, any other tells."""
-        header = header_at(self.segment(name), 0, self.owner)
+        header = header_at(self.segment(name), 0, self.log_id)
         if header is not None and header.type != FrameType.GAP:
             return header.type == FrameType.SKIP
         return any(piece.frame is not None and piece.frame.type is FrameType.SKIP for piece in self.pieces(name, 0))
@@ -164,7 +164,7 @@ class SegmentFiles:
         if known is None:
             segment = self.segment(name)
             index = self.index(segment)
-            header = header_at(segment, 0, self.owner) if segment.size else None
+            header = header_at(segment, 0, self.log_id) if segment.size else None
             elapsed = header.elapsed if header is not None and header.type != FrameType.GAP else -1
             known = SegmentFacts(*name, segment.size, index.first_wall, index.last_wall, self.rewritten(name), elapsed)
             if name != self.names[-1]:
@@ -200,7 +200,7 @@ class SegmentFiles:
 
     def rebuild(self, segment: Segment, index: SparseIndex) -> None:
         """Bring an index up to the segment's end, from what it covers on."""
-        for piece in scan(segment, index.covered, self.owner):
+        for piece in scan(segment, index.covered, self.log_id):
             if piece.frame is not None:
                 index.cover(piece.frame, piece.position, piece.end)
         index.covered = segment.size

@@ -108,7 +108,7 @@ class SyncedFile:
         if self._files.pwrite(self._handle, synced.pack(), 0) != SYNCED_BYTES:
             raise OSError(errno.EIO, "the synced position was written in part", self.path)
 
-    def harden(self) -> None:
+    def sync(self) -> None:
         """Make what was published last survive a power cut: needed only where it goes back."""
         if self._handle is not None:
             self._files.sync(self._handle)

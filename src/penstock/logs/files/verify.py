@@ -65,14 +65,14 @@ class VerifyReport(msgspec.Struct, kw_only=True):
     @property
     def damage(self) -> list[Gap]:
         """The gaps that no repair has mended."""
-        return [gap for gap in self.gaps if not gap.mended]
+        return [gap for gap in self.gaps if not gap.repaired]
 
     @property
     def sound(self) -> bool:
         """Whether the log opens and nothing is lost that no repair has mended."""
         return self.opens and not self.damage
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The report in words that JSON has."""
         return {**msgspec.structs.asdict(self), "gaps": [gap._asdict() for gap in self.gaps]}
 
@@ -84,7 +84,7 @@ state knows better (`loop.recovery.lost_front`)."""
 
 def verify(files: Files, directory: str, incarnation: int, partition: int, lost_front: LostPrefix = lambda log, first: ()) -> VerifyReport:
     """Look through the log of a partition, which lies in that directory. Nothing is changed, and no lock is taken."""
-    report = LogInspection.at(files, directory, LogId(incarnation, partition)).report
+    report = LogInspection.run(files, directory, LogId(incarnation, partition)).report
     if report.opens and report.first_offset:
         try:
             with closing(PublishedLog(files, directory, incarnation, partition)) as log:
@@ -118,7 +118,7 @@ class LogInspection:
         self._strays: list[str] = []
 
     @classmethod
-    def at(cls, files: Files, directory: str, owner: LogId) -> "LogInspection":
+    def run(cls, files: Files, directory: str, owner: LogId) -> "LogInspection":
         """Look at a log, again when its owner drops segments meanwhile."""
         for left in reversed(range(LOOKS)):
             look = cls(files, directory, owner)
@@ -126,7 +126,7 @@ class LogInspection:
                 look.through()
             except FileNotFoundError:
                 if not left:
-                    look.tell(StorageFailed(f"segments of {directory} go faster than they can be read; look again"))
+                    look.add_error(StorageFailed(f"segments of {directory} go faster than they can be read; look again"))
             else:
                 break
             finally:
@@ -149,12 +149,12 @@ class LogInspection:
         except FileNotFoundError:
             raise
         except OSError as error:
-            return self.tell(storage_failed(error, "reading", self.chain.directory))
+            return self.add_error(storage_failed(error, "reading", self.chain.directory))
         except CorruptLog as error:
-            return self.tell(error)
+            return self.add_error(error)
         return None
 
-    def tell(self, error: PenstockError) -> PenstockError:
+    def add_error(self, error: PenstockError) -> PenstockError:
         """Put it into the report, once."""
         if str(error) not in self.report.errors:
             self.report.errors.append(str(error))
@@ -179,7 +179,7 @@ class LogInspection:
             self._miss_everything()
             return
         names, newest = chain.names, chain.segment(chain.names[-1])
-        report.segments, report.first_offset = len(names), names[0].base
+        report.segments, report.first_offset = len(names), names[0].base_offset
         report.size_bytes = sum(chain.segment(name).size for name in names)
         replay = Replay(chain, segment_start(chain, 0), self.opening.promise())
         for item in replay:
@@ -189,12 +189,12 @@ class LogInspection:
                 self._count(item.frame.type)
                 report.items += item.frame.count if item.frame.type is FrameType.DATA else 0
             report.next_offset = replay.offset
-        if not replay.short and self.opening.solid <= replay.end < newest.size:
+        if not replay.ends_early and self.opening.fsynced_bytes <= replay.end < newest.size:
             report.torn_bytes += newest.size - replay.end
 
     def _count_gap(self, gap: Gap, name: SegmentName) -> None:
         self.report.gaps.append(gap)
-        if gap.mended:
+        if gap.repaired:
             self._count(FrameType.GAP)
         elif name not in self.damaged:
             self.damaged.append(name)
@@ -292,7 +292,7 @@ def _index(files: Files, chain: SegmentFiles, name: SegmentName, sound: bool) ->
 
 
 def _fits(chain: SegmentFiles, segment: Segment, stored: SparseIndex) -> bool:
-    headers = (header_at(segment, position, chain.owner) for position in stored.positions)
+    headers = (header_at(segment, position, chain.log_id) for position in stored.positions)
     entries = zip(headers, stored.offsets, stored.walls, strict=True)
     return stored.covered <= segment.size and all(
         header is not None and (header.type, header.base, header.wall) == (FrameType.DATA, offset, wall) for header, offset, wall in entries

@@ -116,12 +116,12 @@ def archive(
     max_items_per_batch: of one micro-batch; a million unless given.
     fail_on_data_loss: what retention took between two runs, before it was archived, is an error, and not left out.
     """
-    place = check(broker, queue, path, table=table, cursor=cursor, max_items_per_batch=max_items_per_batch)
+    place = check_arguments(broker, queue, path, table=table, cursor=cursor, max_items_per_batch=max_items_per_batch)
     kept = checkpoint or f"{place.own}/checkpoint"
     _require_whole(place, kept)
     cursor = "" if table != "items" else place.cursor if cursor is None else cursor
     with QueueTables.open(parse_broker(broker)) as tables:
-        bounds = tables.bounds(tables.find(queue))
+        bounds = tables.published(tables.find(queue))
     with _alone(place), translate_spark_errors("archiving"):
         before = manifests.read(place.manifest)
         if before is None:  # from here on, files without a manifest are none of a run that was killed
@@ -167,7 +167,7 @@ def archive(
     )
 
 
-def check(
+def check_arguments(
     broker: str, queue: str, path: str, *, table: str = "items", cursor: str | None = None, max_items_per_batch: int | None = None
 ) -> _Place:
     """Whatever of the arguments can be found wrong without a Spark, and before anything is made; else where the archive lies."""
@@ -183,7 +183,7 @@ def check(
 
 def _begin(known: ArchiveManifest) -> str:
     """Where a stream begins that has no checkpoint: behind what the archive holds. Cursors do not count: they may be another's."""
-    return json.dumps({str(partition): last + 1 for partition, last in known.lasts().items()}) if known.batches else "earliest"
+    return json.dumps({str(partition): last + 1 for partition, last in known.last_numbers().items()}) if known.batches else "earliest"
 
 
 def _require_whole(place: _Place, checkpoint: str) -> None:
@@ -263,10 +263,10 @@ def _told(progress: Progress | None, before: ArchiveManifest, ends: Mapping[int,
     """How far the numbers of the partitions have come, as a bar shows it."""
     if progress is None:
         return None
-    lasts = before.lasts()
+    lasts = before.last_numbers()
     total = sum(max(0, end - lasts.get(partition, -1) - 1) for partition, end in ends.items())
     progress("archiving", 0, total)
-    return lambda now: progress("archiving", sum(last - lasts.get(partition, -1) for partition, last in now.lasts().items()), total)
+    return lambda now: progress("archiving", sum(last - lasts.get(partition, -1) for partition, last in now.last_numbers().items()), total)
 
 
 # -- a micro-batch -----------------------------------------------------------------------------------

@@ -114,7 +114,11 @@ def _skew(figures: ReportMetrics) -> Iterator[str]:
 
 
 def _gaps(figures: ReportMetrics) -> Iterator[str]:
-    if figures.untold:
-        lost = f"Retention has taken the beginning of {count_text(figures.untold, 'item')}: older items are told of in part or not at all"
-        left_out = f", and {count_text(figures.unmeasured, 'lease')} could not be measured for waiting" if figures.unmeasured else ""
+    if figures.items_before_log:
+        lost = f"Retention has taken the beginning of {count_text(figures.items_before_log, 'item')}: older items are told of in part or not at all"
+        left_out = (
+            f", and {count_text(figures.leases_without_wait, 'lease')} could not be measured for waiting"
+            if figures.leases_without_wait
+            else ""
+        )
         yield f"{lost}{left_out}."

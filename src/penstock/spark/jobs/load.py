@@ -89,8 +89,8 @@ def load(
         files = source_files.find_files(spark, source, format)
         id = load_id or files.id
         name = f"{PREFIX}{id}"
-        if writes.known(destination, name, NUMBER):
-            return LoadResult(id, files.count, 0, 0, 0, {}, None, True, writes.settle(destination, name, NUMBER, 0))
+        if writes.is_published(destination, name, NUMBER):
+            return LoadResult(id, files.count, 0, 0, 0, {}, None, True, writes.wait_adopted(destination, name, NUMBER, 0))
         rows = map_rows(source_files.read_rows(spark, files, schema, given), ColumnMapping(payload, key, reference, kind), ordered_by)
     place = None if quarantine is None else f"{absolute(quarantine).rstrip('/')}/load={id}"
     with report_task_progress(spark, "checking", progress), translate_spark_errors("checking the rows"):
@@ -102,7 +102,7 @@ def load(
         good = rows.filter(F.col(REASON).isNull()).drop(REASON, DETAIL, RAW, FILE)
         with report_task_progress(spark, "loading", progress), translate_spark_errors("writing to the queue"):
             write(good, broker, queue, order_by=order or None, writeId=name)
-    adopted = writes.settle(destination, name, NUMBER, 0)
+    adopted = writes.wait_adopted(destination, name, NUMBER, 0)
     return LoadResult(id, files.count, total, total - bad, bad, reasons, place if bad else None, False, adopted)
 
 

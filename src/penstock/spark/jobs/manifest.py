@@ -63,7 +63,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     def rows(self) -> int:
         return sum(batch.rows for batch in self.batches)
 
-    def lasts(self) -> dict[int, int]:
+    def last_numbers(self) -> dict[int, int]:
         """The last number that is archived, by partition."""
         found: dict[int, int] = {}
         for batch in self.batches:

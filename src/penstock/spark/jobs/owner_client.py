@@ -57,7 +57,7 @@ class OwnerClient:
         """Have it done, and give what came of it."""
         return self._home.call(operation)
 
-    def settle(self) -> None:
+    def wait_transfers(self) -> None:
         """Where this process is the owner: let what was sent arrive before it closes, as far as that comes soon."""
         deadline, pause = self._clock.read().elapsed + self._timeout, threading.Event()
         while self._broker is not None and self._clock.read().elapsed < deadline:

@@ -98,11 +98,11 @@ def redrive(
     preview: change nothing; tell what would be sent.
     timeout: how long the owner of the broker may take for a thousand letters, in seconds.
     """
-    check(broker, queue, where, to=to, limit=limit)
+    check_arguments(broker, queue, where, to=to, limit=limit)
     target = parse_broker(broker)
     with QueueTables.open(target) as tables:
         info = tables.find(queue)
-        is_dead_queue = any(place.waiting and place.queue == queue for place in tables.dead_places(info))
+        is_dead_queue = any(place.waiting and place.queue == queue for place in tables.dead_letter_partitions(info))
     table = _where(read_dead_letters(spark, broker, queue), where)
     with report_task_progress(spark, "choosing", progress):
         places = _chosen(table, where, queue, to, is_dead_queue)
@@ -123,11 +123,11 @@ def redrive(
             answered = owner.call(RedriveItems(queue=source, items=_items(batch), to=destination))
             sent += answered
             changed += _changed(target, source, batch) if answered < len(batch) else []
-        owner.settle()
+        owner.wait_transfers()
     return RedriveResult(len(places), sent, changed, dict(there), dict(reasons.most_common()), [], False)
 
 
-def check(broker: str, queue: str, where: str, *, to: str | None = None, limit: int | None = None) -> None:
+def check_arguments(broker: str, queue: str, where: str, *, to: str | None = None, limit: int | None = None) -> None:
     """Refuse whatever of the arguments can be found wrong without a Spark."""
     if not isinstance(where, str) or not where.strip():
         raise InvalidRequest('the predicate is empty; give one in SQL, such as "reason like \'%timeout%\'", or "true" for all')

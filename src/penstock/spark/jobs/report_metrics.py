@@ -116,9 +116,9 @@ class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
     leases_expired: int = 0
     buried: int = 0
     """Items given up, also those whose ttl ended."""
-    untold: int = 0
+    items_before_log: int = 0
     """Items that were there before what is left of the log begins."""
-    unmeasured: int = 0
+    leases_without_wait: int = 0
     """Leases of the time whose beginning of waiting is not told any more."""
 
     bucket_seconds: float = 0.0
