@@ -52,10 +52,10 @@ STEPS = {
     ("rules/machine", "decide"),
     ("rules/machine", "apply"),
     ("logs/files/filelog", "append"),
-    ("logs/files/system", "sync"),
+    ("logs/files/filesystem", "sync"),
     ("logs/files/inbox", "publish"),
-    ("logs/files/inbox", "put_errand"),
-    ("logs/files/inbox", "put_note"),
+    ("logs/files/inbox", "put_operation"),
+    ("logs/files/inbox", "put_blob"),
     ("broker/queries", "stats"),
 }
 """What a call is made for: modules, and their functions."""

@@ -192,7 +192,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 def test_no_module_is_a_gerund() -> None:
     gerunds = {module.rpartition(".")[2] for module in sources() if module.endswith("ing")}
-    assert gerunds <= {"testing", "routing", "staging"}
+    assert gerunds <= {"testing", "routing", "staging", "row_mapping"}  # nouns
 
 
 def test_no_file_names_a_package_host() -> None:

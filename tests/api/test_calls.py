@@ -197,7 +197,7 @@ def test_a_lease_tells_what_it_is() -> None:
     assert [lease.attempts for lease in batch] == [2, 1]
     assert [item.attempts for item in batch.items] == [2, 1]
     assert batch[0].item is batch[0].item
-    assert repr(batch[1]) == "HeldLease(Item('0-1', b'x', attempts=1), open)"
+    assert repr(batch[1]) == "LeaseBase(Item('0-1', b'x', attempts=1), open)"
     assert batch[1].token == "0000000000000001.0.64.1"
 
 

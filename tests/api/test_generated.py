@@ -1,6 +1,7 @@
 """The sync API is what the async one is without the waiting; and the package as a whole."""
 
 import ast
+import importlib.metadata
 import inspect
 import re
 import shutil
@@ -98,5 +99,8 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert penstock.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in settings["project"]["dynamic"]
+    assert settings["tool"]["hatch"]["version"]["path"] == "src/penstock/__init__.py"
+    assert penstock.__version__ == importlib.metadata.version("penstock")
     assert (ROOT / "src" / "penstock" / "py.typed").exists()

@@ -76,10 +76,10 @@ def batch_of(*payloads: str | bytes, dedups: Sequence[str | None] | None = None,
 class BrokerUnderTest:
     """A broker and the means to work it."""
 
-    def __init__(self, ground: BrokerStorage, *, broker: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
-        self.storage = ground
+    def __init__(self, storage: BrokerStorage, *, threaded: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
+        self.storage = storage
         self.clock = clock or ManualClock()
-        self.threaded = broker
+        self.threaded = threaded
         self._options = options
         self._entropy = random.Random(7).randbytes
         self.embedded = self._open()
@@ -168,13 +168,13 @@ class QueueUnderTest:
     """One queue of a broker."""
 
     def __init__(self, broker: BrokerUnderTest, info: QueueDescription) -> None:
-        self.rig = broker
+        self.owner = broker
         self.name = info.name
         self.incarnation = info.incarnation
 
     @property
     def broker(self) -> EmbeddedBroker:
-        return self.rig.embedded
+        return self.owner.embedded
 
     @property
     def loop(self) -> Loop:
@@ -198,15 +198,15 @@ class QueueUnderTest:
 
     def run(self, request: Request) -> Any:
         """A request, answered: by hand with as many turns as it takes."""
-        if self.rig.threaded:
+        if self.owner.threaded:
             return self.broker.run_request(self.incarnation, request)
         asked = self.submit(request)
-        self.rig.turn()
+        self.owner.turn()
         return asked.result
 
     def produce_batch(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[StoredPart]:
         """Produce, and give the answer as it is."""
-        return cast(list[StoredPart], self.run(ProduceRequest(batch, _named(request), self.rig.deadline(wait) if wait else 0)))
+        return cast(list[StoredPart], self.run(ProduceRequest(batch, _named(request), self.owner.deadline(wait) if wait else 0)))
 
     def produce(self, *payloads: str | bytes, request: str | None = None, **options: Any) -> list[str]:
         """Produce with the options of `batch_of`; the ids of the items, in the order given. Any error is raised."""
@@ -215,15 +215,15 @@ class QueueUnderTest:
 
     def submit_lease(self, want: int = 1, wait: float = 60.0, **options: Any) -> "SubmittedRequest":
         """A lease that waits: put, and in line when this returns."""
-        asked = self.submit(LeaseRequest(want, deadline=self.rig.deadline(wait), **options))
-        if self.rig.threaded:
+        asked = self.submit(LeaseRequest(want, deadline=self.owner.deadline(wait), **options))
+        if self.owner.threaded:
             self.stats()  # a turn that came after it
         else:
-            self.rig.turn()
+            self.owner.turn()
         return asked
 
     def lease(self, want: int = 100, wait: float = 0, timeout: float = 0, **options: Any) -> "LeasedItems":
-        request = LeaseRequest(want, timeout=round(timeout * SECOND), deadline=self.rig.deadline(wait), **options)
+        request = LeaseRequest(want, timeout=round(timeout * SECOND), deadline=self.owner.deadline(wait), **options)
         return LeasedItems(self, cast(list[LeaseResult], self.run(request)))
 
     def settle(
@@ -235,7 +235,7 @@ class QueueUnderTest:
         )
 
     def watch(self, offsets: Mapping[int, int], wait: float = 60.0) -> "SubmittedRequest":
-        return self.submit(AwaitRequest(dict(offsets), self.rig.deadline(wait)))
+        return self.submit(AwaitRequest(dict(offsets), self.owner.deadline(wait)))
 
     def drain(self, want: int = 100) -> list[str]:
         """Lease and complete until there is nothing, asked twice: the first may find but what is on its way. The order of serving."""
@@ -288,7 +288,7 @@ class SubmittedRequest:
     """A request that was put, and its answer."""
 
     def __init__(self, queue: QueueUnderTest, request: Request) -> None:
-        self.desk = queue
+        self.queue = queue
         self.request = request
         self._event = threading.Event()
         request.on_done = lambda _: self._event.set()
@@ -300,16 +300,16 @@ class SubmittedRequest:
     @property
     def result(self) -> Any:
         """The answer; a live test waits a while for it, by hand it must be there."""
-        assert self._event.wait(WAIT_SECONDS if self.desk.rig.threaded else 0), f"{self.request!r} is not answered"
+        assert self._event.wait(WAIT_SECONDS if self.queue.owner.threaded else 0), f"{self.request!r} is not answered"
         return self.request.result()
 
     @property
     def leased(self) -> "LeasedItems":
         """What a lease got."""
-        return LeasedItems(self.desk, cast(list[LeaseResult], self.result))
+        return LeasedItems(self.queue, cast(list[LeaseResult], self.result))
 
     def cancel(self) -> None:
-        self.desk.loop.cancel(self.request)
+        self.queue.loop.cancel(self.request)
 
 
 class LeasedItems:

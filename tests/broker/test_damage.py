@@ -27,7 +27,7 @@ class UnreadableLogFiles(SimulatedFiles):
 
 
 @pytest.fixture
-def broker() -> Iterator[BrokerUnderTest]:
+def file_broker() -> Iterator[BrokerUnderTest]:
     broker = BrokerUnderTest(SimulatedStorage(UnreadableLogFiles()), compression=False)
     yield broker
     broker.check()

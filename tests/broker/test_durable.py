@@ -62,37 +62,37 @@ def many(queue: QueueUnderTest, threads: int, each: int, work: Callable[[int, in
 
 
 def test_callers_share_a_sync(tmp_path: Path) -> None:
-    ground = CountingStorage(tmp_path)
-    broker = BrokerUnderTest(ground, threaded=True)
+    storage = CountingStorage(tmp_path)
+    broker = BrokerUnderTest(storage, threaded=True)
     queue = broker.create()
-    before = ground.files.syncs
+    before = storage.files.syncs
     many(queue, 16, 25, lambda thread, number: queue.produce(f"{thread}-{number}"))
-    syncs = ground.files.syncs - before
+    syncs = storage.files.syncs - before
     assert 25 <= syncs <= 100, f"{syncs} syncs for 400 produces"
     assert sorted(queue.drain()) == sorted(f"{thread}-{number}" for thread in range(16) for number in range(25))
     broker.embedded.close()
 
 
 def test_a_lone_caller_has_its_own_sync_and_nothing_is_owed_when_it_is_answered(tmp_path: Path) -> None:
-    ground = CountingStorage(tmp_path)
-    broker = BrokerUnderTest(ground, threaded=True)
+    storage = CountingStorage(tmp_path)
+    broker = BrokerUnderTest(storage, threaded=True)
     queue = broker.create(partitions=3)
     for number in range(9):
-        before = ground.files.syncs
+        before = storage.files.syncs
         queue.produce("item")
-        assert ground.files.syncs == before + 1 and not ground.files.unsynced, number
-    before = ground.files.syncs
+        assert storage.files.syncs == before + 1 and not storage.files.unsynced, number
+    before = storage.files.syncs
     held = queue.lease(3)
-    assert ground.files.syncs == before, "a lease need not be synced"
+    assert storage.files.syncs == before, "a lease need not be synced"
     held.complete()
-    assert ground.files.syncs > before and not ground.files.unsynced
+    assert storage.files.syncs > before and not storage.files.unsynced
     broker.embedded.close()
 
 
 def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch over eight partitions takes about as long as one sync: all eight are under way at once."""
-    ground = CountingStorage(tmp_path)
-    broker = BrokerUnderTest(ground, threaded=True)
+    storage = CountingStorage(tmp_path)
+    broker = BrokerUnderTest(storage, threaded=True)
     queue = broker.create(partitions=8)
     meeting = threading.Barrier(8)
     sync = CountingFiles.sync
@@ -110,13 +110,13 @@ def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("durability", ["interval", "os"])
 def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: Durability) -> None:
-    ground = CountingStorage(tmp_path, durability)
-    broker = BrokerUnderTest(ground, threaded=True)
+    storage = CountingStorage(tmp_path, durability)
+    broker = BrokerUnderTest(storage, threaded=True)
     queue = broker.create()
-    before = ground.files.syncs
+    before = storage.files.syncs
     for number in range(20):
         queue.produce(str(number))
-    assert ground.files.syncs - before <= 2, "but for the one after a rest"
+    assert storage.files.syncs - before <= 2, "but for the one after a rest"
     broker.embedded.close()
 
 

@@ -32,7 +32,7 @@ from tests.broker.storages import DirectoryStorage, MemoryStorage
 
 
 def fill(queue: QueueUnderTest, number: int) -> list[SubmittedRequest]:
-    return [queue.submit(LeaseRequest(1, deadline=queue.rig.deadline(600))) for _ in range(number)]
+    return [queue.submit(LeaseRequest(1, deadline=queue.owner.deadline(600))) for _ in range(number)]
 
 
 def test_a_full_inbox_refuses_at_once_but_for_what_relieves_it(broker: BrokerUnderTest) -> None:
@@ -168,7 +168,7 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(
     inside.clear()
     go_on.clear()
     go, first = blocked(queue)
-    monkeypatch.setattr(QueueEngine, "all_out", property(lambda turns: True))  # so that not the caller but a runner leads the turn
+    monkeypatch.setattr(QueueEngine, "all_in_io", property(lambda turns: True))  # so that not the caller but a runner leads the turn
     both = [FunctionRequest(wait), FunctionRequest(lambda turns: "done", deadline=threaded_broker.deadline(0.2))]
 
     def stuck() -> None:
@@ -268,7 +268,7 @@ def test_shutdown_answers_everyone_who_waits_within_a_second(threaded_broker: Br
         assert SystemClock().read().elapsed - begun < SECOND
 
     waiters = [lambda: other.lease(wait=60)] * 30 + [lambda: queue.produce_batch(batch_of("more"), wait=60)] * 19
-    waiters.append(lambda: other.run(AwaitRequest({0: 1}, other.rig.deadline(60))))
+    waiters.append(lambda: other.run(AwaitRequest({0: 1}, other.owner.deadline(60))))
     run_threads(*[wait_for(one) for one in waiters], close)
     assert told == [BrokerClosed] * 50
 
@@ -334,10 +334,10 @@ def test_a_broker_may_be_closed_by_several_threads_at_once(threaded_broker: Brok
         threaded_broker.embedded.call(FindQueue(name="a"))
 
 
-@pytest.mark.parametrize("ground", ["memory", "files"])
-def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, ground: str) -> None:
+@pytest.mark.parametrize("storage", ["memory", "files"])
+def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, storage: str) -> None:
     """Producers go on until they are told that it is over: what they were told is stored, is stored, once."""
-    broker = BrokerUnderTest(MemoryStorage() if ground == "memory" else DirectoryStorage(tmp_path), threaded=True)
+    broker = BrokerUnderTest(MemoryStorage() if storage == "memory" else DirectoryStorage(tmp_path), threaded=True)
     queue = broker.create(partitions=3)
     told: list[str] = []
 

@@ -98,9 +98,9 @@ def use(target: str) -> None:
     print(json.dumps({"answers": answers, "busy": busy, "stored": stats.produced, "produced": produced}))
 
 
-@pytest.mark.parametrize("ground", ["memory", "files"])
-def test_a_child_is_told_and_the_parent_goes_on(tmp_path: Path, ground: str) -> None:
-    target = "memory://" if ground == "memory" else str(tmp_path / "data")
+@pytest.mark.parametrize("storage", ["memory", "files"])
+def test_a_child_is_told_and_the_parent_goes_on(tmp_path: Path, storage: str) -> None:
+    target = "memory://" if storage == "memory" else str(tmp_path / "data")
     script = f"from tests.broker.test_fork import use; use({target!r})"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert found.returncode == 0, found.stderr
@@ -113,7 +113,7 @@ def test_a_child_is_told_and_the_parent_goes_on(tmp_path: Path, ground: str) -> 
     assert all(answer.startswith("BrokerLocked: ") for answer in locked)
     assert report["busy"] == [sentence] * 10
     assert report["stored"] == report["produced"], "the parent's work is untouched"
-    if ground == "files":
+    if storage == "files":
         broker = EmbeddedBroker.open(target)
         assert broker.call(ReadStats(queue=broker.call(FindQueue(name="q")).incarnation)).produced == report["produced"]
         broker.close()

@@ -17,8 +17,8 @@ from tests.broker.storages import SimulatedStorage
 
 def put(queue: QueueUnderTest, *texts: str, wait: float = 60, **options: Any) -> SubmittedRequest:
     """A produce that may have to wait."""
-    asked = queue.submit(ProduceRequest(batch_of(*texts, **options), deadline=queue.rig.deadline(wait) if wait else 0))
-    queue.rig.turn()
+    asked = queue.submit(ProduceRequest(batch_of(*texts, **options), deadline=queue.owner.deadline(wait) if wait else 0))
+    queue.owner.turn()
     return asked
 
 

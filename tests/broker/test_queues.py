@@ -316,7 +316,9 @@ class UnknownOperation(Operation[None]):
 
 
 def test_an_unknown_operation_is_refused(broker: BrokerUnderTest) -> None:
-    with pytest.raises(InvalidRequest, match=r"Explode cannot be asked of a broker; use a kind of operation of penstock\.operations"):
+    with pytest.raises(
+        InvalidRequest, match=r"UnknownOperation cannot be asked of a broker; use a kind of operation of penstock\.operations"
+    ):
         broker.create().call(UnknownOperation())
 
 

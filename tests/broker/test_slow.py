@@ -176,18 +176,18 @@ def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_a
     queue, out = hanging.desk, 0
     queue.loop.stays_in_io = lambda member: member.number == out
     keys = [keys_at(queue, number)[0] for number in range(3)]
-    later = queue.rig.after(100)
+    later = queue.owner.after(100)
     scheduled = [queue.submit(ProduceRequest(batch_of("a", key=keys[0], at=later)))]
-    queue.rig.turn()
-    asked = queue.submit(LeaseRequest(1, deadline=queue.rig.deadline(0)))
-    queue.rig.turn()
+    queue.owner.turn()
+    asked = queue.submit(LeaseRequest(1, deadline=queue.owner.deadline(0)))
+    queue.owner.turn()
     assert not asked.done, "nobody can say yet"
     for out in (1, 2):
         scheduled.append(queue.submit(ProduceRequest(batch_of("b", key=keys[out], at=later))))
-        queue.rig.turn()
+        queue.owner.turn()
     assert asked.done and asked.result == []
     out = -1
-    queue.rig.turn()
+    queue.owner.turn()
     assert all(one.done for one in scheduled)
 
 
@@ -335,9 +335,9 @@ class ThreadedQueueWithSlowPartition:
     """A broker with threads, and a queue of which one partition's disk may hang."""
 
     def __init__(self, path: Path) -> None:
-        ground = HangingStorage(path)
-        self.files = ground.files
-        self.rig = BrokerUnderTest(ground, threaded=True)
+        storage = HangingStorage(path)
+        self.files = storage.files
+        self.rig = BrokerUnderTest(storage, threaded=True)
         self.desk: QueueUnderTest = self.rig.create(partitions=3)
         self.key = keys_at(self.desk, SLOW)[0]
         self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
@@ -354,50 +354,50 @@ class ThreadedQueueWithSlowPartition:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[ThreadedQueueWithSlowPartition]:
+def slow_queue(tmp_path: Path) -> Iterator[ThreadedQueueWithSlowPartition]:
     found = ThreadedQueueWithSlowPartition(tmp_path)
     yield found
     found.files.answer()
     found.rig.embedded.close()
 
 
-def test_live_the_others_go_on_while_a_sync_hangs(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
-    asked = threaded_broker.hang()
+def test_live_the_others_go_on_while_a_sync_hangs(slow_queue: ThreadedQueueWithSlowPartition) -> None:
+    asked = slow_queue.hang()
     for number in range(20):
-        threaded_broker.desk.produce(f"anywhere-{number}")
-        threaded_broker.desk.produce(f"keyed-{number}", key=threaded_broker.others[number % 2])
-    assert len(threaded_broker.desk.drain()) == 40
+        slow_queue.desk.produce(f"anywhere-{number}")
+        slow_queue.desk.produce(f"keyed-{number}", key=slow_queue.others[number % 2])
+    assert len(slow_queue.desk.drain()) == 40
     assert not asked.done
-    threaded_broker.files.answer()
+    slow_queue.files.answer()
     wait_until(lambda: asked.done)
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
 
 
-def test_live_it_is_slow_after_a_while_and_comes_back_by_itself(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
-    threaded_broker.hang()
-    wait_until(lambda: threaded_broker.status() == "slow")
+def test_live_it_is_slow_after_a_while_and_comes_back_by_itself(slow_queue: ThreadedQueueWithSlowPartition) -> None:
+    slow_queue.hang()
+    wait_until(lambda: slow_queue.status() == "slow")
     with pytest.raises(StorageFailed, match="slow"):
-        threaded_broker.desk.produce("later", key=threaded_broker.key)
-    threaded_broker.files.answer()
-    wait_until(lambda: threaded_broker.status() == "active")
-    threaded_broker.desk.produce("again", key=threaded_broker.key)
-    assert threaded_broker.desk.drain() == ["in flight", "again"]
+        slow_queue.desk.produce("later", key=slow_queue.key)
+    slow_queue.files.answer()
+    wait_until(lambda: slow_queue.status() == "active")
+    slow_queue.desk.produce("again", key=slow_queue.key)
+    assert slow_queue.desk.drain() == ["in flight", "again"]
 
 
-def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
+def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(slow_queue: ThreadedQueueWithSlowPartition) -> None:
     """It waits for its own disk by itself, and is told that nobody knows."""
-    threaded_broker.hang()
-    request = ProduceRequest(batch_of("mine", key=threaded_broker.key), deadline=threaded_broker.rig.deadline(0.1))
+    slow_queue.hang()
+    request = ProduceRequest(batch_of("mine", key=slow_queue.key), deadline=slow_queue.rig.deadline(0.1))
     with pytest.raises((QueueBusy, StorageFailed)):
-        ids_of(threaded_broker.desk.run(request), 1)
+        ids_of(slow_queue.desk.run(request), 1)
 
 
-def test_live_close_waits_for_the_disk_and_answers_everyone(threaded_broker: ThreadedQueueWithSlowPartition) -> None:
-    asked = threaded_broker.hang()
-    closing = threading.Thread(target=threaded_broker.rig.embedded.close)
+def test_live_close_waits_for_the_disk_and_answers_everyone(slow_queue: ThreadedQueueWithSlowPartition) -> None:
+    asked = slow_queue.hang()
+    closing = threading.Thread(target=slow_queue.rig.embedded.close)
     closing.start()
     assert not asked.done
-    threaded_broker.files.answer()
+    slow_queue.files.answer()
     closing.join(WAIT_SECONDS)
     assert not closing.is_alive()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
@@ -410,25 +410,25 @@ def interrupted(work: Callable[[], object]) -> None:
 
 
 def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(
-    threaded_broker: ThreadedQueueWithSlowPartition, monkeypatch: pytest.MonkeyPatch
+    slow_queue: ThreadedQueueWithSlowPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own sync is brought to its end by another thread; what shared it is answered and stored."""
     caller = threading.get_ident()
-    right = threaded_broker.files.sync
+    right = slow_queue.files.sync
 
     def sync(handle: int) -> None:
-        if threading.get_ident() == caller and f"/{SLOW:05d}/" in threaded_broker.files._paths.get(handle, ""):
-            monkeypatch.setattr(threaded_broker.files, "sync", right)
+        if threading.get_ident() == caller and f"/{SLOW:05d}/" in slow_queue.files._paths.get(handle, ""):
+            monkeypatch.setattr(slow_queue.files, "sync", right)
             raise KeyboardInterrupt
         right(handle)
 
-    monkeypatch.setattr(threaded_broker.files, "sync", sync)
-    threaded_broker.desk.loop.engine.handles[SLOW].avoid_until = 0  # a caller waits itself only for a disk that was not late before
-    shared = ProduceRequest(batch_of("shared", key=threaded_broker.key))
-    threaded_broker.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
-    interrupted(lambda: threaded_broker.desk.produce("mine", key=threaded_broker.key))
+    monkeypatch.setattr(slow_queue.files, "sync", sync)
+    slow_queue.desk.loop.engine.handles[SLOW].avoid_until = 0  # a caller waits itself only for a disk that was not late before
+    shared = ProduceRequest(batch_of("shared", key=slow_queue.key))
+    slow_queue.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
+    interrupted(lambda: slow_queue.desk.produce("mine", key=slow_queue.key))
     wait_until(lambda: shared.done)
     assert ids_of(shared.result(), 1)
-    assert sorted(threaded_broker.desk.drain()) == ["mine", "shared"]
-    threaded_broker.desk.produce("later", key=threaded_broker.key)
-    assert threaded_broker.desk.drain() == ["later"]
+    assert sorted(slow_queue.desk.drain()) == ["mine", "shared"]
+    slow_queue.desk.produce("later", key=slow_queue.key)
+    assert slow_queue.desk.drain() == ["later"]

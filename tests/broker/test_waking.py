@@ -30,7 +30,7 @@ def waker(
 def waiting(queue: QueueUnderTest, **options: object) -> SubmittedRequest:
     """A lease in line that nothing was found for, though the queue had many turns."""
     asked = queue.submit_lease(**options)  # type: ignore[arg-type]
-    queue.rig.turn()
+    queue.owner.turn()
     assert not asked.done
     return asked
 

@@ -114,15 +114,15 @@ SAMPLES: list[Operation[Any]] = [
 
 
 @pytest.fixture(params=list(HOMES))
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HomeUnderTest]:
-    ground = HOMES[request.param](tmp_path)
-    with ground.stack:
-        yield ground
+def home_under_test(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HomeUnderTest]:
+    home_under_test = HOMES[request.param](tmp_path)
+    with home_under_test.stack:
+        yield home_under_test
 
 
 @pytest.fixture
-def home(ground: HomeUnderTest) -> Home:
-    return ground.home
+def home(home_under_test: HomeUnderTest) -> Home:
+    return home_under_test.home
 
 
 def create(home: Home, name: str = "q", partitions: int = 1, **options: Any) -> int:
@@ -357,21 +357,21 @@ def test_a_stream_takes_grants_and_completes_them(home: Home) -> None:
     assert texts(lease(home, queue)) == ["c"]
 
 
-def test_a_staged_write_becomes_items_once(ground: HomeUnderTest) -> None:
-    home, queue = ground.home, create(ground.home)
+def test_a_staged_write_becomes_items_once(home_under_test: HomeUnderTest) -> None:
+    home, queue = home_under_test.home, create(home_under_test.home)
     query = FindWrite(queue=queue, source="job", number=1)
     assert home.call(query) == "unknown"
     for again in (False, True):
-        write, staging = write_name(ground.owner.clock.read().wall), home.staging()
+        write, staging = write_name(home_under_test.owner.clock.read().wall), home.staging()
         staging.begin_write(write)
         writer = staging.part_writer(write, "part-0", queue)
         writer.add(encode([Produced(0, items(["a", "b"]))], Moment(0, 0)))
         part = writer.finish()
         home.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[part]))
         while home.call(query) == "waiting":
-            ground.owner.inbox.process()
+            home_under_test.owner.inbox.process()
         assert home.call(query) == "adopted", f"again: {again}"
-    ground.owner.inbox.process()
+    home_under_test.owner.inbox.process()
     assert home.call(ReadStats(queue=queue)).produced == 2
 
 
@@ -389,18 +389,18 @@ def test_submit_tells_the_answer_or_the_error(home: Home) -> None:
     assert isinstance(answers.get(timeout=20), QueueNotFound)
 
 
-def test_submit_without_anybody_who_waits_is_done_all_the_same(ground: HomeUnderTest) -> None:
-    home, queue = ground.home, create(ground.home)
+def test_submit_without_anybody_who_waits_is_done_all_the_same(home_under_test: HomeUnderTest) -> None:
+    home, queue = home_under_test.home, create(home_under_test.home)
     produce(home, queue, "a")
     home.submit(MoveCursor(queue=queue, name="audit", to={0: 1}))
     while home.call(ListCursors(queue=queue)) != {"audit": {0: 1}}:
-        ground.owner.inbox.process()
+        home_under_test.owner.inbox.process()
 
 
-def test_a_lease_that_waits_is_answered_or_given_up(ground: HomeUnderTest) -> None:
-    if not ground.lease_may_wait:
+def test_a_lease_that_waits_is_answered_or_given_up(home_under_test: HomeUnderTest) -> None:
+    if not home_under_test.lease_may_wait:
         return
-    home, queue = ground.home, create(ground.home)
+    home, queue = home_under_test.home, create(home_under_test.home)
     answers: SimpleQueue[Any] = SimpleQueue()
     cancel = home.submit(LeaseItems(queue=queue, wait=60 * SECOND, consumer="gone"), answers.put)
     while not home.call(ReadStats(queue=queue)).waiting_consumers:
@@ -412,11 +412,11 @@ def test_a_lease_that_waits_is_answered_or_given_up(ground: HomeUnderTest) -> No
     assert texts(found[0]) == ["a"] and home.call(ReadStats(queue=queue)).consumers == {"stays": 1}
 
 
-def test_a_lease_is_kept_until_it_is_let_go(ground: HomeUnderTest) -> None:
-    home, queue = ground.home, create(ground.home)
+def test_a_lease_is_kept_until_it_is_let_go(home_under_test: HomeUnderTest) -> None:
+    home, queue = home_under_test.home, create(home_under_test.home)
     produce(home, queue, "a")
     handed = lease(home, queue)
-    if not ground.keeps_leases:
+    if not home_under_test.keeps_leases:
         with pytest.raises(PenstockError):
             home.keep(queue, handed.partition, handed.granted.lease)
         return
@@ -429,12 +429,12 @@ def test_a_lease_is_kept_until_it_is_let_go(ground: HomeUnderTest) -> None:
 
 
 def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) -> None:
-    ground = HOMES["directory"](tmp_path)
-    with ground.stack:
-        queue = create(ground.owner)
-        produce(ground.owner, queue, "a", "b")
-        handed = lease(ground.owner, queue)
-        settle(ground.owner, queue, "complete", handed)
+    home_under_test = HOMES["directory"](tmp_path)
+    with home_under_test.stack:
+        queue = create(home_under_test.owner)
+        produce(home_under_test.owner, queue, "a", "b")
+        handed = lease(home_under_test.owner, queue)
+        settle(home_under_test.owner, queue, "complete", handed)
         with Snapshot.open(str(tmp_path / "data")) as snapshot:
             same: list[Query[Any]] = [
                 FindQueue(name="q"),
@@ -450,7 +450,7 @@ def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) 
                 ReadSlotMap(queue=queue),
             ]
             for query in same:
-                assert str(snapshot.call(query)) == str(ground.owner.call(query)), query
+                assert str(snapshot.call(query)) == str(home_under_test.owner.call(query)), query
             before = snapshot.call(ReadStats(queue=queue))
             assert (before.ready, before.completed) == (1, 1)
             for sample in SAMPLES:
@@ -465,10 +465,10 @@ def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) 
 # -- what goes wrong -----------------------------------------------------------------------------------
 
 
-def test_a_write_whose_parts_are_gone_is_not_published(ground: HomeUnderTest) -> None:
+def test_a_write_whose_parts_are_gone_is_not_published(home_under_test: HomeUnderTest) -> None:
     """Else its items would be taken for stored."""
-    home, queue, staging = ground.home, create(ground.home), ground.home.staging()
-    write = write_name(ground.owner.clock.read().wall)
+    home, queue, staging = home_under_test.home, create(home_under_test.home), home_under_test.home.staging()
+    write = write_name(home_under_test.owner.clock.read().wall)
     staging.begin_write(write)
     writer = staging.part_writer(write, "part-0", queue)
     writer.add(encode([Produced(0, items(["a"]))], Moment(0, 0)))
@@ -494,9 +494,9 @@ def test_a_callback_that_raises_harms_nobody(home: Home) -> None:
     assert {answers.get(timeout=20).partitions, answers.get(timeout=20).partitions} <= {1, 2}
 
 
-def test_what_is_submitted_to_a_closed_broker_is_refused(ground: HomeUnderTest) -> None:
-    queue = create(ground.owner)
-    ground.owner.close()
+def test_what_is_submitted_to_a_closed_broker_is_refused(home_under_test: HomeUnderTest) -> None:
+    queue = create(home_under_test.owner)
+    home_under_test.owner.close()
     for operation in (FindQueue(name="q"), ReadStats(queue=queue), ResizeQueue(queue=queue, partitions=2)):
         with pytest.raises(BrokerClosed):
-            ground.owner.submit(operation, lambda answer: None)
+            home_under_test.owner.submit(operation, lambda answer: None)

@@ -453,7 +453,7 @@ def test_a_frame_of_another_type_is_refused(tmp_path: Path) -> None:
         read(str(tmp_path / "part"))
 
 
-@pytest.mark.parametrize("wrong", [{"type": FrameType.STATE}, {"base": 5}])
+@pytest.mark.parametrize("wrong", [{"type": FrameType.STATE}, {"base_offset": 5}])
 def test_only_items_at_no_place_yet_are_taken(tmp_path: Path, wrong: dict[str, Any]) -> None:
     writer = StagedWriter(SystemFiles(), str(tmp_path / "part"), INCARNATION)
     with pytest.raises(InvalidRequest, match="a part takes DATA frames of base 0"):

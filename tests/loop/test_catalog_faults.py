@@ -216,7 +216,7 @@ def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(log, "flush", interrupted)
+        patch.setattr(log, "force_sync", interrupted)
         with pytest.raises(KeyboardInterrupt):
             STEPS[1](found)
     with pytest.raises(StorageFailed, match="reopen it"):

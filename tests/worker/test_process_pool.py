@@ -71,7 +71,7 @@ def test_children_handle_and_the_parent_settles(queue: Queue, file: Path, produc
     assert queue.explain(ids[4]).reason == "SystemExit: 2"
     errors = {name: (kind, text) for name, kind, text in told}
     assert errors[ids[1]] == (Bury, "poison")
-    assert errors[ids[3]][0] is ChildError and "jobs.py" in errors[ids[3]][1]
+    assert errors[ids[3]][0] is ChildError and "child_handlers.py" in errors[ids[3]][1]
     assert not any(is_alive(pid) for _, _, pid, *_ in rows)
 
 

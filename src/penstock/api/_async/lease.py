@@ -37,7 +37,10 @@ async def settle(home: AsyncHome, chosen: LeaseSelection, **options: Any) -> Non
 
 
 async def complete(
-    home: AsyncHome, chosen: LeaseSelection, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None
+    home: AsyncHome,
+    chosen: LeaseSelection,
+    then: Sequence[tuple[int, Batch]] = (),
+    request_id: RequestId | None = None,
 ) -> None:
     await settle(home, chosen, then=then, request=request_bytes(request_id))
 

@@ -201,7 +201,11 @@ class AsyncQueue:
         await leases.bury(self._home, self._chosen("bury", leases_or_tokens), reason, request_id)
 
     async def extend(
-        self, leases_or_tokens: LeasesOrTokens, *, timeout: Seconds | None = None, request_id: RequestId | None = None
+        self,
+        leases_or_tokens: LeasesOrTokens,
+        *,
+        timeout: Seconds | None = None,
+        request_id: RequestId | None = None,
     ) -> None:
         """Leases end so long from now; None is as long as they were first given for. Takes and raises what `complete` does."""
         await leases.extend(self._home, self._chosen("extend", leases_or_tokens), timeout, request_id)

@@ -37,7 +37,12 @@ def settle(home: Home, chosen: LeaseSelection, **options: Any) -> None:
     chosen.apply_answers(answer)
 
 
-def complete(home: Home, chosen: LeaseSelection, then: Sequence[tuple[int, Batch]] = (), request_id: RequestId | None = None) -> None:
+def complete(
+    home: Home,
+    chosen: LeaseSelection,
+    then: Sequence[tuple[int, Batch]] = (),
+    request_id: RequestId | None = None,
+) -> None:
     settle(home, chosen, then=then, request=request_bytes(request_id))
 
 

@@ -201,7 +201,13 @@ class Queue:
         """Items are given up. Takes and raises what `complete` does."""
         leases.bury(self._home, self._chosen("bury", leases_or_tokens), reason, request_id)
 
-    def extend(self, leases_or_tokens: LeasesOrTokens, *, timeout: Seconds | None = None, request_id: RequestId | None = None) -> None:
+    def extend(
+        self,
+        leases_or_tokens: LeasesOrTokens,
+        *,
+        timeout: Seconds | None = None,
+        request_id: RequestId | None = None,
+    ) -> None:
         """Leases end so long from now; None is as long as they were first given for. Takes and raises what `complete` does."""
         leases.extend(self._home, self._chosen("extend", leases_or_tokens), timeout, request_id)
 
